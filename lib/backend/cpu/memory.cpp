@@ -1,0 +1,49 @@
+#include "lib/backend/cpu/memory.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "lib/error.h"
+
+namespace duet::cpu {
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // one AVX-512 vector, one cache line
+
+std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment) / kAlignment * kAlignment; }
+
+}  // namespace
+
+HostAllocator::~HostAllocator() {
+  for (auto& [bytes, blocks] : free_)
+    for (void* block : blocks) std::free(block);
+}
+
+void* HostAllocator::allocate(std::size_t bytes) {
+  const std::size_t size = rounded(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<void*>& blocks = free_[size];
+    if (!blocks.empty()) {
+      void* block = blocks.back();
+      blocks.pop_back();
+      return block;
+    }
+    // Room for this block to come back without an allocation in release(), which must not throw.
+    blocks.reserve(blocks.capacity() + 1);
+  }
+  void* fresh = std::aligned_alloc(kAlignment, size);
+  require<DeviceError>(fresh != nullptr, "out of memory on cpu: asked for ", size, " bytes");
+  return fresh;
+}
+
+void HostAllocator::release(void* memory, std::size_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_[rounded(bytes)].push_back(memory);
+}
+
+void HostAllocator::copy(void* destination, Device, const void* source, Device, std::size_t bytes) {
+  if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
+}
+
+}  // namespace duet::cpu

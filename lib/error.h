@@ -1,0 +1,74 @@
+// The one family of exceptions that duet throws.
+//
+// Every message says what was got and what was expected. Programs print what() on one line and exit with 1,
+// or with 2 for a UsageError.
+#pragma once
+
+#include <source_location>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace duet {
+
+/// Base of all duet exceptions. `where()` is the place of the failed check, for developers.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& message, std::source_location where = std::source_location::current())
+      : std::runtime_error(message), where_(where) {}
+  const std::source_location& where() const { return where_; }
+
+ private:
+  std::source_location where_;
+};
+
+/// A tensor has another shape, dtype or layout than the operation needs.
+class ShapeError : public Error {
+ public:
+  using Error::Error;
+};
+/// A device is unknown, absent, out of memory, or not the one an operation expected.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+/// Communication between ranks failed: a peer died, a timeout fired, a store or port was not reachable.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+/// A file (data set, checkpoint, report) is missing, damaged, or not what it claims to be.
+class DataError : public Error {
+ public:
+  using Error::Error;
+};
+/// An option or argument has a value that makes no sense.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A condition together with the place that stated it; made implicitly by `require`.
+struct Condition {
+  bool holds;
+  std::source_location where;
+  // NOLINTNEXTLINE(google-explicit-constructor): implicit on purpose
+  Condition(bool value, std::source_location place = std::source_location::current()) : holds(value), where(place) {}
+};
+
+/// Streams `parts` into one string.
+template <class... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+/// Throws an `E` whose message is all `parts` in a row, unless the condition holds.
+template <class E = Error, class... Parts>
+void require(Condition condition, const Parts&... parts) {
+  if (!condition.holds) [[unlikely]]
+    throw E(concat(parts...), condition.where);
+}
+
+}  // namespace duet

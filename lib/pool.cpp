@@ -1,0 +1,11 @@
+#include "lib/pool.h"
+
+namespace duet {
+
+std::pmr::memory_resource& object_pool() {
+  // Never destroyed: objects in static storage may be released after any destructor order we could choose.
+  static auto* const pool = new std::pmr::synchronized_pool_resource();
+  return *pool;
+}
+
+}  // namespace duet

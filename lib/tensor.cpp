@@ -1,0 +1,131 @@
+#include "lib/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ostream>
+
+#include "lib/allocator.h"
+#include "lib/pool.h"
+
+namespace duet {
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+
+const char* name(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "f32";
+    case DType::f64: return "f64";
+    case DType::i32: return "i32";
+    case DType::i64: return "i64";
+    case DType::u8: return "u8";
+  }
+  return "?";
+}
+
+std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
+
+const char* name(Layout layout) {
+  switch (layout) {
+    case Layout::plain: return "plain";
+    case Layout::blocked8: return "blocked8";
+    case Layout::blocked16: return "blocked16";
+  }
+  return "?";
+}
+
+Storage::Storage(Device device, std::size_t bytes)
+    : device_(device), data_(allocator(device).allocate(bytes)), bytes_(bytes), owned_(true) {}
+
+Storage::Storage(Device device, void* borrowed, std::size_t bytes)
+    : device_(device), data_(borrowed), bytes_(bytes), owned_(false) {}
+
+Storage::~Storage() {
+  if (owned_) allocator(device_).release(data_, bytes_);
+}
+
+Tensor::Tensor(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype, Layout layout)
+    : storage_(std::move(storage)), offset_(offset), shape_(shape), dtype_(dtype), layout_(layout) {
+  require<ShapeError>(offset_ + bytes() <= storage_->bytes(), "a tensor of shape ", shape, " and dtype ", name(dtype),
+                      " at byte ", offset_, " does not fit into ", storage_->bytes(), " bytes");
+}
+
+Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
+  require<ShapeError>(shape_.rank() > 0 && 0 <= begin && begin <= end && end <= shape_[0], "rows ", begin, " to ", end,
+                      " asked of shape ", shape_);
+  const std::size_t row_bytes = static_cast<std::size_t>(shape_.count_from(1)) * size_of(dtype_);
+  Tensor view = *this;
+  view.shape_ = shape_.with(0, end - begin);
+  view.offset_ = offset_ + static_cast<std::size_t>(begin) * row_bytes;
+  if (stamp_.stamped()) view.stamp_.first += begin;
+  return view;
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  require<ShapeError>(layout_ == Layout::plain && shape.count() == count(), "cannot view shape ", shape_, " in layout ",
+                      name(layout_), " as shape ", shape);
+  Tensor view = *this;
+  view.shape_ = shape;
+  if (shape.rank() == 0 || shape_.rank() == 0 || shape[0] != shape_[0]) view.stamp_ = {};
+  return view;
+}
+
+Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
+  require<ShapeError>(begin >= 0 && begin + shape.count() <= count(), "elements ", begin, " to ", begin + shape.count(),
+                      " asked of shape ", shape_);
+  return Tensor(storage_, offset_ + static_cast<std::size_t>(begin) * size_of(dtype_), shape, dtype_);
+}
+
+Tensor Tensor::to(Device device) const {
+  if (this->device() == device) return *this;
+  Tensor moved = empty(shape_, dtype_, device, layout_);
+  copy(*this, moved);
+  moved.stamp_ = stamp_;
+  return moved;
+}
+
+Tensor Tensor::clone() const {
+  Tensor fresh = empty(shape_, dtype_, device(), layout_);
+  copy(*this, fresh);
+  fresh.stamp_ = stamp_;
+  return fresh;
+}
+
+Tensor empty(const Shape& shape, DType dtype, Device device, Layout layout) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.count()) * size_of(dtype);
+  return Tensor(make_pooled<Storage>(device, bytes), 0, shape, dtype, layout);
+}
+
+Tensor zeros(const Shape& shape, DType dtype, Device device) {
+  Tensor tensor = empty(shape, dtype, device);
+  if (device.kind == DeviceKind::cpu) {
+    std::memset(tensor.raw(), 0, tensor.bytes());
+  } else {
+    copy(zeros(shape, dtype), tensor);
+  }
+  return tensor;
+}
+
+Tensor borrow(void* data, const Shape& shape, DType dtype, Device device) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.count()) * size_of(dtype);
+  return Tensor(make_pooled<Storage>(device, data, bytes), 0, shape, dtype);
+}
+
+void copy(const Tensor& source, const Tensor& destination) {
+  require<ShapeError>(source.shape() == destination.shape() && source.dtype() == destination.dtype() &&
+                          source.layout() == destination.layout(),
+                      "cannot copy ", source.shape(), " ", name(source.dtype()), " ", name(source.layout()), " to ",
+                      destination.shape(), " ", name(destination.dtype()), " ", name(destination.layout()));
+  const Device from = source.device(), to = destination.device();
+  allocator(to.kind == DeviceKind::cpu ? from : to).copy(destination.raw(), to, source.raw(), from, source.bytes());
+}
+
+}  // namespace duet

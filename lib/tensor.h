@@ -1,0 +1,154 @@
+// Tensors: a shared block of memory on one device, a shape, an element type and a layout.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/device.h"
+#include "lib/error.h"
+#include "lib/rows.h"
+#include "lib/shape.h"
+
+namespace duet {
+
+enum class DType { f32, f64, i32, i64, u8 };
+std::size_t size_of(DType dtype);
+const char* name(DType dtype);
+std::ostream& operator<<(std::ostream& out, DType dtype);
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::f32;
+}
+template <>
+constexpr DType dtype_of<double>() {
+  return DType::f64;
+}
+template <>
+constexpr DType dtype_of<std::int32_t>() {
+  return DType::i32;
+}
+template <>
+constexpr DType dtype_of<std::int64_t>() {
+  return DType::i64;
+}
+template <>
+constexpr DType dtype_of<std::uint8_t>() {
+  return DType::u8;
+}
+
+/// Order of the elements in memory. `plain` is row-major, outermost dimension first. `blockedN` holds (N, C, H, W) as
+/// (N, C/N, H, W, N): the N channels of a block lie beside each other; C is a multiple of N. Blocked tensors are made
+/// and read by operators of the CPU backend only.
+enum class Layout { plain, blocked8, blocked16 };
+const char* name(Layout layout);
+
+/// Memory of one device that gives itself back when the last tensor is gone.
+class Storage {
+ public:
+  /// Throws DeviceError when the device has no such memory.
+  Storage(Device device, std::size_t bytes);
+  /// Memory that somebody else owns and keeps alive.
+  Storage(Device device, void* borrowed, std::size_t bytes);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+
+ private:
+  Device device_;
+  void* data_;
+  std::size_t bytes_;
+  bool owned_;
+};
+
+/// A handle: copies share the memory. Distinct handles may be used from distinct threads; writes to shared elements are
+/// the callers' to order.
+class Tensor {
+ public:
+  /// An undefined tensor: no memory, defined() is false.
+  Tensor() = default;
+  /// A view of all of `storage` from `offset` bytes on.
+  Tensor(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype,
+         Layout layout = Layout::plain);
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t size(int d) const { return shape_[d]; }
+  std::int64_t count() const { return shape_.count(); }
+  std::size_t bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  Layout layout() const { return layout_; }
+  Device device() const { return storage_->device(); }
+
+  void* raw() const { return static_cast<std::byte*>(storage_->data()) + offset_; }
+  /// The elements, in memory order. Throws ShapeError when T is not the dtype.
+  template <class T>
+  T* data() const {
+    require<ShapeError>(dtype_of<T>() == dtype_, "tensor holds ", name(dtype_), ", asked for ", name(dtype_of<T>()));
+    return static_cast<T*>(raw());
+  }
+  template <class T>
+  std::span<T> span() const {
+    return {data<T>(), static_cast<std::size_t>(count())};
+  }
+
+  /// Rows [begin, end) of dimension 0, sharing memory; a stamp is narrowed. Throws ShapeError out of range.
+  Tensor rows(std::int64_t begin, std::int64_t end) const;
+  /// The same elements in another shape (plain layout only); the stamp stays if dimension 0 does.
+  Tensor reshape(const Shape& shape) const;
+  /// `count` elements from element `begin` on, as a tensor of shape `shape`.
+  Tensor slice(std::int64_t begin, const Shape& shape) const;
+  /// A copy on `device`, or this tensor itself if it is there already.
+  Tensor to(Device device) const;
+  /// A copy in memory of its own.
+  Tensor clone() const;
+
+  const Rows& stamp() const { return stamp_; }
+  Tensor& set_stamp(const Rows& stamp) {
+    stamp_ = stamp;
+    return *this;
+  }
+  /// The stamp, or for an unstamped tensor the stamp that makes it its own global batch.
+  Rows stamp_or_self() const { return stamp_.stamped() ? stamp_ : Rows{stamp_.step, 0, shape_[0]}; }
+
+  /// True when no other handle shares the memory.
+  bool unique() const { return storage_.use_count() == 1; }
+  /// True when both are views of the same first element.
+  bool same_memory(const Tensor& other) const { return defined() && other.defined() && raw() == other.raw(); }
+
+ private:
+  std::shared_ptr<Storage> storage_;
+  std::size_t offset_ = 0;
+  Shape shape_;
+  DType dtype_ = DType::f32;
+  Layout layout_ = Layout::plain;
+  Rows stamp_;
+};
+
+/// Uninitialised memory. Throws DeviceError when there is none.
+Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {}, Layout layout = Layout::plain);
+Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {});
+/// A CPU tensor with these values, row-major. Throws ShapeError when their number does not fit.
+template <class T>
+Tensor from_values(const Shape& shape, const std::vector<T>& values) {
+  Tensor tensor = empty(shape, dtype_of<T>());
+  require<ShapeError>(static_cast<std::int64_t>(values.size()) == shape.count(), "got ", values.size(),
+                      " values for shape ", shape);
+  std::copy(values.begin(), values.end(), tensor.data<T>());
+  return tensor;
+}
+/// A CPU tensor over memory that the caller keeps alive.
+Tensor borrow(void* data, const Shape& shape, DType dtype, Device device = {});
+/// Copies elements between tensors of the same shape, dtype and layout, on any devices.
+void copy(const Tensor& source, const Tensor& destination);
+
+}  // namespace duet

@@ -1,0 +1,120 @@
+#include "lib/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "lib/error.h"
+
+namespace duet {
+namespace {
+
+/// Tells the core that this is a waiting loop.
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+/// The cores of the process, read once: pinning narrows the mask of the thread that asks.
+const cpu_set_t& process_cores() {
+  static const cpu_set_t cores = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_SET(0, &set);
+    return set;
+  }();
+  return cores;
+}
+
+/// Waits until `value` differs from `old`: a short spin, because the next round usually comes within microseconds, then
+/// parked in the kernel. On an oversubscribed machine spinning only takes the core from the one waited for.
+template <class T>
+void wait_for_change(const std::atomic<T>& value, T old, bool spin) {
+  for (int i = 0; spin && i < 4000; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause_core();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+int usable_cores() { return std::max(1, CPU_COUNT(&process_cores())); }
+
+bool pin_current_thread(int core) {
+  const cpu_set_t& allowed = process_cores();
+  if (core < 0 || core >= CPU_COUNT(&allowed)) return false;
+  int seen = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || seen++ != core) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0;
+  }
+  return false;
+}
+
+ThreadPool::ThreadPool(int workers, std::function<void(int)> started)
+    : workers_(workers), failures_(static_cast<std::size_t>(std::max(1, workers))) {
+  require<UsageError>(workers >= 1 && workers <= 4096, "a thread pool of ", workers, " threads, expected 1 to 4096");
+  for (int w = 1; w < workers; ++w) {
+    threads_.emplace_back([this, w, started] {
+      if (started) started(w);
+      serve(w);
+    });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_.store(true, std::memory_order_release);
+  round_.fetch_add(1, std::memory_order_acq_rel);
+  round_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
+  job_ = {tasks, &task};
+  busy_.store(workers_ - 1, std::memory_order_relaxed);
+  if (workers_ > 1) {
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+  }
+  work(0);
+  const bool spin = workers_ <= usable_cores();
+  for (int left = busy_.load(std::memory_order_acquire); left != 0; left = busy_.load(std::memory_order_acquire))
+    wait_for_change(busy_, left, spin);
+  for (std::exception_ptr& failure : failures_) {
+    if (!failure) continue;
+    std::exception_ptr first = std::exchange(failure, nullptr);
+    for (std::exception_ptr& later : failures_) later = nullptr;
+    std::rethrow_exception(first);
+  }
+}
+
+void ThreadPool::work(int worker) {
+  const int begin = job_.tasks * worker / workers_, end = job_.tasks * (worker + 1) / workers_;
+  try {
+    for (int i = begin; i < end; ++i) (*job_.task)(i, worker);
+  } catch (...) {
+    failures_[static_cast<std::size_t>(worker)] = std::current_exception();
+  }
+}
+
+void ThreadPool::serve(int worker) {
+  const bool spin = workers_ <= usable_cores();
+  std::uint64_t seen = 0;
+  for (;;) {
+    wait_for_change(round_, seen, spin);
+    ++seen;  // one round at a time: the caller waits for all workers before it starts the next
+    if (stopping_.load(std::memory_order_acquire)) return;
+    work(worker);
+    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_all();
+  }
+}
+
+}  // namespace duet

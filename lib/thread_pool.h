@@ -1,0 +1,76 @@
+// A fixed set of long-lived threads that share out numbered tasks, always in the same way.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace duet {
+
+/// A reference to a callable; does not own it and never allocates.
+template <class Signature>
+class FunctionRef;
+template <class R, class... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
+      FunctionRef(F&& callable)  // NOLINT(google-explicit-constructor): made from any callable on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
+        call_([](void* object, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);
+        }) {}
+  R operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
+
+ private:
+  void* object_;
+  R (*call_)(void*, Args...);
+};
+
+/// `workers` threads of which the caller of run() is number 0. One run() at a time; a task must not call run() of its
+/// own pool.
+class ThreadPool {
+ public:
+  /// Starts workers - 1 threads. `started(worker)` is called once in each of them, first of all (pinning, device
+  /// choice).
+  explicit ThreadPool(int workers, std::function<void(int)> started = {});
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int workers() const { return workers_; }
+
+  /// Calls task(i, worker) for i in [0, tasks); worker w takes the w-th run of consecutive tasks. Returns when all are
+  /// done. If tasks threw, the exception of the lowest task is rethrown after all workers have stopped.
+  void run(int tasks, FunctionRef<void(int task, int worker)> task);
+
+ private:
+  struct Job {
+    int tasks = 0;
+    const FunctionRef<void(int, int)>* task = nullptr;
+  };
+  void serve(int worker);
+  void work(int worker);
+
+  int workers_;
+  Job job_;
+  std::vector<std::exception_ptr> failures_;  // by worker; a worker stops at its first
+  std::atomic<std::uint64_t> round_{0};       // a new value starts a round
+  std::atomic<int> busy_{0};                  // workers that have not finished the round
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
+/// Pins the calling thread to one core, if the process may run there. Returns whether it did.
+bool pin_current_thread(int core);
+
+/// Number of cores that this process may use (its affinity mask, not the machine's count).
+int usable_cores();
+
+}  // namespace duet

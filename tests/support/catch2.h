@@ -1,0 +1,39 @@
+// One include for Catch2 2.13 (Debian 12) and 3.x (Debian 13).
+#pragma once
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#define DUET_CATCH 3
+namespace duet_test {
+using Catch::Matchers::ContainsSubstring;
+}
+#else
+#include <catch2/catch.hpp>
+#define DUET_CATCH 2
+#include <string>
+namespace duet_test {
+inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
+}  // namespace duet_test
+#endif
+
+namespace duet_test {
+
+/// Ends the running test case as skipped: the reason is printed, and counted by the listener in count.cpp.
+void note_skip(const char* reason);
+
+}  // namespace duet_test
+
+/// Skips the rest of the test case and says why. In a test body only.
+#define DUET_SKIP(reason)           \
+  do {                              \
+    duet_test::note_skip(reason);   \
+    SUCCEED("skipped: " << reason); \
+    return;                         \
+  } while (0)
