@@ -1,0 +1,35 @@
+// SHA-256 (FIPS 180-4): fingerprints of parameters and of checkpoint files.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace duet {
+
+/// The digest of bytes that arrive in pieces. Not thread-safe; use one object per stream of bytes.
+class Sha256 {
+ public:
+  using Digest = std::array<std::uint8_t, 32>;
+
+  void update(std::span<const std::byte> bytes);
+  /// The digest of everything so far; more bytes may follow.
+  Digest digest() const;
+  /// The digest as 64 lower-case hexadecimal digits.
+  std::string hex() const;
+
+ private:
+  void absorb(const std::byte* block);
+
+  std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<std::byte, 64> pending_{};  // the first total_ % 64 bytes of the next block
+  std::uint64_t total_ = 0;              // bytes seen
+};
+
+/// The digest of `bytes` as 64 lower-case hexadecimal digits.
+std::string sha256_hex(std::span<const std::byte> bytes);
+
+}  // namespace duet

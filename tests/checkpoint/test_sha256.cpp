@@ -1,0 +1,44 @@
+#include <random>
+#include <string>
+#include <vector>
+
+#include "lib/sha256.h"
+#include "tests/support/catch2.h"
+
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+}  // namespace
+
+// NIST's examples: csrc.nist.gov, "SHA-256 example values", and the CAVP short messages.
+TEST_CASE("sha256 gives the published digests") {
+  CHECK(duet::sha256_hex({}) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(duet::sha256_hex(bytes_of("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(duet::sha256_hex(bytes_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(duet::sha256_hex(bytes_of(
+            "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqr"
+            "lmnopqrsmnopqrstnopqrstu")) == "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1");
+  CHECK(duet::sha256_hex(bytes_of(std::string(1'000'000, 'a'))) ==
+        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+TEST_CASE("sha256 does not depend on how the bytes arrive") {
+  std::mt19937 random(7);
+  for (std::size_t length = 0; length < 200; ++length) {
+    std::string text(length, '\0');
+    for (char& c : text) c = static_cast<char>(random());
+    const std::string whole = duet::sha256_hex(bytes_of(text));
+    duet::Sha256 pieces;
+    std::size_t done = 0;
+    while (done < length) {
+      const std::size_t part = std::min<std::size_t>(length - done, random() % 70);
+      pieces.update(bytes_of(text).subspan(done, part));
+      done += part;
+    }
+    INFO("length " << length);
+    CHECK(pieces.hex() == whole);
+    CHECK(pieces.hex() == whole);  // asking again changes nothing
+  }
+}
