@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Checks the rules of the source tree: who may include whom, where vendor headers may stand, sizes, formatting.
+
+    check.py ROOT            checks the tree at ROOT
+    check.py --self-test     plants one violation of every rule and sees each reported
+
+Every rule is one test: the last line reads "N passed, N failed, N skipped".
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+FOLDERS = ("lib", "samplers", "dp", "ddp", "cli", "examples", "tests")
+MAX_LINES = 350
+CLANG_FORMAT = 14  # versions format differently; this one counts
+
+# Folder -> folders that it may include, beside itself.
+MAY_INCLUDE = {
+    "lib": (),
+    "samplers": ("lib",),
+    "dp": ("lib",),
+    "ddp": ("lib",),
+    "cli": ("lib", "samplers", "dp", "ddp"),
+    "examples": ("lib", "samplers", "dp", "ddp"),
+}
+# Inside lib: a layer may include itself and those before it. Files directly in lib are the base.
+LAYERS = ("base", "backend", "autograd", "ops", "nn", "optim")
+LAYERS_OF_DATA = ("base", "backend", "data")
+
+# Vendor header -> files that may include it.
+VENDORS = {
+    r"(oneapi/)?dnnl": r"lib/backend/.*",
+    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*",
+    r"gloo/": r"ddp/gloo/.*",
+    r"boost/": r"ddp/.*\.cpp|cli/.*\.cpp",
+    r"zlib\.h": r"lib/(data/.*|checkpoint.*|safetensors.*)\.cpp|tests/.*",
+    r"curl/": r"lib/data/.*\.cpp",
+    r"nlohmann/": r"lib/(checkpoint.*|safetensors.*)\.cpp|cli/.*\.cpp|tests/.*\.cpp",
+    r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
+    r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
+    r"catch2/": r"tests/support/.*",
+}
+PRIVATE_HEADERS = r"lib/backend/(cpu|cuda)/.*|ddp/(gloo|nccl)/.*|cli/.*|examples/.*|tests/.*"
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def sources(root):
+    for folder in FOLDERS:
+        for path, _, names in os.walk(os.path.join(root, folder)):
+            for name in sorted(names):
+                if name.endswith((".h", ".hpp", ".cpp", ".cu", ".cuh")):
+                    yield os.path.relpath(os.path.join(path, name), root)
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def layer_of(path):
+    parts = path.split("/")
+    return "base" if len(parts) == 2 else parts[1]
+
+
+def includes(root):
+    for path in sources(root):
+        for bracket, header in INCLUDE.findall(read(root, path)):
+            yield path, bracket, header
+
+
+def check_folders(root):
+    """lib <- samplers, dp, ddp <- cli, examples"""
+    for path, bracket, header in includes(root):
+        own, target = path.split("/")[0], header.split("/")[0]
+        if bracket != '"' or own == "tests" or target == own or target not in FOLDERS:
+            continue
+        if target not in MAY_INCLUDE[own]:
+            yield f'{path} includes "{header}": {own} may not include {target}'
+
+
+def check_layers(root):
+    """base <- backend <- autograd <- ops <- nn <- optim inside lib"""
+    for path, bracket, header in includes(root):
+        if not path.startswith("lib/") or not header.startswith("lib/"):
+            continue
+        own, target = layer_of(path), layer_of(header)
+        if own == "data":
+            good = target in LAYERS_OF_DATA
+        else:
+            good = own in LAYERS and target in LAYERS[: LAYERS.index(own) + 1]
+        if not good:
+            yield f'{path} includes "{header}": {own} may not include {target}'
+
+
+def check_vendors(root):
+    """vendor headers only behind the walls made for them"""
+    for path, _, header in includes(root):
+        for vendor, allowed in VENDORS.items():
+            if re.match(vendor, header) and not re.fullmatch(allowed, path):
+                yield f"{path} includes <{header}>: allowed in {allowed}"
+
+
+def check_public_headers(root):
+    """public headers include no vendor's and no private headers"""
+    for path, bracket, header in includes(root):
+        if not path.endswith(".h") or re.fullmatch(PRIVATE_HEADERS, path):
+            continue
+        if any(re.match(vendor, header) for vendor in VENDORS) or re.fullmatch(PRIVATE_HEADERS, header):
+            yield f'{path} includes "{header}"'
+
+
+def check_roots(root):
+    """includes are named from the root"""
+    for path, bracket, header in includes(root):
+        if bracket == '"' and header.split("/")[0] not in FOLDERS:
+            yield f'{path} includes "{header}"'
+
+
+def check_sizes(root):
+    """no file past 350 lines"""
+    for path in sources(root):
+        lines = read(root, path).count("\n")
+        if lines > MAX_LINES:
+            yield f"{path} has {lines} lines"
+
+
+def check_words(root):
+    """no unfinished work, no detail namespaces, no standard distributions"""
+    unwanted = re.compile(r"\b(TODO|FIXME|XXX)\b|namespace detail\b|std::shuffle\b|std::\w+_distribution\b")
+    for path in sources(root):
+        for number, line in enumerate(read(root, path).splitlines(), 1):
+            match = unwanted.search(line)
+            if match:
+                yield f"{path}:{number}: {match.group()}"
+
+
+def clang_format():
+    for program in (f"clang-format-{CLANG_FORMAT}", "clang-format"):
+        if shutil.which(program):
+            version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+            if re.search(rf"version {CLANG_FORMAT}\.", version):
+                return program
+    return None
+
+
+def check_format(root):
+    """clang-format clean"""
+    files = [os.path.join(root, path) for path in sources(root)]
+    run = subprocess.run([clang_format(), "--dry-run", "--ferror-limit=1", *files], capture_output=True, text=True)
+    for line in run.stderr.splitlines():
+        if "warning:" in line or "error:" in line:
+            yield os.path.relpath(line.split(": ")[0], root)
+
+
+CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_roots, check_sizes, check_words,
+          check_format)
+
+
+def check_tree(root):
+    passed = failed = skipped = 0
+    for check in CHECKS:
+        if check is check_format and not clang_format():
+            print(f"skipped: clang-format {CLANG_FORMAT} is not installed", file=sys.stderr)
+            skipped += 1
+            continue
+        found = list(check(root))
+        passed += not found
+        failed += bool(found)
+        for line in found:
+            print(f"{check.__doc__}: {line}", file=sys.stderr)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", file=sys.stderr)
+    return failed
+
+
+PLANTED = {
+    check_folders: ("dp/a.cpp", '#include "ddp/b.h"\n'),
+    check_layers: ("lib/ops/a.cpp", '#include "lib/nn/b.h"\n'),
+    check_vendors: ("lib/nn/a.cpp", "#include <dnnl.hpp>\n"),
+    check_public_headers: ("lib/checkpoint.h", "#include <nlohmann/json.hpp>\n"),
+    check_roots: ("lib/a.cpp", '#include "b.h"\n'),
+    check_sizes: ("lib/a.cpp", "\n" * (MAX_LINES + 1)),
+    check_words: ("lib/a.cpp", "// TO" + "DO\n"),
+    check_format: ("lib/a.cpp", "int  a ;\n"),
+}
+
+
+def self_test():
+    failed = 0
+    for check, (path, text) in PLANTED.items():
+        if check is check_format and not clang_format():
+            continue
+        with tempfile.TemporaryDirectory() as root:
+            os.makedirs(os.path.dirname(os.path.join(root, path)))
+            with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                file.write(text)
+            found = list(check(root))
+        if len(found) != 1:
+            print(f"{check.__name__} reports {found} for {path}: {text[:40]!r}", file=sys.stderr)
+            failed += 1
+    print(f"{len(PLANTED) - failed} passed, {failed} failed, 0 skipped", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(1 if (self_test() if sys.argv[1] == "--self-test" else check_tree(sys.argv[1])) else 0)
