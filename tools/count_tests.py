@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Sums the "N passed, N failed, N skipped" lines of all test programs in a Meson test log.
+
+A program without such a line (a script, or one that crashed) counts as one test. Prints the skips with their reasons
+on one line, then "N passed, N failed"; exits with 1 when something failed, or when nothing ran at all.
+"""
+import json
+import re
+import sys
+
+COUNTS = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
+SKIP = re.compile(r"^skipped: (.*)$", re.M)
+
+
+def main(path):
+    passed = failed = 0
+    skips = []
+    with open(path, encoding="utf-8") as log:
+        tests = [json.loads(line) for line in log]
+    for test in tests:
+        text = (test.get("stdout") or "") + "\n" + (test.get("stderr") or "")
+        good = test["result"] in ("OK", "EXPECTEDFAIL", "SKIP")
+        reasons = SKIP.findall(text)
+        counts = COUNTS.findall(text)
+        if counts:
+            passed += int(counts[-1][0])
+            failed += int(counts[-1][1])
+            # A program can also fail after its last test: a leak, a race, a crash on the way out.
+            failed += not good and int(counts[-1][1]) == 0
+        elif test["result"] == "SKIP":
+            reasons = reasons or [test["name"]]
+        else:
+            passed += good
+            failed += not good
+        skips += reasons
+    if skips:
+        unique = sorted(set(skips))
+        print(f"{len(skips)} skipped: " + "; ".join(f"{reason} ({skips.count(reason)})" for reason in unique))
+    else:
+        print("0 skipped")
+    print(f"{passed} passed, {failed} failed")
+    return 0 if failed == 0 and passed > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

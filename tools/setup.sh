@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Installs what duet needs on Debian 12 or 13. Does nothing, in under a second, when everything is there.
+#
+#   tools/setup.sh          what a build and its tests need
+#   tools/setup.sh --ci     clang, its sanitizers and clang-format too
+#
+# Uses sudo only when something is missing and you are not root. CUDA is never installed, only looked for.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+needed=(g++ meson ninja-build pkg-config python3 git ca-certificates
+  libdnnl-dev             # CPU kernels
+  libboost-dev            # Asio, for sockets
+  nlohmann-json3-dev libcli11-dev zlib1g-dev libcurl4-openssl-dev
+  catch2)
+optional=(libgloo-dev)    # DDP between processes; without it the Gloo module is not built
+case "${1:-}" in
+  --ci) optional+=(clang libclang-rt-dev clang-format) ;;
+  '') ;;
+  *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "setup: this system has no apt; on another distribution install the equivalents of: ${needed[*]} ${optional[*]}" >&2
+  exit 1
+fi
+
+# Prints those of the given packages that are not installed.
+missing() {
+  local package
+  for package; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
+  done
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else echo "setup: packages are missing (${absent[*]}) and there is no sudo; run this script as root" >&2; exit 1
+  fi
+}
+
+mapfile -t absent < <(missing "${needed[@]}" "${optional[@]}")
+if [ ${#absent[@]} -gt 0 ]; then
+  echo "setup: installing ${absent[*]}"
+  # A stale package list names files that the mirror no longer has. Recommended packages would be gigabytes.
+  as_root apt-get update -qq
+  install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0)
+  mapfile -t absent < <(missing "${needed[@]}")
+  [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null
+  mapfile -t absent < <(missing "${optional[@]}")
+  [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null ||
+    echo "setup: optional packages that could not be installed: ${absent[*]}" >&2
+  mapfile -t absent < <(missing "${needed[@]}")
+  [ ${#absent[@]} = 0 ] || { echo "setup: still missing after the installation: ${absent[*]}" >&2; exit 1; }
+fi
+if ! command -v "${NVCC:-nvcc}" >/dev/null && [ ! -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+  echo "setup: no CUDA toolkit found (optional)"
+fi
+echo "setup: everything needed is installed"

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds duet and runs all its tests. The last line reads "N passed, N failed"; the line before
+# it names what was skipped, and why.
+#
+#   tools/test.sh                                       all tests, in build-test
+#   tools/test.sh --build build-asan -Db_sanitize=...   another build folder, with options for `meson setup`
+#   tools/test.sh --suite lib --suite ddp               some suites only
+#
+# The real MNIST is looked for in $DUET_DATA, or ../shared/data; tests that need it are skipped without it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=build-test options=() suites=() slower=1
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build) build=$2; shift 2 ;;
+    --suite) suites+=(--suite "$2"); shift 2 ;;
+    -Db_sanitize=*) slower=5 options+=("$1" -Db_lundef=false); shift ;;  # clang needs lundef off; tests run slower
+    -D*) options+=("$1"); shift ;;
+    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+  esac
+done
+
+tools/setup.sh >&2
+if [ -f "$build/build.ninja" ]; then
+  [ ${#options[@]} = 0 ] || meson configure "$build" "${options[@]}" >/dev/null
+else
+  meson setup "$build" -Dbuildtype=debugoptimized "${options[@]}" >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
+  mv "$build.log" "$build/setup.log"
+fi
+ninja -C "$build" >"$build/compile.log" 2>&1 || { grep -E 'error|FAILED|warning' -A 12 "$build/compile.log" >&2; exit 1; }
+
+status=0
+meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$slower" "${suites[@]}" || status=$?
+tools/count_tests.py "$build/meson-logs/testlog.json" || status=1
+exit "$status"
