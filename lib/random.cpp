@@ -1,0 +1,168 @@
+#include "lib/random.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+
+#include "lib/error.h"
+
+namespace duet {
+namespace {
+
+constexpr std::int64_t kLargePermutation = std::numeric_limits<std::uint32_t>::max() / 20;
+
+/// 16 uniforms to 16 normals in place (DistributionTemplates.h, normal_fill_16).
+void box_muller16(float* values) {
+  for (int j = 0; j < 8; ++j) {
+    const float u1 = 1 - values[j], u2 = values[j + 8];
+    const float radius = std::sqrt(-2 * std::log(u1));
+    const auto theta = static_cast<float>(2 * std::numbers::pi * static_cast<double>(u2));
+    values[j] = radius * std::cos(theta);
+    values[j + 8] = radius * std::sin(theta);
+  }
+}
+
+std::array<std::uint32_t, 2> key_words(std::uint64_t seed) {
+  return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
+}
+
+}  // namespace
+
+MersenneTwister::MersenneTwister(std::uint32_t seed) {
+  state_[0] = seed;
+  for (std::size_t i = 1; i < kWords; ++i) {
+    state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<std::uint32_t>(i);
+  }
+}
+
+MersenneTwister::MersenneTwister(std::span<const std::uint32_t> key) : MersenneTwister(19650218U) {
+  require<UsageError>(!key.empty(), "the key of a Mersenne Twister is empty");
+  std::size_t i = 1, j = 0;
+  const auto mixed = [&](std::uint32_t factor) {
+    return state_[i] ^ ((state_[i - 1] ^ (state_[i - 1] >> 30)) * factor);
+  };
+  const auto advance = [&] {
+    if (++i < kWords) return;
+    state_[0] = state_[kWords - 1];
+    i = 1;
+  };
+  for (std::size_t k = std::max(kWords, key.size()); k > 0; --k) {
+    state_[i] = mixed(1664525U) + key[j] + static_cast<std::uint32_t>(j);
+    advance();
+    if (++j >= key.size()) j = 0;
+  }
+  for (std::size_t k = kWords - 1; k > 0; --k) {
+    state_[i] = mixed(1566083941U) - static_cast<std::uint32_t>(i);
+    advance();
+  }
+  state_[0] = 0x80000000U;
+}
+
+void MersenneTwister::refill() {
+  constexpr std::size_t kShift = 397;
+  const auto twist = [&](std::size_t i, std::size_t next, std::size_t far) {
+    const std::uint32_t y = (state_[i] & 0x80000000U) | (state_[next] & 0x7fffffffU);
+    state_[i] = state_[far] ^ (y >> 1) ^ (0x9908b0dfU & (0U - (y & 1U)));
+  };
+  for (std::size_t i = 0; i < kWords - kShift; ++i) twist(i, i + 1, i + kShift);
+  for (std::size_t i = kWords - kShift; i < kWords - 1; ++i) twist(i, i + 1, i + kShift - kWords);
+  twist(kWords - 1, 0, kShift - 1);
+  next_ = 0;
+}
+
+std::int64_t Mt19937::randint(std::int64_t low, std::int64_t high) {
+  require<UsageError>(low < high, "randint needs low < high, got ", low, " and ", high);
+  const auto range = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low);
+  const std::uint64_t drawn = range >= 1ULL << 28 ? random64() : random();
+  return static_cast<std::int64_t>(drawn % range + static_cast<std::uint64_t>(low));
+}
+
+void Mt19937::randperm(std::span<std::int64_t> out) {
+  if (std::ssize(out) >= kLargePermutation) return randperm_large(out);
+  std::iota(out.begin(), out.end(), std::int64_t{0});
+  for (std::size_t i = 0; i + 1 < out.size(); ++i) std::swap(out[i], out[i + random() % (out.size() - i)]);
+}
+
+std::vector<std::int64_t> Mt19937::randperm(std::int64_t n) {
+  require<UsageError>(n >= 0, "randperm needs n >= 0, got ", n);
+  std::vector<std::int64_t> out(static_cast<std::size_t>(n));
+  randperm(out);
+  return out;
+}
+
+void Mt19937::randperm_large(std::span<std::int64_t> out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::size_t z = random64() % (i + 1);
+    out[i] = static_cast<std::int64_t>(i);
+    out[i] = out[z];
+    out[z] = static_cast<std::int64_t>(i);
+  }
+}
+
+void Mt19937::uniform(std::span<float> out, double a, double b, Rounding rounding) {
+  const auto low = static_cast<float>(a), width = static_cast<float>(b) - low;
+  for (float& value : out) {
+    const float x = uniform_float();
+    value = rounding == Rounding::fused ? std::fma(x, width, low) : x * width + low;
+  }
+}
+
+void Mt19937::uniform(std::span<double> out, double a, double b) {
+  for (double& value : out) value = uniform() * (b - a) + a;
+}
+
+void Mt19937::bernoulli(std::span<std::uint8_t> mask, double p) {
+  for (std::uint8_t& kept : mask) kept = bernoulli(p);
+}
+
+double Mt19937::normal() {
+  if (has_kept_normal_) {
+    has_kept_normal_ = false;
+    return kept_normal_;
+  }
+  const double u1 = uniform(), u2 = uniform();
+  const double radius = std::sqrt(-2 * std::log1p(-u2)), theta = 2 * std::numbers::pi * u1;
+  kept_normal_ = radius * std::sin(theta);
+  has_kept_normal_ = true;
+  return radius * std::cos(theta);
+}
+
+void Mt19937::randn(std::span<float> out) {
+  constexpr std::size_t kGroup = 16;
+  if (out.size() < kGroup) {
+    for (float& value : out) value = static_cast<float>(normal());
+    return;
+  }
+  const auto fill = [&](std::span<float> part) {
+    for (float& value : part) value = uniform_float();
+  };
+  fill(out);
+  for (std::size_t i = 0; i + kGroup <= out.size(); i += kGroup) box_muller16(out.data() + i);
+  if (out.size() % kGroup) {  // the last 16 are drawn anew
+    fill(out.last(kGroup));
+    box_muller16(out.data() + out.size() - kGroup);
+  }
+}
+
+PythonRandom::PythonRandom(std::uint64_t seed)
+    : engine_(std::span<const std::uint32_t>(key_words(seed)).first(seed >> 32 ? 2 : 1)) {}
+
+std::uint64_t PythonRandom::getrandbits(int bits) {
+  require<UsageError>(1 <= bits && bits <= 64, "getrandbits takes 1 to 64 bits, got ", bits);
+  if (bits <= 32) return word() >> (32 - bits);
+  const std::uint64_t low = word();
+  return static_cast<std::uint64_t>(word() >> (64 - bits)) << 32 | low;
+}
+
+std::uint64_t PythonRandom::randbelow(std::uint64_t n) {
+  require<UsageError>(n >= 1, "randbelow needs n >= 1");
+  const auto bits = static_cast<int>(std::bit_width(n));
+  std::uint64_t drawn = getrandbits(bits);
+  while (drawn >= n) drawn = getrandbits(bits);
+  return drawn;
+}
+
+}  // namespace duet
