@@ -1,14 +1,16 @@
-#include "lib/allocator.h"
-#include "lib/backend/cpu/memory.h"
-#include "lib/error.h"
+#include "lib/backend/backend.h"
+
+#include "lib/backend/cpu/cpu_backend.h"
 
 namespace duet {
 
-Allocator& allocator(Device device) {
+Backend& backend(DeviceKind kind) {
   // Never destroyed: tensors in static storage may outlive any order of destructors.
-  static auto* const host = new cpu::HostAllocator();
-  require<DeviceError>(device.kind == DeviceKind::cpu, "no device ", device, ": this build has no CUDA backend");
-  return *host;
+  static auto* const cpu = new cpu::CpuBackend();
+  require<DeviceError>(kind == DeviceKind::cpu, "no CUDA device: this build has no CUDA backend");
+  return *cpu;
 }
+
+Allocator& allocator(Device device) { return backend(device.kind).allocator(device); }
 
 }  // namespace duet

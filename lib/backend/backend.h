@@ -1,0 +1,164 @@
+// The contract between duet and a kind of device: memory, threads, copies and kernels.
+//
+// Pure virtual throughout, so that a backend with a gap does not compile. Kernels receive checked tensors of the right
+// shape, dtype and device, and allocated results. They are ordered as on a stream: a later call on the same device sees
+// the results of earlier ones; on CPU they are simply done when the call returns.
+//
+// Note [Sums over samples]: a sum over the rows of a batch is the sum inside each of the kBlocks blocks of the global
+// batch, then the fixed binary tree ((0+1)+(2+3))+((4+5)+(6+7)). A device that holds an aligned part of the blocks
+// computes that subtree, and sum_devices (or a rank's all_reduce) continues it. For that, the result for a row must not
+// depend on the rows beside it, so kernels run block by block, as the batch's stamp says.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "lib/allocator.h"
+#include "lib/pool.h"
+#include "lib/tensor.h"
+
+namespace duet {
+
+/// A 2-D window that walks over an image: kernel size, stride and zero padding, (height, width) each.
+struct Window2d {
+  std::int64_t kernel_h = 1, kernel_w = 1;
+  std::int64_t stride_h = 1, stride_w = 1;
+  std::int64_t pad_h = 0, pad_w = 0;
+
+  std::int64_t out_h(std::int64_t h) const { return (h + 2 * pad_h - kernel_h) / stride_h + 1; }
+  std::int64_t out_w(std::int64_t w) const { return (w + 2 * pad_w - kernel_w) / stride_w + 1; }
+  bool operator==(const Window2d&) const = default;
+};
+
+/// Identifies the random numbers of one dropout layer in one step. Row r of the global batch and element e of that row
+/// (plain order) always get the same decision, on every device and for every split of the batch.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t layer = 0;
+  float p = 0;  // probability that an element becomes zero; 0: no dropout
+
+  float scale() const { return 1.0f / (1.0f - p); }
+};
+
+/// Settings of one SGD update (torch.optim.SGD).
+struct SGDRule {
+  float lr = 0.01f, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false;
+  bool first = false;  // the momentum buffer is still empty: it becomes the gradient
+};
+
+/// What a fused convolution-bias-pool-relu-dropout needs besides its tensors.
+struct ConvPoolRelu {
+  Window2d conv, pool;
+  DropoutKey dropout;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // --- devices ---
+  /// Number of devices of this kind; a CPU has as many as are asked for.
+  virtual int device_count() const = 0;
+  /// One line for people: "AVX-512, 1 thread".
+  virtual std::string describe(Device device) const = 0;
+  /// Makes the calling thread the one that works for `device` (pins it, selects the GPU).
+  virtual void bind_thread(Device device) = 0;
+  /// Threads that share out the blocks of each kernel on every device of this kind; before the first kernel only.
+  virtual void set_threads_per_device(int threads) = 0;
+  virtual Allocator& allocator(Device device) = 0;
+  /// Returns when everything asked of `device` is done.
+  virtual void synchronize(Device device) = 0;
+  /// True when devices of this kind can read each other's memory in place.
+  virtual bool shares_memory() const = 0;
+
+  // --- copies ---
+  /// Copies `rows` runs of `width` bytes; runs start `pitch` bytes apart.
+  virtual void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
+                       std::size_t width, std::size_t rows, Device device) = 0;
+  /// (N, C, H, W) from any layout to the plain one.
+  virtual void to_plain(const Tensor& x, const Tensor& y) = 0;
+  /// (N, C, H, W) from the plain layout to that of y.
+  virtual void from_plain(const Tensor& x, const Tensor& y) = 0;
+
+  // --- convolution: x (N, C, H, W), w (K, C, R, S) plain, b (K) or undefined, y (N, K, P, Q) ---
+  /// The layout in which this backend wants y.
+  virtual Layout conv2d_layout(const Shape& x, const Shape& w) const = 0;
+  virtual void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                              const Window2d& window) = 0;
+  virtual void conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) = 0;
+  /// db may be undefined.
+  virtual void conv2d_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db,
+                                       const Window2d& window) = 0;
+
+  // --- pooling: index (u8) is the place of the maximum inside its window, first in row-major order ---
+  virtual void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) = 0;
+  virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx,
+                                   const Window2d& window) = 0;
+
+  // --- fused: dropout(relu(max_pool2d(conv2d(x)))); index is 255 where no gradient passes. The pool's windows do not
+  // overlap and have no padding; y and dy may be plain or in conv2d_layout ---
+  virtual void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                      const Tensor& index, const ConvPoolRelu& op) = 0;
+  /// dx may be undefined (nobody asks for it). db may be undefined.
+  virtual void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                       const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                       const ConvPoolRelu& op) = 0;
+
+  // --- linear: x (N, I), w (O, I), b (O) or undefined, y (N, O) ---
+  virtual void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
+  virtual void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) = 0;
+  virtual void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) = 0;
+
+  // --- elementwise ---
+  virtual void relu_forward(const Tensor& x, const Tensor& y) = 0;
+  virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// Fills mask (u8, x's shape, plain) with 1 for keep and 0 for drop.
+  virtual void dropout_mask(const Tensor& mask, const DropoutKey& key) = 0;
+  /// y = x * mask * scale; serves backward too.
+  virtual void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) = 0;
+  virtual void add(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
+  virtual void scale(const Tensor& x, float factor) = 0;
+  virtual void fill(const Tensor& x, float value) = 0;
+
+  // --- batch norm over (N, H, W) of each channel; mean, inverse_std, running_*, weight, bias, their gradients: (C) ---
+  /// training: statistics of the batch, running_* are moved by `momentum`; else running_* are used.
+  virtual void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                    const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
+                                    const Tensor& inverse_std, const Tensor& y, bool training, float momentum,
+                                    float eps) = 0;
+  virtual void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
+                                     const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight,
+                                     const Tensor& dbias, bool training) = 0;
+
+  // --- losses: x (N, C); labels i64 (N); loss f32 scalar ---
+  virtual void log_softmax_forward(const Tensor& x, const Tensor& y) = 0;
+  virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  /// loss = -sum x[i, label i] * factor. A label outside [0, C) throws ShapeError "Target 3 is out of bounds.".
+  virtual void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) = 0;
+  /// dx = -dloss * factor at the labels, else 0; dloss is a device scalar.
+  virtual void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) = 0;
+  /// loss = sum (x - target)^2 * factor.
+  virtual void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) = 0;
+  virtual void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
+                                 const Tensor& dx) = 0;
+  /// Number of rows whose largest entry stands at their label.
+  virtual std::int64_t count_correct(const Tensor& x, const Tensor& labels) = 0;
+
+  // --- update and reduction over flat buffers ---
+  virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) = 0;
+  /// destination = sum of the parts (one per device of this process, in device order): the tree of
+  /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the destination's
+  /// old value last. `share`/`shares`: only that part of the elements, so that devices can divide the work.
+  virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
+                           int shares) = 0;
+};
+
+/// The backend of a kind of device. Throws DeviceError with the reason when this build or machine has none.
+Backend& backend(DeviceKind kind);
+inline Backend& backend(const Tensor& tensor) { return backend(tensor.device().kind); }
+
+}  // namespace duet

@@ -1,0 +1,32 @@
+// The blocks of a batch and the tree that sums them: see Note [Sums over samples] in backend.h.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "lib/rows.h"
+
+namespace duet {
+
+/// The part of one tensor's rows that lies in each block of its global batch, and the additions that sum the blocks.
+struct Blocks {
+  struct Range {
+    std::int64_t begin, end;  // rows of the tensor
+    std::int64_t rows() const { return end - begin; }
+  };
+  struct Addition {
+    int destination, source;  // leaf `source` is added to leaf `destination`
+  };
+  std::array<Range, kBlocks> leaves{};
+  int leaf_count = 0;
+  std::array<Addition, kBlocks - 1> additions{};  // in order; the sum ends up in leaf 0
+  int addition_count = 0;
+  /// Some block of the global batch is empty. Then every sum gets +0 added, which turns -0 into +0: the same wherever
+  /// the empty blocks are.
+  bool add_zero = false;
+};
+
+/// For a tensor of `rows` rows with this stamp. A tensor without rows has one empty leaf.
+Blocks blocks_of(const Rows& stamp, std::int64_t rows);
+
+}  // namespace duet

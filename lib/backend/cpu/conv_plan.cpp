@@ -1,0 +1,136 @@
+#include "lib/backend/cpu/conv_plan.h"
+
+namespace duet::cpu {
+namespace {
+
+using Desc = dnnl::memory::desc;
+using Tag = dnnl::memory::format_tag;
+constexpr auto kF32 = dnnl::memory::data_type::f32;
+
+Tag tag_of(Layout layout) {
+  switch (layout) {
+    case Layout::blocked8: return Tag::nChw8c;
+    case Layout::blocked16: return Tag::nChw16c;
+    case Layout::plain: break;
+  }
+  return Tag::nchw;
+}
+
+/// Shapes of one convolution in oneDNN's words.
+struct Descs {
+  explicit Descs(const ConvKey& key)
+      : x({key.batch, key.in_channels, key.height, key.width}, kF32, tag_of(key.x_layout)),
+        y({key.batch, key.out_channels, key.window.out_h(key.height), key.window.out_w(key.width)}, kF32,
+          tag_of(key.y_layout)),
+        w_dims{key.out_channels, key.in_channels, key.window.kernel_h, key.window.kernel_w},
+        w_any(w_dims, kF32, Tag::any),
+        w_plain(w_dims, kF32, Tag::oihw),
+        b({key.out_channels}, kF32, Tag::x),
+        strides{key.window.stride_h, key.window.stride_w},
+        padding{key.window.pad_h, key.window.pad_w} {}
+
+  Desc x, y;
+  dnnl::memory::dims w_dims;
+  Desc w_any, w_plain, b;
+  dnnl::memory::dims strides, padding;
+};
+
+std::unique_ptr<PreparedCall> reorder(const dnnl::engine& engine, const Desc& from, const Desc& to) {
+  const dnnl::reorder::primitive_desc desc(engine, from, engine, to, user_scratchpad());
+  return std::make_unique<PreparedCall>(dnnl::reorder(desc), desc.scratchpad_desc(),
+                                        std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_FROM, from},
+                                                                                      {DNNL_ARG_TO, to}});
+}
+
+constexpr auto kDirect = dnnl::algorithm::convolution_direct;
+
+}  // namespace
+
+PreparedCall::PreparedCall(const dnnl::primitive& primitive, const Desc& scratchpad,
+                           std::initializer_list<Argument> arguments)
+    : primitive_(primitive) {
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  memories_.reserve(arguments.size() + 1);
+  for (const Argument& argument : arguments) {
+    memories_.emplace_back(argument.desc, engine, nullptr);
+    arguments_.push_back({argument.name, memories_.back().get()});
+  }
+  if (scratchpad.get_size() > 0) {
+    memories_.emplace_back(scratchpad, engine);
+    arguments_.push_back({DNNL_ARG_SCRATCHPAD, memories_.back().get()});
+  }
+}
+
+void PreparedCall::run(const dnnl::stream& stream, std::initializer_list<const void*> addresses) const {
+  std::size_t i = 0;
+  for (const void* address : addresses) memories_[i++].set_data_handle(const_cast<void*>(address));
+  // The C call: the C++ one builds a map of its arguments each time.
+  const dnnl_status_t status = dnnl_primitive_execute(primitive_.get(), stream.get(),
+                                                      static_cast<int>(arguments_.size()), arguments_.data());
+  require(status == dnnl_success, "oneDNN failed with status ", static_cast<int>(status));
+}
+
+ConvPlans::ConvPlans() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+
+std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
+  std::size_t hash = static_cast<std::size_t>(key.pass);
+  for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels,
+                                  key.window.kernel_h, key.window.stride_h, key.window.pad_h})
+    hash = hash * 1000003 + static_cast<std::size_t>(part);
+  return hash;
+}
+
+ConvPlan& ConvPlans::plan(const ConvKey& key) {
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second;
+  return plans_.emplace(key, with_onednn_errors("conv2d", [&] { return make(key); })).first->second;
+}
+
+ConvPlan ConvPlans::make(const ConvKey& key) const {
+  const Descs d(key);
+  const auto forward = describe_forward<dnnl::convolution_forward>(engine_, dnnl::prop_kind::forward_training, kDirect,
+                                                                   d.x, d.w_any, d.b, d.y, d.strides, d.padding,
+                                                                   d.padding);
+  ConvPlan plan;
+  switch (key.pass) {
+    case ConvPass::forward: {
+      const Desc w = forward.weights_desc();
+      plan.weight_bytes = w.get_size();
+      plan.convolve = std::make_unique<PreparedCall>(
+          dnnl::convolution_forward(forward), forward.scratchpad_desc(),
+          std::initializer_list<PreparedCall::Argument>{
+              {DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_BIAS, d.b}, {DNNL_ARG_DST, d.y}});
+      plan.reorder = reorder(engine_, d.w_plain, w);
+      break;
+    }
+    case ConvPass::backward_data: {
+      const auto backward = describe_backward<dnnl::convolution_backward_data>(engine_, forward, kDirect, d.x, d.w_any,
+                                                                               d.y, d.strides, d.padding, d.padding);
+      const Desc w = backward.weights_desc();
+      plan.weight_bytes = w.get_size();
+      plan.convolve = std::make_unique<PreparedCall>(
+          dnnl::convolution_backward_data(backward), backward.scratchpad_desc(),
+          std::initializer_list<PreparedCall::Argument>{
+              {DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DIFF_SRC, d.x}});
+      plan.reorder = reorder(engine_, d.w_plain, w);
+      break;
+    }
+    case ConvPass::backward_weights: {
+      const auto backward = describe_backward<dnnl::convolution_backward_weights>(
+          engine_, forward, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
+      const Desc w = backward.diff_weights_desc();
+      plan.weight_bytes = w.get_size();
+      plan.convolve = std::make_unique<PreparedCall>(
+          dnnl::convolution_backward_weights(backward), backward.scratchpad_desc(),
+          std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_SRC, d.x},
+                                                        {DNNL_ARG_DIFF_DST, d.y},
+                                                        {DNNL_ARG_DIFF_WEIGHTS, w},
+                                                        {DNNL_ARG_DIFF_BIAS, d.b}});
+      plan.reorder = reorder(engine_, w, d.w_plain);
+      break;
+    }
+  }
+  return plan;
+}
+
+}  // namespace duet::cpu

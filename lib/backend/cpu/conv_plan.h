@@ -1,0 +1,72 @@
+// Convolutions by oneDNN, prepared once per shape: primitives, their arguments and their scratch memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/cpu/onednn.h"
+
+namespace duet::cpu {
+
+enum class ConvPass { forward, backward_data, backward_weights };
+
+/// What a prepared convolution depends on. `batch` is the number of rows of one block.
+struct ConvKey {
+  ConvPass pass;
+  std::int64_t batch, in_channels, height, width, out_channels;
+  Window2d window;
+  Layout x_layout, y_layout;
+
+  bool operator==(const ConvKey&) const = default;
+};
+
+/// One oneDNN primitive with arguments whose addresses are set at each call. Used by one thread at a time.
+class PreparedCall {
+ public:
+  struct Argument {
+    int name;  // DNNL_ARG_...
+    dnnl::memory::desc desc;
+  };
+  PreparedCall(const dnnl::primitive& primitive, const dnnl::memory::desc& scratchpad,
+               std::initializer_list<Argument> arguments);
+  /// Runs with one address per argument, in the order of the constructor.
+  void run(const dnnl::stream& stream, std::initializer_list<const void*> addresses) const;
+
+ private:
+  dnnl::primitive primitive_;
+  std::vector<dnnl::memory> memories_;  // arguments, then the scratchpad if there is one
+  std::vector<dnnl_exec_arg_t> arguments_;
+};
+
+/// A convolution pass over one block. Its weights (or their gradient) have oneDNN's preferred format inside.
+struct ConvPlan {
+  std::size_t weight_bytes = 0;           // size of the weights in the preferred format
+  std::unique_ptr<PreparedCall> convolve;  // forward: x, w, b, y; backward_data: dy, w, dx; backward_weights: x, dy, dw, db
+  std::unique_ptr<PreparedCall> reorder;   // plain weights to preferred, or for backward_weights back
+};
+
+/// The plans of one worker thread of one device.
+class ConvPlans {
+ public:
+  ConvPlans();
+  /// The plan for `key`, made when it is asked for the first time.
+  ConvPlan& plan(const ConvKey& key);
+  const dnnl::stream& stream() const { return stream_; }
+
+ private:
+  struct Hash {
+    std::size_t operator()(const ConvKey& key) const;
+  };
+  ConvPlan make(const ConvKey& key) const;
+
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  std::unordered_map<ConvKey, ConvPlan, Hash> plans_;
+};
+
+}  // namespace duet::cpu

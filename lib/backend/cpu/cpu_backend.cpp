@@ -1,0 +1,104 @@
+#include "lib/backend/cpu/cpu_backend.h"
+
+#include <cstring>
+
+#include "lib/backend/cpu/cpu_device.h"
+
+namespace duet::cpu {
+
+CpuBackend::CpuBackend() : kernels_(kernels()) {}
+
+CpuBackend::~CpuBackend() {
+  for (std::atomic<CpuDevice*>& device : devices_) delete device.load();
+}
+
+int CpuBackend::device_count() const { return static_cast<int>(devices_.size()); }
+
+std::string CpuBackend::describe(Device) const {
+  const std::string isa = kernels_.name;
+  const std::string shown = isa == "avx512" ? "AVX-512" : isa == "avx2" ? "AVX2" : "generic";
+  const int threads = threads_per_device_;
+  return concat(shown, ", ", threads, threads == 1 ? " thread" : " threads");
+}
+
+CpuDevice& CpuBackend::device(Device device) {
+  require<DeviceError>(device.kind == DeviceKind::cpu && device.index >= 0 && device.index < device_count(),
+                       "expected a CPU device, got ", device);
+  std::atomic<CpuDevice*>& slot = devices_[static_cast<std::size_t>(device.index)];
+  if (CpuDevice* const made = slot.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(devices_mutex_);
+  if (CpuDevice* const made = slot.load(std::memory_order_acquire)) return *made;
+  slot.store(new CpuDevice(device.index, threads_per_device_), std::memory_order_release);
+  return *slot.load();
+}
+
+void CpuBackend::bind_thread(Device device) {
+  const int threads = threads_per_device_;
+  if ((device.index + 1) * threads <= usable_cores()) pin_current_thread(device.index * threads);
+}
+
+void CpuBackend::set_threads_per_device(int threads) {
+  require<UsageError>(threads >= 1 && threads <= 1024, "threads per device is ", threads, ", expected 1 to 1024");
+  const std::lock_guard lock(devices_mutex_);
+  for (const std::atomic<CpuDevice*>& device : devices_)
+    require<UsageError>(device.load() == nullptr, "threads per device must be set before the first kernel runs");
+  threads_per_device_ = threads;
+}
+
+void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source,
+                         std::size_t source_pitch, std::size_t width, std::size_t rows, Device) {
+  for (std::size_t i = 0; i < rows; ++i)
+    std::memcpy(static_cast<std::byte*>(destination) + i * destination_pitch,
+                static_cast<const std::byte*>(source) + i * source_pitch, width);
+}
+
+void CpuBackend::for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t, std::int64_t, int)> task) {
+  const Blocks blocks = blocks_of(tensor.stamp_or_self(), tensor.size(0));
+  device(tensor).pool().run(blocks.leaf_count, [&](int leaf, int worker) {
+    const Blocks::Range range = blocks.leaves[static_cast<std::size_t>(leaf)];
+    if (range.rows() > 0) task(range.begin, range.end, worker);
+  });
+}
+
+KernelLeaves::KernelLeaves(const Tensor& batch) : blocks(blocks_of(batch.stamp_or_self(), batch.size(0))) {
+  for (int i = 0; i < blocks.leaf_count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    ranges[2 * at] = blocks.leaves[at].begin;
+    ranges[2 * at + 1] = blocks.leaves[at].end;
+  }
+  for (int i = 0; i < blocks.addition_count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    additions[2 * at] = blocks.additions[at].destination;
+    additions[2 * at + 1] = blocks.additions[at].source;
+  }
+  leaves = {ranges.data(), blocks.leaf_count, additions.data(), blocks.addition_count, blocks.add_zero};
+}
+
+namespace {
+
+/// Calls move(plain, blocked, pixels, block) for each group of channels of an (N, C, H, W) tensor.
+template <class Move>
+void for_each_channel_block(const Tensor& blocked, const Tensor& plain, Move move) {
+  const int block = blocked.layout() == Layout::blocked16 ? 16 : 8;
+  const std::int64_t pixels = blocked.size(2) * blocked.size(3);
+  for (std::int64_t i = 0; i < blocked.count(); i += pixels * block)
+    move(plain.data<float>() + i, blocked.data<float>() + i, pixels, block);
+}
+
+}  // namespace
+
+void CpuBackend::to_plain(const Tensor& x, const Tensor& y) {
+  if (x.layout() == Layout::plain) return duet::copy(x, y);
+  for_each_channel_block(x, y, [&](float* plain, const float* blocked, std::int64_t pixels, int block) {
+    kernels_.unblock(blocked, plain, pixels, block);
+  });
+}
+
+void CpuBackend::from_plain(const Tensor& x, const Tensor& y) {
+  if (y.layout() == Layout::plain) return duet::copy(x, y);
+  for_each_channel_block(y, x, [&](const float* plain, float* blocked, std::int64_t pixels, int block) {
+    kernels_.block(plain, blocked, pixels, block);
+  });
+}
+
+}  // namespace duet::cpu

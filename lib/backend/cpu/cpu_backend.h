@@ -1,0 +1,105 @@
+// The CPU as a backend: oneDNN for convolutions, own loops for the rest.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/blocks.h"
+#include "lib/backend/cpu/kernels/kernels.h"
+#include "lib/backend/cpu/memory.h"
+#include "lib/thread_pool.h"
+
+namespace duet::cpu {
+
+class CpuDevice;
+
+/// Each device cpu:i has `threads_per_device` workers, pinned to cores i * threads and up where there are enough; worker
+/// 0 is whichever thread calls a kernel. One thread at a time calls kernels of one device.
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend();
+  ~CpuBackend() override;
+
+  int device_count() const override;
+  std::string describe(Device device) const override;
+  void bind_thread(Device device) override;
+  void set_threads_per_device(int threads) override;
+  Allocator& allocator(Device) override { return memory_; }
+  void synchronize(Device) override {}
+  bool shares_memory() const override { return true; }
+
+  void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
+               std::size_t width, std::size_t rows, Device device) override;
+  void to_plain(const Tensor& x, const Tensor& y) override;
+  void from_plain(const Tensor& x, const Tensor& y) override;
+
+  Layout conv2d_layout(const Shape& x, const Shape& w) const override;
+  void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                      const Window2d& window) override;
+  void conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) override;
+  void conv2d_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db,
+                               const Window2d& window) override;
+  void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) override;
+  void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) override;
+  void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
+                              const ConvPoolRelu& op) override;
+  void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                               const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) override;
+
+  void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
+  void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) override;
+  void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) override;
+
+  void relu_forward(const Tensor& x, const Tensor& y) override;
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void dropout_mask(const Tensor& mask, const DropoutKey& key) override;
+  void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) override;
+  void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
+  void scale(const Tensor& x, float factor) override;
+  void fill(const Tensor& x, float value) override;
+
+  void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                            const Tensor& running_var, const Tensor& mean, const Tensor& inverse_std, const Tensor& y,
+                            bool training, float momentum, float eps) override;
+  void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
+                             const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                             bool training) override;
+
+  void log_softmax_forward(const Tensor& x, const Tensor& y) override;
+  void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
+  void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
+  void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;
+  void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
+                         const Tensor& dx) override;
+  std::int64_t count_correct(const Tensor& x, const Tensor& labels) override;
+
+  void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) override;
+  void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
+                   int shares) override;
+
+ private:
+  CpuDevice& device(Device device);
+  CpuDevice& device(const Tensor& tensor) { return device(tensor.device()); }
+  /// Calls task(begin, end, worker) for the rows of each block of `tensor`, on the device's threads.
+  void for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t begin, std::int64_t end, int worker)> task);
+
+  const Kernels& kernels_;
+  HostAllocator memory_;
+  std::atomic<int> threads_per_device_{1};
+  std::mutex devices_mutex_;
+  std::array<std::atomic<CpuDevice*>, 1024> devices_{};
+};
+
+/// The batch's blocks as the kernels take them.
+struct KernelLeaves {
+  explicit KernelLeaves(const Tensor& batch);
+  Blocks blocks;
+  std::array<std::int64_t, 2 * kBlocks> ranges{};
+  std::array<int, 2 * (kBlocks - 1)> additions{};
+  Leaves leaves{};
+};
+
+}  // namespace duet::cpu

@@ -1,0 +1,38 @@
+// Linear layers.
+#include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/cpu/cpu_device.h"
+
+namespace duet::cpu {
+
+void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
+  const std::int64_t in = w.size(1), out = w.size(0);
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+    kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
+                    y.data<float>() + begin * out, end - begin, in, out);
+  });
+}
+
+void CpuBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {
+  const std::int64_t in = w.size(1), out = w.size(0);
+  for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int) {
+    kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in,
+                                  end - begin, in, out);
+  });
+}
+
+void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
+  const KernelLeaves batch(x);
+  const std::int64_t in = dw.size(1), out = dw.size(0);
+  constexpr std::int64_t kColumns = 64;
+  const std::int64_t groups = (in + kColumns - 1) / kColumns;
+  ThreadPool& pool = device(x).pool();
+  pool.run(pool.workers(), [&](int part, int) {
+    const std::int64_t begin = groups * part / pool.workers() * kColumns;
+    const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
+    kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
+                                     batch.leaves);
+  });
+  if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, batch.leaves);
+}
+
+}  // namespace duet::cpu

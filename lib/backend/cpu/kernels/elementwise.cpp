@@ -1,0 +1,94 @@
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+
+void relu(const float* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : (x[i] != x[i] ? x[i] : 0.0f);
+}
+
+void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0 ? dy[i] : 0.0f;
+}
+
+void add(const float* a, const float* b, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+void scale(float* x, float factor, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * (mask[i] ? factor : 0.0f);
+}
+
+namespace {
+
+template <class Sum>
+void write_sum(Sum sum, bool accumulate, float* y, std::int64_t n) {
+  if (accumulate) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] += sum(i);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) y[i] = sum(i);
+  }
+}
+
+}  // namespace
+
+void sum_parts(const float* const* p, int count, bool accumulate, float* y, std::int64_t n) {
+  const float* const a = p[0];
+  const float* const b = p[count > 1 ? 1 : 0];
+  const float* const c = p[count > 2 ? 2 : 0];
+  const float* const d = p[count > 3 ? 3 : 0];
+  switch (count) {
+    case 1: return write_sum([=](std::int64_t i) { return a[i]; }, accumulate, y, n);
+    case 2: return write_sum([=](std::int64_t i) { return a[i] + b[i]; }, accumulate, y, n);
+    case 4: return write_sum([=](std::int64_t i) { return (a[i] + b[i]) + (c[i] + d[i]); }, accumulate, y, n);
+    case 8: {
+      const float *const e = p[4], *const f = p[5], *const g = p[6], *const h = p[7];
+      return write_sum(
+          [=](std::int64_t i) { return ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i])); },
+          accumulate, y, n);
+    }
+    default:
+      return write_sum(
+          [=](std::int64_t i) {
+            float total = p[0][i];
+            for (int k = 1; k < count; ++k) total += p[k][i];
+            return total;
+          },
+          accumulate, y, n);
+  }
+}
+
+namespace {
+
+template <bool kPlain>
+void sgd_loop(float* value, const float* gradient, float* buffer, std::int64_t n, float lr, float momentum,
+              float dampening, float weight_decay, bool nesterov, bool first) {
+  const float keep = first ? 0.0f : momentum, take = first ? 1.0f : 1.0f - dampening;
+  for (std::int64_t i = 0; i < n; ++i) {
+    float g = gradient[i];
+    if constexpr (!kPlain) g += weight_decay * value[i];
+    const float b = keep * buffer[i] + (kPlain ? g : take * g);
+    buffer[i] = b;
+    if constexpr (!kPlain) g = nesterov ? g + momentum * b : b;
+    value[i] -= lr * (kPlain ? b : g);
+  }
+}
+
+}  // namespace
+
+void sgd(float* value, const float* gradient, float* buffer, std::int64_t n, float lr, float momentum, float dampening,
+         float weight_decay, bool nesterov, bool first) {
+  if (buffer == nullptr) {
+    for (std::int64_t i = 0; i < n; ++i) value[i] -= lr * (gradient[i] + weight_decay * value[i]);
+  } else if (dampening == 0 && weight_decay == 0 && !nesterov && !first) {
+    sgd_loop<true>(value, gradient, buffer, n, lr, momentum, 0, 0, false, false);
+  } else {
+    sgd_loop<false>(value, gradient, buffer, n, lr, momentum, dampening, weight_decay, nesterov, first);
+  }
+}
+
+}  // namespace duet::cpu::DUET_ISA

@@ -1,0 +1,77 @@
+// The inner loops of the CPU backend: one source, compiled once per instruction set, chosen when the program starts.
+//
+// They work on raw pointers and know no tensors. No header with inline functions of others is included by their sources:
+// the linker would keep one copy of such a function, perhaps with instructions that this machine lacks.
+#pragma once
+
+#include <cstdint>
+
+namespace duet::cpu {
+
+/// Rows [begin, end) of each leaf and the additions that sum the leaves; mirrors duet::Blocks.
+struct Leaves {
+  const std::int64_t* ranges;  // begin, end pairs
+  int count;
+  const int* additions;  // destination, source pairs
+  int addition_count;
+  bool add_zero;
+};
+
+struct PoolGeometry {
+  std::int64_t height, width, out_height, out_width;
+  std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
+
+/// Index of a pooled element through which no gradient passes: its maximum was not positive, or it was dropped.
+inline constexpr std::uint8_t kDead = 255;
+
+struct Kernels {
+  const char* name;
+  int channel_block;  // channels that lie beside each other in the layout this instruction set likes
+
+  // elementwise, n elements
+  void (*relu)(const float* x, float* y, std::int64_t n);
+  void (*relu_backward)(const float* y, const float* dy, float* dx, std::int64_t n);
+  void (*add)(const float* a, const float* b, float* y, std::int64_t n);
+  void (*scale)(float* x, float factor, std::int64_t n);
+  void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
+  /// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
+  void (*sum_parts)(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
+  void (*sgd)(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
+              float dampening, float weight_decay, bool nesterov, bool first);
+
+  // pooling of one image (height, width, block) to (out_height, out_width, block)
+  void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
+  /// Adds dy to the places of the maxima; dx was set to zero.
+  void (*max_pool_backward)(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+  /// relu of pooled values in place, and kDead where the value is not positive.
+  void (*relu_index)(float* y, std::uint8_t* index, std::int64_t n);
+  /// dropout of pooled values in place, and kDead where the mask is 0.
+  void (*drop_index)(float* y, std::uint8_t* index, const std::uint8_t* mask, float scale, std::int64_t n);
+  /// (pixels, block) to (block, pixels), floats and bytes; and back.
+  void (*unblock)(const float* x, float* y, std::int64_t pixels, int block);
+  void (*unblock_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+  void (*block)(const float* x, float* y, std::int64_t pixels, int block);
+  void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+
+  // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
+  void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
+                       std::uint32_t layer, std::uint32_t threshold);
+
+  // linear: x (n, in), w (out, in), y (n, out)
+  void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
+                 std::int64_t out);
+  void (*linear_backward_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
+                               std::int64_t out);
+  /// Columns [begin, end) of dw (out, in), summed over rows as `leaves` says. begin is a multiple of 64.
+  void (*linear_backward_weights)(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                                  std::int64_t begin, std::int64_t end, const Leaves& leaves);
+  /// db (columns) = sum of the rows of dy (n, columns).
+  void (*sum_rows)(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
+};
+
+/// The best set for this machine, or the one that DUET_ISA names (avx512, avx2, generic). Throws UsageError when the
+/// machine lacks the named one.
+const Kernels& kernels();
+
+}  // namespace duet::cpu

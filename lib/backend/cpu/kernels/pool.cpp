@@ -1,0 +1,166 @@
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+namespace {
+
+/// One window, all kBlock channels at once. Ties go to the first maximum in row-major order; a NaN wins, as in PyTorch.
+template <int kBlock>
+void pool_window(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, std::int64_t top,
+                 std::int64_t left) {
+  const auto first = static_cast<std::int32_t>((top < 0 ? -top : 0) * g.kernel_w + (left < 0 ? -left : 0));
+  float best[kBlock];
+  std::int32_t place[kBlock];
+  for (int c = 0; c < kBlock; ++c) best[c] = -__builtin_inff();
+  for (int c = 0; c < kBlock; ++c) place[c] = first;
+  for (std::int64_t r = 0; r < g.kernel_h; ++r) {
+    const std::int64_t h = top + r;
+    if (h < 0 || h >= g.height) continue;
+    for (std::int64_t s = 0; s < g.kernel_w; ++s) {
+      const std::int64_t w = left + s;
+      if (w < 0 || w >= g.width) continue;
+      const float* const pixel = x + (h * g.width + w) * kBlock;
+      const auto here = static_cast<std::int32_t>(r * g.kernel_w + s);
+      for (int c = 0; c < kBlock; ++c) {
+        const bool wins = pixel[c] > best[c] || pixel[c] != pixel[c];
+        best[c] = wins ? pixel[c] : best[c];
+        place[c] = wins ? here : place[c];
+      }
+    }
+  }
+  for (int c = 0; c < kBlock; ++c) y[c] = best[c];
+  for (int c = 0; c < kBlock; ++c) index[c] = static_cast<std::uint8_t>(place[c]);
+}
+
+/// The common 2x2 window with stride 2 inside the image.
+template <int kBlock>
+void pool_2x2(const float* x, float* y, std::uint8_t* index, std::int64_t width, std::int64_t out_width) {
+  for (std::int64_t q = 0; q < out_width; ++q) {
+    const float* const a = x + 2 * q * kBlock;
+    const float* const b = a + kBlock;
+    const float* const c = a + width * kBlock;
+    const float* const d = c + kBlock;
+    std::int32_t place[kBlock];
+    float best[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+      const bool right = b[i] > a[i] || b[i] != b[i];
+      const float upper = right ? b[i] : a[i];
+      const bool low = c[i] > upper || c[i] != c[i];
+      const float left3 = low ? c[i] : upper;
+      const bool last = d[i] > left3 || d[i] != d[i];
+      best[i] = last ? d[i] : left3;
+      place[i] = last ? 3 : (low ? 2 : (right ? 1 : 0));
+    }
+    for (int i = 0; i < kBlock; ++i) y[q * kBlock + i] = best[i];
+    for (int i = 0; i < kBlock; ++i) index[q * kBlock + i] = static_cast<std::uint8_t>(place[i]);
+  }
+}
+
+template <int kBlock>
+void pool_image(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g) {
+  const bool simple = g.kernel_h == 2 && g.kernel_w == 2 && g.stride_h == 2 && g.stride_w == 2 && g.pad_h == 0 &&
+                      g.pad_w == 0;
+  for (std::int64_t p = 0; p < g.out_height; ++p) {
+    float* const row = y + p * g.out_width * kBlock;
+    std::uint8_t* const index_row = index + p * g.out_width * kBlock;
+    if (simple) {
+      pool_2x2<kBlock>(x + 2 * p * g.width * kBlock, row, index_row, g.width, g.out_width);
+      continue;
+    }
+    for (std::int64_t q = 0; q < g.out_width; ++q)
+      pool_window<kBlock>(x, row + q * kBlock, index_row + q * kBlock, g, p * g.stride_h - g.pad_h,
+                          q * g.stride_w - g.pad_w);
+  }
+}
+
+template <int kBlock>
+void unpool_2x2(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g) {
+  for (std::int64_t p = 0; p < g.out_height; ++p) {
+    for (std::int64_t q = 0; q < g.out_width; ++q) {
+      const float* const d = dy + (p * g.out_width + q) * kBlock;
+      const std::uint8_t* const i = index + (p * g.out_width + q) * kBlock;
+      std::int32_t place[kBlock];
+      for (int c = 0; c < kBlock; ++c) place[c] = i[c];
+      for (int corner = 0; corner < 4; ++corner) {
+        float* const pixel = dx + ((2 * p + corner / 2) * g.width + 2 * q + corner % 2) * kBlock;
+        for (int c = 0; c < kBlock; ++c) pixel[c] = place[c] == corner ? d[c] : 0.0f;
+      }
+    }
+  }
+}
+
+template <int kBlock>
+void unpool_image(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g) {
+  // Windows that tile the whole image write every pixel themselves.
+  if (g.kernel_h == 2 && g.kernel_w == 2 && g.stride_h == 2 && g.stride_w == 2 && g.pad_h == 0 && g.pad_w == 0 &&
+      g.height == 2 * g.out_height && g.width == 2 * g.out_width)
+    return unpool_2x2<kBlock>(dy, index, dx, g);
+  for (std::int64_t i = 0; i < g.height * g.width * kBlock; ++i) dx[i] = 0;
+  for (std::int64_t p = 0; p < g.out_height; ++p) {
+    for (std::int64_t q = 0; q < g.out_width; ++q) {
+      for (int c = 0; c < kBlock; ++c) {
+        const std::int64_t at = (p * g.out_width + q) * kBlock + c;
+        if (index[at] == kDead) continue;
+        const std::int64_t h = p * g.stride_h - g.pad_h + index[at] / g.kernel_w;
+        const std::int64_t w = q * g.stride_w - g.pad_w + index[at] % g.kernel_w;
+        dx[(h * g.width + w) * kBlock + c] += dy[at];
+      }
+    }
+  }
+}
+
+template <class T, int kBlock>
+void transpose_out(const T* x, T* y, std::int64_t pixels) {
+  for (int c = 0; c < kBlock; ++c)
+    for (std::int64_t i = 0; i < pixels; ++i) y[c * pixels + i] = x[i * kBlock + c];
+}
+
+template <class T, int kBlock>
+void transpose_in(const T* x, T* y, std::int64_t pixels) {
+  for (std::int64_t i = 0; i < pixels; ++i)
+    for (int c = 0; c < kBlock; ++c) y[i * kBlock + c] = x[c * pixels + i];
+}
+
+}  // namespace
+
+void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block) {
+  if (block == 16) return pool_image<16>(x, y, index, g);
+  if (block == 8) return pool_image<8>(x, y, index, g);
+  pool_image<1>(x, y, index, g);
+}
+
+void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block) {
+  if (block == 16) return unpool_image<16>(dy, index, dx, g);
+  if (block == 8) return unpool_image<8>(dy, index, dx, g);
+  unpool_image<1>(dy, index, dx, g);
+}
+
+void relu_index(float* y, std::uint8_t* index, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const bool dead = y[i] <= 0;  // a NaN stays a NaN and passes its gradient on
+    y[i] = dead ? 0.0f : y[i];
+    index[i] = dead ? kDead : index[i];
+  }
+}
+
+void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float factor, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = y[i] * (mask[i] ? factor : 0.0f);
+    index[i] = mask[i] ? index[i] : kDead;
+  }
+}
+
+void unblock(const float* x, float* y, std::int64_t pixels, int block) {
+  block == 16 ? transpose_out<float, 16>(x, y, pixels) : transpose_out<float, 8>(x, y, pixels);
+}
+void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
+  block == 16 ? transpose_out<std::uint8_t, 16>(x, y, pixels) : transpose_out<std::uint8_t, 8>(x, y, pixels);
+}
+void block(const float* x, float* y, std::int64_t pixels, int block) {
+  block == 16 ? transpose_in<float, 16>(x, y, pixels) : transpose_in<float, 8>(x, y, pixels);
+}
+void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
+  block == 16 ? transpose_in<std::uint8_t, 16>(x, y, pixels) : transpose_in<std::uint8_t, 8>(x, y, pixels);
+}
+
+}  // namespace duet::cpu::DUET_ISA

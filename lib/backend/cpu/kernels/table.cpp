@@ -1,0 +1,34 @@
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+
+#define DUET_NAME_OF(isa) #isa
+#define DUET_NAME(isa) DUET_NAME_OF(isa)
+
+constinit const Kernels table = {
+    .name = DUET_NAME(DUET_ISA),
+    .channel_block = kWidth >= 8 ? kWidth : 8,
+    .relu = relu,
+    .relu_backward = relu_backward,
+    .add = add,
+    .scale = scale,
+    .mask_scale = mask_scale,
+    .sum_parts = sum_parts,
+    .sgd = sgd,
+    .max_pool = max_pool,
+    .max_pool_backward = max_pool_backward,
+    .relu_index = relu_index,
+    .drop_index = drop_index,
+    .unblock = unblock,
+    .unblock_bytes = unblock_bytes,
+    .block = block,
+    .block_bytes = block_bytes,
+    .dropout_mask = dropout_mask,
+    .linear = linear,
+    .linear_backward_data = linear_backward_data,
+    .linear_backward_weights = linear_backward_weights,
+    .sum_rows = sum_rows,
+};
+
+}  // namespace duet::cpu::DUET_ISA

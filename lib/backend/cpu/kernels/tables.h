@@ -1,0 +1,37 @@
+// Declares the kernels of one instruction set: DUET_ISA is its namespace. See kernels.h for what they do.
+#pragma once
+
+#include "lib/backend/cpu/kernels/kernels.h"
+
+namespace duet::cpu::DUET_ISA {
+
+void relu(const float* x, float* y, std::int64_t n);
+void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n);
+void add(const float* a, const float* b, float* y, std::int64_t n);
+void scale(float* x, float factor, std::int64_t n);
+void mask_scale(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
+void sum_parts(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
+void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
+         float dampening, float weight_decay, bool nesterov, bool first);
+void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
+void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+void relu_index(float* y, std::uint8_t* index, std::int64_t n);
+void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float scale, std::int64_t n);
+void unblock(const float* x, float* y, std::int64_t pixels, int block);
+void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+void block(const float* x, float* y, std::int64_t pixels, int block);
+void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
+                  std::uint32_t layer, std::uint32_t threshold);
+void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
+            std::int64_t out);
+void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
+                          std::int64_t out);
+void linear_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                             std::int64_t begin, std::int64_t end, const Leaves& leaves);
+void sum_rows(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
+
+/// All of the above.
+extern const Kernels table;
+
+}  // namespace duet::cpu::DUET_ISA

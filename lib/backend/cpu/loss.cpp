@@ -1,0 +1,104 @@
+// log_softmax, losses and accuracy.
+#include <algorithm>
+#include <cmath>
+
+#include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/cpu/cpu_device.h"
+
+namespace duet::cpu {
+namespace {
+
+/// The sum of value(row) over a batch: inside each block, then the tree.
+template <class Value>
+float sum_over_rows(const Tensor& batch, Value value) {
+  const Blocks blocks = blocks_of(batch.stamp_or_self(), batch.size(0));
+  std::array<float, kBlocks> part{};
+  for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
+    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    for (std::int64_t row = begin; row < end; ++row) part[static_cast<std::size_t>(leaf)] += value(row);
+  }
+  for (int i = 0; i < blocks.addition_count; ++i) {
+    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
+    part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
+  }
+  return part[0];
+}
+
+}  // namespace
+
+void CpuBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
+  const std::int64_t classes = x.size(1);
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* const from = x.data<float>() + row * classes;
+      float* const to = y.data<float>() + row * classes;
+      const float largest = *std::max_element(from, from + classes);
+      float total = 0;
+      for (std::int64_t c = 0; c < classes; ++c) total += std::exp(from[c] - largest);
+      const float shift = largest + std::log(total);
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = from[c] - shift;
+    }
+  });
+}
+
+void CpuBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+  const std::int64_t classes = y.size(1);
+  for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* const out = y.data<float>() + row * classes;
+      const float* const gradient = dy.data<float>() + row * classes;
+      float* const to = dx.data<float>() + row * classes;
+      float total = 0;
+      for (std::int64_t c = 0; c < classes; ++c) total += gradient[c];
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = gradient[c] - std::exp(out[c]) * total;
+    }
+  });
+}
+
+void CpuBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) {
+  const std::int64_t classes = x.size(1);
+  const std::int64_t* const label = labels.data<std::int64_t>();
+  for (std::int64_t row = 0; row < x.size(0); ++row)
+    require<ShapeError>(label[row] >= 0 && label[row] < classes, "nll_loss: Target ", label[row],
+                        " is out of bounds. (row ", row, ", expected 0 to ", classes - 1, ")");
+  const float* const values = x.data<float>();
+  *loss.data<float>() = -sum_over_rows(x, [&](std::int64_t row) { return values[row * classes + label[row]]; }) * factor;
+}
+
+void CpuBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) {
+  const std::int64_t classes = dx.size(1);
+  const float value = -*dloss.data<float>() * factor;
+  std::fill_n(dx.data<float>(), dx.count(), 0.0f);
+  for (std::int64_t row = 0; row < dx.size(0); ++row)
+    dx.data<float>()[row * classes + labels.data<std::int64_t>()[row]] = value;
+}
+
+void CpuBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
+  const std::int64_t columns = x.shape().count_from(1);
+  const float *const a = x.data<float>(), *const b = target.data<float>();
+  *loss.data<float>() = factor * sum_over_rows(x, [&](std::int64_t row) {
+                          float total = 0;
+                          for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i)
+                            total += (a[i] - b[i]) * (a[i] - b[i]);
+                          return total;
+                        });
+}
+
+void CpuBackend::mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
+                                   const Tensor& dx) {
+  const float weight = 2 * factor * *dloss.data<float>();
+  const float *const a = x.data<float>(), *const b = target.data<float>();
+  for (std::int64_t i = 0; i < x.count(); ++i) dx.data<float>()[i] = weight * (a[i] - b[i]);
+}
+
+std::int64_t CpuBackend::count_correct(const Tensor& x, const Tensor& labels) {
+  const std::int64_t classes = x.size(1);
+  std::int64_t correct = 0;
+  for (std::int64_t row = 0; row < x.size(0); ++row) {
+    const float* const from = x.data<float>() + row * classes;
+    correct += std::max_element(from, from + classes) - from == labels.data<std::int64_t>()[row];
+  }
+  return correct;
+}
+
+}  // namespace duet::cpu

@@ -1,0 +1,36 @@
+// Optimizer updates and sums over devices, on flat buffers.
+#include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/cpu/cpu_device.h"
+
+namespace duet::cpu {
+namespace {
+
+/// The i-th of `parts` runs of n elements, cut at whole cache lines.
+std::pair<std::int64_t, std::int64_t> share_of(std::int64_t n, int i, int parts) {
+  constexpr std::int64_t kLine = 16;
+  const std::int64_t lines = (n + kLine - 1) / kLine;
+  return {std::min(n, lines * i / parts * kLine), std::min(n, lines * (i + 1) / parts * kLine)};
+}
+
+}  // namespace
+
+void CpuBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) {
+  ThreadPool& pool = device(value).pool();
+  pool.run(pool.workers(), [&](int part, int) {
+    const auto [begin, end] = share_of(value.count(), part, pool.workers());
+    kernels_.sgd(value.data<float>() + begin, gradient.data<float>() + begin,
+                 momentum.defined() ? momentum.data<float>() + begin : nullptr, end - begin, rule.lr, rule.momentum,
+                 rule.dampening, rule.weight_decay, rule.nesterov, rule.first);
+  });
+}
+
+void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
+                             int shares) {
+  const auto [begin, end] = share_of(destination.count(), share, shares);
+  PooledVector<const float*> from;
+  for (const Tensor& part : parts) from.push_back(part.data<float>() + begin);
+  kernels_.sum_parts(from.data(), static_cast<int>(from.size()), accumulate, destination.data<float>() + begin,
+                     end - begin);
+}
+
+}  // namespace duet::cpu
