@@ -32,27 +32,24 @@ void pool_window(const float* x, float* y, std::uint8_t* index, const PoolGeomet
   for (int c = 0; c < kBlock; ++c) index[c] = static_cast<std::uint8_t>(place[c]);
 }
 
-/// The common 2x2 window with stride 2 inside the image.
+/// The common 2x2 window with stride 2 inside the image, one row of windows.
 template <int kBlock>
 void pool_2x2(const float* x, float* y, std::uint8_t* index, std::int64_t width, std::int64_t out_width) {
+  using L = Lanes<kBlock>;
+  using Floats = typename L::Floats;
+  using Ints = typename L::Ints;
   for (std::int64_t q = 0; q < out_width; ++q) {
-    const float* const a = x + 2 * q * kBlock;
-    const float* const b = a + kBlock;
-    const float* const c = a + width * kBlock;
-    const float* const d = c + kBlock;
-    std::int32_t place[kBlock];
-    float best[kBlock];
-    for (int i = 0; i < kBlock; ++i) {
-      const bool right = b[i] > a[i] || b[i] != b[i];
-      const float upper = right ? b[i] : a[i];
-      const bool low = c[i] > upper || c[i] != c[i];
-      const float left3 = low ? c[i] : upper;
-      const bool last = d[i] > left3 || d[i] != d[i];
-      best[i] = last ? d[i] : left3;
-      place[i] = last ? 3 : (low ? 2 : (right ? 1 : 0));
+    const float* const corner = x + 2 * q * kBlock;
+    Floats best = L::load(corner);
+    Ints place = Ints{} + 0;
+    for (int i = 1; i < 4; ++i) {
+      const Floats next = L::load(corner + (i / 2 * width + i % 2) * kBlock);
+      const auto wins = next > best || next != next;
+      best = wins ? next : best;
+      place = wins ? Ints{} + i : place;
     }
-    for (int i = 0; i < kBlock; ++i) y[q * kBlock + i] = best[i];
-    for (int i = 0; i < kBlock; ++i) index[q * kBlock + i] = static_cast<std::uint8_t>(place[i]);
+    L::store(y + q * kBlock, best);
+    L::store_bytes(index + q * kBlock, place);
   }
 }
 
@@ -75,16 +72,17 @@ void pool_image(const float* x, float* y, std::uint8_t* index, const PoolGeometr
 
 template <int kBlock>
 void unpool_2x2(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g) {
+  using L = Lanes<kBlock>;
+  using Floats = typename L::Floats;
+  using Ints = typename L::Ints;
   for (std::int64_t p = 0; p < g.out_height; ++p) {
     for (std::int64_t q = 0; q < g.out_width; ++q) {
-      const float* const d = dy + (p * g.out_width + q) * kBlock;
-      const std::uint8_t* const i = index + (p * g.out_width + q) * kBlock;
-      std::int32_t place[kBlock];
-      for (int c = 0; c < kBlock; ++c) place[c] = i[c];
-      for (int corner = 0; corner < 4; ++corner) {
-        float* const pixel = dx + ((2 * p + corner / 2) * g.width + 2 * q + corner % 2) * kBlock;
-        for (int c = 0; c < kBlock; ++c) pixel[c] = place[c] == corner ? d[c] : 0.0f;
-      }
+      const std::int64_t at = (p * g.out_width + q) * kBlock;
+      const Floats gradient = L::load(dy + at);
+      const Ints place = L::load_bytes(index + at);
+      float* const corner = dx + (2 * p * g.width + 2 * q) * kBlock;
+      for (int i = 0; i < 4; ++i)
+        L::store(corner + (i / 2 * g.width + i % 2) * kBlock, place == Ints{} + i ? gradient : Floats{} + 0.0f);
     }
   }
 }

@@ -1,0 +1,123 @@
+#include "lib/autograd/engine.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet {
+namespace {
+
+thread_local bool recording = true;
+thread_local std::uint64_t sequence_counter = 0;
+std::atomic<std::uint64_t> run_counter{0};
+
+bool runs_later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) {
+  return a->sequence() < b->sequence();
+}
+
+}  // namespace
+
+bool grad_enabled() { return recording; }
+NoGrad::NoGrad(bool active) : before_(recording) { recording = recording && !active; }
+NoGrad::~NoGrad() { recording = before_; }
+
+std::uint64_t Node::next_sequence() { return ++sequence_counter; }
+
+Tensor& Gradients::place(std::size_t i, const Shape& shape, Device device, Layout layout) const {
+  if (!inputs[i].defined()) inputs[i] = empty(shape, DType::f32, device, layout);
+  return inputs[i];
+}
+
+/// One backward run.
+class Engine {
+ public:
+  void run(const Edge& root, const Tensor& gradient) {
+    discover(root.node);
+    root.node->arrived_[static_cast<std::size_t>(root.output)] = gradient;
+    ready_.push_back(root.node);
+    while (!ready_.empty()) {
+      std::pop_heap(ready_.begin(), ready_.end(), runs_later);
+      const std::shared_ptr<Node> node = std::move(ready_.back());
+      ready_.pop_back();
+      visit(*node);
+    }
+    for (BackwardListener* const listener : listeners_) listener->backward_ended();
+  }
+
+ private:
+  /// Counts the consumers of every node below `root`.
+  void discover(const std::shared_ptr<Node>& root) {
+    PooledVector<Node*> stack;
+    begin(*root);
+    stack.push_back(root.get());
+    while (!stack.empty()) {
+      Node& node = *stack.back();
+      stack.pop_back();
+      for (const Edge& edge : node.edges()) {
+        if (edge.node == nullptr) continue;
+        if (edge.node->run_ != run_) {
+          begin(*edge.node);
+          stack.push_back(edge.node.get());
+        }
+        ++edge.node->waiting_;
+      }
+    }
+  }
+
+  void begin(Node& node) {
+    node.run_ = run_;
+    node.waiting_ = 0;
+    node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
+  }
+
+  void visit(Node& node) {
+    PooledVector<Tensor> inputs(node.edges().size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto* const leaf = dynamic_cast<const Leaf*>(node.edges()[i].node.get());
+      if (leaf != nullptr && leaf->waiting_ == 1 && !leaf->arrived_[0].defined()) inputs[i] = leaf->place();
+    }
+    node.backward({node.arrived_, inputs, node.edges()});
+    node.arrived_.clear();
+    node.release();
+    if (auto* const leaf = dynamic_cast<Leaf*>(&node)) {
+      BackwardListener* const listener = leaf->listener();
+      if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
+        listeners_.push_back(listener);
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node.edges()[i], std::move(inputs[i]));
+  }
+
+  void deliver(const Edge& edge, Tensor gradient) {
+    if (edge.node == nullptr) return;
+    Node& target = *edge.node;
+    if (gradient.defined()) {
+      Tensor& sum = target.arrived_[static_cast<std::size_t>(edge.output)];
+      if (!sum.defined()) {
+        sum = std::move(gradient);
+      } else {
+        require<ShapeError>(sum.shape() == gradient.shape() && sum.layout() == gradient.layout(), target.name(),
+                            ": gradients of shapes ", sum.shape(), " and ", gradient.shape(), " meet");
+        const Tensor total = empty(sum.shape(), DType::f32, sum.device(), sum.layout());
+        backend(sum).add(sum, gradient, total);
+        sum = total;
+      }
+    }
+    if (--target.waiting_ > 0) return;
+    ready_.push_back(edge.node);
+    std::push_heap(ready_.begin(), ready_.end(), runs_later);
+  }
+
+  const std::uint64_t run_ = ++run_counter;
+  PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
+  PooledVector<BackwardListener*> listeners_;
+};
+
+void run_backward(const Edge& edge, const Tensor& gradient) {
+  require(edge.node != nullptr, "backward of a variable that requires no gradient");
+  Engine().run(edge, gradient);
+}
+
+}  // namespace duet

@@ -1,0 +1,86 @@
+// Nodes of the tape: what turns gradients of an operator's outputs into gradients of its inputs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/pool.h"
+#include "lib/tensor.h"
+
+namespace duet {
+
+class Node;
+
+/// Input number `output` of a node's backward, that is, the gradient of the output of that number.
+struct Edge {
+  std::shared_ptr<Node> node;  // null: nobody asks for this gradient
+  int output = 0;
+};
+
+/// Gradients on their way through one node.
+struct Gradients {
+  /// One per output of the node; undefined where no gradient arrived (it is zero).
+  std::span<const Tensor> outputs;
+  /// One per edge of the node, to be set where wanted(i). Where one is already defined, it is the place where the
+  /// gradient is wanted: writing into it saves a copy.
+  std::span<Tensor> inputs;
+  std::span<const Edge> edges;
+
+  bool wanted(std::size_t i) const { return edges[i].node != nullptr; }
+  /// The place for gradient i: the one that was provided, or fresh memory.
+  Tensor& place(std::size_t i, const Shape& shape, Device device, Layout layout = Layout::plain) const;
+};
+
+/// Anything with a gradient. Operators make one per call; dp makes one for all replicas.
+class Node {
+ public:
+  explicit Node(int outputs = 1) : outputs_(outputs) {}
+  virtual ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  virtual const char* name() const = 0;
+  /// Called once per backward run, when all gradients of the outputs are complete.
+  virtual void backward(const Gradients& gradients) = 0;
+  /// Frees what backward needed; called after it.
+  virtual void release() {}
+
+  int outputs() const { return outputs_; }
+  const PooledVector<Edge>& edges() const { return edges_; }
+  void add_edge(const Edge& edge) { edges_.push_back(edge); }
+  std::uint64_t sequence() const { return sequence_; }
+
+ protected:
+  PooledVector<Edge> edges_;
+
+ private:
+  friend class Engine;
+  int outputs_;
+  std::uint64_t sequence_ = next_sequence();  // later operators run backward first
+  // State of the one backward run that may visit this node at a time.
+  std::uint64_t run_ = 0;
+  int waiting_ = 0;  // consumers whose gradient has not arrived
+  PooledVector<Tensor> arrived_;
+
+  static std::uint64_t next_sequence();
+};
+
+/// A node where gradients end: a parameter, or a leaf variable.
+class Leaf : public Node {
+ public:
+  /// Where the complete gradient may be written directly, or undefined if it must be given to backward().
+  virtual Tensor place() const { return {}; }
+  /// Something to be told when a backward run that reached this leaf is over, or null.
+  virtual class BackwardListener* listener() { return nullptr; }
+};
+
+/// Told once at the end of every backward run that reached one of its leaves.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  virtual void backward_ended() = 0;
+};
+
+}  // namespace duet

@@ -1,0 +1,67 @@
+#include "lib/autograd/variable.h"
+
+#include "lib/autograd/engine.h"
+#include "lib/backend/backend.h"
+
+namespace duet {
+namespace {
+
+/// Keeps the gradient of a leaf variable.
+class KeepGradient final : public Leaf {
+ public:
+  const char* name() const override { return "KeepGradient"; }
+  void backward(const Gradients& gradients) override {
+    const Tensor& arrived = gradients.outputs[0];
+    if (!arrived.defined()) return;
+    if (!gradient.defined()) {
+      gradient = arrived;
+    } else {
+      const Tensor sum = empty(arrived.shape(), DType::f32, arrived.device(), arrived.layout());
+      backend(arrived).add(gradient, arrived, sum);
+      gradient = sum;
+    }
+  }
+  Tensor gradient;
+};
+
+}  // namespace
+
+Variable::Variable(Tensor value, bool requires_grad) : state_(make_pooled<State>()) {
+  state_->value = std::move(value);
+  if (requires_grad) state_->edge = {make_pooled<KeepGradient>(), 0};
+}
+
+Variable::Variable(Tensor value, std::shared_ptr<Node> node, int output) : state_(make_pooled<State>()) {
+  state_->value = std::move(value);
+  state_->edge = {std::move(node), output};
+}
+
+Tensor Variable::grad() const {
+  const auto* const leaf = state_ ? dynamic_cast<const KeepGradient*>(state_->edge.node.get()) : nullptr;
+  return leaf ? leaf->gradient : Tensor();
+}
+
+void Variable::zero_grad() {
+  if (auto* const leaf = dynamic_cast<KeepGradient*>(state_->edge.node.get())) leaf->gradient = Tensor();
+}
+
+void Variable::backward() const {
+  require<ShapeError>(value().count() == 1, "backward() without a gradient needs a scalar, got shape ", shape());
+  const Tensor one = empty(shape(), DType::f32, device());
+  backend(one).fill(one, 1.0f);
+  backward(one);
+}
+
+void Variable::backward(const Tensor& gradient) const {
+  require<ShapeError>(gradient.shape() == shape(), "backward() got a gradient of shape ", gradient.shape(),
+                      " for a value of shape ", shape());
+  run_backward(state_->edge, gradient);
+}
+
+float Variable::item() const {
+  require<ShapeError>(value().count() == 1, "item() needs one element, got shape ", shape());
+  backend(value()).synchronize(device());
+  return *value().to(Device{}).data<float>();
+}
+
+}  // namespace duet

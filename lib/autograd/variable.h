@@ -1,0 +1,50 @@
+// A tensor that remembers how it was computed.
+#pragma once
+
+#include <memory>
+
+#include "lib/autograd/node.h"
+#include "lib/tensor.h"
+
+namespace duet {
+
+/// A handle to a value on the tape; copies are the same variable. A tape belongs to the thread that records it; distinct
+/// tapes may be recorded and run on distinct threads.
+class Variable {
+ public:
+  Variable() = default;
+  /// A constant, or with `requires_grad` a leaf whose gradient is kept.
+  Variable(Tensor value, bool requires_grad = false);  // NOLINT(google-explicit-constructor)
+  /// Output number `output` of `node`.
+  Variable(Tensor value, std::shared_ptr<Node> node, int output = 0);
+
+  bool defined() const { return state_ != nullptr; }
+  const Tensor& value() const { return state_->value; }
+  const Shape& shape() const { return value().shape(); }
+  Device device() const { return value().device(); }
+  bool requires_grad() const { return state_ && state_->edge.node != nullptr; }
+  /// Where the gradient of this variable goes; its node is null for constants.
+  const Edge& edge() const { return state_->edge; }
+  /// The gradient that backward left in a leaf; undefined before.
+  Tensor grad() const;
+  void zero_grad();
+
+  /// Computes the gradients of all leaves below this scalar, starting from 1. The tape is used up by it. Throws ShapeError
+  /// when this is not one element, Error when it does not require a gradient.
+  void backward() const;
+  /// As above for any shape, starting from `gradient`.
+  void backward(const Tensor& gradient) const;
+  /// The one element of a scalar. Waits for its device.
+  float item() const;
+  /// The same value, off the tape.
+  Variable detach() const { return Variable(value()); }
+
+ private:
+  struct State {
+    Tensor value;
+    Edge edge;
+  };
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace duet

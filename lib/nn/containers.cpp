@@ -1,0 +1,22 @@
+#include "lib/nn/containers.h"
+
+#include "lib/error.h"
+
+namespace duet::nn {
+
+void Sequential::append(std::unique_ptr<Module> child) {
+  register_module(std::to_string(children_.size()), *child);
+  children_.push_back(std::move(child));
+}
+
+Variable Sequential::forward(Context& context, const Variable& x) const {
+  Variable y = x;
+  for (const auto& child : children_) y = child->forward(context, y);
+  return y;
+}
+
+Variable ModuleList::forward(Context&, const Variable&) const {
+  throw UsageError("ModuleList has no forward: call its children one by one");
+}
+
+}  // namespace duet::nn

@@ -1,0 +1,133 @@
+#include "lib/nn/layers.h"
+
+#include <cmath>
+
+#include "lib/error.h"
+#include "lib/ops/batch_norm2d.h"
+#include "lib/ops/conv2d.h"
+#include "lib/ops/dropout.h"
+#include "lib/ops/flatten.h"
+#include "lib/ops/linear.h"
+#include "lib/ops/log_softmax.h"
+#include "lib/ops/max_pool2d.h"
+#include "lib/ops/relu.h"
+
+namespace duet::nn {
+namespace {
+
+/// kaiming_uniform_(a = sqrt(5)) as torch/nn/init.py computes it, in double.
+void fill_weight(std::span<float> values, Mt19937& generator, std::int64_t fan_in) {
+  const double gain = std::sqrt(2.0 / (1.0 + 5.0));
+  const double bound = std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(fan_in)));
+  generator.uniform(values, -bound, bound);
+}
+
+void fill_bias(std::span<float> values, Mt19937& generator, std::int64_t fan_in) {
+  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
+  generator.uniform(values, -bound, bound);
+}
+
+void fill_with(std::span<float> values, float value) {
+  for (float& x : values) x = value;
+}
+
+}  // namespace
+
+Linear::Linear(std::int64_t in_features, std::int64_t out_features, bool bias)
+    : in_(in_features), out_(out_features), bias_(bias) {
+  require<UsageError>(in_ > 0 && out_ > 0, "Linear: ", in_, " to ", out_, " features, expected 1 or more");
+  const std::int64_t in = in_;
+  register_parameter("weight", {out_, in_}, [in](auto values, auto& g) { fill_weight(values, g, in); });
+  if (bias_) register_parameter("bias", {out_}, [in](auto values, auto& g) { fill_bias(values, g, in); });
+}
+
+Variable Linear::forward(Context& context, const Variable& x) const {
+  return ops::linear(x, parameter(context, 0), bias_ ? parameter(context, 1) : Variable());
+}
+
+std::string Linear::details() const {
+  return concat("in_features=", in_, ", out_features=", out_, ", bias=", bias_ ? "True" : "False");
+}
+
+Conv2d::Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+               const Conv2dOptions& options)
+    : in_(in_channels),
+      out_(out_channels),
+      window_{kernel_size, kernel_size, options.stride, options.stride, options.padding, options.padding},
+      bias_(options.bias) {
+  require<UsageError>(in_ > 0 && out_ > 0 && kernel_size > 0 && options.stride > 0 && options.padding >= 0,
+                      "Conv2d: ", in_, " to ", out_, " channels, kernel ", kernel_size, ", stride ", options.stride,
+                      ", padding ", options.padding, " make no convolution");
+  const std::int64_t fan_in = in_ * kernel_size * kernel_size;
+  register_parameter("weight", {out_, in_, kernel_size, kernel_size},
+                     [fan_in](auto values, auto& g) { fill_weight(values, g, fan_in); });
+  if (bias_) register_parameter("bias", {out_}, [fan_in](auto values, auto& g) { fill_bias(values, g, fan_in); });
+}
+
+Variable Conv2d::forward(Context& context, const Variable& x) const {
+  return ops::conv2d(x, weight(context), bias(context), window_);
+}
+
+std::string Conv2d::details() const {
+  const auto pair = [](std::int64_t a) { return concat("(", a, ", ", a, ")"); };
+  std::string text = concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h),
+                            ", stride=", pair(window_.stride_h));
+  if (window_.pad_h > 0) text += ", padding=" + pair(window_.pad_h);
+  if (!bias_) text += ", bias=False";
+  return text;
+}
+
+Dropout::Dropout(double p) : p_(p) {
+  require<UsageError>(p >= 0 && p < 1, "Dropout: probability ", p, ", expected 0 <= p < 1");
+}
+
+DropoutKey Dropout::key(const Context& context, const Rows& stamp) const {
+  const std::int64_t step = stamp.stamped() ? stamp.step : context.step;
+  return {context.seed, static_cast<std::uint64_t>(step), layer(), context.training ? static_cast<float>(p_) : 0.0f};
+}
+
+Variable Dropout::forward(Context& context, const Variable& x) const {
+  if (context.training && p_ > 0 && context.stream != nullptr)
+    return ops::dropout(x, static_cast<float>(p_), *context.stream);
+  return ops::dropout(x, key(context, x.value().stamp()));
+}
+
+std::string Dropout::details() const { return concat("p=", p_, ", inplace=False"); }
+
+Variable ReLU::forward(Context&, const Variable& x) const { return ops::relu(x); }
+
+MaxPool2d::MaxPool2d(std::int64_t kernel_size, std::int64_t stride) {
+  const std::int64_t step = stride > 0 ? stride : kernel_size;
+  window_ = {kernel_size, kernel_size, step, step, 0, 0};
+}
+
+Variable MaxPool2d::forward(Context&, const Variable& x) const { return ops::max_pool2d(x, window_); }
+
+std::string MaxPool2d::details() const {
+  return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h,
+                ", padding=0, dilation=1, ceil_mode=False");
+}
+
+Variable Flatten::forward(Context&, const Variable& x) const { return ops::flatten(x); }
+
+Variable LogSoftmax::forward(Context&, const Variable& x) const { return ops::log_softmax(x); }
+
+BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
+    : features_(features), eps_(eps), momentum_(momentum) {
+  register_parameter("weight", {features}, [](auto values, auto&) { fill_with(values, 1); });
+  register_parameter("bias", {features}, [](auto values, auto&) { fill_with(values, 0); });
+  register_buffer("running_mean", {features}, 0);
+  register_buffer("running_var", {features}, 1);
+}
+
+Variable BatchNorm2d::forward(Context& context, const Variable& x) const {
+  return ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0), buffer(context, 1),
+                           {.training = context.training, .momentum = momentum_, .eps = eps_});
+}
+
+std::string BatchNorm2d::details() const {
+  return concat(features_, ", eps=", eps_ == 1e-5f ? std::string("1e-05") : concat(eps_), ", momentum=", momentum_,
+                ", affine=True, track_running_stats=True");
+}
+
+}  // namespace duet::nn

@@ -1,0 +1,137 @@
+// The layers, with PyTorch's names, defaults, initial values and text.
+#pragma once
+
+#include "lib/backend/backend.h"
+#include "lib/nn/module.h"
+
+namespace duet::nn {
+
+/// torch.nn.Linear: (N, in) -> (N, out). Initial weights and bias uniform within 1 / sqrt(in).
+class Linear : public Module {
+ public:
+  Linear(std::int64_t in_features, std::int64_t out_features, bool bias = true);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "Linear"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t in_, out_;
+  bool bias_;
+};
+
+struct Conv2dOptions {
+  std::int64_t stride = 1, padding = 0;
+  bool bias = true;
+};
+
+/// torch.nn.Conv2d with square kernels: (N, in, H, W) -> (N, out, P, Q). Initial weights and bias uniform within
+/// 1 / sqrt(in * kernel * kernel).
+class Conv2d : public Module {
+ public:
+  Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
+         const Conv2dOptions& options = {});
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+  const Window2d& window() const { return window_; }
+  const Variable& weight(const Context& context) const { return parameter(context, 0); }
+  /// Undefined without a bias.
+  Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
+
+ protected:
+  std::string type_name() const override { return "Conv2d"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t in_, out_;
+  Window2d window_;
+  bool bias_;
+};
+
+/// torch.nn.Dropout: active in training only. Its random numbers are keyed by the context's seed, the batch's step, the
+/// row in the global batch and the layer, so they do not depend on how the batch is split.
+class Dropout : public Module {
+ public:
+  /// Throws UsageError unless 0 <= p < 1.
+  explicit Dropout(double p = 0.5);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+  /// The key for an input with this stamp; p is 0 outside training.
+  DropoutKey key(const Context& context, const Rows& stamp) const;
+
+ protected:
+  std::string type_name() const override { return "Dropout"; }
+  std::string details() const override;
+
+ private:
+  double p_;
+};
+
+/// torch.nn.ReLU.
+class ReLU : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "ReLU"; }
+};
+
+/// torch.nn.MaxPool2d without padding; windows tile unless a stride is given.
+class MaxPool2d : public Module {
+ public:
+  explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "MaxPool2d"; }
+  std::string details() const override;
+
+ private:
+  Window2d window_;
+};
+
+/// torch.nn.Flatten(start_dim=1).
+class Flatten : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "Flatten"; }
+  std::string details() const override { return "start_dim=1, end_dim=-1"; }
+};
+
+/// torch.nn.LogSoftmax(dim=1).
+class LogSoftmax : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "LogSoftmax"; }
+  std::string details() const override { return "dim=1"; }
+};
+
+/// torch.nn.BatchNorm2d: statistics of the rows of one device.
+class BatchNorm2d : public Module {
+ public:
+  explicit BatchNorm2d(std::int64_t features, float eps = 1e-5f, float momentum = 0.1f);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "BatchNorm2d"; }
+  std::string details() const override;
+
+ private:
+  std::int64_t features_;
+  float eps_, momentum_;
+};
+
+}  // namespace duet::nn

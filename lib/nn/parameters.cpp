@@ -1,0 +1,154 @@
+#include "lib/nn/parameters.h"
+
+#include <algorithm>
+#include <map>
+
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::nn {
+
+struct ParameterStore::Hooks {
+  std::map<int, std::function<void(int)>> ready;
+  std::map<int, std::function<void()>> end;
+  int next_id = 0;
+};
+
+/// The leaf of one slot: gradients that arrive end up in the flat buffer.
+class ParameterStore::SlotLeaf final : public Leaf {
+ public:
+  SlotLeaf(ParameterStore& store, int slot) : store_(store), slot_(slot), gradient_(store.gradient(slot)) {}
+  const char* name() const override { return "parameter"; }
+  Tensor place() const override { return store_.has_gradient(slot_) ? Tensor() : gradient_; }
+  BackwardListener* listener() override { return &store_; }
+
+  void backward(const Gradients& gradients) override {
+    const Tensor& arrived = gradients.outputs[0];
+    if (!arrived.defined()) return;
+    if (store_.has_gradient(slot_)) {
+      backend(arrived).add(gradient_, arrived, gradient_);
+    } else if (!arrived.same_memory(gradient_)) {
+      copy(arrived.reshape(gradient_.shape()), gradient_);
+    }
+    store_.set_filled(slot_);
+    store_.grad_ready(slot_);
+  }
+
+ private:
+  ParameterStore& store_;
+  int slot_;
+  Tensor gradient_;
+};
+
+namespace {
+
+/// Sets the offsets, in reverse order of registration; returns the number of elements in all.
+std::int64_t lay_out(std::vector<Slot>& slots) {
+  std::int64_t offset = 0;
+  for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
+    slot->offset = offset;
+    offset += slot->shape.count();
+  }
+  return offset;
+}
+
+std::int64_t total_count(const std::vector<Slot>& slots) {
+  std::int64_t count = 0;
+  for (const Slot& slot : slots) count += slot.shape.count();
+  return count;
+}
+
+}  // namespace
+
+ParameterStore::ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Device device)
+    : ParameterStore(slots, std::move(buffers), zeros({total_count(slots)}, DType::f32, device),
+                     zeros({total_count(slots)}, DType::f32, device)) {}
+
+ParameterStore::ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values,
+                               Tensor gradients)
+    : slots_(std::move(slots)),
+      buffers_(std::move(buffers)),
+      values_(std::move(values)),
+      gradients_(std::move(gradients)),
+      filled_(slots_.size(), 0),
+      hooks_(std::make_shared<Hooks>()) {
+  lay_out(slots_);
+  for (int i = 0; i < slot_count(); ++i) variables_.emplace_back(value(i), make_pooled<SlotLeaf>(*this, i));
+}
+
+ParameterStore::~ParameterStore() = default;
+
+Tensor ParameterStore::view(const Tensor& flat, int slot) const {
+  require<UsageError>(slot >= 0 && slot < slot_count(), "slot ", slot, " of ", slot_count());
+  const Slot& at = slots_[static_cast<std::size_t>(slot)];
+  return flat.slice(at.offset, at.shape);
+}
+
+Tensor ParameterStore::value(int slot) const { return view(values_, slot); }
+Tensor ParameterStore::gradient(int slot) const { return view(gradients_, slot); }
+
+bool ParameterStore::has_all_gradients() const {
+  return std::all_of(filled_.begin(), filled_.end(), [](char filled) { return filled != 0; });
+}
+
+void ParameterStore::zero_grad() { std::fill(filled_.begin(), filled_.end(), char{0}); }
+
+HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
+  const int id = hooks_->next_id++;
+  hooks_->ready[id] = std::move(hook);
+  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
+    if (const auto alive = hooks.lock()) alive->ready.erase(id);
+  });
+}
+
+HookHandle ParameterStore::at_backward_end(std::function<void()> hook) {
+  const int id = hooks_->next_id++;
+  hooks_->end[id] = std::move(hook);
+  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
+    if (const auto alive = hooks.lock()) alive->end.erase(id);
+  });
+}
+
+void ParameterStore::grad_ready(int slot) {
+  for (const auto& [id, hook] : hooks_->ready) hook(slot);
+}
+
+void ParameterStore::backward_ended() {
+  for (const auto& [id, hook] : hooks_->end) hook();
+}
+
+namespace {
+
+Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int count) {
+  if (count == 0) return flat.slice(0, {0});
+  const Slot& last = slots[static_cast<std::size_t>(first + count - 1)];  // lies first: see Note [Flat order]
+  const Slot& front = slots[static_cast<std::size_t>(first)];
+  return flat.slice(last.offset, {front.offset + front.shape.count() - last.offset});
+}
+
+}  // namespace
+
+Tensor ParameterStore::values_of(int first_slot, int slot_count) const {
+  return run_of(values_, slots_, first_slot, slot_count);
+}
+Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
+  return run_of(gradients_, slots_, first_slot, slot_count);
+}
+
+std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, int first_slot, int slot_count,
+                                                        int first_buffer, int buffer_count, bool share_values) const {
+  std::vector<Slot> slots(slots_.begin() + first_slot, slots_.begin() + first_slot + slot_count);
+  std::vector<NamedTensor> buffers;
+  for (int i = 0; i < buffer_count; ++i) {
+    const NamedTensor& buffer = buffers_[static_cast<std::size_t>(first_buffer + i)];
+    const Tensor& tensor = buffer.tensor;
+    buffers.push_back({buffer.name, empty(tensor.shape(), tensor.dtype(), device)});
+    copy(tensor, buffers.back().tensor);
+  }
+  const Tensor own = values_of(first_slot, slot_count);
+  Tensor values = share_values ? own : empty(own.shape(), DType::f32, device);
+  return std::unique_ptr<ParameterStore>(new ParameterStore(std::move(slots), std::move(buffers), std::move(values),
+                                                            zeros(own.shape(), DType::f32, device)));
+}
+
+}  // namespace duet::nn

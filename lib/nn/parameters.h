@@ -1,0 +1,110 @@
+// The values of a model: one flat buffer of parameter values, one of their gradients, and the buffers.
+//
+// Note [Flat order]: slots lie in the flat buffers in reverse order of registration, which is about the order in which
+// backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
+// optimizer's update is one kernel.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/autograd/node.h"
+#include "lib/autograd/variable.h"
+
+namespace duet::nn {
+
+/// One parameter: its name in PyTorch's style ("conv1.weight") and its place in the flat buffers, in elements.
+struct Slot {
+  std::string name;
+  Shape shape;
+  std::int64_t offset = 0;
+};
+
+/// Unregisters a hook when it goes; may outlive the store. Movable, not copyable.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  HookHandle(HookHandle&& other) noexcept : remove_(std::exchange(other.remove_, nullptr)) {}
+  HookHandle& operator=(HookHandle&& other) noexcept {
+    std::swap(remove_, other.remove_);
+    return *this;
+  }
+  ~HookHandle() { remove(); }
+  void remove() {
+    if (auto call = std::exchange(remove_, nullptr)) call();
+  }
+
+ private:
+  std::function<void()> remove_;
+};
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+/// Used by one thread at a time.
+class ParameterStore final : public BackwardListener {
+ public:
+  /// Slots in registration order; their offsets are set here. `buffers` are tensors on `device`.
+  ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Device device);
+  ~ParameterStore() override;
+  ParameterStore(const ParameterStore&) = delete;
+  ParameterStore& operator=(const ParameterStore&) = delete;
+
+  Device device() const { return values_.device(); }
+  const std::vector<Slot>& slots() const { return slots_; }
+  int slot_count() const { return static_cast<int>(slots_.size()); }
+  const std::vector<NamedTensor>& buffers() const { return buffers_; }
+
+  /// The whole flat buffers, f32.
+  const Tensor& values() const { return values_; }
+  const Tensor& gradients() const { return gradients_; }
+  /// Views of one slot.
+  Tensor value(int slot) const;
+  Tensor gradient(int slot) const;
+  /// The slot's value as a leaf of the tape.
+  const Variable& variable(int slot) const { return variables_[static_cast<std::size_t>(slot)]; }
+
+  /// Whether a backward has filled the slot since zero_grad().
+  bool has_gradient(int slot) const { return filled_[static_cast<std::size_t>(slot)] != 0; }
+  bool has_all_gradients() const;
+  /// Marks all slots empty, so that the next backward overwrites instead of adding. Touches no memory.
+  void zero_grad();
+  /// Marks a slot filled whose gradient was written by other means.
+  void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] = 1; }
+
+  /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
+  [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
+  /// Called at the end of each backward run that reached a slot.
+  [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
+
+  /// The same slots and buffers from `first_slot` / `first_buffer` on, `slot_count` / `buffer_count` of them, as a store
+  /// for another device. With `share_values` the values are this store's own memory, else fresh memory.
+  std::unique_ptr<ParameterStore> replica(Device device, int first_slot, int slot_count, int first_buffer,
+                                          int buffer_count, bool share_values) const;
+  /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.
+  Tensor values_of(int first_slot, int slot_count) const;
+  Tensor gradients_of(int first_slot, int slot_count) const;
+
+  void backward_ended() override;
+
+ private:
+  class SlotLeaf;
+  struct Hooks;
+  ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values, Tensor gradients);
+  Tensor view(const Tensor& flat, int slot) const;
+  void grad_ready(int slot);
+
+  std::vector<Slot> slots_;
+  std::vector<NamedTensor> buffers_;
+  Tensor values_, gradients_;
+  std::vector<char> filled_;
+  std::vector<Variable> variables_;
+  std::shared_ptr<Hooks> hooks_;
+};
+
+}  // namespace duet::nn

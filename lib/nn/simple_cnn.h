@@ -1,0 +1,83 @@
+// The tutorials' networks.
+#pragma once
+
+#include "lib/nn/containers.h"
+#include "lib/nn/layers.h"
+
+namespace duet::nn {
+
+/// The tutorials' MNIST network, 421,642 parameters: (N, 1, 28, 28) -> log-probabilities (N, 10).
+///   conv 1 -> 32, pool, relu; conv 32 -> 64, pool, relu; dropout 0.25; linear 3136 -> 128, relu; dropout 0.5;
+///   linear 128 -> 10, log_softmax.
+class SimpleCNN : public Module {
+ public:
+  /// Initial weights as torch.manual_seed(seed); SimpleCNN() draws them.
+  explicit SimpleCNN(std::uint64_t seed);
+  /// The same from a generator, which is left where PyTorch's would be.
+  explicit SimpleCNN(Mt19937& generator);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+  /// Runs convolution, pool, relu and dropout as one operator (the default) or one by one: the same values.
+  void set_fused(bool fused) { fused_ = fused; }
+
+ protected:
+  std::string type_name() const override { return "SimpleCNN"; }
+
+ private:
+  SimpleCNN();
+  Variable features_fused(Context& context, const Variable& x) const;
+  Variable features_plain(Context& context, const Variable& x) const;
+
+  Conv2d conv1_{1, 32, 3, {.padding = 1}};
+  Conv2d conv2_{32, 64, 3, {.padding = 1}};
+  Dropout dropout1_{0.25};
+  Dropout dropout2_{0.5};
+  Linear fc1_{64 * 7 * 7, 128};
+  Linear fc2_{128, 10};
+  bool fused_ = true;
+};
+
+/// The DataParallel tutorial's network: `layers` Linear(3, 3) without bias, then relu: (N, 3) -> (N, 3).
+class ASimpleNet : public Module {
+ public:
+  explicit ASimpleNet(int layers = 3);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "ASimpleNet"; }
+
+ private:
+  ModuleList linears_;
+};
+
+/// One linear layer under the name `fc`, as in the DataParallel tutorial: (N, in) -> (N, out).
+class Model : public Module {
+ public:
+  Model(std::int64_t input_size, std::int64_t output_size);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "Model"; }
+
+ private:
+  Linear fc_;
+};
+
+/// A linear classifier of images: (N, 1, 28, 28) -> log-probabilities (N, 10).
+class LinearClassifier : public Module {
+ public:
+  explicit LinearClassifier(std::uint64_t seed);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "LinearClassifier"; }
+
+ private:
+  Linear fc_{784, 10};
+};
+
+}  // namespace duet::nn

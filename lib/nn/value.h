@@ -1,0 +1,55 @@
+// What a model takes and gives: a variable, or lists and dictionaries of them, or anything that is passed on untouched.
+#pragma once
+
+#include <any>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lib/autograd/variable.h"
+
+namespace duet::nn {
+
+class Value;
+using List = std::vector<Value>;
+/// Keys in the order in which they were given.
+using Dict = std::vector<std::pair<std::string, Value>>;
+
+/// Cheap to copy: lists, dictionaries and opaque objects are shared.
+class Value {
+ public:
+  Value() = default;  // nothing, PyTorch's None
+  Value(Variable variable) : content_(std::move(variable)) {}  // NOLINT(google-explicit-constructor)
+  Value(const Tensor& tensor) : content_(Variable(tensor)) {}  // NOLINT(google-explicit-constructor)
+  Value(List list) : content_(std::make_shared<const List>(std::move(list))) {}  // NOLINT(google-explicit-constructor)
+  Value(Dict dict) : content_(std::make_shared<const Dict>(std::move(dict))) {}  // NOLINT(google-explicit-constructor)
+  /// Anything else; handed to every replica as it is.
+  static Value opaque(std::any object) {
+    Value value;
+    value.content_ = std::make_shared<const std::any>(std::move(object));
+    return value;
+  }
+
+  bool is_none() const { return std::holds_alternative<std::monostate>(content_); }
+  bool is_variable() const { return std::holds_alternative<Variable>(content_); }
+  bool is_list() const { return std::holds_alternative<std::shared_ptr<const List>>(content_); }
+  bool is_dict() const { return std::holds_alternative<std::shared_ptr<const Dict>>(content_); }
+  bool is_opaque() const { return std::holds_alternative<std::shared_ptr<const std::any>>(content_); }
+
+  /// Each throws ShapeError, naming what the value is, when it is something else.
+  const Variable& variable() const;
+  const List& list() const;
+  const Dict& dict() const;
+  const std::any& object() const;
+  /// "tensor", "list", "dict", "object" or "nothing".
+  const char* kind() const;
+
+ private:
+  std::variant<std::monostate, Variable, std::shared_ptr<const List>, std::shared_ptr<const Dict>,
+               std::shared_ptr<const std::any>>
+      content_;
+};
+
+}  // namespace duet::nn

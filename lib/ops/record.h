@@ -1,0 +1,48 @@
+// Shared by the operators: putting a result on the tape.
+#pragma once
+
+#include <initializer_list>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/autograd/variable.h"
+#include "lib/backend/backend.h"
+
+namespace duet::ops {
+
+/// Whether an operator with these inputs must be recorded.
+inline bool recorded(std::initializer_list<const Variable*> inputs) {
+  if (!grad_enabled()) return false;
+  for (const Variable* input : inputs)
+    if (input->requires_grad()) return true;
+  return false;
+}
+
+/// The variable of an operator's result: on the tape behind a new node of type N, if `inputs` ask for gradients, else a
+/// constant. `fill` sets what the node must remember.
+template <class N, class Fill>
+Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Fill fill) {
+  if (!recorded(inputs)) return Variable(result);
+  auto node = make_pooled<N>();
+  for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
+  fill(*node);
+  return Variable(result, std::move(node));
+}
+
+/// Throws DeviceError unless all defined inputs lie on one device.
+inline void require_one_device(const char* op, std::initializer_list<const Variable*> inputs) {
+  const Variable* first = nullptr;
+  for (const Variable* input : inputs) {
+    if (!input->defined()) continue;
+    if (first == nullptr) first = input;
+    require<DeviceError>(input->device() == first->device(), op, ": arguments lie on ", first->device(), " and ",
+                         input->device(), ", expected one device");
+  }
+}
+
+inline void require_rank(const char* op, const Variable& x, int rank, const char* shape) {
+  require<ShapeError>(x.defined() && x.shape().rank() == rank, op, ": got shape ",
+                      x.defined() ? x.shape().str() : std::string("of nothing"), ", expected ", shape);
+  require<ShapeError>(x.value().dtype() == DType::f32, op, ": got ", name(x.value().dtype()), ", expected f32");
+}
+
+}  // namespace duet::ops

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "lib/autograd/variable.h"
+
+namespace duet::ops {
+
+/// max(x, 0), any shape; the derivative at 0 is 0.
+Variable relu(const Variable& x);
+
+}  // namespace duet::ops

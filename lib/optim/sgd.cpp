@@ -1,0 +1,77 @@
+#include "lib/optim/sgd.h"
+
+#include <algorithm>
+
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::optim {
+
+SGD::SGD(nn::Module& model, const SGDOptions& options)
+    : store_(model.parameters()), options_(options), started_(store_.slots().size(), 0) {
+  require<UsageError>(options.lr >= 0, "SGD: lr is ", options.lr, ", expected 0 or more");
+  require<UsageError>(options.momentum >= 0 && options.weight_decay >= 0, "SGD: momentum ", options.momentum,
+                      " and weight decay ", options.weight_decay, ", expected 0 or more");
+  require<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
+                      "SGD: Nesterov momentum requires a momentum and zero dampening");
+  if (options.momentum > 0) momentum_ = zeros(store_.values().shape(), DType::f32, store_.device());
+}
+
+void SGD::update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first) {
+  backend(value).sgd_step(value, gradient, momentum,
+                          {.lr = options_.lr,
+                           .momentum = options_.momentum,
+                           .dampening = options_.dampening,
+                           .weight_decay = options_.weight_decay,
+                           .nesterov = options_.nesterov,
+                           .first = first});
+}
+
+void SGD::step() {
+  const bool same = std::all_of(started_.begin(), started_.end(), [&](char s) { return s == started_.front(); });
+  if (store_.has_all_gradients() && same && !started_.empty()) {
+    update(store_.values(), store_.gradients(), momentum_, started_.front() == 0);
+    std::fill(started_.begin(), started_.end(), char{1});
+    return;
+  }
+  for (int slot = 0; slot < store_.slot_count(); ++slot) {
+    if (!store_.has_gradient(slot)) continue;
+    const nn::Slot& at = store_.slots()[static_cast<std::size_t>(slot)];
+    char& started = started_[static_cast<std::size_t>(slot)];
+    update(store_.value(slot), store_.gradient(slot),
+           momentum_.defined() ? momentum_.slice(at.offset, at.shape) : Tensor(), started == 0);
+    started = 1;
+  }
+}
+
+std::vector<nn::NamedTensor> SGD::state() const {
+  std::vector<nn::NamedTensor> state;
+  for (std::size_t i = 0; momentum_.defined() && i < started_.size(); ++i) {
+    const nn::Slot& slot = store_.slots()[i];
+    if (started_[i]) state.push_back({slot.name, momentum_.slice(slot.offset, slot.shape)});
+  }
+  return state;
+}
+
+void SGD::load_state(const std::vector<nn::NamedTensor>& state) {
+  require<DataError>(state.empty() || momentum_.defined(), "SGD: the state has momentum buffers, this optimizer none");
+  for (const nn::NamedTensor& given : state) {
+    const auto slot = std::find_if(store_.slots().begin(), store_.slots().end(),
+                                   [&](const nn::Slot& own) { return own.name == given.name; });
+    require<DataError>(slot != store_.slots().end(), "SGD: no parameter '", given.name, "' for a momentum buffer");
+    require<DataError>(slot->shape == given.tensor.shape() && given.tensor.dtype() == DType::f32,
+                       "SGD: momentum buffer '", given.name, "' has shape ", given.tensor.shape(), ", expected ",
+                       slot->shape);
+  }
+  std::fill(started_.begin(), started_.end(), char{0});
+  for (const nn::NamedTensor& given : state) {
+    for (std::size_t i = 0; i < started_.size(); ++i) {
+      const nn::Slot& slot = store_.slots()[i];
+      if (slot.name != given.name) continue;
+      copy(given.tensor, momentum_.slice(slot.offset, slot.shape));
+      started_[i] = 1;
+    }
+  }
+}
+
+}  // namespace duet::optim

@@ -1,0 +1,47 @@
+// Stochastic gradient descent over flat buffers.
+#pragma once
+
+#include <vector>
+
+#include "lib/nn/module.h"
+
+namespace duet::optim {
+
+struct SGDOptions {
+  float lr = 0.01f;
+  float momentum = 0;
+  float dampening = 0;
+  float weight_decay = 0;
+  bool nesterov = false;
+};
+
+/// torch.optim.SGD: g += weight_decay * p; buf = g at a parameter's first step, later momentum * buf + (1 - dampening) *
+/// g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
+/// updates the whole model when all have one. The model's values must exist and not be initialised anew later.
+class SGD {
+ public:
+  /// Throws UsageError for values that make no sense.
+  SGD(nn::Module& model, const SGDOptions& options);
+
+  /// Marks all gradients empty; the next backward overwrites them.
+  void zero_grad() { store_.zero_grad(); }
+  void step();
+
+  const SGDOptions& options() const { return options_; }
+  void set_lr(float lr) { options_.lr = lr; }
+
+  /// The momentum buffers, named and shaped like the parameters; empty before the first step or without momentum.
+  std::vector<nn::NamedTensor> state() const;
+  /// Continues from what state() gave. Throws DataError when names or shapes differ.
+  void load_state(const std::vector<nn::NamedTensor>& state);
+
+ private:
+  void update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first);
+
+  nn::ParameterStore& store_;
+  SGDOptions options_;
+  Tensor momentum_;            // flat, like the store's buffers
+  std::vector<char> started_;  // by slot: its momentum buffer has a value
+};
+
+}  // namespace duet::optim
