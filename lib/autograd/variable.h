@@ -8,8 +8,8 @@
 
 namespace duet {
 
-/// A handle to a value on the tape; copies are the same variable. A tape belongs to the thread that records it; distinct
-/// tapes may be recorded and run on distinct threads.
+/// A handle to a value on the tape; copies are the same variable. A tape belongs to the thread that records it;
+/// distinct tapes may be recorded and run on distinct threads.
 class Variable {
  public:
   Variable() = default;
@@ -29,8 +29,8 @@ class Variable {
   Tensor grad() const;
   void zero_grad();
 
-  /// Computes the gradients of all leaves below this scalar, starting from 1. The tape is used up by it. Throws ShapeError
-  /// when this is not one element, Error when it does not require a gradient.
+  /// Computes the gradients of all leaves below this scalar, starting from 1. The tape is used up by it. Throws
+  /// ShapeError when this is not one element, Error when it does not require a gradient.
   void backward() const;
   /// As above for any shape, starting from `gradient`.
   void backward(const Tensor& gradient) const;

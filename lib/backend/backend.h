@@ -96,8 +96,7 @@ class Backend {
 
   // --- pooling: index (u8) is the place of the maximum inside its window, first in row-major order ---
   virtual void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) = 0;
-  virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx,
-                                   const Window2d& window) = 0;
+  virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) = 0;
 
   // --- fused: dropout(relu(max_pool2d(conv2d(x)))); index is 255 where no gradient passes. The pool's windows do not
   // overlap and have no padding; y and dy may be plain or in conv2d_layout ---
@@ -151,8 +150,9 @@ class Backend {
   // --- update and reduction over flat buffers ---
   virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) = 0;
   /// destination = sum of the parts (one per device of this process, in device order): the tree of
-  /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the destination's
-  /// old value last. `share`/`shares`: only that part of the elements, so that devices can divide the work.
+  /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the
+  /// destination's old value last. `share`/`shares`: only that part of the elements, so that devices can divide the
+  /// work.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
 };

@@ -70,8 +70,8 @@ Variable Conv2d::forward(Context& context, const Variable& x) const {
 
 std::string Conv2d::details() const {
   const auto pair = [](std::int64_t a) { return concat("(", a, ", ", a, ")"); };
-  std::string text = concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h),
-                            ", stride=", pair(window_.stride_h));
+  std::string text =
+      concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h), ", stride=", pair(window_.stride_h));
   if (window_.pad_h > 0) text += ", padding=" + pair(window_.pad_h);
   if (!bias_) text += ", bias=False";
   return text;

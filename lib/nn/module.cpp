@@ -43,7 +43,8 @@ int Module::register_buffer(std::string name, const Shape& shape, float value) {
 }
 
 void Module::register_module(std::string name, Module& child) {
-  require<UsageError>(child.parent_ == nullptr && &child != this, "module ", name, " is part of another module already");
+  require<UsageError>(child.parent_ == nullptr && &child != this, "module ", name,
+                      " is part of another module already");
   child.parent_ = this;
   child.store_.reset();
   children_.push_back({std::move(name), &child});

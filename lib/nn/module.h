@@ -12,11 +12,11 @@
 
 namespace duet::nn {
 
-/// A network or a part of one. It registers parameters, buffers and child modules when it is constructed, in the order in
-/// which PyTorch would. Children are members or owned by a container; a child is registered in one parent only.
+/// A network or a part of one. It registers parameters, buffers and child modules when it is constructed, in the order
+/// in which PyTorch would. Children are members or owned by a container; a child is registered in one parent only.
 ///
-/// forward is const and reads all values from the context, so one module may run on several threads at once, each with a
-/// context of its own. Everything else is for one thread at a time.
+/// forward is const and reads all values from the context, so one module may run on several threads at once, each with
+/// a context of its own. Everything else is for one thread at a time.
 class Module {
  public:
   Module() = default;

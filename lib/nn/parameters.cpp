@@ -135,8 +135,8 @@ Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
   return run_of(gradients_, slots_, first_slot, slot_count);
 }
 
-std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, int first_slot, int slot_count,
-                                                        int first_buffer, int buffer_count, bool share_values) const {
+std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, int first_slot, int slot_count, int first_buffer,
+                                                        int buffer_count, bool share_values) const {
   std::vector<Slot> slots(slots_.begin() + first_slot, slots_.begin() + first_slot + slot_count);
   std::vector<NamedTensor> buffers;
   for (int i = 0; i < buffer_count; ++i) {

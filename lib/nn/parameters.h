@@ -82,8 +82,8 @@ class ParameterStore final : public BackwardListener {
   /// Called at the end of each backward run that reached a slot.
   [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
 
-  /// The same slots and buffers from `first_slot` / `first_buffer` on, `slot_count` / `buffer_count` of them, as a store
-  /// for another device. With `share_values` the values are this store's own memory, else fresh memory.
+  /// The same slots and buffers from `first_slot` / `first_buffer` on, `slot_count` / `buffer_count` of them, as a
+  /// store for another device. With `share_values` the values are this store's own memory, else fresh memory.
   std::unique_ptr<ParameterStore> replica(Device device, int first_slot, int slot_count, int first_buffer,
                                           int buffer_count, bool share_values) const;
   /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.

@@ -20,9 +20,9 @@ using Dict = std::vector<std::pair<std::string, Value>>;
 /// Cheap to copy: lists, dictionaries and opaque objects are shared.
 class Value {
  public:
-  Value() = default;  // nothing, PyTorch's None
-  Value(Variable variable) : content_(std::move(variable)) {}  // NOLINT(google-explicit-constructor)
-  Value(const Tensor& tensor) : content_(Variable(tensor)) {}  // NOLINT(google-explicit-constructor)
+  Value() = default;                                                             // nothing, PyTorch's None
+  Value(Variable variable) : content_(std::move(variable)) {}                    // NOLINT(google-explicit-constructor)
+  Value(const Tensor& tensor) : content_(Variable(tensor)) {}                    // NOLINT(google-explicit-constructor)
   Value(List list) : content_(std::make_shared<const List>(std::move(list))) {}  // NOLINT(google-explicit-constructor)
   Value(Dict dict) : content_(std::make_shared<const Dict>(std::move(dict))) {}  // NOLINT(google-explicit-constructor)
   /// Anything else; handed to every replica as it is.

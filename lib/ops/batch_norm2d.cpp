@@ -29,14 +29,13 @@ Variable batch_norm2d(const Variable& input, const Variable& weight, const Varia
   for (const Shape& shape : {weight.shape(), bias.shape(), running_mean.shape(), running_var.shape()})
     require<ShapeError>(shape == channels, "batch_norm2d: per-channel tensor ", shape, " for input ", input.shape());
   require<ShapeError>(!options.training || input.shape().count() > channels[0],
-                      "batch_norm2d: expected more than 1 value per channel when training, got input ",
-                      input.shape());
+                      "batch_norm2d: expected more than 1 value per channel when training, got input ", input.shape());
   const Variable x = to_plain(input);
   Tensor y = empty(x.shape(), DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   const Tensor mean = empty(channels, DType::f32, x.device()), inverse_std = empty(channels, DType::f32, x.device());
-  backend(y).batch_norm2d_forward(x.value(), weight.value(), bias.value(), running_mean, running_var, mean,
-                                  inverse_std, y, options.training, options.momentum, options.eps);
+  backend(y).batch_norm2d_forward(x.value(), weight.value(), bias.value(), running_mean, running_var, mean, inverse_std,
+                                  y, options.training, options.momentum, options.eps);
   return record<BatchNorm2dNode>(y, {&x, &weight, &bias}, [&](BatchNorm2dNode& node) {
     node.x = x.value();
     node.weight = weight.value();

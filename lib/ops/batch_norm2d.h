@@ -11,8 +11,8 @@ struct BatchNorm2dOptions {
 };
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel: x (N, C, H, W); weight, bias, running_mean,
-/// running_var (C). In training the statistics are the batch's (of this device alone), and the running ones are updated in
-/// place, the variance by its unbiased estimate, as in torch.nn.BatchNorm2d.
+/// running_var (C). In training the statistics are the batch's (of this device alone), and the running ones are updated
+/// in place, the variance by its unbiased estimate, as in torch.nn.BatchNorm2d.
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                       const Tensor& running_var, const BatchNorm2dOptions& options);
 

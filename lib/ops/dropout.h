@@ -9,8 +9,8 @@ class Mt19937;
 
 namespace duet::ops {
 
-/// x with each element zeroed with probability key.p and the others scaled by 1 / (1 - p); x (N, ...) in plain order. The
-/// decision for an element depends on the key, the row's number in the global batch and its place in the row only.
+/// x with each element zeroed with probability key.p and the others scaled by 1 / (1 - p); x (N, ...) in plain order.
+/// The decision for an element depends on the key, the row's number in the global batch and its place in the row only.
 Variable dropout(const Variable& x, const DropoutKey& key);
 
 /// The same with PyTorch's stream of random numbers: two words per element in memory order (semantics of

@@ -1,16 +1,17 @@
 // Losses: means over the rows of the batch.
 //
-// The rows of a stamped shard (lib/rows.h) are part of a larger global batch. Then the value is the mean over the shard's
-// own rows, for people to read, while the gradient is the shard's share of the gradient of the global mean: it is divided
-// by the global number of rows. So gradients of shards are added up, and their sum has the very bits of the whole batch.
+// The rows of a stamped shard (lib/rows.h) are part of a larger global batch. Then the value is the mean over the
+// shard's own rows, for people to read, while the gradient is the shard's share of the gradient of the global mean: it
+// is divided by the global number of rows. So gradients of shards are added up, and their sum has the very bits of the
+// whole batch.
 #pragma once
 
 #include "lib/autograd/variable.h"
 
 namespace duet::ops {
 
-/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar. Throws ShapeError for a label outside
-/// [0, C). An empty batch gives nan, as in PyTorch.
+/// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar. Throws ShapeError for a label
+/// outside [0, C). An empty batch gives nan, as in PyTorch.
 Variable nll_loss(const Variable& x, const Tensor& labels);
 
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.

@@ -15,8 +15,8 @@ struct SGDOptions {
   bool nesterov = false;
 };
 
-/// torch.optim.SGD: g += weight_decay * p; buf = g at a parameter's first step, later momentum * buf + (1 - dampening) *
-/// g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
+/// torch.optim.SGD: g += weight_decay * p; buf = g at a parameter's first step, later momentum * buf + (1 - dampening)
+/// * g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
 /// updates the whole model when all have one. The model's values must exist and not be initialised anew later.
 class SGD {
  public:

@@ -123,10 +123,11 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window, end - begin));
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), weights[static_cast<std::size_t>(id)].get(plan, worker),
-                                               bias, rows_of(y, begin)});
+    ConvPlan& plan =
+        worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window, end - begin));
+    plan.convolve->run(
+        worker.plans.stream(),
+        {rows_of(x, begin), weights[static_cast<std::size_t>(id)].get(plan, worker), bias, rows_of(y, begin)});
   });
 }
 
@@ -139,9 +140,9 @@ void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const T
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
         key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.size(0), dy.layout(), window, end - begin));
-    plan.convolve->run(worker.plans.stream(), {rows_of(dy, begin),
-                                               weights[static_cast<std::size_t>(id)].get(plan, worker),
-                                               rows_of(dx, begin)});
+    plan.convolve->run(
+        worker.plans.stream(),
+        {rows_of(dy, begin), weights[static_cast<std::size_t>(id)].get(plan, worker), rows_of(dx, begin)});
   });
 }
 
@@ -158,8 +159,8 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
         key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0), dy.layout(), window, end - begin));
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), rows_of(dy, begin), gradients.weights(leaf, plan),
-                                               gradients.bias(leaf)});
+    plan.convolve->run(worker.plans.stream(),
+                       {rows_of(x, begin), rows_of(dy, begin), gradients.weights(leaf, plan), gradients.bias(leaf)});
     plans[static_cast<std::size_t>(leaf)] = &plan;
   });
   gradients.finish(kernels_, device, plans.data());
@@ -184,9 +185,9 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
     ConvPlan& plan =
         worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), channels, layout, op.conv, end - begin));
     float* const image = worker.image.floats((end - begin) * channels * h * width);
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin),
-                                               weights[static_cast<std::size_t>(id)].get(plan, worker),
-                                               b.data<float>(), image});
+    plan.convolve->run(
+        worker.plans.stream(),
+        {rows_of(x, begin), weights[static_cast<std::size_t>(id)].get(plan, worker), b.data<float>(), image});
     float* const pooled = worker.row.floats(pixels * block);
     std::uint8_t* const places = worker.index.bytes(pixels * block);
     std::uint8_t* const mask = worker.mask.bytes(2 * row_count);
@@ -221,8 +222,7 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
 }
 
 void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
-                                         const Tensor& dx, const Tensor& dw, const Tensor& db,
-                                         const ConvPoolRelu& op) {
+                                         const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
   CpuDevice& device = this->device(x);
   const Layout layout = conv2d_layout(x.shape(), w.shape());
   const int block = block_of(layout);
@@ -269,9 +269,9 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
     if (!dx.defined()) return;
     ConvPlan& data_plan = worker.plans.plan(
         key_of(ConvPass::backward_data, x.shape(), dx.layout(), channels, layout, op.conv, end - begin));
-    data_plan.convolve->run(worker.plans.stream(),
-                            {gradient, weights[static_cast<std::size_t>(id)].get(data_plan, worker),
-                             rows_of(dx, begin)});
+    data_plan.convolve->run(
+        worker.plans.stream(),
+        {gradient, weights[static_cast<std::size_t>(id)].get(data_plan, worker), rows_of(dx, begin)});
   });
   gradients.finish(kernels_, device, plans.data());
 }

@@ -37,9 +37,9 @@ struct Descs {
 
 std::unique_ptr<PreparedCall> reorder(const dnnl::engine& engine, const Desc& from, const Desc& to) {
   const dnnl::reorder::primitive_desc desc(engine, from, engine, to, user_scratchpad());
-  return std::make_unique<PreparedCall>(dnnl::reorder(desc), desc.scratchpad_desc(),
-                                        std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_FROM, from},
-                                                                                      {DNNL_ARG_TO, to}});
+  return std::make_unique<PreparedCall>(
+      dnnl::reorder(desc), desc.scratchpad_desc(),
+      std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
 }
 
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
@@ -65,8 +65,8 @@ void PreparedCall::run(const dnnl::stream& stream, std::initializer_list<const v
   std::size_t i = 0;
   for (const void* address : addresses) memories_[i++].set_data_handle(const_cast<void*>(address));
   // The C call: the C++ one builds a map of its arguments each time.
-  const dnnl_status_t status = dnnl_primitive_execute(primitive_.get(), stream.get(),
-                                                      static_cast<int>(arguments_.size()), arguments_.data());
+  const dnnl_status_t status =
+      dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(arguments_.size()), arguments_.data());
   require(status == dnnl_success, "oneDNN failed with status ", static_cast<int>(status));
 }
 
@@ -88,9 +88,8 @@ ConvPlan& ConvPlans::plan(const ConvKey& key) {
 
 ConvPlan ConvPlans::make(const ConvKey& key) const {
   const Descs d(key);
-  const auto forward = describe_forward<dnnl::convolution_forward>(engine_, dnnl::prop_kind::forward_training, kDirect,
-                                                                   d.x, d.w_any, d.b, d.y, d.strides, d.padding,
-                                                                   d.padding);
+  const auto forward = describe_forward<dnnl::convolution_forward>(
+      engine_, dnnl::prop_kind::forward_training, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
   ConvPlan plan;
   switch (key.pass) {
     case ConvPass::forward: {
@@ -122,10 +121,8 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
       plan.weight_bytes = w.get_size();
       plan.convolve = std::make_unique<PreparedCall>(
           dnnl::convolution_backward_weights(backward), backward.scratchpad_desc(),
-          std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_SRC, d.x},
-                                                        {DNNL_ARG_DIFF_DST, d.y},
-                                                        {DNNL_ARG_DIFF_WEIGHTS, w},
-                                                        {DNNL_ARG_DIFF_BIAS, d.b}});
+          std::initializer_list<PreparedCall::Argument>{
+              {DNNL_ARG_SRC, d.x}, {DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_DIFF_WEIGHTS, w}, {DNNL_ARG_DIFF_BIAS, d.b}});
       plan.reorder = reorder(engine_, w, d.w_plain);
       break;
     }

@@ -45,9 +45,10 @@ class PreparedCall {
 
 /// A convolution pass over one block. Its weights (or their gradient) have oneDNN's preferred format inside.
 struct ConvPlan {
-  std::size_t weight_bytes = 0;           // size of the weights in the preferred format
-  std::unique_ptr<PreparedCall> convolve;  // forward: x, w, b, y; backward_data: dy, w, dx; backward_weights: x, dy, dw, db
-  std::unique_ptr<PreparedCall> reorder;   // plain weights to preferred, or for backward_weights back
+  std::size_t weight_bytes = 0;  // size of the weights in the preferred format
+  std::unique_ptr<PreparedCall>
+      convolve;  // forward: x, w, b, y; backward_data: dy, w, dx; backward_weights: x, dy, dw, db
+  std::unique_ptr<PreparedCall> reorder;  // plain weights to preferred, or for backward_weights back
 };
 
 /// The plans of one worker thread of one device.

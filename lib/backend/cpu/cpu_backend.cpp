@@ -45,8 +45,8 @@ void CpuBackend::set_threads_per_device(int threads) {
   threads_per_device_ = threads;
 }
 
-void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source,
-                         std::size_t source_pitch, std::size_t width, std::size_t rows, Device) {
+void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
+                         std::size_t width, std::size_t rows, Device) {
   for (std::size_t i = 0; i < rows; ++i)
     std::memcpy(static_cast<std::byte*>(destination) + i * destination_pitch,
                 static_cast<const std::byte*>(source) + i * source_pitch, width);

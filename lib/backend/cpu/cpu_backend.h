@@ -15,8 +15,8 @@ namespace duet::cpu {
 
 class CpuDevice;
 
-/// Each device cpu:i has `threads_per_device` workers, pinned to cores i * threads and up where there are enough; worker
-/// 0 is whichever thread calls a kernel. One thread at a time calls kernels of one device.
+/// Each device cpu:i has `threads_per_device` workers, pinned to cores i * threads and up where there are enough;
+/// worker 0 is whichever thread calls a kernel. One thread at a time calls kernels of one device.
 class CpuBackend final : public Backend {
  public:
   CpuBackend();

@@ -102,11 +102,9 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& dy, const 
     const float* const from = x.data<float>() + c * pixels;
     const float* const gradient = dy.data<float>() + c * pixels;
     const double average = mean.data<float>()[c], inverse = inverse_std.data<float>()[c];
-    const double sum_dy =
-        channel_sum(blocks, row_count, pixels, [&](std::int64_t i) { return double{gradient[i]}; });
-    const double sum_dy_x = channel_sum(blocks, row_count, pixels, [&](std::int64_t i) {
-      return gradient[i] * (from[i] - average) * inverse;
-    });
+    const double sum_dy = channel_sum(blocks, row_count, pixels, [&](std::int64_t i) { return double{gradient[i]}; });
+    const double sum_dy_x = channel_sum(blocks, row_count, pixels,
+                                        [&](std::int64_t i) { return gradient[i] * (from[i] - average) * inverse; });
     dweight.data<float>()[c] = static_cast<float>(sum_dy_x);
     dbias.data<float>()[c] = static_cast<float>(sum_dy);
     if (!dx.defined()) return;

@@ -62,7 +62,8 @@ void CpuBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float f
     require<ShapeError>(label[row] >= 0 && label[row] < classes, "nll_loss: Target ", label[row],
                         " is out of bounds. (row ", row, ", expected 0 to ", classes - 1, ")");
   const float* const values = x.data<float>();
-  *loss.data<float>() = -sum_over_rows(x, [&](std::int64_t row) { return values[row * classes + label[row]]; }) * factor;
+  *loss.data<float>() =
+      -sum_over_rows(x, [&](std::int64_t row) { return values[row * classes + label[row]]; }) * factor;
 }
 
 void CpuBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) {

@@ -48,8 +48,8 @@ void sum_parts(const float* const* p, int count, bool accumulate, float* y, std:
     case 8: {
       const float *const e = p[4], *const f = p[5], *const g = p[6], *const h = p[7];
       return write_sum(
-          [=](std::int64_t i) { return ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i])); },
-          accumulate, y, n);
+          [=](std::int64_t i) { return ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i])); }, accumulate,
+          y, n);
     }
     default:
       return write_sum(

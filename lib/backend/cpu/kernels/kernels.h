@@ -1,7 +1,7 @@
 // The inner loops of the CPU backend: one source, compiled once per instruction set, chosen when the program starts.
 //
-// They work on raw pointers and know no tensors. No header with inline functions of others is included by their sources:
-// the linker would keep one copy of such a function, perhaps with instructions that this machine lacks.
+// They work on raw pointers and know no tensors. No header with inline functions of others is included by their
+// sources: the linker would keep one copy of such a function, perhaps with instructions that this machine lacks.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@ constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows x vectors of accumu
 constexpr int kTileVecs = 4;
 constexpr std::int64_t kColumns = 64;  // columns walked at a time; every begin is a multiple of it
 
-/// y[r][o] = x[r] . w[o] + bias[o] for a tile of kR rows and kO outputs. Each element has one accumulator that walks the
-/// inputs in order, so it does not depend on the tile that it is in.
+/// y[r][o] = x[r] . w[o] + bias[o] for a tile of kR rows and kO outputs. Each element has one accumulator that walks
+/// the inputs in order, so it does not depend on the tile that it is in.
 template <int kR, int kO>
 void dot_tile(const float* x, const float* w, const float* bias, float* y, std::int64_t in, std::int64_t out) {
   Vec total[kR][kO] = {};
@@ -63,8 +63,7 @@ void outer_columns(std::int64_t k, const float* a, std::int64_t a_step, std::int
   std::int64_t c = 0;
   for (; c + kTileVecs * kWidth <= columns; c += kTileVecs * kWidth)
     outer_tile<kR, kTileVecs>(k, a, a_step, a_row, b + c, b_step, tile + c, tile_row);
-  for (; c + kWidth <= columns; c += kWidth)
-    outer_tile<kR, 1>(k, a, a_step, a_row, b + c, b_step, tile + c, tile_row);
+  for (; c + kWidth <= columns; c += kWidth) outer_tile<kR, 1>(k, a, a_step, a_row, b + c, b_step, tile + c, tile_row);
   for (; c < columns; ++c) {
     for (int r = 0; r < kR; ++r) {
       float total = 0;
@@ -129,8 +128,7 @@ void linear_backward_weights(const float* x, const float* dy, float* dw, std::in
   for (std::int64_t c = begin; c < end; c += kColumns) {
     const std::int64_t columns = smaller(kColumns, end - c);
     std::int64_t o = 0;
-    for (; o + kTileRows <= out; o += kTileRows)
-      weight_tile<kTileRows>(x, dy, dw, in, out, o, c, columns, leaves);
+    for (; o + kTileRows <= out; o += kTileRows) weight_tile<kTileRows>(x, dy, dw, in, out, o, c, columns, leaves);
     for (; o < out; ++o) weight_tile<1>(x, dy, dw, in, out, o, c, columns, leaves);
   }
 }
@@ -145,8 +143,7 @@ void sum_rows(const float* dy, float* db, std::int64_t columns, const Leaves& le
       outer_columns<1>(rows, &one, 0, 0, dy + row * columns + c, columns, part[leaf], kColumns, width);
     }
     for (int k = 0; k < leaves.addition_count; ++k)
-      for (std::int64_t i = 0; i < width; ++i)
-        part[leaves.additions[2 * k]][i] += part[leaves.additions[2 * k + 1]][i];
+      for (std::int64_t i = 0; i < width; ++i) part[leaves.additions[2 * k]][i] += part[leaves.additions[2 * k + 1]][i];
     for (std::int64_t i = 0; i < width; ++i) db[c + i] = leaves.add_zero ? part[0][i] + 0.0f : part[0][i];
   }
 }

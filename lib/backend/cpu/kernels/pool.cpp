@@ -55,8 +55,8 @@ void pool_2x2(const float* x, float* y, std::uint8_t* index, std::int64_t width,
 
 template <int kBlock>
 void pool_image(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g) {
-  const bool simple = g.kernel_h == 2 && g.kernel_w == 2 && g.stride_h == 2 && g.stride_w == 2 && g.pad_h == 0 &&
-                      g.pad_w == 0;
+  const bool simple =
+      g.kernel_h == 2 && g.kernel_w == 2 && g.stride_h == 2 && g.stride_w == 2 && g.pad_h == 0 && g.pad_w == 0;
   for (std::int64_t p = 0; p < g.out_height; ++p) {
     float* const row = y + p * g.out_width * kBlock;
     std::uint8_t* const index_row = index + p * g.out_width * kBlock;

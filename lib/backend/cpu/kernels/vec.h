@@ -66,27 +66,27 @@ template <int kBlock>
 struct Lanes;
 
 // A macro, because GCC 12 rejects __builtin_convertvector on vectors whose size is a template parameter.
-#define DUET_LANES(n)                                            \
-  template <>                                                    \
-  struct Lanes<n> {                                              \
-    typedef float Floats __attribute__((vector_size(n * 4)));    \
-    typedef std::int32_t Ints __attribute__((vector_size(n * 4))); \
-    typedef std::uint8_t Bytes __attribute__((vector_size(n)));  \
-    static Floats load(const float* p) {                         \
-      Floats v;                                                  \
-      std::memcpy(&v, p, sizeof v);                              \
-      return v;                                                  \
-    }                                                            \
+#define DUET_LANES(n)                                                       \
+  template <>                                                               \
+  struct Lanes<n> {                                                         \
+    typedef float Floats __attribute__((vector_size(n * 4)));               \
+    typedef std::int32_t Ints __attribute__((vector_size(n * 4)));          \
+    typedef std::uint8_t Bytes __attribute__((vector_size(n)));             \
+    static Floats load(const float* p) {                                    \
+      Floats v;                                                             \
+      std::memcpy(&v, p, sizeof v);                                         \
+      return v;                                                             \
+    }                                                                       \
     static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); } \
-    static Ints load_bytes(const std::uint8_t* p) {              \
-      Bytes v;                                                   \
-      std::memcpy(&v, p, sizeof v);                              \
-      return __builtin_convertvector(v, Ints);                   \
-    }                                                            \
-    static void store_bytes(std::uint8_t* p, Ints v) {           \
-      const Bytes b = __builtin_convertvector(v, Bytes);         \
-      std::memcpy(p, &b, sizeof b);                              \
-    }                                                            \
+    static Ints load_bytes(const std::uint8_t* p) {                         \
+      Bytes v;                                                              \
+      std::memcpy(&v, p, sizeof v);                                         \
+      return __builtin_convertvector(v, Ints);                              \
+    }                                                                       \
+    static void store_bytes(std::uint8_t* p, Ints v) {                      \
+      const Bytes b = __builtin_convertvector(v, Bytes);                    \
+      std::memcpy(p, &b, sizeof b);                                         \
+    }                                                                       \
   };
 DUET_LANES(8)
 DUET_LANES(16)
