@@ -4,22 +4,32 @@
 // or with 2 for a UsageError.
 #pragma once
 
-#include <source_location>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
 namespace duet {
 
+/// std::source_location, which clang 14 does not have with GCC's library.
+struct SourceLocation {
+  const char* file;
+  int line;
+  const char* function;
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(), int line = __builtin_LINE(),
+                                          const char* function = __builtin_FUNCTION()) {
+    return {file, line, function};
+  }
+};
+
 /// Base of all duet exceptions. `where()` is the place of the failed check, for developers.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message, std::source_location where = std::source_location::current())
+  explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
       : std::runtime_error(message), where_(where) {}
-  const std::source_location& where() const { return where_; }
+  const SourceLocation& where() const { return where_; }
 
  private:
-  std::source_location where_;
+  SourceLocation where_;
 };
 
 /// A tensor has another shape, dtype or layout than the operation needs.
@@ -51,9 +61,9 @@ class UsageError : public Error {
 /// A condition together with the place that stated it; made implicitly by `require`.
 struct Condition {
   bool holds;
-  std::source_location where;
+  SourceLocation where;
   // NOLINTNEXTLINE(google-explicit-constructor): implicit on purpose
-  Condition(bool value, std::source_location place = std::source_location::current()) : holds(value), where(place) {}
+  Condition(bool value, SourceLocation place = SourceLocation::current()) : holds(value), where(place) {}
 };
 
 /// Streams `parts` into one string.
