@@ -30,6 +30,8 @@ else
 fi
 ninja -C "$build" >"$build/compile.log" 2>&1 || { grep -E 'error|FAILED|warning' -A 12 "$build/compile.log" >&2; exit 1; }
 
+# A report of undefined behaviour ends the program, as those of the other sanitizers do.
+export UBSAN_OPTIONS=${UBSAN_OPTIONS-halt_on_error=1:print_stacktrace=1}
 status=0
 meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$slower" "${suites[@]}" || status=$?
 tools/count_tests.py "$build/meson-logs/testlog.json" || status=1
