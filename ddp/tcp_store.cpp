@@ -1,0 +1,203 @@
+#include "ddp/tcp_store.h"
+
+#include <array>
+#include <charconv>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "ddp/tcp_store_server.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr Milliseconds kRetryPause{50};
+constexpr Milliseconds kAnswerGrace{10'000};  // beyond the timeout that the server itself keeps
+
+std::string text(const error_code& error) { return concat("errno ", error.value(), " - ", error.message()); }
+
+tcp::endpoint resolve(const std::string& host, int port) {
+  require<UsageError>(port >= 0 && port <= 65535, "port must have value from 0 to 65535 but was ", port);
+  asio::io_context io;
+  tcp::resolver resolver(io);
+  error_code error;
+  const auto found = resolver.resolve(host, std::to_string(port), error);
+  require<CommError>(!error && !found.empty(), "cannot find the store's host \"", host, "\": ", error.message());
+  for (const auto& entry : found) {
+    if (entry.endpoint().address().is_v4()) return entry.endpoint();
+  }
+  return found.begin()->endpoint();
+}
+
+/// A connection whose every call has a deadline.
+class Connection {
+ public:
+  Connection(const tcp::endpoint& server, Milliseconds timeout) : server_(server) {
+    const auto deadline = Clock::now() + timeout;
+    for (;;) {
+      const error_code error = try_connect(deadline);
+      if (!error) break;
+      require<CommError>(Clock::now() + kRetryPause < deadline, "no store answered at ", name(), " within ",
+                         timeout.count(), " ms (", text(error), ")");
+      std::this_thread::sleep_for(kRetryPause);
+    }
+    error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+    greet(std::min(deadline, Clock::now() + kAnswerGrace));
+  }
+
+  StoreFrame ask(const StoreFrame& request, Milliseconds timeout) {
+    const std::lock_guard lock(mutex_);
+    const auto deadline = Clock::now() + timeout + kAnswerGrace;
+    const std::string bytes = encode(request);
+    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(bytes), done); });
+    std::array<char, sizeof(std::uint32_t)> head{};
+    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(head), done); });
+    const std::uint32_t length = decode_length({head.data(), head.size()});
+    std::string body(length <= kMaxFrameBytes ? length : 0, '\0');
+    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(body), done); });
+    StoreFrame reply;
+    require<CommError>(decode(body, reply), "the store at ", name(), " sent a malformed answer");
+    if (reply.code == static_cast<std::uint8_t>(StoreStatus::ok)) return reply;
+    const std::string what = reply.strings.empty() ? "the store failed" : reply.strings.front();
+    if (reply.code == static_cast<std::uint8_t>(StoreStatus::usage_error)) throw UsageError(what);
+    throw CommError(concat(what, " (store at ", name(), ")"));
+  }
+
+  std::string local_address() {
+    const std::lock_guard lock(mutex_);
+    error_code error;
+    return socket_.local_endpoint(error).address().to_string();
+  }
+
+ private:
+  std::string name() const { return concat(server_.address().to_string(), " port ", server_.port()); }
+
+  error_code try_connect(Clock::time_point deadline) {
+    error_code result = asio::error::timed_out;
+    socket_ = tcp::socket(io_);
+    socket_.async_connect(server_, [&](error_code error) { result = error; });
+    run_until(deadline);
+    return result;
+  }
+
+  void greet(Clock::time_point deadline) {
+    std::array<char, kStoreMagic.size()> answer{};
+    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(kStoreMagic), done); });
+    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(answer), done); });
+    require<CommError>(std::string_view(answer.data(), answer.size()) == kStoreMagic, "what answers at ", name(),
+                       " is not a duet store");
+  }
+
+  /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection is of no more use.
+  template <class Start>
+  void transfer(Clock::time_point deadline, Start&& start) {
+    std::optional<error_code> result;
+    start([&](error_code error, std::size_t) { result = error; });
+    run_until(deadline);
+    if (!result || *result) {
+      error_code ignored;
+      socket_.close(ignored);
+    }
+    require<CommError>(result.has_value(), "the store at ", name(), " did not answer in time");
+    require<CommError>(*result != asio::error::eof, "lost the store at ", name(), ": connection closed");
+    require<CommError>(!*result, "lost the store at ", name(), ": ", text(*result));
+  }
+
+  /// Handlers refer to the callers' locals, so an overdue operation is cancelled and run to its end here.
+  void run_until(Clock::time_point deadline) {
+    io_.restart();
+    io_.run_until(deadline);
+    if (io_.stopped()) return;
+    error_code ignored;
+    socket_.close(ignored);
+    io_.run();
+  }
+
+  tcp::endpoint server_;
+  asio::io_context io_;
+  tcp::socket socket_{io_};
+  std::mutex mutex_;
+};
+
+StoreFrame request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
+  return {static_cast<std::uint8_t>(op), timeout.count(), std::move(strings)};
+}
+
+}  // namespace
+
+struct TcpStore::Parts {
+  std::optional<TcpStoreServer> server;
+  int port = 0;
+  std::optional<Connection> connection;
+
+  std::vector<std::string> ask(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
+    return connection->ask(request(op, std::move(strings), timeout), timeout).strings;
+  }
+  /// As ask(), for requests that are answered by one string.
+  std::string ask_one(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
+    const std::vector<std::string> answer = ask(op, std::move(strings), timeout);
+    require<CommError>(answer.size() == 1, "the store sent ", answer.size(), " strings, expected 1");
+    return answer.front();
+  }
+  std::int64_t ask_number(StoreOp op, std::vector<std::string> strings) {
+    const std::string digits = ask_one(op, std::move(strings));
+    std::int64_t number = 0;
+    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    require<CommError>(error == std::errc() && stop == digits.data() + digits.size(), "the store sent \"", digits,
+                       "\", expected a number");
+    return number;
+  }
+};
+
+TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), parts_(std::make_unique<Parts>()) {
+  tcp::endpoint endpoint = resolve(options.host, options.port);
+  require<UsageError>(options.serve || options.port != 0, "port 0 picks a free port, which only rank 0 can do");
+  if (options.serve) {
+    parts_->server.emplace(endpoint);
+    endpoint.port(static_cast<unsigned short>(parts_->server->port()));
+  }
+  parts_->port = endpoint.port();
+  parts_->connection.emplace(endpoint, options.timeout);
+}
+
+TcpStore::~TcpStore() = default;
+
+int TcpStore::port() const { return parts_->port; }
+std::string TcpStore::local_address() const { return parts_->connection->local_address(); }
+
+void TcpStore::set(const std::string& key, const std::string& value) { parts_->ask(StoreOp::set, {key, value}); }
+std::string TcpStore::get(const std::string& key) { return parts_->ask_one(StoreOp::get, {key}, timeout()); }
+void TcpStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
+  parts_->ask(StoreOp::wait, keys, timeout);
+}
+std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
+  return parts_->ask_number(StoreOp::add, {key, std::to_string(amount)});
+}
+bool TcpStore::check(const std::vector<std::string>& keys) { return parts_->ask_one(StoreOp::check, keys) == "1"; }
+std::string TcpStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
+  return parts_->ask_one(StoreOp::compare_set, {key, expected, desired});
+}
+bool TcpStore::delete_key(const std::string& key) { return parts_->ask_one(StoreOp::erase, {key}) == "1"; }
+std::int64_t TcpStore::num_keys() { return parts_->ask_number(StoreOp::count, {}); }
+void TcpStore::append(const std::string& key, const std::string& suffix) {
+  parts_->ask(StoreOp::append, {key, suffix});
+}
+std::vector<std::string> TcpStore::multi_get(const std::vector<std::string>& keys) {
+  return parts_->ask(StoreOp::get, keys, timeout());
+}
+void TcpStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
+  require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
+                      " values");
+  std::vector<std::string> pairs;
+  for (std::size_t i = 0; i < keys.size(); ++i) pairs.insert(pairs.end(), {keys[i], values[i]});
+  parts_->ask(StoreOp::set, std::move(pairs));
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,52 @@
+// A store over TCP: rank 0 serves it on a thread, all ranks are its clients.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ddp/store.h"
+
+namespace duet::ddp {
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  int port = 29500;    // 0 = pick a free one (with `serve`)
+  bool serve = false;  // true on rank 0
+  Milliseconds timeout = kStoreTimeout;
+};
+
+/// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Nothing is encrypted
+/// and nobody is asked for a secret: use it in trusted networks only. Clients that do not speak the protocol are
+/// dropped: wrong magic, nothing said within 1 s, frames over the limits.
+/// Throws CommError: the port is taken (with port and errno), or nobody answers within the timeout.
+class TcpStore final : public Store {
+ public:
+  explicit TcpStore(const TcpStoreOptions& options);
+  ~TcpStore() override;
+  TcpStore(const TcpStore&) = delete;
+  TcpStore& operator=(const TcpStore&) = delete;
+
+  /// The port in use, also where 0 was asked for.
+  int port() const;
+  /// This side's address of the connection to the server: one that the other ranks can reach too.
+  std::string local_address() const;
+
+  using Store::wait;
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
+  std::int64_t add(const std::string& key, std::int64_t amount) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
+  bool delete_key(const std::string& key) override;
+  std::int64_t num_keys() override;
+  void append(const std::string& key, const std::string& suffix) override;
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,223 @@
+#include "ddp/tcp_store_server.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+namespace {
+
+constexpr int kMaxStrangers = 64;
+constexpr std::chrono::seconds kHandshakeTimeout{1};
+constexpr Milliseconds kAcceptPause{100};
+constexpr std::size_t kReadBytes = 64 << 10;  // memory grows with what has arrived, not with what was announced
+
+}  // namespace
+
+/// One client. All its calls run on the server's thread.
+class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(TcpStoreServer& server, tcp::socket socket)
+      : server_(server), socket_(std::move(socket)), timer_(server.io_) {
+    ++server_.strangers_;
+    error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+  }
+  ~Session() {
+    if (stranger_) --server_.strangers_;
+  }
+
+  void start() {
+    timer_.expires_after(kHandshakeTimeout);
+    timer_.async_wait([self = shared_from_this()](error_code error) {
+      if (!error && self->stranger_) self->hang_up();
+    });
+    asio::async_read(socket_, asio::buffer(magic_), [self = shared_from_this()](error_code error, std::size_t) {
+      self->timer_.cancel();
+      if (error || std::string_view(self->magic_.data(), self->magic_.size()) != kStoreMagic) return;
+      self->stranger_ = false;
+      --self->server_.strangers_;
+      self->send(std::string(kStoreMagic));
+    });
+  }
+
+  void reply(const StoreFrame& frame) {
+    try {
+      send(encode(frame));
+    } catch (const UsageError& error) {  // the values are too large for one frame
+      send(encode({static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}}));
+    }
+  }
+
+ private:
+  void hang_up() {
+    error_code ignored;
+    socket_.close(ignored);
+  }
+
+  void send(std::string bytes) {
+    out_ = std::move(bytes);
+    asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code error, std::size_t) {
+      if (!error) self->read_length();
+    });
+  }
+
+  void read_length() {
+    asio::async_read(socket_, asio::buffer(length_), [self = shared_from_this()](error_code error, std::size_t) {
+      if (error) return;
+      const std::uint32_t length = decode_length({self->length_.data(), self->length_.size()});
+      if (length > kMaxFrameBytes) return;
+      self->body_.clear();
+      self->read_body(length);
+    });
+  }
+
+  void read_body(std::size_t length) {
+    const std::size_t have = body_.size();
+    if (have == length) {
+      StoreFrame request;
+      if (decode(body_, request)) server_.handle(shared_from_this(), request);
+      return;
+    }
+    body_.resize(have + std::min(kReadBytes, length - have));
+    asio::async_read(socket_, asio::buffer(body_.data() + have, body_.size() - have),
+                     [self = shared_from_this(), length](error_code error, std::size_t) {
+                       if (!error) self->read_body(length);
+                     });
+  }
+
+  TcpStoreServer& server_;
+  tcp::socket socket_;
+  asio::steady_timer timer_;
+  bool stranger_ = true;
+  std::array<char, kStoreMagic.size()> magic_{};
+  std::array<char, sizeof(std::uint32_t)> length_{};
+  std::string body_;
+  std::string out_;
+};
+
+TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint) {
+  error_code error;
+  acceptor_.open(endpoint.protocol(), error);
+  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor_.bind(endpoint, error);
+  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  require<CommError>(!error, "the store cannot listen on ", endpoint.address().to_string(), " port ", endpoint.port(),
+                     ": errno ", error.value(), " - ", error.message());
+  port_ = acceptor_.local_endpoint().port();
+  accept();
+  thread_ = std::thread([this] { io_.run(); });
+}
+
+TcpStoreServer::~TcpStoreServer() {
+  io_.stop();
+  thread_.join();
+  waiters_.clear();
+}
+
+void TcpStoreServer::accept() {
+  acceptor_.async_accept([this](error_code error, tcp::socket socket) {
+    if (!error && strangers_ < kMaxStrangers) std::make_shared<Session>(*this, std::move(socket))->start();
+    if (error == asio::error::operation_aborted) return;
+    if (!error) return accept();
+    pause_.expires_after(kAcceptPause);  // out of file descriptors, most likely
+    pause_.async_wait([this](error_code stopped) {
+      if (!stopped) accept();
+    });
+  });
+}
+
+void TcpStoreServer::handle(const std::shared_ptr<Session>& session, const StoreFrame& request) {
+  StoreFrame reply;
+  try {
+    const auto op = static_cast<StoreOp>(request.code);
+    if (op == StoreOp::get || op == StoreOp::wait) {
+      if (!table_.has_all(request.strings)) return add_waiter(session, request);
+      if (op == StoreOp::get) reply = values_of(request.strings);
+    } else {
+      reply.strings = answer(request);
+    }
+  } catch (const UsageError& error) {
+    reply = {static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}};
+  } catch (const Error& error) {
+    reply = {static_cast<std::uint8_t>(StoreStatus::comm_error), 0, {error.what()}};
+  }
+  session->reply(reply);
+  serve_waiters();
+}
+
+std::vector<std::string> TcpStoreServer::answer(const StoreFrame& request) {
+  const std::vector<std::string>& in = request.strings;
+  const auto arguments = [&](std::size_t count) {
+    require<UsageError>(in.size() == count, "store request ", int{request.code}, " has ", in.size(),
+                        " arguments, expected ", count);
+  };
+  switch (static_cast<StoreOp>(request.code)) {
+    case StoreOp::set:
+      require<UsageError>(in.size() % 2 == 0, "store request set has ", in.size(), " arguments, expected pairs");
+      for (std::size_t i = 0; i < in.size(); i += 2) table_.set(in[i], in[i + 1]);
+      return {};
+    case StoreOp::add: {
+      arguments(2);
+      std::int64_t amount = 0;
+      const auto [stop, error] = std::from_chars(in[1].data(), in[1].data() + in[1].size(), amount);
+      require<UsageError>(error == std::errc() && stop == in[1].data() + in[1].size(), "cannot add \"", in[1],
+                          "\" in the store");
+      return {std::to_string(table_.add(in[0], amount))};
+    }
+    case StoreOp::check: return {table_.has_all(in) ? "1" : "0"};
+    case StoreOp::compare_set: arguments(3); return {table_.compare_set(in[0], in[1], in[2])};
+    case StoreOp::erase: arguments(1); return {table_.erase(in[0]) ? "1" : "0"};
+    case StoreOp::count: return {std::to_string(table_.size())};
+    case StoreOp::append:
+      arguments(2);
+      table_.append(in[0], in[1]);
+      return {};
+    case StoreOp::get:
+    case StoreOp::wait: break;  // handled by the caller
+  }
+  throw UsageError(concat("unknown store request ", int{request.code}));
+}
+
+StoreFrame TcpStoreServer::values_of(const std::vector<std::string>& keys) const {
+  StoreFrame reply;
+  for (const std::string& key : keys) reply.strings.push_back(*table_.find(key));
+  return reply;
+}
+
+void TcpStoreServer::add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request) {
+  const Milliseconds timeout(
+      std::clamp<std::int64_t>(request.timeout_ms, 0, Milliseconds(std::chrono::hours(24)).count()));
+  const bool wants_values = static_cast<StoreOp>(request.code) == StoreOp::get;
+  const auto waiter = std::make_shared<Waiter>(
+      Waiter{session, request.strings, wants_values, timeout, asio::steady_timer(io_, timeout)});
+  waiters_.push_back(waiter);
+  waiter->timer.async_wait([this, waiter](error_code error) {
+    if (error || waiter->served) return;
+    const std::string text = timeout_message(table_.missing(waiter->keys), waiter->timeout);
+    waiter->session->reply({static_cast<std::uint8_t>(StoreStatus::comm_error), 0, {text}});
+    waiters_.remove(waiter);
+  });
+}
+
+void TcpStoreServer::serve_waiters() {
+  for (auto next = waiters_.begin(); next != waiters_.end();) {
+    const auto waiter = *next;
+    if (!table_.has_all(waiter->keys)) {
+      ++next;
+      continue;
+    }
+    waiter->session->reply(waiter->wants_values ? values_of(waiter->keys) : StoreFrame{});
+    waiter->served = true;
+    waiter->timer.cancel();
+    next = waiters_.erase(next);
+  }
+}
+
+}  // namespace duet::ddp

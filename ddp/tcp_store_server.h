@@ -1,0 +1,52 @@
+// The serving side of TcpStore. Private to ddp: this header includes Asio.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <thread>
+
+#include "ddp/asio.h"
+#include "ddp/store_table.h"
+#include "ddp/tcp_store_wire.h"
+
+namespace duet::ddp {
+
+/// Serves one table on a thread of its own until destroyed.
+class TcpStoreServer {
+ public:
+  /// Throws CommError with port and errno when it cannot listen.
+  explicit TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint);
+  ~TcpStoreServer();
+  TcpStoreServer(const TcpStoreServer&) = delete;
+  TcpStoreServer& operator=(const TcpStoreServer&) = delete;
+  int port() const { return port_; }
+
+ private:
+  class Session;
+  struct Waiter {
+    std::shared_ptr<Session> session;  // kept alive: nothing is being read from it
+    std::vector<std::string> keys;
+    bool wants_values;
+    Milliseconds timeout;
+    boost::asio::steady_timer timer;
+    bool served = false;
+  };
+  void accept();
+  void handle(const std::shared_ptr<Session>& session, const StoreFrame& request);
+  /// What a request that never waits is answered.
+  std::vector<std::string> answer(const StoreFrame& request);
+  StoreFrame values_of(const std::vector<std::string>& keys) const;
+  void add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request);
+  void serve_waiters();
+
+  int strangers_ = 0;  // connections that have not yet said the magic word
+  boost::asio::io_context io_;
+  boost::asio::ip::tcp::acceptor acceptor_{io_};
+  boost::asio::steady_timer pause_{io_};  // after a failed accept
+  int port_ = 0;
+  StoreTable table_;
+  std::list<std::shared_ptr<Waiter>> waiters_;
+  std::thread thread_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,67 @@
+#include "ddp/tcp_store_wire.h"
+
+#include <limits>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+template <class T>
+void put(std::string& out, T value) {
+  auto bits = static_cast<std::uint64_t>(value);
+  for (std::size_t i = 0; i < sizeof(T); ++i, bits >>= 8) out.push_back(static_cast<char>(bits & 0xff));
+}
+
+/// Takes a number off the front of `in`; false if it is too short.
+template <class T>
+bool take(std::string_view& in, T& value) {
+  if (in.size() < sizeof(T)) return false;
+  std::uint64_t bits = 0;
+  for (std::size_t i = sizeof(T); i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(in[i]);
+  value = static_cast<T>(bits);
+  in.remove_prefix(sizeof(T));
+  return true;
+}
+
+}  // namespace
+
+std::string encode(const StoreFrame& frame) {
+  std::string body;
+  put(body, frame.code);
+  put(body, frame.timeout_ms);
+  put(body, static_cast<std::uint32_t>(frame.strings.size()));
+  for (const std::string& text : frame.strings) {
+    require<UsageError>(text.size() <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes");
+    put(body, static_cast<std::uint32_t>(text.size()));
+    body += text;
+  }
+  require<UsageError>(body.size() <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes, got ",
+                      body.size());
+  std::string out;
+  put(out, static_cast<std::uint32_t>(body.size()));
+  return out + body;
+}
+
+bool decode(std::string_view body, StoreFrame& frame) {
+  std::uint32_t count = 0;
+  if (!take(body, frame.code) || !take(body, frame.timeout_ms) || !take(body, count)) return false;
+  if (count > body.size() / sizeof(std::uint32_t)) return false;  // before memory is set aside for them
+  frame.strings.clear();
+  frame.strings.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint32_t bytes = 0;
+    if (!take(body, bytes) || bytes > body.size()) return false;
+    frame.strings.emplace_back(body.substr(0, bytes));
+    body.remove_prefix(bytes);
+  }
+  return body.empty();
+}
+
+std::uint32_t decode_length(std::string_view four_bytes) {
+  std::uint32_t length = std::numeric_limits<std::uint32_t>::max();
+  take(four_bytes, length);
+  return length;
+}
+
+}  // namespace duet::ddp

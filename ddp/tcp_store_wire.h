@@ -1,0 +1,32 @@
+// Frames between TcpStore and its server: a u32 of body bytes, then the body: op or status (u8), timeout in ms (i64),
+// number of strings (u32), and each string as u32 bytes and content. Numbers are little-endian.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace duet::ddp {
+
+/// Both sides send this first; whoever hears anything else hangs up.
+inline constexpr std::string_view kStoreMagic = "duet-store-v001\n";
+inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;
+
+enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };
+enum class StoreStatus : std::uint8_t { ok, comm_error, usage_error };
+
+struct StoreFrame {
+  std::uint8_t code = 0;        // a StoreOp on the way there, a StoreStatus on the way back
+  std::int64_t timeout_ms = 0;  // of get and wait
+  std::vector<std::string> strings;
+};
+
+/// The frame with its length in front. Throws UsageError past kMaxFrameBytes.
+std::string encode(const StoreFrame& frame);
+/// Reads a body; false if it is malformed in any way.
+bool decode(std::string_view body, StoreFrame& frame);
+/// The length in front of a body.
+std::uint32_t decode_length(std::string_view four_bytes);
+
+}  // namespace duet::ddp
