@@ -65,6 +65,8 @@ class Backend {
   virtual int device_count() const = 0;
   /// One line for people: "AVX-512, 1 thread".
   virtual std::string describe(Device device) const = 0;
+  /// The libraries that its kernels use, with the versions found at run time: "oneDNN 2.6.3".
+  virtual std::string libraries() const = 0;
   /// Makes the calling thread the one that works for `device` (pins it, selects the GPU).
   virtual void bind_thread(Device device) = 0;
   /// Threads that share out the blocks of each kernel on every device of this kind; before the first kernel only.

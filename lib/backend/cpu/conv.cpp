@@ -4,6 +4,7 @@
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
+#include "lib/backend/cpu/onednn.h"
 
 extern "C" void omp_set_num_threads(int threads);
 
@@ -104,6 +105,11 @@ PoolGeometry geometry(std::int64_t h, std::int64_t w, const Window2d& window) {
 }
 
 }  // namespace
+
+std::string CpuBackend::libraries() const {
+  const dnnl_version_t& version = *dnnl_version();
+  return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch);
+}
 
 Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
   const int block = kernels_.channel_block;

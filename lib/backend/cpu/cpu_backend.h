@@ -24,6 +24,7 @@ class CpuBackend final : public Backend {
 
   int device_count() const override;
   std::string describe(Device device) const override;
+  std::string libraries() const override;
   void bind_thread(Device device) override;
   void set_threads_per_device(int threads) override;
   Allocator& allocator(Device) override { return memory_; }

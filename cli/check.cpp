@@ -1,0 +1,86 @@
+// The rules that options must keep.
+#include <cmath>
+#include <limits>
+
+#include "cli/options.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kMaxDevices = 1024;
+
+void check_training(const Training& training) {
+  require<UsageError>(training.model == "simple_cnn" || training.model == "linear", "--model: unknown '",
+                      training.model, "', expected simple_cnn or linear");
+  require<UsageError>(training.threads_per_device >= 1 && training.threads_per_device <= 1024,
+                      "--threads-per-device is ", training.threads_per_device, ", expected 1 to 1024");
+  require<UsageError>(training.epochs >= 1, "--epochs is ", training.epochs, ", expected 1 or more");
+  require<UsageError>(training.batch >= 1, "--batch is ", training.batch, ", expected 1 or more images");
+  require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
+                      ", expected a number from 0 on");
+  require<UsageError>(training.momentum >= 0 && training.momentum < 1, "--momentum is ", training.momentum,
+                      ", expected 0 to below 1");
+  require<UsageError>(training.train_images >= 0, "--train-images is ", training.train_images, ", expected 0 or more");
+  require<UsageError>(training.test_images >= 0, "--test-images is ", training.test_images, ", expected 0 or more");
+}
+
+void check_devices(int devices, std::int64_t batch) {
+  require<UsageError>(devices >= 1 && devices <= kMaxDevices, "--devices is ", devices, ", expected 1 to ",
+                      kMaxDevices);
+  require<UsageError>(batch >= devices, "--batch is ", batch, ", smaller than the ", devices,
+                      " devices that share it; every device needs at least one image");
+}
+
+}  // namespace
+
+const char* name(Mode mode) {
+  switch (mode) {
+    case Mode::single: return "single";
+    case Mode::seed: return "seed";
+    case Mode::dp: return "dp";
+    case Mode::ddp: return "ddp";
+  }
+  return "?";
+}
+
+Mode parse_mode(const std::string& text) {
+  for (Mode mode : {Mode::single, Mode::seed, Mode::dp, Mode::ddp})
+    if (text == name(mode)) return mode;
+  throw UsageError(concat("unknown mode '", text, "', expected single, seed, dp or ddp"));
+}
+
+void check(const TrainOptions& options) {
+  check_training(options);
+  check_devices(options.devices, options.batch);
+  require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
+                      ", but mode single uses 1; --mode dp or ddp uses several");
+  require<UsageError>(options.replicas == "per_forward" || options.replicas == "resident", "--replicas: unknown '",
+                      options.replicas, "', expected per_forward or resident");
+  require<UsageError>(options.loss == "gathered" || options.loss == "in_replica", "--loss: unknown '", options.loss,
+                      "', expected gathered or in_replica");
+}
+
+void check(const CompareOptions& options) {
+  check_training(options);
+  for (int devices : options.devices) check_devices(devices, options.batch);
+  require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
+  require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
+}
+
+void check(const BenchOptions& options) {
+  check_training(options);
+  for (int devices : options.devices) check_devices(devices, options.batch);
+  require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
+  require<UsageError>(options.steps >= 5, "--steps is ", options.steps, ", expected 5 or more");
+}
+
+void check(const LaunchOptions& options) {
+  require<UsageError>(options.processes >= 1 && options.processes <= kMaxDevices, "-n is ", options.processes,
+                      ", expected 1 to ", kMaxDevices, " processes");
+  require<UsageError>(options.master_port >= 0 && options.master_port <= std::numeric_limits<std::uint16_t>::max(),
+                      "--master-port is ", options.master_port, ", expected 0 to 65535");
+  require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
+}
+
+}  // namespace duet::cli

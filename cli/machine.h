@@ -1,0 +1,30 @@
+// What this program runs on, and what it was built with.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/results.h"
+#include "lib/device.h"
+
+namespace duet::cli {
+
+/// Reads /proc and the devices. Cores are those that this process may use.
+Machine this_machine();
+
+/// One library and its version, or why it is not there.
+struct Library {
+  std::string name, version;
+  bool present = true;
+};
+std::vector<Library> libraries();
+/// "oneDNN 2.6.3 · zlib 1.2.13 · ...", what is present only.
+std::string libraries_line();
+
+/// True when devices of this kind can be used; otherwise `why` says why not.
+bool kind_available(DeviceKind kind, std::string& why);
+
+/// Peak resident memory of this process, in megabytes (1e6 bytes).
+double peak_memory_mb();
+
+}  // namespace duet::cli

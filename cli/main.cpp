@@ -1,0 +1,48 @@
+// The program `duet`: reads the command line and runs one command. Every error is one line.
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "cli/commands.h"
+#include "lib/error.h"
+
+namespace {
+
+using namespace duet::cli;
+
+struct Runner {
+  int operator()(const Printed& printed) const {
+    std::fputs(printed.text.c_str(), stdout);
+    return 0;
+  }
+  int operator()(const InfoOptions& options) const { return info(options); }
+  template <class Other>
+  int operator()(const Other&) const {
+    throw duet::Error("this command is not part of this build yet");
+  }
+};
+
+/// "duet: ", or "duet: rank 2: " in a rank of several.
+void complain(const char* message) {
+  const char* rank = std::getenv("RANK");
+  const char* world = std::getenv("WORLD_SIZE");
+  const bool one_of_many = rank && world && std::atoi(world) > 1;
+  std::fprintf(stderr, "duet: %s%s%s%s\n", one_of_many ? "rank " : "", one_of_many ? rank : "", one_of_many ? ": " : "",
+               message);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int status = std::visit(Runner{}, parse({argv + 1, argv + argc}));
+    if (std::fflush(stdout) != 0) throw duet::DataError("cannot write to the standard output");
+    return status;
+  } catch (const duet::UsageError& error) {
+    complain(error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    complain(error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,208 @@
+#include "cli/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kAbout =
+    "duet: data-parallel training without Python. Trains one small network alone, by the tutorial's own gradient "
+    "averaging, by DataParallel and by DistributedDataParallel, and says how fast each was and whether all learned the "
+    "same bits.";
+
+/// Options that CLI11 can only take as text; they become typed values after reading.
+struct Texts {
+  std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", compat, json;
+};
+
+void add_training(CLI::App& app, Training& training, Texts& texts) {
+  app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
+      ->capture_default_str();
+  app.add_option("--device", texts.device, "kind of device: cpu or cuda")->capture_default_str();
+  app.add_option("--threads-per-device", training.threads_per_device,
+                 "threads of one CPU device, each pinned to a core")
+      ->capture_default_str();
+  app.add_option(
+      "--data", training.data,
+      "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
+      "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
+  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
+  app.add_option("--epochs", training.epochs, "passes over the training images")->capture_default_str();
+  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
+      ->capture_default_str();
+  app.add_option("--lr", training.lr, "learning rate")->capture_default_str();
+  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->capture_default_str();
+  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->capture_default_str();
+  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
+      ->capture_default_str();
+  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")
+      ->capture_default_str();
+  app.add_option(
+      "--compat", texts.compat,
+      "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
+      "devices no longer end with the same bits)");
+  app.add_flag("--quiet", training.quiet, "no progress line, no colours");
+}
+
+void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
+  app.add_option("--mode", texts.mode, "single, seed (the tutorial's averaging loop), dp or ddp")
+      ->capture_default_str();
+  app.add_option("--devices", options.devices, "number of devices (single: 1)")->capture_default_str();
+  add_training(app, options, texts);
+  app.add_option("--replicas", options.replicas, "dp: replicas made per_forward, or kept resident")
+      ->capture_default_str();
+  app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
+  app.add_option("--checkpoint", options.checkpoint, "folder; a checkpoint is written there after every epoch");
+  app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
+  app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
+  app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
+  app.add_option("--progress-fd", options.progress_fd, "open file that gets progress as lines; used by duet compare")
+      ->capture_default_str();
+}
+
+void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
+  app.add_option("--modes", texts.modes, "what to compare, separated by commas")->capture_default_str();
+  app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
+  add_training(app, options, texts);
+  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
+  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv")->capture_default_str();
+  app.add_option("--json", texts.json, "'-': results.json to the standard output, everything else to standard error");
+}
+
+void add_launch(CLI::App& app, LaunchOptions& options) {
+  app.add_option("-n,--nproc", options.processes, "number of processes (ranks)")->capture_default_str();
+  app.add_option("--master-addr", options.master_addr, "address of rank 0's store")->capture_default_str();
+  app.add_option("--master-port", options.master_port, "port of rank 0's store; 0 for a free one")
+      ->capture_default_str();
+  app.add_option("command", options.command, "program and its arguments, after --");
+  app.positionals_at_end();
+}
+
+void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
+  app.add_option("what", what, "step: whole training steps, forward to update")->required();
+  texts.modes = "single,dp,ddp";
+  texts.devices = "1,2";
+  app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();
+  app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
+  app.add_option("--steps", options.steps, "steps timed in every repeat")->capture_default_str();
+  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
+  add_training(app, options, texts);
+}
+
+std::vector<std::string> split(const std::string& list, const char* option) {
+  std::vector<std::string> items;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = list.find(',', begin);
+    items.push_back(list.substr(begin, comma - begin));
+    require<UsageError>(!items.back().empty(), option, ": empty entry in '", list, "'");
+    if (comma == std::string::npos) return items;
+    begin = comma + 1;
+  }
+}
+
+std::vector<Mode> parse_modes(const std::string& list) {
+  std::vector<Mode> modes;
+  for (const std::string& item : split(list, "--modes")) {
+    const Mode mode = parse_mode(item);
+    require<UsageError>(std::find(modes.begin(), modes.end(), mode) == modes.end(), "--modes: ", item, " twice");
+    modes.push_back(mode);
+  }
+  return modes;
+}
+
+std::vector<int> parse_counts(const std::string& list) {
+  std::vector<int> counts;
+  for (const std::string& item : split(list, "--devices")) {
+    int count = 0;
+    const auto [end, failure] = std::from_chars(item.data(), item.data() + item.size(), count);
+    require<UsageError>(failure == std::errc() && end == item.data() + item.size(), "--devices: '", item,
+                        "' is not a whole number");
+    require<UsageError>(std::find(counts.begin(), counts.end(), count) == counts.end(), "--devices: ", item, " twice");
+    counts.push_back(count);
+  }
+  return counts;
+}
+
+void finish(Training& training, const Texts& texts) {
+  const Device device = parse_device(texts.device);
+  require<UsageError>(texts.device.find(':') == std::string::npos, "--device takes a kind, cpu or cuda, got '",
+                      texts.device, "'; --devices says how many");
+  training.device = device.kind;
+  require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
+                      "', expected torch");
+  training.compat_torch = texts.compat == "torch";
+}
+
+}  // namespace
+
+Command parse(const std::vector<std::string>& arguments) {
+  CLI::App app(kAbout, "duet");
+  app.set_version_flag("--version", "duet " DUET_VERSION);
+  app.require_subcommand(1);
+  CompareOptions compare;
+  compare.epochs = 1;
+  TrainOptions train;
+  LaunchOptions launch;
+  BenchOptions bench;
+  InfoOptions info;
+  Texts compare_texts, train_texts, bench_texts;
+  std::string what;
+  CLI::App* compare_app = app.add_subcommand("compare", "train in all modes on several devices; table and report");
+  add_compare(*compare_app, compare, compare_texts);
+  CLI::App* train_app = app.add_subcommand("train", "train once, in one mode");
+  add_train(*train_app, train, train_texts);
+  CLI::App* launch_app = app.add_subcommand("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS");
+  add_launch(*launch_app, launch);
+  CLI::App* bench_app = app.add_subcommand("bench", "time whole steps; medians and ranges");
+  add_bench(*bench_app, bench, bench_texts, what);
+  CLI::App* info_app = app.add_subcommand("info", "devices, cores, instruction sets, versions, what was built in");
+  info_app->add_flag("--json", info.json, "as JSON");
+
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    return Printed{app.help()};
+  } catch (const CLI::CallForVersion& version) {
+    return Printed{std::string(version.what()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    std::string line = error.what();
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    const auto used = app.get_subcommands();
+    throw UsageError(concat(line, " (see duet ", used.empty() ? "" : used.front()->get_name() + " ", "--help)"));
+  }
+  if (*info_app) return info;
+  if (*launch_app) {
+    check(launch);
+    return launch;
+  }
+  if (*train_app) {
+    train.mode = parse_mode(train_texts.mode);
+    finish(train, train_texts);
+    check(train);
+    return train;
+  }
+  if (*bench_app) {
+    require<UsageError>(what == "step", "duet bench: unknown '", what, "', expected step");
+    bench.modes = parse_modes(bench_texts.modes);
+    bench.devices = parse_counts(bench_texts.devices);
+    finish(bench, bench_texts);
+    check(bench);
+    return bench;
+  }
+  compare.modes = parse_modes(compare_texts.modes);
+  compare.devices = parse_counts(compare_texts.devices);
+  finish(compare, compare_texts);
+  require<UsageError>(compare_texts.json.empty() || compare_texts.json == "-", "--json: got '", compare_texts.json,
+                      "', expected - for the standard output (--out names the folder)");
+  compare.json_to_stdout = compare_texts.json == "-";
+  check(compare);
+  return compare;
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,90 @@
+// What a person may say to the program `duet`: one struct per command, and the reader of the command line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lib/device.h"
+
+namespace duet::cli {
+
+enum class Mode { single, seed, dp, ddp };
+const char* name(Mode mode);
+/// Throws UsageError that lists the four modes.
+Mode parse_mode(const std::string& text);
+
+/// What every run of a training needs, whoever starts it.
+struct Training {
+  std::string model = "simple_cnn";  // or "linear"
+  DeviceKind device = DeviceKind::cpu;
+  int threads_per_device = 1;
+  std::string data;  // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
+  bool download = false;
+  int epochs = 10;
+  std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
+  double lr = 0.01;
+  double momentum = 0.5;
+  std::uint64_t seed = 1234;
+  std::int64_t train_images = 0;  // 0: all
+  std::int64_t test_images = 0;   // 0: all
+  bool compat_torch = false;
+  bool quiet = false;
+};
+
+struct TrainOptions : Training {
+  Mode mode = Mode::single;
+  int devices = 1;
+  std::string replicas = "per_forward";  // dp: or "resident"
+  std::string loss = "gathered";         // dp: or "in_replica"
+  std::string checkpoint;                // folder
+  std::string resume;                    // file or folder
+  std::string result;                    // file for the run's record
+  std::string fingerprints;              // file for one hash of all parameters per step
+  int progress_fd = -1;                  // where `duet compare` listens for progress
+};
+
+struct CompareOptions : Training {
+  std::vector<Mode> modes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
+  std::vector<int> devices = {1, 2, 4};
+  int repeats = 1;
+  std::string out = "out";
+  bool json_to_stdout = false;
+};
+
+struct LaunchOptions {
+  int processes = 1;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;  // 0: a free one
+  std::vector<std::string> command;
+};
+
+struct BenchOptions : Training {
+  std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
+  std::vector<int> devices = {1, 2};
+  int repeats = 3;
+  int steps = 100;
+};
+
+struct InfoOptions {
+  bool json = false;
+};
+
+/// The program printed what was asked (--help, --version) and has nothing more to do.
+struct Printed {
+  std::string text;
+};
+
+using Command = std::variant<Printed, TrainOptions, CompareOptions, LaunchOptions, BenchOptions, InfoOptions>;
+
+/// Reads and checks a command line (without the program's name). Throws UsageError with one line.
+Command parse(const std::vector<std::string>& arguments);
+
+/// What parse() checks after reading, for options made elsewhere. Throws UsageError.
+void check(const TrainOptions& options);
+void check(const CompareOptions& options);
+void check(const BenchOptions& options);
+void check(const LaunchOptions& options);
+
+}  // namespace duet::cli

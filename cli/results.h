@@ -1,0 +1,105 @@
+// What a comparison found: the data behind the table, results.json, results.csv and index.html.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace duet::cli {
+
+/// Mean time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
+/// add up to the step.
+struct StepParts {
+  double input = 0, scatter = 0, replicate = 0, forward = 0, gather = 0, loss = 0, backward = 0, communication = 0,
+         update = 0;
+  double sum() const {
+    return input + scatter + replicate + forward + gather + loss + backward + communication + update;
+  }
+};
+struct PartName {
+  const char* name;
+  double StepParts::*member;
+};
+/// The nine parts in the order in which they occur.
+const std::vector<PartName>& step_part_names();
+
+/// One row: a mode on a number of devices. Where a cell was repeated, `epoch_s` lists the epochs of all repeats and the
+/// other numbers are medians over repeats.
+struct Run {
+  std::string mode;
+  std::string device = "cpu";
+  int devices = 1;
+  int threads_per_device = 1;
+  bool ok = true;
+  std::string error;            // why not, in plain words
+  double startup_s = 0;         // exec to the end of the first step, less a median step
+  std::vector<double> epoch_s;  // training only, first step of the run excluded
+  double samples_per_s = 0;
+  std::optional<double> speedup;     // against single on one device with as many threads; null without single
+  std::optional<double> efficiency;  // speedup / devices; null also where devices outnumber cores
+  double waiting_share = 0;          // of the step in which compute stands still for communication
+  double communication_us = 0;       // of a step, hidden or not
+  std::string parameters_sha256;
+  std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
+  StepParts step_us;
+  std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
+  std::vector<double> test_accuracy;   // 0..1, after each epoch
+  std::vector<double> peak_memory_mb;  // per process
+
+  double threads() const { return static_cast<double>(devices) * threads_per_device; }
+};
+
+struct Machine {
+  std::string cpu;
+  int cores = 1;
+  std::string isa;
+  std::vector<std::string> gpus;
+  double memory_gb = 0;
+  std::string kernel;
+};
+
+struct Settings {
+  std::int64_t batch = 128;
+  int epochs = 1;
+  double lr = 0.01;
+  double momentum = 0.5;
+  std::uint64_t seed = 1234;
+  std::string precision = "f32";
+  std::string data;
+  std::int64_t train_images = 0;
+};
+
+/// Cost of one step, fitted over several batch sizes.
+struct Model {
+  double fixed_us = 0, per_sample_us = 0, communication_us = 0, break_even_batch = 0;
+};
+
+struct Results {
+  std::string duet;  // version
+  Machine machine;
+  Settings settings;
+  std::vector<Run> runs;
+  std::optional<Model> model;  // null until it is fitted
+};
+
+/// results.json, and one run of it. Reading throws DataError that names the field.
+std::string to_json(const Results& results);
+std::string to_json(const Run& run);
+Results results_from_json(const std::string& text);
+Run run_from_json(const std::string& text);
+
+/// results.csv: one line per run; lists joined by spaces.
+std::string to_csv(const Results& results);
+
+/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device.
+void compare_with_single(Results& results);
+
+/// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
+const Run* find_run(const Results& results, const std::string& mode, int devices);
+/// True for the extra row "single, all cores".
+bool all_cores_row(const Results& results, const Run& run);
+/// True where devices (times threads) outnumber the cores.
+bool oversubscribed(const Results& results, const Run& run);
+
+}  // namespace duet::cli

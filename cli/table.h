@@ -1,0 +1,24 @@
+// The table of a comparison, in the terminal.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/results.h"
+#include "cli/terminal.h"
+
+namespace duet::cli {
+
+/// One run as text, one entry per column of table_columns(); a failed run's second part is empty.
+std::vector<std::string> table_row(const Results& results, const Run& run);
+const std::vector<std::string>& table_columns();
+
+/// Whether the parameters equal those of single: "yes", "step 17", "own data split", "differs", "-".
+std::string same_result(const Results& results, const Run& run);
+/// "single, all cores", else the mode.
+std::string row_name(const Results& results, const Run& run);
+
+/// The whole table with its header, a line per run. Failed runs say why in place of numbers.
+std::string table(const Results& results, TerminalStyle style);
+
+}  // namespace duet::cli

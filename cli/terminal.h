@@ -1,0 +1,56 @@
+// The terminal: whether colours and rewritten lines are welcome, and the one line of progress.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+namespace duet::cli {
+
+struct TerminalStyle {
+  bool colour = false;   // escape sequences
+  bool rewrite = false;  // a progress line may be rewritten in place
+  bool operator==(const TerminalStyle&) const = default;
+};
+
+/// Plain for --quiet, a pipe or TERM=dumb; NO_COLOR (set and not empty) takes the colours only.
+TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color, const char* term);
+/// The same for an open stream and this process's environment.
+TerminalStyle terminal_style(std::FILE* stream, bool quiet);
+
+std::string bold(const std::string& text, TerminalStyle style);
+std::string green(const std::string& text, TerminalStyle style);
+std::string red(const std::string& text, TerminalStyle style);
+
+/// Where a training stands.
+struct Progress {
+  int epoch = 0;  // from 1
+  int epochs = 1;
+  std::int64_t step = 0, steps = 0;  // of the epoch
+  double loss = 0;
+  double samples_per_s = 0;
+};
+/// One line of text and back; used between `duet train --progress-fd` and its reader. False when `line` is no progress.
+std::string to_line(const Progress& progress);
+bool from_line(const std::string& line, Progress& progress);
+
+/// " ddp 2 ▕████    ▏ epoch 1/1  312/469  loss 0.31  48.9k samples/s  ETA 3 s".
+std::string progress_text(const std::string& what, const Progress& progress, double left_s);
+
+/// Shows one line and rewrites it, at most ten times a second. Not thread safe.
+class ProgressLine {
+ public:
+  ProgressLine(std::FILE* stream, TerminalStyle style) : stream_(stream), style_(style) {}
+  ~ProgressLine() { clear(); }
+  void show(const std::string& what, const Progress& progress, double left_s);
+  /// Removes the line, so that other output can follow.
+  void clear();
+
+ private:
+  std::FILE* stream_;
+  TerminalStyle style_;
+  bool shown_ = false;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace duet::cli

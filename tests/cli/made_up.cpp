@@ -1,0 +1,57 @@
+#include "tests/cli/made_up.h"
+
+namespace duet_test {
+namespace {
+
+using duet::cli::Run;
+
+const std::string kHash(64, 'a');
+const std::string kOther(64, 'b');
+
+/// `step` is scaled so that an epoch of 469 steps takes `epoch` seconds.
+Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
+  Run run;
+  run.mode = mode;
+  run.devices = devices;
+  run.startup_s = 0.25;
+  run.epoch_s = {epoch * 0.99, epoch, epoch * 1.01};
+  run.samples_per_s = 60000 / epoch;
+  const double step = epoch / 469 * 1e6;
+  run.communication_us = 2 * waiting_us;
+  run.waiting_share = waiting_us / step;
+  run.parameters_sha256 = kHash;
+  run.step_us.input = 50;
+  run.step_us.communication = waiting_us;
+  run.step_us.update = 100;
+  run.step_us.forward = (step - 150 - waiting_us) * 0.4;
+  run.step_us.backward = (step - 150 - waiting_us) * 0.6;
+  run.train_loss = {2.25, 1.5, 0.75, 0.3125};
+  run.test_accuracy = {0.9712};
+  run.peak_memory_mb.assign(mode == "ddp" ? static_cast<std::size_t>(devices) : 1, 120.5);
+  return run;
+}
+
+}  // namespace
+
+duet::cli::Results made_up() {
+  duet::cli::Results results;
+  results.duet = "0.1.0";
+  results.machine = {
+      .cpu = "Example <CPU>", .cores = 2, .isa = "AVX2", .gpus = {}, .memory_gb = 8.5, .kernel = "Linux 6.1"};
+  results.settings.data = "MNIST";
+  results.settings.train_images = 60000;
+  results.runs = {run("single", 1, 8, 0), run("single", 1, 4.4, 0), run("seed", 2, 5, 500),
+                  run("dp", 2, 4.2, 100), run("ddp", 2, 5, 1500),   run("ddp", 4, 6, 3000)};
+  results.runs[1].threads_per_device = 2;
+  results.runs[2].parameters_sha256 = kOther;
+  results.runs[5].parameters_sha256 = kOther;
+  results.runs[5].first_differing_step = 17;
+  Run failed = run("dp", 4, 8, 0);
+  failed.ok = false;
+  failed.error = "replica 3 on cpu:3: out of memory";
+  results.runs.push_back(failed);
+  compare_with_single(results);
+  return results;
+}
+
+}  // namespace duet_test

@@ -1,0 +1,10 @@
+// A comparison that never ran: two cores, single, seed, dp and ddp on 1, 2 and 4 devices, one of them failed.
+#pragma once
+
+#include "cli/results.h"
+
+namespace duet_test {
+
+duet::cli::Results made_up();
+
+}  // namespace duet_test

@@ -1,0 +1,115 @@
+#include "cli/options.h"
+#include "lib/error.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+
+namespace {
+
+/// The message of the usage error that a command line causes; empty when it is fine.
+std::string complaint(const std::vector<std::string>& arguments) {
+  try {
+    parse(arguments);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string printed(const std::vector<std::string>& arguments) { return std::get<Printed>(parse(arguments)).text; }
+
+}  // namespace
+
+TEST_CASE("defaults are the tutorial's") {
+  const auto train = std::get<TrainOptions>(parse({"train"}));
+  CHECK(train.mode == Mode::single);
+  CHECK(train.devices == 1);
+  CHECK(train.epochs == 10);
+  CHECK(train.batch == 128);
+  CHECK(train.lr == 0.01);
+  CHECK(train.momentum == 0.5);
+  CHECK(train.seed == 1234);
+  const auto compare = std::get<CompareOptions>(parse({"compare"}));
+  CHECK(compare.epochs == 1);
+  CHECK(compare.modes == std::vector<Mode>{Mode::single, Mode::seed, Mode::dp, Mode::ddp});
+  CHECK(compare.devices == std::vector<int>{1, 2, 4});
+  CHECK(compare.out == "out");
+}
+
+TEST_CASE("options are read") {
+  const auto train = std::get<TrainOptions>(
+      parse({"train", "--mode", "ddp", "--devices", "4", "--batch=64", "--lr", "0.05", "--compat", "torch"}));
+  CHECK(train.mode == Mode::ddp);
+  CHECK(train.devices == 4);
+  CHECK(train.batch == 64);
+  CHECK(train.lr == 0.05);
+  CHECK(train.compat_torch);
+  const auto compare =
+      std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--devices", "2,3", "--json", "-"}));
+  CHECK(compare.modes == std::vector<Mode>{Mode::dp, Mode::ddp});
+  CHECK(compare.devices == std::vector<int>{2, 3});
+  CHECK(compare.json_to_stdout);
+  const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
+  CHECK(launch.processes == 3);
+  CHECK(launch.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
+}
+
+TEST_CASE("wrong options are named in one line") {
+  using Lines = std::vector<std::pair<std::vector<std::string>, std::string>>;
+  const Lines lines = {
+      {{"train", "--device", "tpu"}, "unknown device 'tpu'"},
+      {{"train", "--device", "cpu:1"}, "--device takes a kind"},
+      {{"train", "--mode", "dpp"}, "unknown mode 'dpp', expected single, seed, dp or ddp"},
+      {{"train", "--mode", "dp", "--devices", "0"}, "--devices is 0, expected 1 to 1024"},
+      {{"train", "--mode", "dp", "--devices", "100000"}, "--devices is 100000, expected 1 to 1024"},
+      {{"train", "--devices", "2"}, "mode single uses 1"},
+      {{"train", "--batch", "0"}, "--batch is 0"},
+      {{"train", "--mode", "ddp", "--devices", "4", "--batch", "3"}, "--batch is 3, smaller than the 4 devices"},
+      {{"train", "--lr", "nan"}, "--lr"},
+      {{"train", "--momentum", "1"}, "--momentum is 1"},
+      {{"train", "--epochs", "0"}, "--epochs is 0"},
+      {{"train", "--epochs", "many"}, "--epochs"},
+      {{"train", "--compat", "jax"}, "--compat: unknown 'jax'"},
+      {{"train", "--model", "resnet"}, "--model: unknown 'resnet'"},
+      {{"compare", "--modes", "single,,dp"}, "empty entry"},
+      {{"compare", "--modes", "dp,dp"}, "dp twice"},
+      {{"compare", "--devices", "1,x"}, "'x' is not a whole number"},
+      {{"compare", "--devices", "0"}, "--devices is 0"},
+      {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
+      {{"compare", "--repeats", "0"}, "--repeats is 0"},
+      {{"compare", "--json", "x"}, "expected - for the standard output"},
+      {{"launch", "-n", "2"}, "no program given"},
+      {{"launch", "-n", "0", "--", "a"}, "-n is 0"},
+      {{"bench", "leap"}, "unknown 'leap', expected step"},
+      {{"compare", "--unknown"}, "--unknown"},
+      {{}, "--help"},
+  };
+  for (const auto& [arguments, expected] : lines) {
+    const std::string message = complaint(arguments);
+    INFO(expected);
+    CHECK_THAT(message, duet_test::ContainsSubstring(expected));
+    CHECK(message.find('\n') == std::string::npos);
+  }
+}
+
+TEST_CASE("help names every option with its default") {
+  const std::string compare = printed({"compare", "--help"});
+  for (const char* option : {"--modes",       "--devices",  "--device", "--threads-per-device",
+                             "--data",        "--download", "--epochs", "--batch",
+                             "--lr",          "--momentum", "--seed",   "--repeats",
+                             "--out",         "--quiet",    "--json",   "--train-images",
+                             "--test-images", "--compat",   "--model",  "128",
+                             "1234",          "0.01",       "0.5",      "1,2,4"}) {
+    INFO(option);
+    CHECK_THAT(compare, duet_test::ContainsSubstring(option));
+  }
+  const std::string train = printed({"train", "--help"});
+  for (const char* option :
+       {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss"}) {
+    INFO(option);
+    CHECK_THAT(train, duet_test::ContainsSubstring(option));
+  }
+  CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
+  CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");
+}

@@ -1,0 +1,124 @@
+#include <cmath>
+
+#include "cli/results.h"
+#include "lib/error.h"
+#include "tests/cli/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+#if DUET_CATCH == 3
+using Catch::Approx;
+#endif
+
+TEST_CASE("results.json has the names that other programs read") {
+  const std::string text = to_json(duet_test::made_up());
+  for (const char* name : {"duet",
+                           "machine",
+                           "cpu",
+                           "cores",
+                           "isa",
+                           "gpus",
+                           "memory_gb",
+                           "kernel",
+                           "settings",
+                           "batch",
+                           "epochs",
+                           "lr",
+                           "momentum",
+                           "seed",
+                           "precision",
+                           "data",
+                           "train_images",
+                           "runs",
+                           "mode",
+                           "device",
+                           "devices",
+                           "threads_per_device",
+                           "ok",
+                           "error",
+                           "startup_s",
+                           "epoch_s",
+                           "samples_per_s",
+                           "speedup",
+                           "efficiency",
+                           "waiting_share",
+                           "communication_us",
+                           "parameters_sha256",
+                           "first_differing_step",
+                           "step_us",
+                           "input",
+                           "scatter",
+                           "replicate",
+                           "forward",
+                           "gather",
+                           "loss",
+                           "backward",
+                           "communication",
+                           "update",
+                           "train_loss",
+                           "test_accuracy",
+                           "peak_memory_mb",
+                           "model"}) {
+    INFO(name);
+    CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));
+  }
+}
+
+TEST_CASE("results go to JSON and come back") {
+  Results results = duet_test::made_up();
+  results.model = Model{100, 120.5, 300, 24};
+  results.runs[0].train_loss[0] = std::nan("");
+  results.runs[6].error = "bad byte \xff";
+  const std::string text = to_json(results);
+  const Results again = results_from_json(text);
+  CHECK(to_json(again) == text);
+  CHECK(std::isnan(again.runs[0].train_loss[0]));
+  CHECK(again.runs[5].first_differing_step == 17);
+  CHECK_FALSE(again.runs[0].first_differing_step);
+  const Run run = run_from_json(to_json(results.runs[3]));
+  CHECK(run.mode == "dp");
+  CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
+}
+
+TEST_CASE("damaged results are refused with the field's name") {
+  CHECK_THROWS_AS(results_from_json("{"), DataError);
+  std::string text = to_json(duet_test::made_up());
+  text.replace(text.find("\"mode\""), 6, "\"moda\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'mode' is missing"));
+  text = to_json(duet_test::made_up());
+  text.replace(text.find("\"cores\": 2"), 10, "\"cores\": \"\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is \"\""));
+}
+
+TEST_CASE("speed-up is against single with as many threads; no efficiency without cores") {
+  const Results results = duet_test::made_up();
+  CHECK(*results.runs[0].speedup == 1);
+  CHECK(*results.runs[3].speedup == Approx(8 / 4.2));
+  CHECK(*results.runs[3].efficiency == Approx(4 / 4.2));
+  CHECK(*results.runs[1].efficiency == Approx(4 / 4.4));
+  CHECK(*results.runs[5].speedup == Approx(8 / 6.0));
+  CHECK_FALSE(results.runs[5].efficiency);
+  CHECK_FALSE(results.runs[6].speedup);
+  Results alone = results;
+  alone.runs.erase(alone.runs.begin(), alone.runs.begin() + 2);
+  compare_with_single(alone);
+  CHECK_FALSE(alone.runs[1].speedup);
+  CHECK_FALSE(alone.runs[1].efficiency);
+}
+
+TEST_CASE("results.csv has a line per run and as many fields in each") {
+  const std::string text = to_csv(duet_test::made_up());
+  std::size_t lines = 0, commas = 0, expected = 0;
+  bool quoted = false;
+  for (char c : text) {
+    quoted = quoted != (c == '"');
+    commas += c == ',' && !quoted;
+    if (c != '\n') continue;
+    if (++lines == 1) expected = commas;
+    CHECK(commas == expected);
+    commas = 0;
+  }
+  CHECK(lines == 8);
+  CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
+}

@@ -1,0 +1,65 @@
+#include <cmath>
+
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+TEST_CASE("a terminal gets colours and a rewritten line, anything else plain text") {
+  CHECK(terminal_style(true, false, nullptr, "xterm") == TerminalStyle{true, true});
+  CHECK(terminal_style(true, false, "", "xterm") == TerminalStyle{true, true});
+  CHECK(terminal_style(true, false, "1", "xterm") == TerminalStyle{false, true});
+  CHECK(terminal_style(true, false, nullptr, "dumb") == TerminalStyle{});
+  CHECK(terminal_style(true, false, nullptr, nullptr) == TerminalStyle{});
+  CHECK(terminal_style(true, true, nullptr, "xterm") == TerminalStyle{});
+  CHECK(terminal_style(false, false, nullptr, "xterm") == TerminalStyle{});
+}
+
+TEST_CASE("progress goes through a pipe and comes back") {
+  const Progress sent{.epoch = 1, .epochs = 2, .step = 312, .steps = 469, .loss = 0.3125, .samples_per_s = 48900.5};
+  Progress got;
+  REQUIRE(from_line(to_line(sent), got));
+  CHECK(got.epoch == 1);
+  CHECK(got.epochs == 2);
+  CHECK(got.step == 312);
+  CHECK(got.steps == 469);
+  CHECK(got.loss == 0.3125);
+  CHECK(got.samples_per_s == 48900.5);
+  CHECK_FALSE(from_line("Rank  0 , epoch  0 :  0.4", got));
+  Progress lost = sent;
+  lost.loss = std::nan("");
+  REQUIRE(from_line(to_line(lost), got));
+  CHECK(std::isnan(got.loss));
+  CHECK(progress_text("ddp 2", sent, 3.2) ==
+        " ddp 2 ▕█████████████       ▏ epoch 1/2  312/469  loss 0.312  48.9k samples/s  ETA 4 s");
+}
+
+TEST_CASE("numbers as people read them") {
+  CHECK(grouped(0) == "0");
+  CHECK(grouped(999) == "999");
+  CHECK(grouped(60000) == "60,000");
+  CHECK(grouped(-1234567) == "-1,234,567");
+  CHECK(seconds(0.1834) == "0.183");
+  CHECK(seconds(5.868) == "5.87");
+  CHECK(seconds(123.9) == "124");
+  CHECK(and_list({}) == "");
+  CHECK(and_list({"1"}) == "1");
+  CHECK(and_list({"1", "2", "4"}) == "1, 2 and 4");
+  CHECK(width("▕█▏") == 3);
+  CHECK(median({3, 1, 2}) == 2);
+  CHECK(median({4, 1, 2, 3}) == 2.5);
+  CHECK(shortest(0.1) == "0.1");
+}
+
+TEST_CASE("floats print as Python prints them") {
+  CHECK(python_float(0.43) == "0.43");
+  CHECK(python_float(1.0) == "1.0");
+  CHECK(python_float(0.0) == "0.0");
+  CHECK(python_float(0.0001) == "0.0001");
+  CHECK(python_float(0.00001) == "1e-05");
+  CHECK(python_float(1e15) == "1000000000000000.0");
+  CHECK(python_float(1e16) == "1e+16");
+  CHECK(python_float(1.0 / 3) == "0.3333333333333333");
+  CHECK(python_float(std::nan("")) == "nan");
+}
