@@ -48,6 +48,9 @@ Storage::Storage(Device device, std::size_t bytes)
 Storage::Storage(Device device, void* borrowed, std::size_t bytes)
     : device_(device), data_(borrowed), bytes_(bytes), owned_(false) {}
 
+Storage::Storage(Device device, std::shared_ptr<Storage> base)
+    : device_(device), data_(base->data()), bytes_(base->bytes()), owned_(false), base_(std::move(base)) {}
+
 Storage::~Storage() {
   if (owned_) allocator(device_).release(data_, bytes_);
 }
@@ -90,6 +93,16 @@ Tensor Tensor::to(Device device) const {
   copy(*this, moved);
   moved.stamp_ = stamp_;
   return moved;
+}
+
+Tensor Tensor::alias(Device device) const {
+  const Device own = this->device();
+  if (own == device) return *this;
+  require<DeviceError>(own.kind == DeviceKind::cpu && device.kind == DeviceKind::cpu, own, " and ", device,
+                       " do not share memory");
+  Tensor same = *this;
+  same.storage_ = make_pooled<Storage>(device, storage_);
+  return same;
 }
 
 Tensor Tensor::clone() const {

@@ -53,6 +53,8 @@ class Storage {
  public:
   /// Throws DeviceError when the device has no such memory.
   Storage(Device device, std::size_t bytes);
+  /// Memory of `base`, which it keeps alive, under the name of another device that shares it.
+  Storage(Device device, std::shared_ptr<Storage> base);
   /// Memory that somebody else owns and keeps alive.
   Storage(Device device, void* borrowed, std::size_t bytes);
   ~Storage();
@@ -68,6 +70,7 @@ class Storage {
   void* data_;
   std::size_t bytes_;
   bool owned_;
+  std::shared_ptr<Storage> base_;
 };
 
 /// A handle: copies share the memory. Distinct handles may be used from distinct threads; writes to shared elements are
@@ -109,6 +112,8 @@ class Tensor {
   Tensor slice(std::int64_t begin, const Shape& shape) const;
   /// A copy on `device`, or this tensor itself if it is there already.
   Tensor to(Device device) const;
+  /// The same memory as a tensor of `device`. Throws DeviceError unless the two devices share memory (cpu:0, cpu:1).
+  Tensor alias(Device device) const;
   /// A copy in memory of its own.
   Tensor clone() const;
 

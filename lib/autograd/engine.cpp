@@ -34,10 +34,18 @@ Tensor& Gradients::place(std::size_t i, const Shape& shape, Device device, Layou
 /// One backward run.
 class Engine {
  public:
-  void run(const Edge& root, const Tensor& gradient) {
-    discover(root.node);
-    root.node->arrived_[static_cast<std::size_t>(root.output)] = gradient;
-    ready_.push_back(root.node);
+  void run(std::span<const BackwardRoot> roots) {
+    for (const BackwardRoot& root : roots) discover(root.edge.node);
+    for (const BackwardRoot& root : roots) {
+      Node& node = *root.edge.node;
+      Tensor& arrived = node.arrived_[static_cast<std::size_t>(root.edge.output)];
+      require<UsageError>(!arrived.defined(), "backward from the same output of ", node.name(), " twice");
+      arrived = root.gradient;
+      // A root below another root, or the other output of one, starts once.
+      const bool queued = std::find(ready_.begin(), ready_.end(), root.edge.node) != ready_.end();
+      if (node.waiting_ == 0 && !queued) ready_.push_back(root.edge.node);
+    }
+    std::make_heap(ready_.begin(), ready_.end(), runs_later);
     while (!ready_.empty()) {
       std::pop_heap(ready_.begin(), ready_.end(), runs_later);
       const std::shared_ptr<Node> node = std::move(ready_.back());
@@ -50,6 +58,7 @@ class Engine {
  private:
   /// Counts the consumers of every node below `root`.
   void discover(const std::shared_ptr<Node>& root) {
+    if (root->run_ == run_) return;
     PooledVector<Node*> stack;
     begin(*root);
     stack.push_back(root.get());
@@ -115,9 +124,10 @@ class Engine {
   PooledVector<BackwardListener*> listeners_;
 };
 
-void run_backward(const Edge& edge, const Tensor& gradient) {
-  require(edge.node != nullptr, "backward of a variable that requires no gradient");
-  Engine().run(edge, gradient);
+void run_backward(std::span<const BackwardRoot> roots) {
+  for (const BackwardRoot& root : roots)
+    require(root.edge.node != nullptr, "backward of a variable that requires no gradient");
+  Engine().run(roots);
 }
 
 }  // namespace duet

@@ -5,9 +5,15 @@
 
 namespace duet {
 
-/// Starts from `edge` with the given gradient of its output and runs every node below once, each when the gradients of
-/// all its consumers have arrived, later operators first. A leaf is reached only with its complete gradient, so a hook
-/// on it fires when the last contribution is in. Runs on the calling thread.
-void run_backward(const Edge& edge, const Tensor& gradient);
+/// An output from which a backward run starts, and its gradient.
+struct BackwardRoot {
+  Edge edge;
+  Tensor gradient;
+};
+
+/// Runs every node below the roots once, each when the gradients of all its consumers have arrived, later operators
+/// first. A leaf is reached only with its complete gradient, so a hook on it fires when the last contribution is in.
+/// Runs on the calling thread. Throws Error when a root requires no gradient.
+void run_backward(std::span<const BackwardRoot> roots);
 
 }  // namespace duet

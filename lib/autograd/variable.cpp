@@ -55,7 +55,8 @@ void Variable::backward() const {
 void Variable::backward(const Tensor& gradient) const {
   require<ShapeError>(gradient.shape() == shape(), "backward() got a gradient of shape ", gradient.shape(),
                       " for a value of shape ", shape());
-  run_backward(state_->edge, gradient);
+  const BackwardRoot root = {state_->edge, gradient};
+  run_backward({&root, 1});
 }
 
 float Variable::item() const {

@@ -28,6 +28,7 @@ Value Module::operator()(const Value& input) {
 
 Context& Module::context() {
   if (parent_ != nullptr) return parent_->context();
+  if (is_wrapper()) return children_.front().module->context();
   if (store_ == nullptr) initialise(std::uint64_t{0});
   return context_;
 }
@@ -45,15 +46,23 @@ int Module::register_buffer(std::string name, const Shape& shape, float value) {
 void Module::register_module(std::string name, Module& child) {
   require<UsageError>(child.parent_ == nullptr && &child != this, "module ", name,
                       " is part of another module already");
-  child.parent_ = this;
-  child.store_.reset();
+  child.set_parent(*this);
   children_.push_back({std::move(name), &child});
+}
+
+void Module::wrap_module(std::string name, Module& child) { children_.push_back({std::move(name), &child, true}); }
+
+void Module::set_parent(Module& parent) {
+  parent_ = &parent;
+  store_.reset();
+  for (const Child& child : children_)
+    if (child.wrapped) child.module->set_parent(*this);
 }
 
 void Module::number(Numbering& next) {
   range_.first_slot = next.slots;
   range_.first_buffer = next.buffers;
-  layer_ = next.layers++;
+  if (!is_wrapper()) layer_ = next.layers++;  // wrapping a part of a model must not change its random numbers
   next.slots += static_cast<int>(parameters_.size());
   next.buffers += static_cast<int>(buffers_.size());
   for (const Child& child : children_) child.module->number(next);
@@ -90,6 +99,7 @@ void Module::make_values() {
 
 void Module::initialise(Mt19937& generator) {
   require<UsageError>(parent_ == nullptr, "initialise the whole model, not ", type_name(), ", a part of it");
+  if (is_wrapper()) return children_.front().module->initialise(generator);
   make_values();
   fill_values(*store_, generator);
 }
@@ -97,7 +107,7 @@ void Module::initialise(Mt19937& generator) {
 void Module::initialise(std::uint64_t seed) {
   Mt19937 generator(seed);
   initialise(generator);
-  context_.seed = seed;
+  context().seed = seed;
 }
 
 std::vector<NamedTensor> Module::state_dict() {

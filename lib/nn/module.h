@@ -37,7 +37,7 @@ class Module {
   /// initialised from seed 0.
   ParameterStore& parameters() { return *context().store; }
   /// The context of the whole model.
-  virtual Context& context();
+  Context& context();
   /// Draws all initial values anew, in PyTorch's order (semantics of torch.nn.init for each layer).
   void initialise(Mt19937& generator);
   void initialise(std::uint64_t seed);
@@ -67,6 +67,9 @@ class Module {
   int register_parameter(std::string name, const Shape& shape, Fill fill);
   int register_buffer(std::string name, const Shape& shape, float value);
   void register_module(std::string name, Module& child);
+  /// For a wrapper such as DataParallel: `child` runs inside this module, but keeps its values and stays a model of its
+  /// own, unless this wrapper becomes part of another module.
+  void wrap_module(std::string name, Module& child);
 
   const Variable& parameter(const Context& context, int number) const {
     return context.parameter(range_.first_slot + number);
@@ -95,11 +98,14 @@ class Module {
   struct Child {
     std::string name;
     Module* module;
+    bool wrapped = false;
   };
   struct Numbering {
     int slots = 0, buffers = 0;
     std::uint32_t layers = 0;
   };
+  bool is_wrapper() const { return !children_.empty() && children_.front().wrapped; }
+  void set_parent(Module& parent);
   void number(Numbering& next);
   void make_values();
   void collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const;

@@ -135,18 +135,18 @@ Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
   return run_of(gradients_, slots_, first_slot, slot_count);
 }
 
-std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, int first_slot, int slot_count, int first_buffer,
-                                                        int buffer_count, bool share_values) const {
-  std::vector<Slot> slots(slots_.begin() + first_slot, slots_.begin() + first_slot + slot_count);
+std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const ReplicaPart& part) const {
+  const auto slot = slots_.begin() + part.first_slot;
+  std::vector<Slot> slots(slot, slot + part.slots);
   std::vector<NamedTensor> buffers;
-  for (int i = 0; i < buffer_count; ++i) {
-    const NamedTensor& buffer = buffers_[static_cast<std::size_t>(first_buffer + i)];
+  for (int i = 0; i < part.buffers; ++i) {
+    const NamedTensor& buffer = buffers_[static_cast<std::size_t>(part.first_buffer + i)];
     const Tensor& tensor = buffer.tensor;
-    buffers.push_back({buffer.name, empty(tensor.shape(), tensor.dtype(), device)});
-    copy(tensor, buffers.back().tensor);
+    buffers.push_back({buffer.name, part.share_buffers ? tensor.alias(device) : tensor.clone().to(device)});
   }
-  const Tensor own = values_of(first_slot, slot_count);
-  Tensor values = share_values ? own : empty(own.shape(), DType::f32, device);
+  const Tensor own = values_of(part.first_slot, part.slots);
+  Tensor values = part.share_values ? own.alias(device) : empty(own.shape(), DType::f32, device);
+  if (!part.share_values) copy(own, values);
   return std::unique_ptr<ParameterStore>(new ParameterStore(std::move(slots), std::move(buffers), std::move(values),
                                                             zeros(own.shape(), DType::f32, device)));
 }

@@ -82,10 +82,13 @@ class ParameterStore final : public BackwardListener {
   /// Called at the end of each backward run that reached a slot.
   [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
 
-  /// The same slots and buffers from `first_slot` / `first_buffer` on, `slot_count` / `buffer_count` of them, as a
-  /// store for another device. With `share_values` the values are this store's own memory, else fresh memory.
-  std::unique_ptr<ParameterStore> replica(Device device, int first_slot, int slot_count, int first_buffer,
-                                          int buffer_count, bool share_values) const;
+  /// A store for another device with a part of this one's slots and buffers.
+  struct ReplicaPart {
+    int first_slot = 0, slots = 0, first_buffer = 0, buffers = 0;
+    bool share_values = false;   // the values are this store's own memory, else copies of now
+    bool share_buffers = false;  // the same for the buffers
+  };
+  std::unique_ptr<ParameterStore> replica(Device device, const ReplicaPart& part) const;
   /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.
   Tensor values_of(int first_slot, int slot_count) const;
   Tensor gradients_of(int first_slot, int slot_count) const;

@@ -1,0 +1,123 @@
+#include "dp/data_parallel.h"
+
+#include <chrono>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+#include "lib/ops/mean_of_shards.h"
+
+namespace duet::dp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Adds the time since the last lap to `sum_us`.
+struct Stopwatch {
+  Clock::time_point last = Clock::now();
+  void lap(double& sum_us) {
+    const Clock::time_point now = Clock::now();
+    sum_us += std::chrono::duration<double, std::micro>(now - last).count();
+    last = now;
+  }
+};
+
+/// The first tensor of a value, or null.
+const Variable* first_tensor(const nn::Value& value) {
+  if (value.is_variable()) return &value.variable();
+  if (value.is_list()) {
+    for (const nn::Value& item : value.list())
+      if (const Variable* found = first_tensor(item)) return found;
+  }
+  if (value.is_dict()) {
+    for (const auto& [key, item] : value.dict())
+      if (const Variable* found = first_tensor(item)) return found;
+  }
+  return nullptr;
+}
+
+/// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas know their
+/// rows.
+nn::Value stamped(const nn::Value& value, const Rows& stamp) {
+  if (value.is_variable()) {
+    Variable x = value.variable();
+    Tensor same = x.value();
+    same.set_stamp(stamp);
+    return x.requires_grad() ? Variable(same, x.edge().node, x.edge().output) : Variable(same);
+  }
+  if (value.is_list()) {
+    nn::List list;
+    for (const nn::Value& item : value.list()) list.push_back(stamped(item, stamp));
+    return list;
+  }
+  if (value.is_dict()) {
+    nn::Dict dict;
+    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, stamped(item, stamp));
+    return dict;
+  }
+  return value;
+}
+
+Replicas::Forward with_loss(const nn::Module& module,
+                            const std::function<Variable(const Variable&, const Tensor&)>& loss) {
+  if (!loss) return nullptr;
+  return [&module, loss](nn::Context& context, const nn::Value& input) -> nn::Value {
+    require<ShapeError>(input.is_list() && input.list().size() == 2,
+                        "DataParallel with a loss takes a list {input, target}, got a ", input.kind());
+    return loss(module.forward(context, input.list()[0]).variable(), input.list()[1].variable().value());
+  };
+}
+
+}  // namespace
+
+DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& options)
+    : module_(module), options_(options) {
+  if (options_.devices.empty()) options_.devices = {Device{}};
+  for (const Device device : options_.devices)
+    require<DeviceError>(device.index < backend(device.kind).device_count(), "there is no device ", device, ", only ",
+                         backend(device.kind).device_count());
+  if (!options_.output_device) options_.output_device = options_.devices[0];
+  wrap_module("module", module);
+  replicas_ =
+      std::make_shared<Replicas>(module_, options_.devices, options_.replicas, with_loss(module_, options_.loss));
+}
+
+Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
+  return run(context, nn::Value(x)).variable();
+}
+
+nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) const { return run(context, input); }
+
+nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const {
+  const Variable* const x = first_tensor(input);
+  // The loader's stamp says that the batch is (part of) a global batch of blocks; others are cut as PyTorch would.
+  const bool blocked = x != nullptr && options_.dim == 0 && x->value().stamp().stamped();
+  const bool stampable = x != nullptr && options_.dim == 0 && !blocked && x->shape().rank() > 0;
+  const nn::Value whole =
+      stampable ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]}) : input;
+  Stopwatch watch;
+  const PooledVector<nn::Value> pieces =
+      scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
+  watch.lap(times_->scatter_us);
+  replicas_->replicate(context, static_cast<int>(pieces.size()));
+  watch.lap(times_->replicate_us);
+  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, backward_times_);
+  watch.lap(times_->forward_us);
+  PooledVector<std::int64_t> sizes;
+  for (const nn::Value& piece : pieces) {
+    const Variable* const rows = first_tensor(piece);
+    sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
+  }
+  nn::Value joined = join(outputs, sizes);
+  watch.lap(times_->gather_us);
+  return joined;
+}
+
+nn::Value DataParallel::join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes) const {
+  if (options_.loss == nullptr) return gather(outputs, *options_.output_device, options_.dim);
+  PooledVector<Variable> losses;
+  for (const nn::Value& output : outputs) losses.push_back(output.variable());
+  return ops::mean_of_shards(losses, sizes, *options_.output_device);
+}
+
+}  // namespace duet::dp

@@ -1,0 +1,66 @@
+// DataParallel: one process, one thread per device, one model.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "dp/parallel_apply.h"
+#include "dp/replicate.h"
+#include "dp/scatter_gather.h"
+
+namespace duet::dp {
+
+struct DataParallelOptions {
+  /// The first holds the model. Empty: cpu:0 alone.
+  std::vector<Device> devices;
+  /// Where outputs are gathered; the first device unless set.
+  std::optional<Device> output_device = {};
+  /// The dimension along which inputs are cut and outputs joined.
+  int dim = 0;
+  Refresh replicas = Refresh::resident;
+  /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the
+  /// model is then called with a list {input, target} and gives the loss. Losses are weighted by rows.
+  std::function<Variable(const Variable& output, const Tensor& target)> loss = nullptr;
+};
+
+/// Where the time of the steps went, in microseconds, summed over calls.
+struct DataParallelTimes {
+  double scatter_us = 0, replicate_us = 0, forward_us = 0, gather_us = 0;
+};
+
+/// Cuts each batch into one piece per device, runs the module on all pieces side by side, and joins the outputs on the
+/// first device. Backward runs the replicas' tapes side by side and sums their gradients on the first device
+/// (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is cut into whole blocks, so that the sum has
+/// the bits of one device for 1, 2, 4 and 8 devices; others are cut as PyTorch's chunk does. Fewer rows than devices
+/// use fewer replicas. With one device the module is called directly.
+///
+/// The module must outlive this. Used by one thread at a time; that thread is the first device's.
+class DataParallel : public nn::Module {
+ public:
+  /// Throws UsageError for a device named twice, DeviceError for one that does not exist.
+  DataParallel(nn::Module& module, const DataParallelOptions& options);
+
+  Variable forward(nn::Context& context, const Variable& x) const override;
+  nn::Value forward(nn::Context& context, const nn::Value& input) const override;
+  nn::Module& module() { return module_; }
+
+  const DataParallelTimes& times() const { return *times_; }
+  const BackwardTimes& backward_times() const { return *backward_times_; }
+
+ protected:
+  std::string type_name() const override { return "DataParallel"; }
+
+ private:
+  nn::Value run(nn::Context& context, const nn::Value& input) const;
+  nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes) const;
+
+  nn::Module& module_;
+  DataParallelOptions options_;
+  std::shared_ptr<Replicas> replicas_;
+  std::shared_ptr<DataParallelTimes> times_ = std::make_shared<DataParallelTimes>();
+  std::shared_ptr<BackwardTimes> backward_times_ = std::make_shared<BackwardTimes>();
+};
+
+}  // namespace duet::dp

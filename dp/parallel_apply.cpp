@@ -1,0 +1,197 @@
+#include "dp/parallel_apply.h"
+
+#include <chrono>
+
+#include "lib/autograd/engine.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::dp {
+namespace {
+
+/// Calls visit(variable) for each tensor of a value and returns the value with the results in their places.
+template <class Visit>
+nn::Value map_tensors(const nn::Value& value, Visit&& visit) {
+  if (value.is_variable()) return visit(value.variable());
+  if (value.is_list()) {
+    nn::List list;
+    for (const nn::Value& item : value.list()) list.push_back(map_tensors(item, visit));
+    return list;
+  }
+  if (value.is_dict()) {
+    nn::Dict dict;
+    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, map_tensors(item, visit));
+    return dict;
+  }
+  return value;
+}
+
+/// Runs task and puts the replica's number and device in front of what it throws.
+template <class Task>
+void with_replica_name(int i, Device device, Task&& task) {
+  const auto text = [&](const std::exception& cause) {
+    return concat("replica ", i, " on device ", device, ": ", cause.what());
+  };
+  try {
+    task();
+  } catch (const ShapeError& cause) {
+    throw ShapeError(text(cause), cause.where());
+  } catch (const DeviceError& cause) {
+    throw DeviceError(text(cause), cause.where());
+  } catch (const CommError& cause) {
+    throw CommError(text(cause), cause.where());
+  } catch (const DataError& cause) {
+    throw DataError(text(cause), cause.where());
+  } catch (const UsageError& cause) {
+    throw UsageError(text(cause), cause.where());
+  } catch (const std::exception& cause) {
+    std::throw_with_nested(Error(text(cause)));
+  }
+}
+
+double microseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// One node over the tapes of all replicas. Its outputs are the replicas' outputs, replica by replica; its edges are
+/// the inputs that require gradients, then the module's slots in the model's context.
+struct ParallelApplyNode final : Node {
+  using Node::Node;
+  const char* name() const override { return "parallel_apply"; }
+
+  void backward(const Gradients& g) override {
+    const auto start = std::chrono::steady_clock::now();
+    run_replicas(g);
+    for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
+    if (times) times->replicas_us += microseconds_since(start);
+    const auto sum_start = std::chrono::steady_clock::now();
+    deliver_parameters(g);
+    if (times) times->sum_us += microseconds_since(sum_start);
+  }
+
+  void release() override {
+    outputs_of.clear();
+    inputs.clear();
+  }
+
+  void run_replicas(const Gradients& g) {
+    PooledVector<std::size_t> first(outputs_of.size());
+    for (std::size_t i = 1; i < first.size(); ++i) first[i] = first[i - 1] + outputs_of[i - 1].size();
+    took_part.assign(static_cast<std::size_t>(replicas->size()), 0);
+    replicas->threads().run(replicas->size(), [&](int i, int) {
+      const auto at = static_cast<std::size_t>(i);
+      if (at >= outputs_of.size()) return;
+      replicas->context(i).store->zero_grad();
+      PooledVector<BackwardRoot> roots;
+      for (std::size_t k = 0; k < outputs_of[at].size(); ++k) {
+        const Tensor& gradient = g.outputs[first[at] + k];
+        if (gradient.defined() && outputs_of[at][k].requires_grad())
+          roots.push_back({outputs_of[at][k].edge(), gradient});
+      }
+      if (roots.empty()) return;
+      with_replica_name(i, replicas->devices()[at], [&] { run_backward(roots); });
+      took_part[at] = 1;
+    });
+  }
+
+  void deliver_parameters(const Gradients& g) {
+    const int slots = replicas->module().range().slots;
+    PooledVector<char> filled(static_cast<std::size_t>(slots));
+    for (int s = 0; s < slots; ++s)
+      for (int i = 0; i < replicas->size(); ++i)
+        filled[static_cast<std::size_t>(s)] |=
+            static_cast<char>(took_part[static_cast<std::size_t>(i)] && replicas->context(i).store->has_gradient(s));
+    fill_gaps(filled);
+    const nn::ParameterStore& store = *replicas->context(0).store;
+    const Tensor destination = whole_place(g, store, filled);
+    const Tensor sum =
+        destination.defined() ? destination : empty(store.gradients().shape(), DType::f32, store.device());
+    replicas->sum_gradients(took_part, sum);
+    for (int s = 0; s < slots; ++s) {
+      const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
+      const nn::Slot& slot = store.slots()[static_cast<std::size_t>(s)];
+      g.inputs[edge] = filled[static_cast<std::size_t>(s)] ? sum.slice(slot.offset, slot.shape) : Tensor();
+    }
+  }
+
+  /// A slot that one replica used and another did not is zero in the other.
+  void fill_gaps(const PooledVector<char>& filled) {
+    for (int i = 0; i < replicas->size(); ++i) {
+      nn::ParameterStore& store = *replicas->context(i).store;
+      if (!took_part[static_cast<std::size_t>(i)]) continue;
+      for (int s = 0; s < store.slot_count(); ++s)
+        if (!store.has_gradient(s) && filled[static_cast<std::size_t>(s)]) {
+          const Tensor gap = store.gradient(s);
+          backend(gap).fill(gap, 0.0f);
+        }
+    }
+  }
+
+  /// The model's own flat gradient, if all slots are wanted there: then the sum is written where it belongs.
+  Tensor whole_place(const Gradients& g, const nn::ParameterStore& store, const PooledVector<char>& filled) const {
+    for (std::size_t s = 0; s < filled.size(); ++s)
+      if (!filled[s] || !g.inputs[inputs.size() + s].defined()) return {};
+    for (std::size_t s = 0; s < filled.size(); ++s)
+      if (!g.inputs[inputs.size() + s].same_memory(model_gradients.slice(store.slots()[s].offset, {0}))) return {};
+    return model_gradients;
+  }
+
+  std::shared_ptr<Replicas> replicas;
+  std::shared_ptr<BackwardTimes> times;
+  Tensor model_gradients;                           // the module's run of the model's flat gradient
+  PooledVector<PooledVector<Variable>> outputs_of;  // of each replica, on its own tape
+  PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
+  PooledVector<char> took_part;
+};
+
+}  // namespace
+
+PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
+                                       std::span<const nn::Value> inputs, const std::shared_ptr<BackwardTimes>& times) {
+  const bool record = grad_enabled();
+  PooledVector<Edge> input_edges;
+  PooledVector<Variable> leaves;
+  PooledVector<nn::Value> own_inputs;
+  for (const nn::Value& input : inputs) {
+    own_inputs.push_back(map_tensors(input, [&](const Variable& x) {
+      if (!record || !x.requires_grad()) return Variable(x.value());
+      input_edges.push_back(x.edge());
+      leaves.emplace_back(x.value(), true);
+      return leaves.back();
+    }));
+  }
+  PooledVector<nn::Value> outputs(inputs.size());
+  replicas->threads().run(replicas->size(), [&](int i, int) {
+    const auto at = static_cast<std::size_t>(i);
+    if (at >= inputs.size()) return;
+    const NoGrad guard(!record);
+    with_replica_name(i, replicas->devices()[at], [&] { outputs[at] = replicas->forward(i, own_inputs[at]); });
+  });
+  if (!record) return outputs;
+
+  PooledVector<PooledVector<Variable>> outputs_of(inputs.size());
+  int output_count = 0;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    map_tensors(outputs[i], [&](const Variable& y) {
+      outputs_of[i].push_back(y);
+      ++output_count;
+      return y;
+    });
+  }
+  auto node = make_pooled<ParallelApplyNode>(output_count);
+  for (const Edge& edge : input_edges) node->add_edge(edge);
+  const nn::Module::Range& range = replicas->module().range();
+  for (int s = 0; s < range.slots; ++s) node->add_edge(model.parameter(range.first_slot + s).edge());
+  node->replicas = replicas;
+  node->times = times;
+  node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);
+  node->outputs_of = std::move(outputs_of);
+  node->inputs = std::move(leaves);
+  int next = 0;
+  for (nn::Value& output : outputs)
+    output = map_tensors(output, [&](const Variable& y) { return Variable(y.value(), node, next++); });
+  return outputs;
+}
+
+}  // namespace duet::dp

@@ -1,0 +1,60 @@
+// The second of data parallelism's four verbs: every device gets the values of the model.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/nn/module.h"
+#include "lib/pool.h"
+#include "lib/thread_pool.h"
+
+namespace duet::dp {
+
+/// When the replicas get their values.
+enum class Refresh {
+  per_forward,  // copied from the first device in every forward, as PyTorch does
+  resident,     // kept on every device; devices that share memory read the same values
+};
+
+/// One context of a module per device, and a long-lived thread for each device but the first, whose thread is the
+/// caller. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; those of the others
+/// are refreshed before every forward and then forgotten.
+class Replicas {
+ public:
+  using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
+  /// `forward` is what each replica runs: the module's own forward if none is given. Throws UsageError for no devices
+  /// or one named twice.
+  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, Forward forward = nullptr);
+
+  int size() const { return static_cast<int>(devices_.size()); }
+  std::span<const Device> devices() const { return devices_; }
+  const nn::Module& module() const { return module_; }
+  nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
+  ThreadPool& threads() { return threads_; }
+  nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
+
+  /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
+  /// DeviceError when the model is not on the first device.
+  void replicate(const nn::Context& model, int count);
+
+  /// Adds up the gradients of all replicas by the tree of Note [Sums over samples] in lib/backend/backend.h, on the
+  /// model's device: into `destination`, which has the flat order of the module's slots. Replicas for which took_part
+  /// is false count as zero.
+  void sum_gradients(std::span<const char> took_part, const Tensor& destination);
+
+ private:
+  void make_contexts(const nn::Context& model);
+
+  const nn::Module& module_;
+  std::vector<Device> devices_;
+  Refresh refresh_;
+  Forward forward_;
+  std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
+  std::vector<nn::Context> contexts_;
+  const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
+  ThreadPool threads_;
+};
+
+}  // namespace duet::dp

@@ -1,0 +1,158 @@
+#include "dp/scatter_gather.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::dp {
+namespace {
+
+/// Elements [begin, begin + size) of dimension `dim` as a tensor on `device`.
+Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size, Device device) {
+  if (dim == 0) {
+    const Tensor rows = x.rows(begin, begin + size);
+    const bool shared = x.device().kind == device.kind && backend(x).shares_memory();
+    return shared ? rows.alias(device) : rows.to(device);
+  }
+  Tensor piece = empty(x.shape().with(dim, size), x.dtype(), x.device());
+  piece.set_stamp(x.stamp());
+  const std::size_t inner = static_cast<std::size_t>(x.shape().count_from(dim + 1)) * size_of(x.dtype());
+  const std::size_t pitch = static_cast<std::size_t>(x.size(dim)) * inner;
+  const std::size_t width = static_cast<std::size_t>(size) * inner;
+  if (width > 0)
+    backend(x).copy_2d(piece.raw(), width,
+                       static_cast<const std::byte*>(x.raw()) + static_cast<std::size_t>(begin) * inner, pitch, width,
+                       x.bytes() / pitch, x.device());
+  return piece.to(device);
+}
+
+/// The other way round: writes `piece` to elements [begin, ...) of dimension `dim` of `whole`.
+void place_piece(const Tensor& piece, const Tensor& whole, int dim, std::int64_t begin) {
+  const Tensor here = piece.to(whole.device());
+  const std::size_t inner = static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype());
+  const std::size_t pitch = static_cast<std::size_t>(whole.size(dim)) * inner;
+  const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * inner;
+  if (width == 0 || whole.bytes() == 0) return;
+  backend(whole).copy_2d(static_cast<std::byte*>(whole.raw()) + static_cast<std::size_t>(begin) * inner, pitch,
+                         here.raw(), width, width, whole.bytes() / pitch, whole.device());
+}
+
+Tensor joined(std::span<const Tensor> pieces, Device device, int dim) {
+  const Shape& first = pieces[0].shape();
+  std::int64_t total = 0;
+  for (const Tensor& piece : pieces) {
+    const bool fits = piece.shape().rank() == first.rank() && piece.dtype() == pieces[0].dtype() &&
+                      piece.shape().with(dim, 0) == first.with(dim, 0);
+    require<ShapeError>(fits, "gather got an input of invalid size: got ", piece.shape(), ", but expected ",
+                        first.with(dim, piece.shape().rank() > dim ? piece.size(dim) : 0));
+    total += piece.size(dim);
+  }
+  Tensor whole = empty(first.with(dim, total), pieces[0].dtype(), device);
+  std::int64_t begin = 0;
+  for (const Tensor& piece : pieces) {
+    place_piece(piece, whole, dim, begin);
+    begin += piece.size(dim);
+  }
+  if (dim == 0) whole.set_stamp(pieces[0].stamp());
+  return whole;
+}
+
+/// Gradients of pieces are joined where the whole was.
+struct ScatterNode final : Node {
+  explicit ScatterNode(int pieces) : Node(pieces) {}
+  const char* name() const override { return "scatter"; }
+  void backward(const Gradients& g) override {
+    PooledVector<Tensor> pieces(g.outputs.begin(), g.outputs.end());
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+      if (!pieces[i].defined()) pieces[i] = zeros(shapes[i], DType::f32, device);
+    g.inputs[0] = joined(pieces, device, dim);
+  }
+  PooledVector<Shape> shapes;
+  Device device;
+  int dim = 0;
+};
+
+/// The gradient of the whole is cut to where the pieces were.
+struct GatherNode final : Node {
+  const char* name() const override { return "gather"; }
+  void backward(const Gradients& g) override {
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const Tensor piece = piece_of(g.outputs[0], dim, begin, sizes[i], devices[i]);
+      g.inputs[i] = scalars ? piece.reshape({}) : piece;
+      begin += sizes[i];
+    }
+  }
+  PooledVector<std::int64_t> sizes;
+  PooledVector<Device> devices;
+  int dim = 0;
+  bool scalars = false;
+};
+
+}  // namespace
+
+PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split) {
+  require<UsageError>(n >= 0 && k >= 1, "cannot cut ", n, " rows into ", k, " pieces");
+  PooledVector<std::int64_t> sizes;
+  if (split == Split::blocked || n == 0) {
+    for (int i = 0; i < k; ++i) sizes.push_back(block_begin(i + 1, n, k) - block_begin(i, n, k));
+    return sizes;
+  }
+  const std::int64_t size = (n + k - 1) / k;
+  for (std::int64_t begin = 0; begin < n; begin += size) sizes.push_back(std::min(size, n - begin));
+  return sizes;
+}
+
+PooledVector<Variable> scatter(const Variable& x, std::span<const Device> devices, std::span<const std::int64_t> sizes,
+                               int dim) {
+  const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  require<UsageError>(sizes.size() <= devices.size(), "scatter: ", sizes.size(), " chunk sizes for ", devices.size(),
+                      " devices");
+  require<ShapeError>(std::all_of(sizes.begin(), sizes.end(), [](std::int64_t size) { return size >= 0; }),
+                      "scatter: chunk sizes must not be negative");
+  require<ShapeError>(total == x.shape()[dim], "scatter: given chunk sizes don't sum up to the tensor's size (sum is ",
+                      total, ", but expected ", x.shape()[dim], ")");
+  std::shared_ptr<ScatterNode> node;
+  if (grad_enabled() && x.requires_grad()) {
+    node = make_pooled<ScatterNode>(static_cast<int>(sizes.size()));
+    node->add_edge(x.edge());
+    node->device = x.device();
+    node->dim = dim;
+  }
+  PooledVector<Variable> pieces;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Tensor piece = piece_of(x.value(), dim, begin, sizes[i], devices[i]);
+    begin += sizes[i];
+    if (node) node->shapes.push_back(piece.shape());
+    pieces.push_back(node ? Variable(piece, node, static_cast<int>(i)) : Variable(piece));
+  }
+  return pieces;
+}
+
+Variable gather(std::span<const Variable> pieces, Device device, int dim) {
+  require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
+  const bool scalars = pieces[0].shape().rank() == 0;
+  PooledVector<Tensor> tensors;
+  bool record = false;
+  for (const Variable& piece : pieces) {
+    tensors.push_back(scalars ? piece.value().reshape({1}) : piece.value());
+    record |= grad_enabled() && piece.requires_grad();
+  }
+  const Tensor whole = joined(tensors, device, scalars ? 0 : dim);
+  if (!record) return Variable(whole);
+  auto node = make_pooled<GatherNode>();
+  for (const Variable& piece : pieces) {
+    node->add_edge(piece.edge());
+    node->devices.push_back(piece.device());
+  }
+  node->dim = scalars ? 0 : dim;
+  node->scalars = scalars;
+  for (const Tensor& tensor : tensors) node->sizes.push_back(tensor.size(node->dim));
+  return Variable(whole, std::move(node));
+}
+
+}  // namespace duet::dp

@@ -1,0 +1,40 @@
+// The first and the last of data parallelism's four verbs: a batch is cut into one piece per device, and the pieces of
+// the result are joined again.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "lib/nn/value.h"
+#include "lib/pool.h"
+
+namespace duet::dp {
+
+/// How a batch is cut into pieces.
+enum class Split {
+  chunk,    // PyTorch's: pieces of ceil(n / k), the last one smaller, perhaps fewer than k
+  blocked,  // piece i from floor(i n / k) to floor((i + 1) n / k): whole blocks of the global batch for k = 1, 2, 4, 8
+};
+
+/// Sizes of the pieces of n rows on k devices. Blocked pieces may be empty; chunks are not, but for n = 0.
+PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split);
+
+/// Cuts x along `dim` into pieces of these sizes, the i-th on devices[i]; a stamp is narrowed. Pieces of dimension 0 on
+/// devices that share memory are views. The gradient of the pieces is gathered. Throws ShapeError unless the sizes are
+/// positive or blocked-empty and sum up to the size of `dim`.
+PooledVector<Variable> scatter(const Variable& x, std::span<const Device> devices, std::span<const std::int64_t> sizes,
+                               int dim = 0);
+
+/// Scatters every tensor of a value; lists and dictionaries are walked, anything else goes to each device as it is.
+/// The number of pieces is that of the tensors. Throws ShapeError that names the tensors when their sizes of `dim`
+/// disagree. A value without tensors gives one piece per device.
+PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim = 0,
+                                Split split = Split::chunk);
+
+/// Joins pieces along `dim` on `device`; scalars become a vector. The gradient is scattered to the pieces. Throws
+/// ShapeError that shows both sizes when pieces do not fit.
+Variable gather(std::span<const Variable> pieces, Device device, int dim = 0);
+/// Joins values of the same structure; throws ShapeError when structures differ.
+nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim = 0);
+
+}  // namespace duet::dp

@@ -1,0 +1,203 @@
+#include "dp/data_parallel.h"
+
+#include <cstring>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/relu.h"
+#include "lib/optim/sgd.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+
+namespace {
+
+struct Batch {
+  Tensor images, labels;
+};
+
+Batch make_batch(std::int64_t rows, std::int64_t step, bool stamped) {
+  Mt19937 generator(static_cast<std::uint64_t>(step) + 99);
+  Batch batch = {empty({rows, 1, 28, 28}), empty({rows}, DType::i64)};
+  generator.uniform(batch.images.span<float>(), -1.0, 1.0);
+  for (std::int64_t& label : batch.labels.span<std::int64_t>()) label = generator.randint(0, 10);
+  if (stamped) {
+    batch.images.set_stamp({step, 0, rows});
+    batch.labels.set_stamp({step, 0, rows});
+  }
+  return batch;
+}
+
+/// Trains `steps` steps and returns all parameters.
+std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, bool stamped) {
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  for (std::int64_t step = 0; step < 3; ++step) {
+    const Batch batch = make_batch(rows, step, stamped);
+    opt.zero_grad();
+    const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
+    loss.backward();
+    opt.step();
+  }
+  const auto values = model.parameters().values().span<float>();
+  return {values.begin(), values.end()};
+}
+
+std::vector<float> train_single(std::int64_t rows, bool stamped) {
+  nn::SimpleCNN model(7);
+  return train(model, model, rows, stamped);
+}
+
+std::vector<float> train_parallel(int devices, std::int64_t rows, bool stamped, dp::Refresh refresh) {
+  nn::SimpleCNN model(7);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices), .replicas = refresh});
+  return train(model, net, rows, stamped);
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// Fails in the replicas whose numbers are given by the first element of their rows.
+struct Failing : nn::Module {
+  Variable forward(nn::Context&, const Variable& x) const override {
+    if (*x.value().data<float>() >= 2) throw DataError(concat("row ", *x.value().data<float>(), " is bad"));
+    return x;
+  }
+  using Module::forward;
+  std::string type_name() const override { return "Failing"; }
+};
+
+}  // namespace
+
+TEST_CASE("parameters are bit-equal on 1, 2, 4 and 8 devices, dropout on") {
+  for (const std::int64_t rows : {32, 20, 5}) {
+    const std::vector<float> single = train_single(rows, true);
+    for (const int devices : {1, 2, 4, 8})
+      for (const dp::Refresh refresh : {dp::Refresh::resident, dp::Refresh::per_forward}) {
+        CAPTURE(rows, devices);
+        CHECK(same_bits(train_parallel(devices, rows, true, refresh), single));
+      }
+  }
+}
+
+TEST_CASE("other numbers of devices agree within rounding") {
+  const std::vector<float> single = train_single(32, true);
+  for (const int devices : {3, 5}) {
+    const std::vector<float> parallel = train_parallel(devices, 32, true, dp::Refresh::resident);
+    float largest = 0, error = 0;
+    for (std::size_t i = 0; i < single.size(); ++i) {
+      largest = std::max(largest, std::abs(single[i]));
+      error = std::max(error, std::abs(single[i] - parallel[i]));
+    }
+    CHECK(error < 1e-5f * largest);
+  }
+}
+
+TEST_CASE("batches without a stamp are cut as PyTorch does, and the last may be tiny") {
+  for (const std::int64_t rows : {1, 3, 7, 9}) {
+    const std::vector<float> single = train_single(rows, false);
+    const std::vector<float> parallel = train_parallel(4, rows, false, dp::Refresh::resident);
+    float error = 0;
+    for (std::size_t i = 0; i < single.size(); ++i) error = std::max(error, std::abs(single[i] - parallel[i]));
+    CHECK(error < 1e-5f);
+  }
+}
+
+TEST_CASE("a loss computed in the replicas gives the same bits") {
+  nn::SimpleCNN model(7);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 4),
+                               .loss = [](const Variable& y, const Tensor& t) { return ops::nll_loss(y, t); }});
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  for (std::int64_t step = 0; step < 3; ++step) {
+    const Batch batch = make_batch(20, step, true);
+    opt.zero_grad();
+    net(nn::Value(nn::List{nn::Value(batch.images), nn::Value(batch.labels)})).variable().backward();
+    opt.step();
+  }
+  const auto values = model.parameters().values().span<float>();
+  CHECK(same_bits({values.begin(), values.end()}, train_single(20, true)));
+}
+
+TEST_CASE("the lowest failing replica is reported, with its device and type") {
+  Failing model;
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 4)});
+  const Tensor x = from_values<float>({4, 1}, {0, 1, 2, 3});
+  CHECK_THROWS_AS(net(x), DataError);
+  CHECK_THROWS_WITH(net(x), "replica 2 on device cpu:2: row 2 is bad");
+  CHECK(net(from_values<float>({4, 1}, {0, 1, 0, 1})).shape() == Shape{4, 1});
+}
+
+TEST_CASE("a part of a model can run in parallel") {
+  struct Whole : nn::Module {
+    Whole(int devices) : parallel(middle, {.devices = first_devices(DeviceKind::cpu, devices)}) {
+      register_module("first", first);
+      if (devices > 0) register_module("middle", parallel);
+      register_module("last", last);
+    }
+    Variable forward(nn::Context& context, const Variable& x) const override {
+      const Variable y = ops::relu(first.forward(context, x));
+      return last.forward(context, ops::relu(parallel.forward(context, y)));
+    }
+    using Module::forward;
+    std::string type_name() const override { return "Whole"; }
+    nn::Linear first{6, 8}, middle{8, 8}, last{8, 2};
+    dp::DataParallel parallel;
+  };
+  std::vector<std::vector<float>> results;
+  for (const int devices : {1, 2, 4}) {
+    Whole model(devices);
+    model.initialise(std::uint64_t{3});
+    CHECK(model.parameters().slots()[2].name == "middle.module.weight");
+    optim::SGD opt(model, {.lr = 0.1f});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      Mt19937 generator(static_cast<std::uint64_t>(step));
+      Tensor x = empty({16, 6}), target = empty({16, 2});
+      generator.uniform(x.span<float>(), -1.0, 1.0);
+      generator.uniform(target.span<float>(), -1.0, 1.0);
+      x.set_stamp({step, 0, 16});
+      opt.zero_grad();
+      ops::mse_loss(model(x), target).backward();
+      opt.step();
+    }
+    const auto values = model.parameters().values().span<float>();
+    results.emplace_back(values.begin(), values.end());
+  }
+  CHECK(same_bits(results[0], results[1]));
+  CHECK(same_bits(results[0], results[2]));
+}
+
+TEST_CASE("the text, names and values of the wrapped model") {
+  nn::Model model(5, 2);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+  CHECK(net.str() ==
+        "DataParallel(\n  (module): Model(\n    (fc): Linear(in_features=5, out_features=2, bias=True)\n  )\n)");
+  CHECK(net.state_dict()[0].name == "module.fc.weight");
+  CHECK(model.state_dict()[0].name == "fc.weight");
+  CHECK(net.state_dict()[0].tensor.same_memory(model.state_dict()[0].tensor));
+  CHECK(&net.parameters() == &model.parameters());
+}
+
+TEST_CASE("batch norm's running statistics follow replica 0") {
+  nn::BatchNorm2d model(2);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+  Tensor x = zeros({4, 2, 2, 2});
+  for (float& value : x.rows(0, 2).span<float>()) value = 1;
+  x.rows(0, 1).data<float>()[0] = 5;
+  net(x);
+  const float mean = model.state_dict()[2].tensor.data<float>()[0];
+  CHECK(mean == Catch::Detail::Approx(0.1f * (5 + 7) / 8));
+}
+
+TEST_CASE("no gradient is recorded under NoGrad") {
+  nn::Model model(5, 2);
+  dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
+  const NoGrad guard;
+  CHECK_FALSE(net(zeros({4, 5})).requires_grad());
+}
+
+TEST_CASE("devices are checked") {
+  nn::Model model(5, 2);
+  CHECK_THROWS_AS(dp::DataParallel(model, {.devices = {Device{}, Device{}}}), UsageError);
+  CHECK_THROWS_AS(dp::DataParallel(model, {.devices = {Device{DeviceKind::cuda, 0}}}), DeviceError);
+}

@@ -1,0 +1,106 @@
+#include "dp/scatter_gather.h"
+
+#include <numeric>
+
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using dp::Split;
+
+namespace {
+
+std::vector<std::int64_t> sizes(std::int64_t n, int k, Split split = Split::chunk) {
+  const auto pieces = dp::piece_sizes(n, k, split);
+  return {pieces.begin(), pieces.end()};
+}
+
+using Sizes = std::vector<std::int64_t>;
+
+Tensor counting(const Shape& shape) {
+  Tensor tensor = empty(shape);
+  std::iota(tensor.span<float>().begin(), tensor.span<float>().end(), 0.0f);
+  return tensor;
+}
+
+}  // namespace
+
+TEST_CASE("piece sizes are those of PyTorch's chunk") {
+  CHECK(sizes(30, 8) == Sizes{4, 4, 4, 4, 4, 4, 4, 2});
+  CHECK(sizes(10, 5) == Sizes{2, 2, 2, 2, 2});
+  CHECK(sizes(16, 4) == Sizes{4, 4, 4, 4});
+  CHECK(sizes(7, 3) == Sizes{3, 3, 1});
+  CHECK(sizes(30, 2) == Sizes{15, 15});
+  CHECK(sizes(10, 2) == Sizes{5, 5});
+  CHECK(sizes(30, 4) == Sizes{8, 8, 8, 6});
+  CHECK(sizes(100, 8) == Sizes{13, 13, 13, 13, 13, 13, 13, 9});
+  CHECK(sizes(9, 8) == Sizes{2, 2, 2, 2, 1});
+  CHECK(sizes(17, 16) == Sizes{2, 2, 2, 2, 2, 2, 2, 2, 1});
+  CHECK(sizes(12, 5) == Sizes{3, 3, 3, 3});
+  CHECK(sizes(6, 4) == Sizes{2, 2, 2});
+  CHECK(sizes(5, 4) == Sizes{2, 2, 1});
+  CHECK(sizes(3, 8) == Sizes{1, 1, 1});
+  CHECK(sizes(1, 8) == Sizes{1});
+  CHECK(sizes(0, 4) == Sizes{0, 0, 0, 0});
+}
+
+TEST_CASE("blocked pieces are whole blocks of the global batch") {
+  CHECK(sizes(100, 8, Split::blocked) == Sizes{12, 13, 12, 13, 12, 13, 12, 13});
+  CHECK(sizes(100, 4, Split::blocked) == Sizes{25, 25, 25, 25});
+  CHECK(sizes(3, 4, Split::blocked) == Sizes{0, 1, 1, 1});
+}
+
+TEST_CASE("scattered rows come back in order, on either dimension") {
+  const auto devices = first_devices(DeviceKind::cpu, 3);
+  for (const int dim : {0, 1}) {
+    const Variable x(counting({5, 7, 2}), true);
+    const auto cut = dp::piece_sizes(x.shape()[dim], 3, Split::chunk);
+    const auto pieces = dp::scatter(x, devices, cut, dim);
+    REQUIRE(pieces.size() == cut.size());
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      CHECK(pieces[i].shape()[dim] == cut[i]);
+      CHECK(pieces[i].device() == devices[i]);
+    }
+    const Variable whole = dp::gather(pieces, devices[0], dim);
+    CHECK(whole.shape() == x.shape());
+    const auto a = whole.value().span<float>(), b = x.value().span<float>();
+    CHECK(std::equal(a.begin(), a.end(), b.begin()));
+    // The gradient goes the same way back.
+    whole.backward(counting({5, 7, 2}));
+    const Tensor gradient = x.grad();
+    const auto g = gradient.span<float>();
+    CHECK(std::equal(g.begin(), g.end(), b.begin()));
+  }
+}
+
+TEST_CASE("scatter says what does not fit") {
+  const auto devices = first_devices(DeviceKind::cpu, 2);
+  const Variable x(counting({5, 2}));
+  const std::vector<std::int64_t> wrong = {2, 2};
+  CHECK_THROWS_WITH(dp::scatter(x, devices, wrong), duet_test::ContainsSubstring("sum is 4, but expected 5"));
+  const nn::Value uneven = nn::Dict{{"a", nn::Value(counting({4, 2}))}, {"b", nn::Value(counting({5, 2}))}};
+  CHECK_THROWS_WITH(dp::scatter(uneven, devices), duet_test::ContainsSubstring("input.b has 5 rows, but input.a has 4"));
+}
+
+TEST_CASE("nested values are scattered, anything else goes to every device") {
+  const auto devices = first_devices(DeviceKind::cpu, 2);
+  const nn::Value value = nn::List{nn::Value(counting({4, 2})), nn::Dict{{"k", nn::Value(counting({4}))}},
+                                   nn::Value::opaque(std::string("same")), nn::List{}};
+  const auto pieces = dp::scatter(value, devices);
+  REQUIRE(pieces.size() == 2);
+  for (const nn::Value& piece : pieces) {
+    CHECK(piece.list()[0].variable().shape() == Shape{2, 2});
+    CHECK(piece.list()[1].dict()[0].second.variable().shape() == Shape{2});
+    CHECK(std::any_cast<std::string>(piece.list()[2].object()) == "same");
+    CHECK(piece.list()[3].list().empty());
+  }
+  const nn::Value whole = dp::gather(pieces, devices[0]);
+  CHECK(whole.list()[0].variable().shape() == Shape{4, 2});
+}
+
+TEST_CASE("gathered scalars become a vector, and what does not fit is said") {
+  const std::vector<Variable> scalars = {Variable(counting({})), Variable(counting({}))};
+  CHECK(dp::gather(scalars, Device{}).shape() == Shape{2});
+  const std::vector<Variable> unequal = {Variable(counting({2, 3})), Variable(counting({2, 4}))};
+  CHECK_THROWS_AS(dp::gather(unequal, Device{}), ShapeError);
+  CHECK_THROWS_AS(dp::gather(std::vector<Variable>{}, Device{}), ShapeError);
+}
