@@ -1,7 +1,6 @@
-#include "dp/data_parallel.h"
-
 #include <cstring>
 
+#include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

@@ -1,7 +1,6 @@
-#include "dp/scatter_gather.h"
-
 #include <numeric>
 
+#include "dp/scatter_gather.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -78,7 +77,8 @@ TEST_CASE("scatter says what does not fit") {
   const std::vector<std::int64_t> wrong = {2, 2};
   CHECK_THROWS_WITH(dp::scatter(x, devices, wrong), duet_test::ContainsSubstring("sum is 4, but expected 5"));
   const nn::Value uneven = nn::Dict{{"a", nn::Value(counting({4, 2}))}, {"b", nn::Value(counting({5, 2}))}};
-  CHECK_THROWS_WITH(dp::scatter(uneven, devices), duet_test::ContainsSubstring("input.b has 5 rows, but input.a has 4"));
+  CHECK_THROWS_WITH(dp::scatter(uneven, devices),
+                    duet_test::ContainsSubstring("input.b has 5 rows, but input.a has 4"));
 }
 
 TEST_CASE("nested values are scattered, anything else goes to every device") {
