@@ -19,14 +19,14 @@ void Shape::append(std::int64_t size) {
 
 std::int64_t Shape::operator[](int d) const {
   const int at = d < 0 ? d + rank_ : d;
-  require<ShapeError>(at >= 0 && at < rank_, "dimension ", d, " asked of shape ", str());
+  require<ShapeError>(at >= 0 && at < rank_, "dimension ", d, " asked of shape ", *this);
   return sizes_[static_cast<std::size_t>(at)];
 }
 
 Shape Shape::with(int d, std::int64_t size) const {
   Shape changed = *this;
   const int at = d < 0 ? d + rank_ : d;
-  require<ShapeError>(at >= 0 && at < rank_ && size >= 0, "cannot set dimension ", d, " of shape ", str(), " to ",
+  require<ShapeError>(at >= 0 && at < rank_ && size >= 0, "cannot set dimension ", d, " of shape ", *this, " to ",
                       size);
   changed.sizes_[static_cast<std::size_t>(at)] = size;
   return changed;

@@ -1,0 +1,85 @@
+// Random-access sets of samples.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/tensor.h"
+
+namespace duet::data {
+
+/// Samples with numbers 0 .. size()-1, read-only: all functions may be called from many threads.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t size() const = 0;
+  /// Shape of one sample, as fetch writes it.
+  virtual Shape sample_shape() const = 0;
+  virtual bool has_labels() const { return true; }
+  /// Row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample indices[i];
+  /// `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
+  virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
+
+ protected:
+  void check(std::span<const std::int64_t> indices) const;
+};
+
+/// Images as bytes with their labels: MNIST and its like. fetch normalises (lib/data/normalise.h).
+class ImageDataset : public Dataset {
+ public:
+  /// images: u8 (n, 1, h, w); labels: i64 (n). Throws DataError when the counts differ.
+  ImageDataset(Tensor images, Tensor labels);
+
+  std::int64_t size() const override { return images_.size(0); }
+  Shape sample_shape() const override;
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
+
+  const Tensor& images() const { return images_; }
+  const Tensor& labels() const { return labels_; }
+
+ private:
+  Tensor images_, labels_;
+};
+
+/// Ready float samples, (n, ...), with or without i64 labels (n).
+class TensorDataset : public Dataset {
+ public:
+  explicit TensorDataset(Tensor samples, Tensor labels = {});
+
+  std::int64_t size() const override { return samples_.size(0); }
+  Shape sample_shape() const override;
+  bool has_labels() const override { return labels_.defined(); }
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
+
+  const Tensor& samples() const { return samples_; }
+
+ private:
+  Tensor samples_, labels_;
+};
+
+/// The DataParallel tutorial's RandomDataset(size, length): torch.randn(length, size) from a generator of this seed.
+class RandomDataset : public TensorDataset {
+ public:
+  RandomDataset(std::int64_t size, std::int64_t length, std::uint64_t seed);
+};
+
+/// Some samples of another set, renumbered from 0. The other set must outlive it.
+class Subset : public Dataset {
+ public:
+  /// Throws DataError for an index outside the set.
+  Subset(const Dataset& all, std::vector<std::int64_t> indices);
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
+  Shape sample_shape() const override { return all_.sample_shape(); }
+  bool has_labels() const override { return all_.has_labels(); }
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
+
+  const std::vector<std::int64_t>& indices() const { return indices_; }
+
+ private:
+  const Dataset& all_;
+  std::vector<std::int64_t> indices_;
+};
+
+}  // namespace duet::data

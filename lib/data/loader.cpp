@@ -1,0 +1,83 @@
+#include "lib/data/loader.h"
+
+#include <utility>
+
+#include "lib/data/prefetcher.h"
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+constexpr int kMaxWorkers = 256, kMaxPrefetch = 1024;
+
+Shape with_rows(const Shape& sample) {
+  Shape shape{0};
+  for (const std::int64_t size : sample) shape.append(size);
+  return shape;
+}
+
+}  // namespace
+
+Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options)
+    : dataset_(dataset),
+      sampler_(std::move(sampler)),
+      options_(options),
+      batch_shape_(with_rows(dataset.sample_shape())),
+      steps_(sampler_->steps()) {
+  require<UsageError>(0 <= options.workers && options.workers <= kMaxWorkers, "the loader takes 0 to ", kMaxWorkers,
+                      " workers, got ", options.workers);
+  require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
+                      kMaxPrefetch, " batches a worker, got ", options.prefetch);
+}
+
+Loader::~Loader() = default;
+
+void Loader::start_at(std::int64_t epoch, std::int64_t step) {
+  require<UsageError>(epoch >= 0 && 0 <= step && step <= steps_, "cannot start at epoch ", epoch, ", step ", step,
+                      ": an epoch has ", steps_, " steps");
+  next_epoch_ = epoch;
+  next_step_ = step;
+}
+
+Loader::Iterator Loader::begin() {
+  prefetcher_.reset();  // its threads read the sampler
+  epoch_ = next_epoch_++;
+  step_ = std::exchange(next_step_, 0);
+  if (options_.generator) options_.generator->random_int64();
+  sampler_->set_epoch(epoch_);
+  if (options_.workers > 0 && step_ < steps_) {
+    prefetcher_ = std::make_unique<Prefetcher>(options_.workers, options_.workers * options_.prefetch, step_, steps_,
+                                               [this](std::int64_t step) { return make(step); });
+  }
+  produce();
+  return Iterator(*this);
+}
+
+void Loader::advance() {
+  ++step_;
+  produce();
+}
+
+void Loader::produce() {
+  batch_ = {};  // first, so that its memory can serve the next batch
+  if (step_ >= steps_) {
+    prefetcher_.reset();
+  } else {
+    batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
+  }
+}
+
+Batch Loader::make(std::int64_t step) const {
+  const StepIndices part = sampler_->step(step);
+  const auto rows = static_cast<std::int64_t>(part.indices.size());
+  const Rows stamp{epoch_ * steps_ + step, part.first, part.global};
+  Batch batch;
+  batch.images = empty(batch_shape_.with(0, rows));
+  if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64);
+  dataset_.fetch(part.indices, batch.images, batch.labels);
+  batch.images.set_stamp(stamp);
+  batch.labels.set_stamp(stamp);
+  return batch;
+}
+
+}  // namespace duet::data

@@ -1,0 +1,98 @@
+// Batches of a data set, in the order that a batch sampler gives, built ahead by worker threads if wanted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+
+#include "lib/data/dataset.h"
+#include "lib/data/sampler.h"
+#include "lib/random.h"
+#include "lib/tensor.h"
+
+namespace duet::data {
+
+/// Both tensors carry the stamp {step counted over all epochs, first row, global rows} (lib/rows.h).
+struct Batch {
+  Tensor images;  // f32 (n, sample shape...)
+  Tensor labels;  // i64 (n); undefined if the data set has none
+};
+
+struct LoaderOptions {
+  int workers = 0;               // threads that build batches; 0: the calling thread builds each when it is asked for
+  int prefetch = 2;              // batches ready or in work ahead of the caller, for each worker
+  Mt19937* generator = nullptr;  // PyTorch's draw order: each epoch starts with an int64 from it, the "base seed"
+};
+
+class Prefetcher;
+
+/// One pass of a range-for is one epoch; the next pass is the next one, also after a `break`:
+///
+///     for (auto& [images, labels] : loader) ...
+///
+/// Order and content do not depend on the number of workers. The tensors of a batch are the caller's: they stay valid
+/// as long as a handle to them lives, and their memory is used again after that. With no workers, an epoch allocates
+/// nothing once each batch size has been seen. One thread iterates at a time; an exception of the data set reaches it
+/// in the step in which the batch was due.
+class Loader {
+ public:
+  /// The data set must outlive the loader. Throws UsageError for options that are out of range.
+  Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {});
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using pointer = Batch*;
+    using reference = Batch&;
+
+    Batch& operator*() const { return loader_->batch_; }
+    Batch* operator->() const { return &loader_->batch_; }
+    Iterator& operator++() {
+      loader_->advance();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return loader_->step_ >= loader_->steps(); }
+
+   private:
+    friend class Loader;
+    explicit Iterator(Loader& loader) : loader_(&loader) {}
+    Loader* loader_;
+  };
+
+  /// Starts the next epoch: the sampler is told its number, the first batch is built.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+  /// Batches in an epoch.
+  std::int64_t steps() const { return steps_; }
+  /// The epoch that runs or ran last; -1 before the first.
+  std::int64_t epoch() const { return epoch_; }
+  /// Makes the next pass run epoch `epoch` from its batch `step` on, with the order, stamps and content that an
+  /// uninterrupted run has there. A sampler that draws from a shared generator needs that generator in the state it had
+  /// when the epoch began. Throws UsageError unless 0 <= epoch and 0 <= step <= steps().
+  void start_at(std::int64_t epoch, std::int64_t step);
+
+ private:
+  Batch make(std::int64_t step) const;
+  void advance();
+  void produce();
+
+  const Dataset& dataset_;
+  std::unique_ptr<BatchSampler> sampler_;
+  LoaderOptions options_;
+  Shape batch_shape_;  // with 0 rows
+  std::int64_t steps_;
+  std::int64_t epoch_ = -1, next_epoch_ = 0;
+  std::int64_t step_ = 0, next_step_ = 0;
+  Batch batch_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // of the running epoch; stopped before anything above changes
+};
+
+}  // namespace duet::data
