@@ -35,7 +35,7 @@ VENDORS = {
     r"(oneapi/)?dnnl": r"lib/backend/.*",
     r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*",
     r"gloo/": r"ddp/gloo/.*",
-    r"boost/": r"ddp/.*\.cpp|cli/.*\.cpp",
+    r"boost/": r"ddp/.*\.cpp|ddp/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/(data/.*|checkpoint.*|safetensors.*)\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
     r"nlohmann/": r"lib/(checkpoint.*|safetensors.*)\.cpp|cli/.*\.cpp|tests/.*\.cpp",
@@ -43,7 +43,7 @@ VENDORS = {
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
 }
-PRIVATE_HEADERS = r"lib/backend/(cpu|cuda)/.*|ddp/(gloo|nccl)/.*|cli/.*|examples/.*|tests/.*"
+PRIVATE_HEADERS = r"lib/backend/(cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|cli/.*|examples/.*|tests/.*"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
