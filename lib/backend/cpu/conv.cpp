@@ -58,18 +58,19 @@ class LeafGradients {
   }
   float* bias(int leaf) { return base_ + leaf * stride_; }
 
-  /// Leaves whose plans differ (blocks of two sizes) may have different formats, so each is brought to plain first.
-  void finish(const Kernels& kernels, CpuDevice& device, const ConvPlan* const* plans) {
+  /// Leaves whose plans differ (blocks of two sizes) may have different formats, so each is brought to plain, by the
+  /// worker whose engine made the plan.
+  void make_plain(int leaf, const ConvPlan& plan, Worker& worker) {
+    float* const plain = worker.image.floats(stride_);
+    plan.reorder->run(worker.plans.stream(), {bias(leaf) + channels_, plain});
+    std::copy_n(plain, dw_.count(), bias(leaf) + channels_);
+  }
+
+  void finish(const Kernels& kernels) {
     const std::int64_t count = dw_.count();
-    Worker& worker = device.worker(0);
     for (int leaf = 0; leaf < blocks_.leaf_count; ++leaf) {
-      if (plans[leaf] == nullptr) {
-        std::fill_n(bias(leaf), channels_ + count, 0.0f);
-        continue;
-      }
-      float* const plain = worker.weights.floats(stride_);
-      plans[leaf]->reorder->run(worker.plans.stream(), {bias(leaf) + channels_, plain});
-      std::copy_n(plain, count, bias(leaf) + channels_);
+      const auto [begin, end] = blocks_.leaves[static_cast<std::size_t>(leaf)];
+      if (begin == end) std::fill_n(bias(leaf), channels_ + count, 0.0f);
     }
     for (int i = 0; i < blocks_.addition_count; ++i) {
       const auto [to, from] = blocks_.additions[static_cast<std::size_t>(i)];
@@ -157,7 +158,6 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
   LeafGradients gradients(device, blocks, dw, db);
-  std::array<const ConvPlan*, kBlocks> plans{};
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
     const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
     if (begin == end) return;
@@ -167,9 +167,9 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
         key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0), dy.layout(), window, end - begin));
     plan.convolve->run(worker.plans.stream(),
                        {rows_of(x, begin), rows_of(dy, begin), gradients.weights(leaf, plan), gradients.bias(leaf)});
-    plans[static_cast<std::size_t>(leaf)] = &plan;
+    gradients.make_plain(leaf, plan, worker);
   });
-  gradients.finish(kernels_, device, plans.data());
+  gradients.finish(kernels_);
 }
 
 void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -239,7 +239,6 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
   const bool scaled = op.dropout.p > 0;
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
   LeafGradients gradients(device, blocks, dw, db);
-  std::array<const ConvPlan*, kBlocks> plans{};
   PooledVector<Weights> weights;
   weights.resize(static_cast<std::size_t>(device.pool().workers()), Weights(w));
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
@@ -271,7 +270,7 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
         key_of(ConvPass::backward_weights, x.shape(), x.layout(), channels, layout, op.conv, end - begin));
     plan.convolve->run(worker.plans.stream(),
                        {rows_of(x, begin), gradient, gradients.weights(leaf, plan), gradients.bias(leaf)});
-    plans[static_cast<std::size_t>(leaf)] = &plan;
+    gradients.make_plain(leaf, plan, worker);
     if (!dx.defined()) return;
     ConvPlan& data_plan = worker.plans.plan(
         key_of(ConvPass::backward_data, x.shape(), dx.layout(), channels, layout, op.conv, end - begin));
@@ -279,7 +278,7 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
         worker.plans.stream(),
         {gradient, weights[static_cast<std::size_t>(id)].get(data_plan, worker), rows_of(dx, begin)});
   });
-  gradients.finish(kernels_, device, plans.data());
+  gradients.finish(kernels_);
 }
 
 }  // namespace duet::cpu
