@@ -1,0 +1,172 @@
+// Gloo's point-to-point messages over TCP as a Transport. The collectives are duet's own: Gloo's ring adds in an order
+// that is not the tree of lib/rows.h.
+
+#include <gloo/common/error.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+
+#include "ddp/gloo/module.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// duet's store as Gloo wants it.
+class StoreForGloo final : public gloo::rendezvous::Store {
+ public:
+  StoreForGloo(ddp::Store& store, Milliseconds timeout) : store_(store), timeout_(timeout) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_.set("gloo/" + key, std::string(data.begin(), data.end()));
+  }
+  std::vector<char> get(const std::string& key) override {
+    wait({key});
+    const std::string value = store_.get("gloo/" + key);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+    std::vector<std::string> names;
+    for (const std::string& key : keys) names.push_back("gloo/" + key);
+    store_.wait(names, timeout_);
+  }
+
+ private:
+  ddp::Store& store_;
+  Milliseconds timeout_;
+};
+
+/// Gloo's text without its source lines: "[../gloo/transport/tcp/pair.cc:598] Connection closed by peer [...]".
+std::string plain(const gloo::IoException& error) {
+  const std::string text = error.what();
+  const auto end = text.find("] ");
+  return text.starts_with("[") && end != std::string::npos ? text.substr(end + 2) : text;
+}
+
+class GlooTransport final : public Transport {
+ public:
+  GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
+      : context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
+    StoreForGloo adapter(store, options.connect_timeout);
+    try {
+      auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
+      context_->setTimeout(options.connect_timeout);
+      context_->connectFullMesh(adapter, device);
+    } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
+      throw CommError(concat("rank ", rank, " could not connect with the other ", size - 1, " over Gloo at ",
+                             options.address, ": ", error.what()));
+    }
+  }
+  ~GlooTransport() override {
+    close();
+    messages_.clear();
+  }
+
+  int rank() const override { return context_->rank; }
+  int size() const override { return context_->size; }
+  const char* name() const override { return "gloo"; }
+
+  Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    return start(true, peer, tag, const_cast<void*>(data), bytes);
+  }
+  Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
+    return start(false, peer, tag, data, bytes);
+  }
+
+  void wait(Request request, Clock::time_point deadline) override {
+    Message& message = at(request);
+    bool ended = false;
+    const auto left = std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1));
+    try {
+      ended = message.sends ? message.buffer->waitSend(left) : message.buffer->waitRecv(left);
+    } catch (const gloo::IoException& error) {
+      throw CommError(
+          concat("rank ", message.peer, message.sends ? " took nothing: " : " sent nothing: ", plain(error)));
+    }
+    require<CommError>(ended, "this rank has closed its connections");
+    const std::lock_guard lock(mutex_);
+    message.busy = false;
+  }
+
+  // Gloo's own closeConnections() does not wake this rank's blocked calls, so they are aborted one by one.
+  void close() override {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    try {
+      context_->closeConnections();
+    } catch (const gloo::Exception&) {  // closed by the peer in the same moment
+    }
+    for (Message& message : messages_) {
+      if (!message.busy) continue;
+      message.sends ? message.buffer->abortWaitSend() : message.buffer->abortWaitRecv();
+    }
+  }
+
+ private:
+  struct Message {
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    bool sends = false;
+    bool busy = false;
+    int peer = 0;
+  };
+  static constexpr std::size_t kKeptBuffers = 1024;
+
+  Message& at(Request request) {
+    const std::lock_guard lock(mutex_);
+    return messages_[static_cast<std::size_t>(request)];  // a deque: growth moves none
+  }
+
+  Request start(bool sends, int peer, std::uint64_t tag, void* data, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    require<CommError>(!closed_, "this rank has closed its connections");
+    const Request request = take(data, bytes);
+    Message& message = messages_[static_cast<std::size_t>(request)];
+    message.sends = sends;
+    message.peer = peer;
+    message.busy = true;
+    try {
+      sends ? message.buffer->send(peer, tag) : message.buffer->recv(peer, tag);
+    } catch (const gloo::IoException& error) {
+      throw CommError(concat("rank ", peer, " cannot be reached: ", plain(error)));
+    }
+    return request;
+  }
+
+  /// An idle message over this memory: the same one as before where there is one, so that steps allocate nothing.
+  Request take(void* data, std::size_t bytes) {
+    std::size_t reusable = messages_.size();
+    for (std::size_t i = 0; i < messages_.size(); ++i) {
+      if (messages_[i].busy) continue;
+      if (messages_[i].buffer->ptr == data && messages_[i].buffer->size == bytes) return static_cast<Request>(i);
+      reusable = i;
+    }
+    if (messages_.size() < kKeptBuffers || reusable == messages_.size()) {
+      reusable = messages_.size();
+      messages_.emplace_back();
+    }
+    messages_[reusable].buffer = context_->createUnboundBuffer(data, bytes);
+    return static_cast<Request>(reusable);
+  }
+
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+  std::mutex mutex_;
+  std::deque<Message> messages_;
+  bool closed_ = false;
+};
+
+}  // namespace
+
+}  // namespace duet::ddp
+
+// The module's only name; kGlooConnectName spells it.
+extern "C" __attribute__((visibility("default"))) duet::ddp::Transport* duet_gloo_connect(
+    duet::ddp::Store& store, int rank, int size, const duet::ddp::GlooOptions& options);
+duet::ddp::Transport* duet_gloo_connect(duet::ddp::Store& store, int rank, int size,
+                                        const duet::ddp::GlooOptions& options) {
+  return new duet::ddp::GlooTransport(store, rank, size, options);
+}

@@ -1,0 +1,26 @@
+// Process groups over Gloo, which is a module that is loaded when first needed.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ddp/process_group.h"
+#include "ddp/store.h"
+#include "ddp/transport_group.h"
+
+namespace duet::ddp {
+
+struct GlooOptions {
+  std::string address = "127.0.0.1";  // of this rank, where the others reach it
+  Milliseconds connect_timeout{30'000};
+  GroupOptions group{};
+};
+
+/// Connects this rank with the others, who call this with the same store. Throws CommError when a rank does not come,
+/// DeviceError when the module is not there.
+std::unique_ptr<ProcessGroup> make_gloo_group(Store& store, int rank, int size, const GlooOptions& options = {});
+
+/// Empty if Gloo can be used, else why not.
+std::string why_no_gloo();
+
+}  // namespace duet::ddp

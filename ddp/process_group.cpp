@@ -1,0 +1,97 @@
+#include "ddp/process_group.h"
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+void check_buffer(const Call& call, const Buffer& buffer, const char* which) {
+  require<UsageError>(buffer.count >= 0 && (buffer.data != nullptr || buffer.count == 0), name(call.op), ": the ",
+                      which, " buffer has ", buffer.count, " elements at ", buffer.data);
+}
+
+/// `large` holds the pieces of all ranks, `small` one of them.
+void check_pieces(const Call& call, const Buffer& large, const Buffer& small, int size) {
+  require<UsageError>(large.dtype == small.dtype && large.count == small.count * size, name(call.op), " among ", size,
+                      " ranks: ", small.count, " ", small.dtype, " per rank do not fit ", large.count, " ",
+                      large.dtype);
+}
+
+}  // namespace
+
+const char* name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::product: return "product";
+    case ReduceOp::min: return "min";
+    case ReduceOp::max: return "max";
+    case ReduceOp::avg: return "avg";
+  }
+  return "?";
+}
+
+const char* name(Collective op) {
+  switch (op) {
+    case Collective::broadcast: return "broadcast";
+    case Collective::all_reduce: return "all_reduce";
+    case Collective::reduce: return "reduce";
+    case Collective::gather: return "gather";
+    case Collective::scatter: return "scatter";
+    case Collective::all_gather: return "all_gather";
+    case Collective::barrier: return "barrier";
+    case Collective::send: return "send";
+    case Collective::recv: return "recv";
+  }
+  return "?";
+}
+
+ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
+  require<UsageError>(size >= 1, "a process group has at least 1 rank, got ", size);
+  require<UsageError>(rank >= 0 && rank < size, "Invalid rank ", rank, ", rank should be in the interval [0, ",
+                      size - 1, "]");
+}
+
+Work ProcessGroup::checked(const Call& call) {
+  require<UsageError>(call.root >= 0 && call.root < size_, name(call.op), ": rank ", call.root,
+                      " is not one of the group's ", size_);
+  check_buffer(call, call.in, "input");
+  check_buffer(call, call.out, "output");
+  const bool floats = call.in.dtype == DType::f32 || call.in.dtype == DType::f64;
+  require<UsageError>(call.reduce != ReduceOp::avg || floats, name(call.op), ": avg is for f32 and f64, got ",
+                      call.in.dtype);
+  const bool on_root = call.root == rank_;
+  if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
+    check_pieces(call, call.out, call.in, size_);
+  if (call.op == Collective::scatter && on_root) check_pieces(call, call.in, call.out, size_);
+  return start(call);
+}
+
+Work ProcessGroup::broadcast(const Buffer& buffer, int root) {
+  return checked({.op = Collective::broadcast, .in = buffer, .root = root});
+}
+Work ProcessGroup::all_reduce(const Buffer& buffer, ReduceOp op) {
+  return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
+}
+Work ProcessGroup::reduce(const Buffer& buffer, int root, ReduceOp op) {
+  return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});
+}
+Work ProcessGroup::gather(const Buffer& in, const Buffer& out, int root) {
+  return checked({.op = Collective::gather, .in = in, .out = out, .root = root});
+}
+Work ProcessGroup::scatter(const Buffer& in, const Buffer& out, int root) {
+  return checked({.op = Collective::scatter, .in = in, .out = out, .root = root});
+}
+Work ProcessGroup::all_gather(const Buffer& in, const Buffer& out) {
+  return checked({.op = Collective::all_gather, .in = in, .out = out});
+}
+Work ProcessGroup::barrier() { return checked({.op = Collective::barrier}); }
+Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {
+  require<UsageError>(to != rank_, "send: rank ", to, " is this rank itself");
+  return checked({.op = Collective::send, .in = buffer, .root = to, .tag = tag});
+}
+Work ProcessGroup::recv(const Buffer& buffer, int from, int tag) {
+  require<UsageError>(from != rank_, "recv: rank ", from, " is this rank itself");
+  return checked({.op = Collective::recv, .in = buffer, .root = from, .tag = tag});
+}
+
+}  // namespace duet::ddp

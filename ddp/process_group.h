@@ -1,0 +1,109 @@
+// The ranks of one job and what they do together.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "ddp/work.h"
+#include "lib/tensor.h"
+
+namespace duet::ddp {
+
+inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
+
+/// `avg` is the sum divided by the number of ranks, for f32 and f64 only.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, avg };
+const char* name(ReduceOp op);
+
+/// `count` elements in a row, owned by the caller.
+struct Buffer {
+  void* data = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::f32;
+  Device device{};
+
+  Buffer() = default;
+  Buffer(void* memory, std::int64_t elements, DType type, Device place = {})
+      : data(memory), count(elements), dtype(type), device(place) {}
+  /// All elements of a tensor, which must outlive the operation.
+  Buffer(const Tensor& tensor)  // NOLINT(google-explicit-constructor): tensors are what is sent
+      : Buffer(tensor.raw(), tensor.count(), tensor.dtype(), tensor.device()) {}
+  template <class T>
+  Buffer(std::span<T> values)  // NOLINT(google-explicit-constructor)
+      : Buffer(values.data(), static_cast<std::int64_t>(values.size()), dtype_of<T>()) {}
+
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * size_of(dtype); }
+};
+
+enum class Collective : std::uint8_t {
+  broadcast,
+  all_reduce,
+  reduce,
+  gather,
+  scatter,
+  all_gather,
+  barrier,
+  send,
+  recv
+};
+const char* name(Collective op);
+
+/// One call, as an implementation gets it: already checked.
+struct Call {
+  Collective op = Collective::barrier;
+  Buffer in{}, out{};  // all_reduce, broadcast, send and recv use `in` only, in place
+  ReduceOp reduce = ReduceOp::sum;
+  int root = 0;  // the peer of send and recv
+  int tag = 0;   // of send and recv
+};
+
+/// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
+/// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
+/// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
+/// A group is used by one thread at a time. Wrong arguments throw UsageError at once; Work::wait() throws CommError
+/// that names operation and rank: ranks that disagree about the call, a lost peer, a timeout. After that the group is
+/// dead and every later call fails with the first reason. The destructor finishes what was started and takes leave of
+/// the peers; while an exception unwinds the stack it drops the connections at once, so that the peers fail at once
+/// too.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// "gloo", "solo", "memory".
+  virtual const char* backend() const = 0;
+
+  /// Copies the root's buffer to all ranks.
+  [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
+  /// Replaces every rank's buffer by the reduction of all.
+  [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum);
+  /// As all_reduce, on the root only; the other buffers stay as they are.
+  [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum);
+  /// The root's `out` becomes the ranks' `in` in rank order, size() times as long; elsewhere `out` may be empty.
+  [[nodiscard]] Work gather(const Buffer& in, const Buffer& out, int root);
+  /// `out` becomes this rank's piece of the root's `in`, which is size() times as long; elsewhere `in` may be empty.
+  [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root);
+  /// As gather, on all ranks.
+  [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out);
+  /// Returns when all ranks have started it.
+  [[nodiscard]] Work barrier();
+  /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
+  /// beside the collectives.
+  [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
+  [[nodiscard]] Work recv(const Buffer& buffer, int from, int tag = 0);
+
+ protected:
+  ProcessGroup(int rank, int size);
+  virtual Work start(const Call& call) = 0;
+
+ private:
+  Work checked(const Call& call);
+  int rank_;
+  int size_;
+};
+
+}  // namespace duet::ddp

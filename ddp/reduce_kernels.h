@@ -1,0 +1,14 @@
+// Reductions of equally long arrays in the fixed order that makes all ranks' results the same bits.
+#pragma once
+
+#include <span>
+
+#include "ddp/process_group.h"
+
+namespace duet::ddp {
+
+/// Reduces `parts` (in rank order, `count` elements each) into parts[0]; all parts are overwritten. For a power of two
+/// the order is the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+.... Integers wrap around.
+void reduce_parts(std::span<void* const> parts, std::int64_t count, DType dtype, ReduceOp op);
+
+}  // namespace duet::ddp

@@ -1,0 +1,18 @@
+// The group of a job with one rank: copies and nothing else.
+#pragma once
+
+#include "ddp/process_group.h"
+
+namespace duet::ddp {
+
+/// Every call is done when it returns.
+class SoloGroup final : public ProcessGroup {
+ public:
+  SoloGroup() : ProcessGroup(0, 1) {}
+  const char* backend() const override { return "solo"; }
+
+ protected:
+  Work start(const Call& call) override;
+};
+
+}  // namespace duet::ddp

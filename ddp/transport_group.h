@@ -1,0 +1,62 @@
+// A process group over any transport, with one communication thread.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ddp/collectives.h"
+#include "ddp/process_group.h"
+#include "ddp/transport.h"
+
+namespace duet::ddp {
+
+struct GroupOptions {
+  Milliseconds timeout = kGroupTimeout;  // of every single operation
+  Milliseconds leave_timeout{2000};      // how long the destructor waits for the peers
+};
+
+class TransportGroup final : public ProcessGroup {
+ public:
+  explicit TransportGroup(std::unique_ptr<Transport> transport, const GroupOptions& options = {});
+  ~TransportGroup() override;
+  const char* backend() const override;
+
+ protected:
+  Work start(const Call& call) override;
+
+ private:
+  /// What a Work may still need after the group is gone.
+  struct Core {
+    std::unique_ptr<Transport> transport;
+    std::mutex mutex;
+    std::string failure;  // the first; the group is dead after it
+    void check_alive();
+    [[noreturn]] void fail(const std::string& operation, const Error& error);
+  };
+  struct Task {
+    Call call;
+    std::shared_ptr<WorkState> state;
+  };
+  Work start_message(const Call& call);
+  void serve();
+  void execute(const Task& task);
+
+  std::shared_ptr<Core> core_;
+  GroupOptions options_;
+  Collectives collectives_;  // the communication thread's
+  std::uint64_t sequence_ = 0;
+  WorkPool works_;
+  std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
+  int exceptions_at_birth_;
+
+  std::mutex mutex_;
+  std::condition_variable queued_;
+  std::vector<Task> queue_, running_;  // swapped, so that their memory is kept
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace duet::ddp

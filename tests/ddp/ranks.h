@@ -1,0 +1,65 @@
+// Ranks as threads: the same code for every backend.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ddp/gloo_group.h"
+#include "ddp/memory_store.h"
+#include "ddp/memory_transport.h"
+#include "ddp/transport_group.h"
+
+namespace duet_test {
+
+using duet::ddp::ProcessGroup;
+
+inline std::unique_ptr<ProcessGroup> make_group(bool gloo, std::unique_ptr<duet::ddp::Transport>& transport,
+                                                duet::ddp::Store& store, int rank, int size,
+                                                const duet::ddp::GroupOptions& options) {
+  if (!gloo) return std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
+  return duet::ddp::make_gloo_group(store, rank, size, {.group = options});
+}
+
+/// Runs `body` as `size` ranks and returns what each of them threw.
+inline std::vector<std::exception_ptr> try_ranks(bool gloo, int size, const duet::ddp::GroupOptions& options,
+                                                 const std::function<void(ProcessGroup&)>& body) {
+  duet::ddp::MemoryStore store;
+  auto transports = duet::ddp::make_memory_transports(size);
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto i = static_cast<std::size_t>(rank);
+      try {
+        const auto group = make_group(gloo, transports[i], store, rank, size, options);
+        body(*group);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+/// As try_ranks; rethrows the first.
+inline void run_ranks(bool gloo, int size, const std::function<void(ProcessGroup&)>& body) {
+  const duet::ddp::GroupOptions options{.timeout = std::chrono::seconds(20), .leave_timeout = std::chrono::seconds(2)};
+  for (const auto& failure : try_ranks(gloo, size, options, body)) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+inline std::string text_of(const std::exception_ptr& failure) {
+  try {
+    if (failure) std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace duet_test

@@ -1,0 +1,366 @@
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+
+#include "ddp/reduce_kernels.h"
+#include "ddp/ring.h"
+#include "ddp/solo_group.h"
+#include "lib/error.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// Catch2's assertions are not thread-safe: ranks collect their results and the test's thread checks them.
+using Floats = std::vector<float>;
+using Table = std::vector<Floats>;  // by rank
+
+std::span<float> span(Floats& values) { return values; }
+
+/// The same values on every run, of mixed size so that the order of sums shows.
+Floats random_floats(int rank, std::size_t count) {
+  std::mt19937 words(static_cast<unsigned>(rank) + 1);
+  Floats values(count);
+  for (float& value : values)
+    value = std::ldexp(static_cast<float>(words()) * 0x1p-31f - 1.0f, static_cast<int>(words() % 12));
+  return values;
+}
+
+/// Runs one operation on all ranks and returns what their buffers then hold.
+Table after(bool gloo, int size, const std::function<Floats(ProcessGroup&)>& body) {
+  Table results(static_cast<std::size_t>(size));
+  run_ranks(gloo, size, [&](ProcessGroup& group) { results[static_cast<std::size_t>(group.rank())] = body(group); });
+  return results;
+}
+
+bool same_bits(const Floats& a, const Floats& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+float tree_sum(int first, int size, const Table& parts, std::size_t i) {
+  if (size == 1) return parts[static_cast<std::size_t>(first)][i];
+  return tree_sum(first, size / 2, parts, i) + tree_sum(first + size / 2, size / 2, parts, i);
+}
+
+/// What all_reduce must give, written down independently of the kernels.
+Floats expected_sum(int size, std::size_t count) {
+  Table parts;
+  for (int rank = 0; rank < size; ++rank) parts.push_back(random_floats(rank, count));
+  Floats sums(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if ((size & (size - 1)) == 0) {
+      sums[i] = tree_sum(0, size, parts, i);
+    } else {
+      sums[i] = parts[0][i];
+      for (std::size_t rank = 1; rank < parts.size(); ++rank) sums[i] += parts[rank][i];
+    }
+  }
+  return sums;
+}
+
+bool gloo_missing(bool gloo) { return gloo && !why_no_gloo().empty(); }
+
+}  // namespace
+
+TEST_CASE("all_reduce adds in the tree's order, to the same bits on all ranks") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const int size = GENERATE(2, 3, 4, 8);
+  for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1003}, std::size_t{421642}}) {
+    const Table results = after(gloo, size, [&](ProcessGroup& group) {
+      Floats values = random_floats(group.rank(), count);
+      group.all_reduce(span(values)).wait();
+      return values;
+    });
+    const Floats expected = expected_sum(size, count);
+    INFO(size << " ranks, " << count << " elements");
+    for (const Floats& values : results) CHECK(same_bits(values, expected));
+  }
+}
+
+TEST_CASE("the order of the sum shows") {  // else the test above proves nothing
+  const std::size_t count = 1000;
+  const Floats tree = expected_sum(4, count);
+  Floats chain(count);
+  for (int rank = 0; rank < 4; ++rank) {
+    const Floats part = random_floats(rank, count);
+    for (std::size_t i = 0; i < count; ++i) chain[i] += part[i];
+  }
+  CHECK_FALSE(same_bits(tree, chain));
+}
+
+TEST_CASE("every reduction on every dtype") {
+  const auto reduce = [](auto zero, ReduceOp op) {
+    using T = decltype(zero);
+    std::vector<std::vector<T>> parts = {{T(1), T(7)}, {T(5), T(2)}, {T(3), T(3)}};
+    std::vector<void*> pointers;
+    for (auto& part : parts) pointers.push_back(part.data());
+    reduce_parts(pointers, 2, dtype_of<T>(), op);
+    return std::pair(double(parts[0][0]), double(parts[0][1]));
+  };
+  const auto all = [&](auto zero) {
+    CHECK(reduce(zero, ReduceOp::sum) == std::pair(9.0, 12.0));
+    CHECK(reduce(zero, ReduceOp::product) == std::pair(15.0, 42.0));
+    CHECK(reduce(zero, ReduceOp::min) == std::pair(1.0, 2.0));
+    CHECK(reduce(zero, ReduceOp::max) == std::pair(5.0, 7.0));
+  };
+  all(float{});
+  all(double{});
+  all(std::int32_t{});
+  all(std::int64_t{});
+  all(std::uint8_t{});
+  CHECK(reduce(float{}, ReduceOp::avg) == std::pair(3.0, 4.0));
+}
+
+TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const int size = GENERATE(2, 3, 4);
+  const int root = size - 1;
+  const auto mine = [](ProcessGroup& group) {
+    const auto r = static_cast<float>(group.rank());
+    return Floats{10 * r, 10 * r + 1};
+  };
+  Floats pieces;  // of all ranks in order
+  for (int rank = 0; rank < size; ++rank) {
+    for (float i : {0.0f, 1.0f}) pieces.push_back(10 * static_cast<float>(rank) + i);
+  }
+  const auto at_root = [&](const Table& results, const Floats& value, const std::function<Floats(int)>& elsewhere) {
+    for (int rank = 0; rank < size; ++rank)
+      CHECK(results[static_cast<std::size_t>(rank)] == (rank == root ? value : elsewhere(rank)));
+  };
+  const auto input = [](int rank) {
+    return Floats{10.0f * static_cast<float>(rank), 10.0f * static_cast<float>(rank) + 1};
+  };
+
+  const Table broadcast = after(gloo, size, [&](ProcessGroup& group) {
+    Floats values = mine(group);
+    group.broadcast(span(values), root).wait();
+    group.barrier().wait();
+    return values;
+  });
+  for (const Floats& values : broadcast) CHECK(values == input(root));
+
+  const float ranks = static_cast<float>(size * (size - 1)) / 2;
+  at_root(after(gloo, size,
+                [&](ProcessGroup& group) {
+                  Floats values = mine(group);
+                  group.reduce(span(values), root).wait();
+                  return values;
+                }),
+          {10 * ranks, 10 * ranks + static_cast<float>(size)}, input);
+
+  at_root(after(gloo, size,
+                [&](ProcessGroup& group) {
+                  Floats values = mine(group);
+                  Floats all(group.rank() == root ? values.size() * static_cast<std::size_t>(size) : 0);
+                  group.gather(span(values), span(all), root).wait();
+                  return all;
+                }),
+          pieces, [](int) { return Floats{}; });
+
+  const Table scattered = after(gloo, size, [&](ProcessGroup& group) {
+    Floats all = group.rank() == root ? pieces : Floats{};
+    Floats values(2);
+    group.scatter(span(all), span(values), root).wait();
+    return values;
+  });
+  for (int rank = 0; rank < size; ++rank) CHECK(scattered[static_cast<std::size_t>(rank)] == input(rank));
+
+  const Table gathered = after(gloo, size, [&](ProcessGroup& group) {
+    Floats values = mine(group);
+    Floats all(values.size() * static_cast<std::size_t>(size));
+    group.all_gather(span(values), span(all)).wait();
+    return all;
+  });
+  for (const Floats& values : gathered) CHECK(values == pieces);
+}
+
+TEST_CASE("queued collectives run in order and may all be under way at once") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Table results = after(gloo, 2, [](ProcessGroup& group) {
+    Floats sums(20, 1.0f);
+    std::vector<Work> works;
+    for (float& sum : sums) works.push_back(group.all_reduce({&sum, 1, DType::f32}));
+    for (Work& work : works) work.wait();
+    for (float& sum : sums) works.push_back(group.all_reduce({&sum, 1, DType::f32}, ReduceOp::product));
+    works.back().wait();
+    for (const Work& work : works) {
+      if (!work.done()) sums.clear();
+    }
+    return sums;
+  });
+  for (const Floats& values : results) CHECK(values == Floats(20, 4.0f));
+}
+
+TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Table results = after(gloo, 2, [](ProcessGroup& group) {
+    const int peer = 1 - group.rank();
+    Floats out(3, static_cast<float>(group.rank()));
+    Floats got(5, -1.0f);
+    Floats more = {7.0f};
+    Work first = group.send(span(out), peer, 1);
+    Work second = group.send(span(more), peer, 2);
+    Work third = group.send(span(more), peer, 1);
+    Work fourth = group.send(Buffer(), peer);
+    group.recv(span(got).subspan(4, 1), peer, 2).wait();
+    group.recv(span(got).subspan(0, 3), peer, 1).wait();
+    group.recv(span(got).subspan(3, 1), peer, 1).wait();
+    group.recv(Buffer(), peer).wait();
+    for (Work* work : {&first, &second, &third, &fourth}) work->wait();
+    return got;
+  });
+  CHECK(results[0] == Floats{1, 1, 1, 7, 7});
+  CHECK(results[1] == Floats{0, 0, 0, 7, 7});
+}
+
+TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked ring does not") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const int size = GENERATE(2, 3, 4);
+  const std::size_t count = 1003;
+  const Table naive = after(gloo, size, [&](ProcessGroup& group) {
+    const Floats values = random_floats(group.rank(), count);
+    Floats sums(count);
+    naive_ring_all_reduce(group, values, sums);
+    return sums;
+  });
+  const Floats exact = expected_sum(size, count);
+  for (std::size_t i = 0; i < count; ++i) CHECK(naive[0][i] == Approx(exact[i]).epsilon(1e-4).margin(0.01));
+  CHECK(same_bits(naive[0], naive[1]) == (size == 2));
+
+  const Table chunked = after(gloo, size, [&](ProcessGroup& group) {
+    Floats values = random_floats(group.rank(), count);
+    chunked_ring_all_reduce(group, values);
+    return values;
+  });
+  for (std::size_t i = 0; i < count; ++i) CHECK(chunked[0][i] == Approx(exact[i]).epsilon(1e-4).margin(0.01));
+  for (const Floats& values : chunked) CHECK(same_bits(values, chunked[0]));
+}
+
+TEST_CASE("ranks that disagree about a collective are named on both sides") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const auto failures = try_ranks(gloo, 2, {.timeout = 5s}, [](ProcessGroup& group) {
+    Floats values(group.rank() == 0 ? 20000 : 8);
+    group.all_reduce(span(values)).wait();
+  });
+  for (const auto& failure : failures) {
+    const std::string text = text_of(failure);
+    INFO(text);
+    CHECK(text.find("all_reduce #0") != std::string::npos);
+  }
+  // One side may learn of it only by the other's leaving.
+  const std::string both = text_of(failures[0]) + text_of(failures[1]);
+  CHECK_THAT(both, ContainsSubstring("20000 f32") && ContainsSubstring("of 8 f32"));
+}
+
+TEST_CASE("a message of another size than expected is an error") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const auto failures = try_ranks(gloo, 2, {.timeout = 5s, .leave_timeout = 10ms}, [](ProcessGroup& group) {
+    Floats values(group.rank() == 0 ? 8 : 4);
+    if (group.rank() == 0)
+      group.send(span(values), 1).wait();
+    else
+      group.recv(span(values), 0).wait();
+  });
+  CHECK_THAT(text_of(failures[1]), ContainsSubstring("rank 0 sends 8 f32, expected 4 f32"));
+}
+
+TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const auto failures = try_ranks(gloo, 3, {.timeout = 100ms, .leave_timeout = 500ms}, [](ProcessGroup& group) {
+    if (group.rank() == 1) return;  // leaves after waiting for the others in vain
+    Floats values(100);
+    try {
+      group.all_reduce(span(values)).wait();
+    } catch (const CommError&) {
+      group.barrier().wait();
+    }
+  });
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}})
+    CHECK_THAT(text_of(failures[rank]), ContainsSubstring("of no more use since all_reduce #0 failed on rank"));
+  const std::string both = text_of(failures[0]) + text_of(failures[2]);
+  CHECK_THAT(both, ContainsSubstring("rank 1 sent nothing"));
+}
+
+TEST_CASE("an exception in one rank ends the others at once") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const auto begin = Clock::now();
+  const auto failures = try_ranks(gloo, 3, {.timeout = 60s}, [](ProcessGroup& group) {
+    if (group.rank() == 1) throw DataError("the label is 10");
+    Floats values(100);
+    group.all_reduce(span(values)).wait();
+  });
+  CHECK(text_of(failures[1]) == "the label is 10");
+  CHECK_THAT(text_of(failures[0]), ContainsSubstring("all_reduce #0 failed on rank 0"));
+  CHECK_THAT(text_of(failures[2]), ContainsSubstring("all_reduce #0 failed on rank 2"));
+  CHECK(Clock::now() - begin < 10s);
+}
+
+TEST_CASE("waiting has a limit of its own") {
+  run_ranks(false, 2, [](ProcessGroup& group) {
+    Floats values(10);
+    if (group.rank() == 0) {
+      Work work = group.all_reduce(span(values));
+      try {
+        work.wait(20ms);
+        throw Error("should have timed out");
+      } catch (const CommError&) {
+        group.send(span(values), 1).wait();
+        work.wait();  // it went on all the same
+      }
+    } else {
+      Floats go(10);
+      group.recv(span(go), 0).wait();
+      group.all_reduce(span(values)).wait();
+    }
+  });
+}
+
+TEST_CASE("wrong arguments are refused at once") {
+  run_ranks(false, 2, [](ProcessGroup& group) {
+    Floats two(2), three(3);
+    std::int64_t number = 0;
+    const auto refused = [](auto&& call) {
+      try {
+        call();
+      } catch (const UsageError&) {
+        return;
+      }
+      throw Error("was not refused");
+    };
+    refused([&] { group.broadcast(span(two), 2).wait(); });
+    refused([&] { group.all_gather(span(two), span(three)).wait(); });
+    refused([&] { group.send(span(two), group.rank()).wait(); });
+    refused([&] { group.all_reduce({&number, 1, DType::i64}, ReduceOp::avg).wait(); });
+    refused([&] { group.all_reduce({nullptr, 1, DType::f32}).wait(); });
+    refused([&] { group.all_reduce({&number, -1, DType::i64}).wait(); });
+    refused([&] { group.all_reduce({&number, 1, DType::i64, parse_device("cuda:0")}).wait(); });
+  });
+  CHECK_THROWS_WITH(TransportGroup(std::move(make_memory_transports(1)[0])).broadcast(Buffer(), 1).wait(),
+                    ContainsSubstring("rank 1 is not one of the group's 1"));
+}
+
+TEST_CASE("a group of one copies") {
+  SoloGroup group;
+  Floats in = {1, 2}, out(2);
+  group.all_reduce(span(in)).wait();
+  group.all_gather(span(in), span(out)).wait();
+  CHECK(out == in);
+  group.broadcast(span(in)).wait();
+  group.barrier().wait();
+}
