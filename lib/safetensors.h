@@ -1,0 +1,43 @@
+// Named tensors in files of the safetensors format (github.com/huggingface/safetensors, README "Format").
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/tensor.h"
+
+namespace duet {
+
+/// Tensors under PyTorch's names: "conv1.weight".
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+/// The `__metadata__` of a file.
+using Metadata = std::map<std::string, std::string>;
+
+struct TensorFile {
+  NamedTensors tensors;  // on cpu:0, in the order of the file; each in memory of its own
+  Metadata metadata;     // without the checksum
+};
+
+/// Whether a file without a checksum is read. Files of other programs have none; with it, no changed byte of a file is
+/// accepted.
+enum class Checksum { required, if_present };
+
+/// Writes the tensors (f32, f64, i64, i32, u8; plain layout; any device) atomically, with a SHA-256 of the whole file
+/// in the metadata under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be
+/// written.
+void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
+
+/// Reads a file. Every rejection is a DataError that names file, field and value. Beyond the format's own rules a
+/// header is at most 1 MiB long and 4 levels deep, and a tensor has at most Shape::kMaxRank dimensions.
+TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::if_present);
+
+inline constexpr const char* kChecksumKey = "duet.sha256";
+
+/// Copies `from` into the memory of `into`, by name; a "module." before all of from's names, as wrapped models in
+/// Python write them, is dropped. Throws DataError that names `source` and the first tensor that is missing, left over,
+/// or of another shape or dtype; then nothing was copied.
+void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source);
+
+}  // namespace duet

@@ -1,0 +1,167 @@
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lib/atomic_file.h"
+#include "lib/checkpoint.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+using duet::DataError;
+using duet_test::ContainsSubstring;
+using duet_test::read_text;
+using duet_test::Scratch;
+using duet_test::write_text;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+duet::Checkpoint at_step(std::int64_t step) {
+  duet::Checkpoint checkpoint;
+  checkpoint.epoch = step / 469;
+  checkpoint.step = step;
+  checkpoint.arch = "SimpleCNN";
+  checkpoint.best_acc1 = 98.1 + 0.2;  // not a short decimal
+  checkpoint.model = {{"fc.weight", duet::from_values<float>({2}, {static_cast<float>(step), 2})}};
+  checkpoint.optimizer = {{"momentum", duet::from_values<float>({2}, {0.5f, 0.25f})}};
+  checkpoint.settings = {{"seed", "1234"}};
+  return checkpoint;
+}
+
+void damage(const std::string& path) {
+  std::string bytes = read_text(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_text(path, bytes);
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint comes back as it was") {
+  const Scratch scratch;
+  const std::string path = duet::save_checkpoint(scratch.folder(), at_step(938));
+  CHECK(path == scratch.path("checkpoint-00000938.safetensors"));
+  for (const std::string& from : {path, scratch.folder()}) {
+    const duet::LoadedCheckpoint loaded = duet::load_checkpoint(from);
+    CHECK(loaded.path == path);
+    CHECK(loaded.warnings.empty());
+    CHECK(loaded.checkpoint.epoch == 2);
+    CHECK(loaded.checkpoint.step == 938);
+    CHECK(loaded.checkpoint.arch == "SimpleCNN");
+    CHECK(loaded.checkpoint.best_acc1 == 98.1 + 0.2);
+    CHECK(loaded.checkpoint.settings == duet::Metadata{{"seed", "1234"}});
+    const duet::NamedTensors model = {{"fc.weight", duet::zeros({2})}};
+    const duet::NamedTensors optimizer = {{"momentum", duet::zeros({2})}};
+    duet::restore(loaded, "SimpleCNN", model, optimizer);
+    CHECK(model[0].second.data<float>()[0] == 938);
+    CHECK(optimizer[0].second.data<float>()[1] == 0.25f);
+  }
+}
+
+TEST_CASE("a checkpoint of another model is refused by name, and copies nothing") {
+  const Scratch scratch;
+  const auto loaded = duet::load_checkpoint(duet::save_checkpoint(scratch.folder(), at_step(1)));
+  const duet::NamedTensors model = {{"fc.weight", duet::zeros({2})}};
+  CHECK_THROWS_WITH(duet::restore(loaded, "ASimpleNet", model),
+                    ContainsSubstring("is of the model \"SimpleCNN\", expected \"ASimpleNet\""));
+  CHECK_THROWS_WITH(duet::restore(loaded, "SimpleCNN", model), ContainsSubstring("\"optimizer.momentum\""));
+  CHECK_THROWS_WITH(duet::restore(loaded, "SimpleCNN", model, {{"momentum", duet::zeros({3})}}),
+                    ContainsSubstring("\"optimizer.momentum\" is f32[2], expected f32[3]"));
+  CHECK(model[0].second.data<float>()[0] == 0);
+}
+
+TEST_CASE("the last two checkpoints stay, and the best beside them") {
+  const Scratch scratch;
+  duet::save_checkpoint(scratch.folder(), at_step(1));
+  duet::save_checkpoint(scratch.folder(), at_step(2), true);
+  write_text(scratch.path("notes.txt"), "not ours");
+  duet::save_checkpoint(scratch.folder(), at_step(3));
+  duet::save_checkpoint(scratch.folder(), at_step(4));
+  CHECK(scratch.names() == Names{"checkpoint-00000003.safetensors", "checkpoint-00000004.safetensors",
+                                 "model_best.safetensors", "notes.txt"});
+  CHECK(duet::load_checkpoint(scratch.path("model_best.safetensors")).checkpoint.step == 2);
+}
+
+TEST_CASE("a folder gives its newest valid checkpoint, with a warning for every damaged one") {
+  const Scratch scratch;
+  duet::save_checkpoint(scratch.folder(), at_step(9));
+  const std::string newest = duet::save_checkpoint(scratch.folder(), at_step(10));
+  CHECK(duet::load_checkpoint(scratch.folder()).checkpoint.step == 10);
+  damage(newest);
+  const auto loaded = duet::load_checkpoint(scratch.folder());
+  CHECK(loaded.checkpoint.step == 9);
+  REQUIRE(loaded.warnings.size() == 1);
+  CHECK_THAT(loaded.warnings[0], ContainsSubstring(newest) && ContainsSubstring("is damaged"));
+  CHECK_THROWS_WITH(duet::load_checkpoint(newest), ContainsSubstring("is damaged"));
+  damage(loaded.path);
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.folder()), ContainsSubstring("holds no valid checkpoint") &&
+                                                                 ContainsSubstring(newest) &&
+                                                                 ContainsSubstring(loaded.path));
+}
+
+TEST_CASE("no checkpoint at all is said so") {
+  const Scratch scratch;
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.folder()), ContainsSubstring("holds no checkpoint"));
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.path("absent")), ContainsSubstring("no such file or folder"));
+  duet::save_tensors(scratch.path("other"), {{"x", duet::zeros({1})}});
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.path("other")), ContainsSubstring("has no \"epoch\""));
+  duet::save_tensors(scratch.path("other"), {}, {{"epoch", "3x"}});
+  CHECK_THROWS_WITH(duet::load_checkpoint(scratch.path("other")), ContainsSubstring("\"epoch\" is \"3x\""));
+}
+
+TEST_CASE("a folder with a later checkpoint is refused before a run hides it") {
+  const Scratch scratch;
+  const std::string later = duet::save_checkpoint(scratch.folder(), at_step(10));
+  CHECK_THROWS_WITH(duet::prepare_checkpoint_folder(scratch.folder()),
+                    ContainsSubstring("holds a checkpoint of step 10") && ContainsSubstring("resume from it"));
+  CHECK_NOTHROW(duet::prepare_checkpoint_folder(scratch.folder(), 10));
+  damage(later);
+  CHECK_NOTHROW(duet::prepare_checkpoint_folder(scratch.folder()));
+}
+
+TEST_CASE("preparing a folder makes it, and removes what dead writers left") {
+  const Scratch scratch;
+  const std::string folder = scratch.path("a/b");
+  duet::prepare_checkpoint_folder(folder);
+  CHECK(std::filesystem::is_empty(folder));
+
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  REQUIRE(::waitpid(dead, nullptr, 0) == dead);
+  const std::string orphan = folder + "/checkpoint-00000001.safetensors.tmp." + std::to_string(dead);
+  const std::string living = folder + "/checkpoint-00000001.safetensors.tmp." + std::to_string(::getppid());
+  const std::string foreign = folder + "/letter.tmp." + std::to_string(dead);
+  for (const std::string& path : {orphan, living, foreign}) write_text(path, "x");
+  duet::prepare_checkpoint_folder(folder);
+  CHECK_FALSE(std::filesystem::exists(orphan));
+  CHECK(std::filesystem::exists(living));
+  CHECK(std::filesystem::exists(foreign));
+}
+
+TEST_CASE("a folder that cannot be written is found before training") {
+  const Scratch scratch;
+  write_text(scratch.path("file"), "x");
+  CHECK_THROWS_AS(duet::prepare_checkpoint_folder(scratch.path("file")), DataError);
+  CHECK_THROWS_AS(duet::prepare_checkpoint_folder(scratch.path("file/below")), DataError);
+  CHECK_THROWS_WITH(duet::prepare_checkpoint_folder("/proc/1"), ContainsSubstring("cannot open /proc/1"));
+
+  // Root may write anywhere, so the rest of the test is nobody's.
+  constexpr uid_t kNobody = 65534;
+  const uid_t user = ::geteuid();
+  std::filesystem::create_directory(scratch.path("locked"));
+  ::chmod(scratch.folder().c_str(), 0755);
+  ::chmod(scratch.path("locked").c_str(), 0555);
+  if (user == 0) REQUIRE(::seteuid(kNobody) == 0);
+  std::string said;
+  try {
+    duet::prepare_checkpoint_folder(scratch.path("locked"));
+  } catch (const DataError& error) {
+    said = error.what();
+  }
+  if (user == 0) REQUIRE(::seteuid(user) == 0);
+  CHECK_THAT(said, ContainsSubstring(scratch.path("locked")) && ContainsSubstring("Permission denied"));
+}

@@ -1,0 +1,109 @@
+// The format's own implementation reads what duet writes, and duet reads what it writes.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "lib/checkpoint.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+namespace {
+
+std::string python() {
+  const char* given = std::getenv("DUET_PYTHON");
+  return given ? given : "python3";
+}
+
+/// Runs a program; the text may use the folder as sys.argv[1].
+bool run_python(const std::string& program, const std::string& folder) {
+  duet_test::write_text(folder + "/program.py", program);
+  const std::string command =
+      "'" + python() + "' '" + folder + "/program.py' '" + folder + "' 2>'" + folder + "/errors'";
+  const int status = std::system(command.c_str());
+  INFO(duet_test::read_text(folder + "/errors"));
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool has(const std::string& modules) {
+  const std::string command = "'" + python() + "' -c 'import " + modules + "' 2>/dev/null";
+  return std::system(command.c_str()) == 0;
+}
+
+duet::Checkpoint sample() {
+  duet::Checkpoint checkpoint;
+  checkpoint.epoch = 2;
+  checkpoint.step = 938;
+  checkpoint.arch = "SimpleCNN";
+  checkpoint.best_acc1 = 97.25;
+  checkpoint.model = {{"fc.weight", duet::from_values<float>({2, 3}, {1, -2, 3.5f, 4, 0, 1e-40f})},
+                      {"steps", duet::from_values<std::int64_t>({}, {7})}};
+  checkpoint.optimizer = {{"momentum", duet::from_values<float>({2}, {0.5f, 0.25f})}};
+  return checkpoint;
+}
+
+}  // namespace
+
+TEST_CASE("Python's safetensors reads a checkpoint") {
+  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  const duet_test::Scratch scratch;
+  duet::save_checkpoint(scratch.folder(), sample());
+  CHECK(run_python(R"(
+import sys, numpy
+from safetensors import safe_open
+from safetensors.numpy import load_file
+path = sys.argv[1] + "/checkpoint-00000938.safetensors"
+tensors = load_file(path)
+assert sorted(tensors) == ["fc.weight", "optimizer.momentum", "steps"], tensors
+weight = tensors["fc.weight"]
+assert weight.dtype == numpy.float32 and weight.shape == (2, 3)
+assert (weight == numpy.array([[1, -2, 3.5], [4, 0, 1e-40]], numpy.float32)).all()
+assert tensors["steps"].shape == () and tensors["steps"] == 7 and tensors["steps"].dtype == numpy.int64
+with safe_open(path, "np") as file:
+    metadata = file.metadata()
+assert metadata["epoch"] == "2" and metadata["step"] == "938" and metadata["arch"] == "SimpleCNN", metadata
+assert float(metadata["best_acc1"]) == 97.25
+)",
+                   scratch.folder()));
+}
+
+TEST_CASE("PyTorch loads a checkpoint's model into a module of its own") {
+  if (!has("safetensors.torch, torch")) DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
+  const duet_test::Scratch scratch;
+  duet::Checkpoint checkpoint = sample();
+  checkpoint.model = {{"weight", duet::from_values<float>({1, 2}, {2, 3})},
+                      {"bias", duet::from_values<float>({1}, {4})}};
+  checkpoint.optimizer = {};
+  duet::save_checkpoint(scratch.folder(), checkpoint);
+  CHECK(run_python(R"(
+import sys, torch
+from safetensors.torch import load_file
+layer = torch.nn.Linear(2, 1)
+layer.load_state_dict(load_file(sys.argv[1] + "/checkpoint-00000938.safetensors"))
+assert layer(torch.tensor([[10.0, 100.0]])).item() == 324
+)",
+                   scratch.folder()));
+}
+
+TEST_CASE("duet reads what Python's safetensors writes") {
+  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  const duet_test::Scratch scratch;
+  REQUIRE(run_python(R"(
+import sys, numpy
+from safetensors.numpy import save_file
+save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n": numpy.array(5, numpy.int64),
+           "module.empty": numpy.zeros((0, 2), numpy.float64), "module.u": numpy.array([255], numpy.uint8)},
+          sys.argv[1] + "/python.safetensors", metadata={"epoch": "4"})
+)",
+                     scratch.folder()));
+  const duet::TensorFile file = duet::load_tensors(scratch.path("python.safetensors"));
+  CHECK(file.metadata == duet::Metadata{{"epoch", "4"}});
+  const duet::NamedTensors into = {{"conv1.bias", duet::zeros({3})},
+                                   {"n", duet::zeros({}, duet::DType::i64)},
+                                   {"empty", duet::zeros({0, 2}, duet::DType::f64)},
+                                   {"u", duet::zeros({1}, duet::DType::u8)}};
+  duet::restore(file.tensors, into, "python.safetensors");
+  CHECK(into[0].second.data<float>()[2] == 2);
+  CHECK(into[1].second.data<std::int64_t>()[0] == 5);
+  CHECK(into[3].second.data<std::uint8_t>()[0] == 255);
+}

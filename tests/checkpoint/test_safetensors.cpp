@@ -1,0 +1,231 @@
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "lib/safetensors.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+using duet::Checksum;
+using duet::DataError;
+using duet::NamedTensors;
+using duet_test::ContainsSubstring;
+using duet_test::read_text;
+using duet_test::Scratch;
+using duet_test::write_text;
+
+namespace {
+
+NamedTensors sample() {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  return {{"fc.weight", duet::from_values<float>({2, 3}, {1, -2, 3.5f, kNan, 0, -0.0f})},
+          {"fc.bias", duet::from_values<float>({3}, {1e-40f, 7, 8})},
+          {"running", duet::from_values<double>({1}, {1.0 / 3})},
+          {"count", duet::from_values<std::int64_t>({}, {std::int64_t{1} << 40})},
+          {"small", duet::from_values<std::int32_t>({1, 2}, {-1, 2})},
+          {"bytes", duet::from_values<std::uint8_t>({3}, {0, 127, 255})},
+          {"nothing", duet::empty({0, 4})}};
+}
+
+bool same_bits(const duet::Tensor& a, const duet::Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         (a.bytes() == 0 || std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
+}
+
+/// A file of the format with this header and that many bytes of zeros.
+std::string file_of(const std::string& header, std::size_t buffer_bytes) {
+  std::string text;
+  for (int i = 0; i < 8; ++i) text += static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return text + header + std::string(buffer_bytes, '\0');
+}
+
+std::string entry(const std::string& name, const std::string& shape, const std::string& offsets,
+                  const std::string& dtype = "F32") {
+  return '"' + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + '}';
+}
+
+}  // namespace
+
+TEST_CASE("tensors come back with the same bits, names, shapes and metadata") {
+  const Scratch scratch;
+  const std::string path = scratch.path("a.safetensors");
+  const duet::Metadata metadata = {{"epoch", "3"}, {"quote \" and \\", "line\nend, ü"}};
+  duet::save_tensors(path, sample(), metadata);
+  CHECK(scratch.names() == std::vector<std::string>{"a.safetensors"});
+  const duet::TensorFile file = duet::load_tensors(path, Checksum::required);
+  CHECK(file.metadata == metadata);
+  REQUIRE(file.tensors.size() == sample().size());
+  for (const auto& [name, tensor] : sample()) {
+    INFO(name);
+    bool found = false;
+    for (const auto& [other_name, other] : file.tensors)
+      found = found || (other_name == name && same_bits(tensor, other));
+    CHECK(found);
+  }
+}
+
+TEST_CASE("tensors lie in the order of the format's own writer, aligned") {
+  const Scratch scratch;
+  const std::string path = scratch.path("a.safetensors");
+  duet::save_tensors(path, sample());
+  std::vector<std::string> names;
+  for (const auto& named : duet::load_tensors(path).tensors) names.push_back(named.first);
+  CHECK(names == std::vector<std::string>{"count", "running", "fc.bias", "fc.weight", "nothing", "small", "bytes"});
+  const std::string bytes = read_text(path);
+  CHECK(static_cast<unsigned char>(bytes[0]) % 8 == 0);
+}
+
+TEST_CASE("two saves of the same tensors are the same file") {
+  const Scratch scratch;
+  duet::save_tensors(scratch.path("a"), sample(), {{"k", "v"}});
+  duet::save_tensors(scratch.path("b"), sample(), {{"k", "v"}});
+  CHECK(read_text(scratch.path("a")) == read_text(scratch.path("b")));
+}
+
+TEST_CASE("save refuses what the format cannot hold, and leaves nothing") {
+  const Scratch scratch;
+  const auto x = duet::zeros({1});
+  CHECK_THROWS_AS(duet::save_tensors(scratch.path("a"), {{"x", x}, {"x", x}}), DataError);
+  CHECK_THROWS_AS(duet::save_tensors(scratch.path("a"), {{"__metadata__", x}}), DataError);
+  CHECK_THROWS_AS(duet::save_tensors(scratch.path("a"), {{"x", duet::Tensor()}}), DataError);
+  CHECK_THROWS_AS(duet::save_tensors(scratch.path("a"), {{"\xff", x}}), DataError);
+  CHECK_THROWS_AS(duet::save_tensors(scratch.path("a"), {{"x", x}}, {{"k", std::string(2 << 20, 'x')}}), DataError);
+  CHECK(scratch.names().empty());
+}
+
+TEST_CASE("a header that breaks a rule is refused, by name") {
+  struct Case {
+    std::string header;
+    std::size_t bytes;
+    std::string words;
+  };
+  const std::string good = entry("x", "[2]", "[0,8]");
+  const std::vector<Case> cases = {
+      {"", 0, "does not begin with '{'"},
+      {" {" + good + "}", 8, "does not begin with '{'"},
+      {"[]", 0, "does not begin with '{'"},
+      {"{" + good + "}\n", 8, "header ends with byte 10"},
+      {"{" + good, 8, "not valid JSON"},
+      {"{" + good + ",}", 8, "not valid JSON"},
+      {"{\"\xff\xfe\":1}", 0, "not valid JSON"},
+      {"{" + good + "," + entry("x", "[2]", "[8,16]") + "}", 16, "key \"x\" twice"},
+      {R"({"x":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8, "key \"dtype\" twice"},
+      {R"({"x":[[[[]]]]})", 0, "deeper than 4"},
+      {R"({"x":1})", 0, "tensor \"x\" is a JSON number"},
+      {R"({"x":{"dtype":"F32","shape":[2]}})", 8, "no field \"data_offsets\""},
+      {R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"strides":[1]}})", 8, "unknown field \"strides\""},
+      {"{" + entry("x", "[2]", "[0,4]", "F16") + "}", 4, "dtype \"F16\""},
+      {R"({"x":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "dtype 7"},
+      {"{" + entry("x", "[-2]", "[0,8]") + "}", 8, "value -2"},
+      {"{" + entry("x", "[2.0]", "[0,8]") + "}", 8, "value 2.0"},
+      {"{" + entry("x", "2", "[0,8]") + "}", 8, "shape is a JSON number"},
+      {"{" + entry("x", "[1,1,1,1,1,1,2]", "[0,8]") + "}", 8, "7 dimensions"},
+      {"{" + entry("x", "[1099511627776,1099511627776,0]", "[0,0]") + "}", 0, "more than"},
+      {"{" + entry("x", "[4294967296,4294967296]", "[0,0]") + "}", 0, "more than"},
+      {"{" + entry("x", "[18446744073709551616]", "[0,0]") + "}", 0, "expected a whole number"},
+      {"{" + entry("x", "[2]", "[0,8,9]") + "}", 8, "3 data_offsets"},
+      {"{" + entry("x", "[2]", "[8,0]") + "}", 8, "end lies before"},
+      {"{" + entry("x", "[3]", "[0,8]") + "}", 8, "8 bytes by its data_offsets, expected 12"},
+      {"{" + entry("x", "[2]", "[4,12]") + "}", 12, "begins at byte 4, expected 0"},
+      {"{" + good + "," + entry("y", "[2]", "[12,20]") + "}", 20, "begins at byte 12, expected 8"},
+      {"{" + good + "," + entry("y", "[2]", "[4,12]") + "}", 12, "begins at byte 4, expected 8"},
+      {"{" + good + "}", 7, "take 8 bytes, the file holds 7"},
+      {"{" + good + "}", 9, "take 8 bytes, the file holds 9"},
+      {R"({"__metadata__":[]})", 0, "__metadata__ is a JSON array"},
+      {R"({"__metadata__":{"a":1}})", 0, "\"a\" is a JSON number"},
+      {R"({"__metadata__":{"duet.sha256":"12"}})", 0, "not a SHA-256"},
+  };
+  const Scratch scratch;
+  const std::string path = scratch.path("bad.safetensors");
+  for (const Case& c : cases) {
+    INFO(c.header);
+    write_text(path, file_of(c.header, c.bytes));
+    CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring(c.words) && ContainsSubstring(path));
+  }
+  write_text(path, file_of("{" + good + "}   ", 8));
+  CHECK(duet::load_tensors(path).tensors.size() == 1);
+  CHECK_THROWS_WITH(duet::load_tensors(path, Checksum::required), ContainsSubstring("has no \"duet.sha256\""));
+}
+
+TEST_CASE("a file that is not there, no file, or too short is refused") {
+  const Scratch scratch;
+  const std::string path = scratch.path("a");
+  CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("No such file"));
+  CHECK_THROWS_WITH(duet::load_tensors(scratch.folder()), ContainsSubstring("not a regular file"));
+  CHECK_THROWS_WITH(duet::load_tensors("/dev/zero"), ContainsSubstring("not a regular file"));
+  write_text(path, "");
+  CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("holds 0 bytes"));
+  write_text(path, std::string(8, '\xff'));
+  CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("header length is 18446744073709551615"));
+  write_text(path, file_of(std::string((1 << 20) + 1, ' '), 0));
+  CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("header length is 1048577, expected at most 1048576"));
+}
+
+TEST_CASE("a file cut off anywhere is refused") {
+  const Scratch scratch;
+  NamedTensors tensors = sample();
+  tensors.emplace_back("large", duet::zeros({3000}));
+  duet::save_tensors(scratch.path("whole"), tensors, {{"epoch", "3"}});
+  const std::string whole = read_text(scratch.path("whole"));
+  const std::size_t header_end = whole.size() - 12000;
+  std::mt19937 random(1);
+  std::vector<std::size_t> lengths;
+  for (std::size_t length = 0; length <= header_end; ++length) lengths.push_back(length);
+  for (int i = 0; i < 1000; ++i) lengths.push_back(header_end + random() % (whole.size() - header_end));
+  std::size_t accepted = 0;
+  for (const std::size_t length : lengths) {
+    write_text(scratch.path("cut"), whole.substr(0, length));
+    try {
+      duet::load_tensors(scratch.path("cut"));
+      ++accepted;
+    } catch (const DataError&) {
+    }
+  }
+  CHECK(accepted == 0);
+}
+
+TEST_CASE("a file with any bit flipped is refused") {
+  const Scratch scratch;
+  duet::save_tensors(scratch.path("whole"), sample(), {{"epoch", "3"}, {"best_acc1", "98.5"}});
+  std::string bytes = read_text(scratch.path("whole"));
+  std::size_t accepted = 0;
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    const auto mask = static_cast<char>(1 << bit % 8);
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ mask);
+    write_text(scratch.path("flipped"), bytes);
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ mask);
+    try {
+      duet::load_tensors(scratch.path("flipped"), Checksum::required);
+      ++accepted;
+    } catch (const DataError&) {
+    }
+  }
+  CHECK(accepted == 0);
+  write_text(scratch.path("flipped"), bytes);
+  CHECK_NOTHROW(duet::load_tensors(scratch.path("flipped"), Checksum::required));
+}
+
+TEST_CASE("restore copies by name, or names the first difference and copies nothing") {
+  const NamedTensors from = {{"a", duet::from_values<float>({2}, {1, 2})}, {"b", duet::from_values<float>({1}, {3})}};
+  NamedTensors into = {{"b", duet::zeros({1})}, {"a", duet::zeros({2})}};
+  duet::restore(from, into, "file");
+  CHECK(into[0].second.data<float>()[0] == 3);
+  CHECK(into[1].second.data<float>()[1] == 2);
+
+  const NamedTensors wrapped = {{"module.a", from[0].second}, {"module.b", from[1].second}};
+  CHECK_NOTHROW(duet::restore(wrapped, into, "file"));
+
+  NamedTensors other = {{"b", duet::zeros({1})}, {"a", duet::zeros({3})}};
+  CHECK_THROWS_WITH(duet::restore(from, other, "file"),
+                    ContainsSubstring("file is of another model: \"a\" is f32[2], expected f32[3]"));
+  CHECK(other[0].second.data<float>()[0] == 0);
+  CHECK_THROWS_WITH(duet::restore(from, {{"a", duet::zeros({2}, duet::DType::i32)}, into[0]}, "file"),
+                    ContainsSubstring("expected i32[2]"));
+  CHECK_THROWS_WITH(duet::restore(from, {{"c", duet::zeros({2})}}, "file"), ContainsSubstring("no tensor \"c\""));
+  CHECK_THROWS_WITH(duet::restore(from, {{"a", duet::zeros({2})}}, "file"),
+                    ContainsSubstring("the tensor \"b\" that this one lacks"));
+}
