@@ -298,9 +298,10 @@ void restore(const NamedTensors& from, const NamedTensors& into, const std::stri
                        " is of another model: \"", name, "\" is ", other.dtype(), other.shape(), ", expected ",
                        tensor.dtype(), tensor.shape());
   }
-  for (const auto& [name, tensor] : found)
-    require<DataError>(std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.first == name; }),
-                       source, " is of another model: it has the tensor \"", name, "\" that this one lacks");
+  for (const auto& unclaimed : found)
+    require<DataError>(
+        std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.first == unclaimed.first; }),
+        source, " is of another model: it has the tensor \"", unclaimed.first, "\" that this one lacks");
   for (const auto& [name, tensor] : into) copy(found.at(name), tensor);
 }
 

@@ -36,7 +36,7 @@ VENDORS = {
     r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*",
     r"gloo/": r"ddp/gloo/.*",
     r"boost/": r"ddp/.*\.cpp|ddp/asio\.h|cli/.*\.cpp",
-    r"zlib\.h": r"lib/(data/.*|checkpoint.*|safetensors.*)\.cpp|tests/.*",
+    r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
     r"nlohmann/": r"lib/safetensors\.cpp|cli/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
