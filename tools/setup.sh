@@ -46,11 +46,12 @@ if [ ${#absent[@]} -gt 0 ]; then
   # A stale package list names files that the mirror no longer has. Recommended packages would be gigabytes.
   as_root apt-get update -qq
   install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0)
-  mapfile -t absent < <(missing "${needed[@]}")
-  [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null
-  mapfile -t absent < <(missing "${optional[@]}")
-  [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null ||
-    echo "setup: optional packages that could not be installed: ${absent[*]}" >&2
+  if ! as_root "${install[@]}" "${absent[@]}" >/dev/null; then
+    mapfile -t absent < <(missing "${needed[@]}")
+    [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null
+    mapfile -t absent < <(missing "${optional[@]}")
+    [ ${#absent[@]} = 0 ] || echo "setup: optional packages that could not be installed: ${absent[*]}" >&2
+  fi
   mapfile -t absent < <(missing "${needed[@]}")
   [ ${#absent[@]} = 0 ] || { echo "setup: still missing after the installation: ${absent[*]}" >&2; exit 1; }
 fi

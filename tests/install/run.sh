@@ -10,7 +10,7 @@ trap 'rm -rf "$tree"' EXIT
 meson install -C "$build" --no-rebuild --destdir "$tree/root" >"$tree/log" || { cat "$tree/log" >&2; exit 1; }
 pc=$(find "$tree/root" -name duet.pc)
 prefix=$(PKG_CONFIG_PATH=${pc%/*} pkg-config --variable=prefix duet)
-for header in $(cd "$here/../.." && tools/public_headers.sh); do
+for header in $(cd "$here/../.." && tools/public_headers.py); do
   [ -f "$prefix/include/duet/$header" ] || { echo "install: $header is missing under $prefix/include/duet" >&2; exit 1; }
 done
 

@@ -13,6 +13,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools"))
+from public_headers import PRIVATE, is_public
+
 FOLDERS = ("lib", "samplers", "dp", "ddp", "cli", "examples", "tests")
 MAX_LINES = 350
 CLANG_FORMAT = 14  # versions format differently; this one counts
@@ -43,7 +46,6 @@ VENDORS = {
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
 }
-PRIVATE_HEADERS = r"lib/backend/(cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|cli/.*|examples/.*|tests/.*"
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -106,9 +108,7 @@ def check_vendors(root):
 def check_public_headers(root):
     """public headers include no vendor's and no private headers"""
     for path, bracket, header in includes(root):
-        if not path.endswith(".h") or re.fullmatch(PRIVATE_HEADERS, path):
-            continue
-        if any(re.match(vendor, header) for vendor in VENDORS) or re.fullmatch(PRIVATE_HEADERS, header):
+        if is_public(path) and (any(re.match(vendor, header) for vendor in VENDORS) or PRIVATE.fullmatch(header)):
             yield f'{path} includes "{header}"'
 
 
