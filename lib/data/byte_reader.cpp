@@ -1,0 +1,142 @@
+#include "lib/data/byte_reader.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+constexpr std::size_t kChunk = 64 * 1024;
+constexpr int kGzipOnly = 16 + MAX_WBITS;  // inflateInit2: a gzip header, and nothing else
+constexpr std::uint64_t kMostRatio = 1032;
+
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
+std::string hex_byte(std::uint8_t byte) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  return {kDigits[byte >> 4], kDigits[byte & 15]};
+}
+
+}  // namespace
+
+struct ByteReader::State {
+  std::string name;
+  std::uint64_t stored = 0;
+  std::unique_ptr<std::FILE, CloseFile> file;  // or, without one, all content is in `input` from the start
+  std::vector<std::uint8_t> chunk;
+  std::span<const std::uint8_t> input;  // read, not yet consumed
+  bool packed = false;
+  bool finished = false;  // the gzip data has ended
+  z_stream stream{};
+
+  ~State() {
+    if (packed) inflateEnd(&stream);
+  }
+  /// True when there is input, after reading some if there was none.
+  bool refill();
+  void begin();
+  std::size_t copy(std::span<std::uint8_t> out);
+  std::size_t unpack(std::span<std::uint8_t> out);
+  void check_end();
+};
+
+bool ByteReader::State::refill() {
+  if (!input.empty()) return true;
+  if (!file) return false;
+  const std::size_t count = std::fread(chunk.data(), 1, chunk.size(), file.get());
+  require<DataError>(!std::ferror(file.get()), name, ": cannot be read: ", std::strerror(errno));
+  input = std::span(chunk).first(count);
+  return count > 0;
+}
+
+void ByteReader::State::begin() {
+  require<DataError>(refill(), name, ": is empty");
+  const bool magic = input.size() >= 2 && input[0] == 0x1f && input[1] == 0x8b;
+  if (name.ends_with(".gz")) {
+    require<DataError>(magic, name, ": is not gzip data: begins with ", hex_byte(input[0]),
+                       input.size() > 1 ? " " + hex_byte(input[1]) : "", ", expected 1f 8b");
+  }
+  if (!magic) return;
+  const int status = inflateInit2(&stream, kGzipOnly);
+  require<DataError>(status == Z_OK, name, ": zlib does not start: error ", status);
+  packed = true;
+}
+
+std::size_t ByteReader::State::copy(std::span<std::uint8_t> out) {
+  std::size_t done = 0;
+  while (done < out.size() && refill()) {
+    const std::size_t count = std::min(out.size() - done, input.size());
+    std::copy_n(input.begin(), count, out.begin() + static_cast<std::ptrdiff_t>(done));
+    input = input.subspan(count);
+    done += count;
+  }
+  return done;
+}
+
+std::size_t ByteReader::State::unpack(std::span<std::uint8_t> out) {
+  std::size_t done = 0;
+  while (done < out.size() && !finished) {
+    require<DataError>(refill(), name, ": is truncated: the gzip data does not end within the file's ", stored,
+                       " bytes");
+    const std::size_t room = std::min<std::size_t>(out.size() - done, 1U << 30);
+    const std::size_t given = std::min<std::size_t>(input.size(), 1U << 30);
+    stream.next_in = const_cast<Bytef*>(input.data());
+    stream.avail_in = static_cast<uInt>(given);
+    stream.next_out = out.data() + done;
+    stream.avail_out = static_cast<uInt>(room);
+    const int status = inflate(&stream, Z_NO_FLUSH);
+    require<DataError>(status == Z_OK || status == Z_STREAM_END, name,
+                       ": is corrupt gzip data: ", stream.msg ? stream.msg : zError(status));
+    input = input.subspan(given - stream.avail_in);
+    done += room - stream.avail_out;
+    finished = status == Z_STREAM_END;
+  }
+  if (finished) check_end();
+  return done;
+}
+
+void ByteReader::State::check_end() {
+  require<DataError>(!refill(), name, ": has bytes after the end of its gzip data");
+}
+
+ByteReader::ByteReader(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
+  state_->name = path.string();
+  std::error_code error;
+  require<DataError>(!std::filesystem::is_directory(path, error), state_->name, ": is a folder, expected a file");
+  state_->file.reset(std::fopen(path.c_str(), "rb"));
+  require<DataError>(state_->file != nullptr, state_->name, ": cannot be opened: ", std::strerror(errno));
+  state_->stored = std::filesystem::file_size(path, error);
+  require<DataError>(!error, state_->name, ": has no size: ", error.message());
+  state_->chunk.resize(kChunk);
+  state_->begin();
+}
+
+ByteReader::ByteReader(std::span<const std::uint8_t> content, std::string name) : state_(std::make_unique<State>()) {
+  state_->name = std::move(name);
+  state_->stored = content.size();
+  state_->input = content;
+  state_->begin();
+}
+
+ByteReader::~ByteReader() = default;
+
+std::size_t ByteReader::read(std::span<std::uint8_t> out) {
+  return state_->packed ? state_->unpack(out) : state_->copy(out);
+}
+
+std::uint64_t ByteReader::stored_bytes() const { return state_->stored; }
+std::uint64_t ByteReader::most_bytes() const { return state_->packed ? state_->stored * kMostRatio : state_->stored; }
+const std::string& ByteReader::name() const { return state_->name; }
+
+}  // namespace duet::data

@@ -1,0 +1,176 @@
+#include "lib/data/download.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <span>
+
+#include "lib/data/byte_reader.h"
+#include "lib/data/fetch.h"
+#include "lib/data/md5.h"
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::uint8_t>;
+
+/// Sums as published; an empty one is not known. Mirrors pack MNIST anew, so only its content is known; of
+/// Fashion-MNIST the archives are.
+struct Published {
+  std::size_t bytes;  // unpacked
+  const char* content_md5;
+  const char* archive_md5;
+};
+
+constexpr std::array<Published, 4> kPublishedMnist = {{
+    {47040016, "6bbc9ace898e44ae57da46a324031adb", ""},
+    {60008, "a25bea736e30d166cdddb491f175f624", ""},
+    {7840016, "2646ac647ad5339dbf082846283269ea", ""},
+    {10008, "27ae3e4e09519cfbb04c329615203637", ""},
+}};
+constexpr std::array<Published, 4> kPublishedFashion = {{
+    {47040016, "", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"},
+    {60008, "", "25c81989df183df01b3e8a0aad5dffbe"},
+    {7840016, "", "bef4ecab320f06d8554ea6380940ec79"},
+    {10008, "", "bb300cfdad3c16e7a12a480ee83cd310"},
+}};
+
+const std::array<Published, 4>& published(MnistKind kind) {
+  return kind == MnistKind::mnist ? kPublishedMnist : kPublishedFashion;
+}
+
+void check_md5(const std::string& name, const char* what, std::span<const std::uint8_t> bytes, const char* expected) {
+  if (!*expected) return;
+  const std::string found = md5_hex(bytes);
+  require<DataError>(found == expected, name, ": ", what, " has MD5 ", found, ", expected ", expected);
+}
+
+/// All of the file; throws DataError unless it has exactly `expected` bytes.
+Bytes read_exactly(ByteReader& reader, std::size_t expected) {
+  Bytes content(expected + 1);
+  const std::size_t count = reader.read(content);
+  require<DataError>(count == expected, reader.name(), ": unpacks to ", count > expected ? "more than " : "",
+                     std::min(count, expected), " bytes, expected ", expected);
+  content.resize(expected);
+  return content;
+}
+
+/// True when the file is there and, as far as sums are known, whole.
+bool is_whole(const fs::path& path, const Published& wanted) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return false;
+  try {
+    ByteReader reader(path);
+    check_md5(path.string(), "content", read_exactly(reader, wanted.bytes), wanted.content_md5);
+    return true;
+  } catch (const DataError&) {
+    return false;  // damaged: fetched again, and then replaced
+  }
+}
+
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
+    require<DataError>(fd_ >= 0, path.string(), ": cannot be opened for writing: ", std::strerror(errno));
+  }
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+void write_all(const fs::path& path, std::span<const std::uint8_t> bytes) {
+  const Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    require<DataError>(count > 0, path.string(), ": cannot be written: ", std::strerror(errno));
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  require<DataError>(::fsync(file.get()) == 0, path.string(), ": cannot be written: ", std::strerror(errno));
+}
+
+/// A temporary file, fsync, rename, fsync of the folder: others see all of it or nothing.
+void write_atomically(const fs::path& path, std::span<const std::uint8_t> bytes) {
+  const fs::path part = path.string() + ".part." + std::to_string(::getpid());
+  try {
+    write_all(part, bytes);
+    fs::rename(part, path);
+    const Descriptor folder(path.parent_path(), O_RDONLY | O_DIRECTORY);
+    ::fsync(folder.get());
+  } catch (const fs::filesystem_error& error) {
+    ::unlink(part.c_str());
+    throw DataError(concat(path.string(), ": cannot be written: ", error.code().message()));
+  } catch (...) {
+    ::unlink(part.c_str());
+    throw;
+  }
+}
+
+void make_writable_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  require<DataError>(!error, folder.string(), ": cannot be made: ", error.message());
+  const fs::path probe = folder / (".probe." + std::to_string(::getpid()));
+  write_all(probe, {});
+  ::unlink(probe.c_str());
+}
+
+Bytes fetch_content(const std::string& url, const std::string& file, const Published& wanted,
+                    const DownloadProgress& progress) {
+  const Bytes archive = fetch(url, wanted.bytes, [&](std::uint64_t done, std::uint64_t total) {
+    if (progress) progress(file, done, total);
+  });
+  check_md5(url, "archive", archive, wanted.archive_md5);
+  ByteReader reader(archive, url);
+  Bytes content = read_exactly(reader, wanted.bytes);
+  check_md5(url, "content", content, wanted.content_md5);
+  return content;
+}
+
+}  // namespace
+
+std::vector<std::string> mnist_mirrors(MnistKind kind) {
+  if (kind == MnistKind::mnist) {
+    return {"https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"};
+  }
+  return {"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+          "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"};
+}
+
+void download_mnist(MnistKind kind, const fs::path& folder, const DownloadProgress& progress) {
+  download_mnist(kind, folder, mnist_mirrors(kind), progress);
+}
+
+void download_mnist(MnistKind kind, const fs::path& folder, const std::vector<std::string>& mirrors,
+                    const DownloadProgress& progress) {
+  make_writable_folder(folder);
+  for (std::size_t i = 0; i < kMnistFiles.size(); ++i) {
+    const Published& wanted = published(kind)[i];
+    const fs::path path = folder / kMnistFiles[i];
+    if (is_whole(path, wanted)) continue;
+    const std::string file = std::string(kMnistFiles[i]) + ".gz";
+    Bytes content;
+    std::string reasons;
+    for (const std::string& mirror : mirrors) {
+      try {
+        content = fetch_content(mirror + "/" + file, file, wanted, progress);
+        break;
+      } catch (const DataError& error) {
+        reasons += concat(reasons.empty() ? "" : "; ", error.what());
+      }
+    }
+    require<DataError>(!content.empty(), "no mirror gave ", file, ": ", reasons);
+    write_atomically(path, content);
+  }
+}
+
+}  // namespace duet::data

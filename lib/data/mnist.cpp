@@ -1,0 +1,157 @@
+#include "lib/data/mnist.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "lib/data/download.h"
+#include "lib/data/drawn_digits.h"
+#include "lib/data/idx.h"
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
+
+/// 60000 -> "60,000".
+std::string grouped(std::int64_t number) {
+  std::string digits = std::to_string(number);
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), ",");
+  }
+  return digits;
+}
+
+MnistFiles find_in(const fs::path& folder) {
+  MnistFiles files;
+  files.folder = folder;
+  for (std::size_t i = 0; i < kMnistFiles.size(); ++i) {
+    for (const char* const ending : {"", ".gz"}) {
+      const fs::path path = folder / (std::string(kMnistFiles[i]) + ending);
+      std::error_code error;
+      if (fs::exists(path, error)) {
+        files.paths[i] = path;
+        break;
+      }
+    }
+  }
+  return files;
+}
+
+std::ptrdiff_t count_found(const MnistFiles& files) {
+  return std::count_if(files.paths.begin(), files.paths.end(), [](const fs::path& path) { return !path.empty(); });
+}
+
+ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path) {
+  const Tensor images = read_idx_images(image_path), labels = read_idx_labels(label_path);
+  require<DataError>(images.size(2) == kSide && images.size(3) == kSide, image_path.string(), ": images are ",
+                     images.size(2), " x ", images.size(3), ", expected ", kSide, " x ", kSide);
+  require<DataError>(images.size(0) == labels.size(0), label_path.string(), ": field 'number of labels' is ",
+                     labels.size(0), ", expected ", images.size(0), ", the number of images in ", image_path.string());
+  return {images, labels};
+}
+
+ImageDataset first_images(const ImageDataset& all, std::int64_t count) {
+  require<UsageError>(count >= 0, "cannot use the first ", count, " images");
+  if (count == 0 || count >= all.size()) return all;
+  return {all.images().rows(0, count), all.labels().rows(0, count)};
+}
+
+Mnist limited(const Mnist& all, const MnistOptions& options) {
+  return {first_images(all.train, options.train_images), first_images(all.test, options.test_images), ""};
+}
+
+std::string counts(const Mnist& data) { return grouped(data.train.size()) + " + " + grouped(data.test.size()); }
+
+Mnist read_limited(const MnistFiles& files, const MnistOptions& options) {
+  Mnist data = limited(read_mnist(files, options.kind), options);
+  data.origin =
+      concat(name(options.kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
+  return data;
+}
+
+Mnist draw(const MnistOptions& options, const std::string& reason) {
+  const auto count = [](std::int64_t wanted, std::int64_t all) {
+    require<UsageError>(wanted >= 0, "cannot use the first ", wanted, " images");
+    return wanted ? std::min(wanted, all) : all;
+  };
+  const std::int64_t train = count(options.train_images, kDrawnTrain), test = count(options.test_images, kDrawnTest);
+  Mnist data{draw_digits(options.drawing_seed, train), draw_digits(options.drawing_seed, test, kDrawnTrain), ""};
+  data.origin = concat(counts(data), " drawn digits, ", reason);
+  return data;
+}
+
+/// A place that somebody named must be right.
+MnistFiles require_complete(const std::string& folder, const char* who, MnistKind kind) {
+  std::error_code error;
+  require<DataError>(fs::is_directory(folder, error), who, " ", folder,
+                     ": is not a folder; expected one with the four ", name(kind), " files, or ", folder_name(kind),
+                     " inside it");
+  MnistFiles files = find_mnist(folder, kind);
+  require<DataError>(files.complete(), who, " ", folder, ": no complete ", name(kind),
+                     " there: ", files.folder.string(), " lacks ", files.missing(), " (each may end in .gz)");
+  return files;
+}
+
+}  // namespace
+
+const char* name(MnistKind kind) { return kind == MnistKind::mnist ? "MNIST" : "Fashion-MNIST"; }
+const char* folder_name(MnistKind kind) { return kind == MnistKind::mnist ? "mnist" : "fashion-mnist"; }
+
+bool MnistFiles::complete() const { return count_found(*this) == std::ssize(paths); }
+
+std::string MnistFiles::missing() const {
+  std::string names;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    if (paths[i].empty()) names += (names.empty() ? "" : ", ") + std::string(kMnistFiles[i]);
+  }
+  return names;
+}
+
+MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
+  MnistFiles direct = find_in(folder);
+  if (direct.complete()) return direct;
+  MnistFiles inside = find_in(folder / folder_name(kind));
+  return count_found(inside) > count_found(direct) ? inside : direct;
+}
+
+Mnist read_mnist(const MnistFiles& files, MnistKind kind) {
+  require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
+  Mnist data{read_pair(files.paths[0], files.paths[1]), read_pair(files.paths[2], files.paths[3]), ""};
+  data.origin = concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
+  return data;
+}
+
+fs::path cache_folder() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache && *cache) return fs::path(cache) / "duet";
+  const char* const home = std::getenv("HOME");
+  return fs::path(home && *home ? home : "/") / ".cache" / "duet";
+}
+
+Mnist load_mnist(const MnistOptions& options) {
+  if (options.data == "synthetic") return draw(options, "as asked");
+  if (!options.data.empty()) return read_limited(require_complete(options.data, "--data", options.kind), options);
+  const char* const variable = std::getenv("DUET_DATA");
+  const std::string named = options.environment.value_or(variable ? variable : "");
+  if (!named.empty()) return read_limited(require_complete(named, "$DUET_DATA", options.kind), options);
+
+  const fs::path cache = options.cache.value_or(cache_folder());
+  std::string incomplete;
+  for (const fs::path& folder : {options.here / "data", cache}) {
+    const MnistFiles files = find_mnist(folder, options.kind);
+    if (files.complete()) return read_limited(files, options);
+    if (count_found(files) > 0) {
+      incomplete += concat(" (", files.folder.lexically_normal().string(), " lacks ", files.missing(), ")");
+    }
+  }
+  if (options.download) {
+    download_mnist(options.kind, cache / folder_name(options.kind), options.progress);
+    return read_limited(find_mnist(cache, options.kind), options);
+  }
+  return draw(options, concat("because no ", name(options.kind), " was found", incomplete, "; --data DIR uses yours"));
+}
+
+}  // namespace duet::data

@@ -1,0 +1,106 @@
+#include "lib/data/byte_reader.h"
+#include "lib/data/download.h"
+#include "lib/data/fetch.h"
+#include "lib/data/md5.h"
+#include "lib/error.h"
+#include "tests/data/files.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::data;
+using duet_test::Bytes;
+using duet_test::ContainsSubstring;
+using duet_test::TemporaryFolder;
+using duet_test::write_file;
+
+namespace {
+
+std::string url(const std::filesystem::path& path) { return "file://" + path.string(); }
+
+std::size_t count_files(const std::filesystem::path& folder) {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+}  // namespace
+
+TEST_CASE("one file is fetched, with progress") {
+  const TemporaryFolder folder;
+  const Bytes content(100000, 7);
+  write_file(folder / "file", content);
+  std::uint64_t last = 0;
+  CHECK(fetch(url(folder / "file"), 100000, [&](std::uint64_t done, std::uint64_t) { last = done; }) == content);
+  CHECK(last == 100000);
+}
+
+TEST_CASE("a fetch that fails names the address") {
+  const TemporaryFolder folder;
+  write_file(folder / "file", Bytes(100000, 7));
+  CHECK_THROWS_WITH(fetch(url(folder / "absent"), 10), ContainsSubstring(url(folder / "absent") + ": "));
+  CHECK_THROWS_WITH(fetch(url(folder / "file"), 99999), ContainsSubstring("larger than the 99999 bytes"));
+  CHECK_THROWS_WITH(fetch("http://127.0.0.1:1/x", 10), ContainsSubstring("http://127.0.0.1:1/x: "));
+  CHECK_THROWS_WITH(fetch("gopher://127.0.0.1/x", 10), ContainsSubstring("gopher://127.0.0.1/x: "));
+  const auto stop = [](std::uint64_t, std::uint64_t) { throw UsageError("enough"); };
+  CHECK_THROWS_WITH(fetch(url(folder / "file"), 100000, stop), "enough");
+}
+
+TEST_CASE("mirrors that are absent, damaged or wrong are all named, and nothing is left behind") {
+  const TemporaryFolder folder;
+  const auto wrong = folder / "wrong", damaged = folder / "damaged", cache = folder / "cache/mnist";
+  duet_test::write_small_mnist(wrong, true);
+  std::filesystem::create_directory(damaged);
+  write_file(damaged / "train-images-idx3-ubyte.gz", Bytes(100, 'x'));
+  const std::vector<std::string> mirrors = {url(folder / "absent"), url(damaged), url(wrong)};
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, cache, mirrors),
+                    ContainsSubstring("no mirror gave train-images-idx3-ubyte.gz") && ContainsSubstring("absent/") &&
+                        ContainsSubstring("is not gzip data") && ContainsSubstring("expected 47040016"));
+  CHECK(count_files(cache) == 0);
+}
+
+TEST_CASE("Fashion-MNIST's archives are checked as they come") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "mirror", true);
+  CHECK_THROWS_WITH(download_mnist(MnistKind::fashion_mnist, folder / "cache", {url(folder / "mirror")}),
+                    ContainsSubstring("archive has MD5") && ContainsSubstring("8d4fb7e6c68d591d4c3dfef9ec88bf0d"));
+}
+
+TEST_CASE("content of the right size but with a wrong byte is refused") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "mirror");
+  Bytes content(47040016, 0);
+  write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
+                    ContainsSubstring("content has MD5") && ContainsSubstring("6bbc9ace898e44ae57da46a324031adb"));
+}
+
+TEST_CASE("a folder that cannot be written is found before anything is fetched") {
+  const TemporaryFolder folder;
+  write_file(folder / "file", {1});
+  bool asked = false;
+  CHECK_THROWS_AS(download_mnist(MnistKind::mnist, folder / "file/cache", {url(folder / "absent")},
+                                 [&](const std::string&, std::uint64_t, std::uint64_t) { asked = true; }),
+                  DataError);
+  CHECK(!asked);
+}
+
+TEST_CASE("MNIST from a mirror: unpacked, kept, mended") {
+  const auto real = duet_test::real_mnist();
+  if (!real) DUET_SKIP("no MNIST in $DUET_DATA or shared/data");
+  const TemporaryFolder folder;
+  const auto cache = folder / "cache/mnist";
+  const std::vector<std::string> mirrors = {url(folder / "absent"), url(*real)};
+  std::vector<std::string> asked;
+  const auto progress = [&](const std::string& file, std::uint64_t, std::uint64_t) {
+    if (asked.empty() || asked.back() != file) asked.push_back(file);
+  };
+  download_mnist(MnistKind::mnist, cache, mirrors, progress);
+  CHECK(asked.size() == 4);
+  CHECK(count_files(cache) == 4);
+  CHECK(md5_hex(duet_test::read_file(cache / "t10k-images-idx3-ubyte")) == "2646ac647ad5339dbf082846283269ea");
+  CHECK(find_mnist(folder / "cache", MnistKind::mnist).complete());
+
+  asked.clear();
+  write_file(cache / "t10k-labels-idx1-ubyte", Bytes(10008, 1));
+  download_mnist(MnistKind::mnist, cache, mirrors, progress);
+  CHECK(asked == std::vector<std::string>{"t10k-labels-idx1-ubyte.gz"});
+  CHECK(md5_hex(duet_test::read_file(cache / "t10k-labels-idx1-ubyte")) == "27ae3e4e09519cfbb04c329615203637");
+}

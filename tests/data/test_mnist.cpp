@@ -1,0 +1,148 @@
+#include "lib/data/idx.h"
+#include "lib/data/md5.h"
+#include "lib/data/mnist.h"
+#include "lib/error.h"
+#include "tests/data/files.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::data;
+using duet_test::Bytes;
+using duet_test::ContainsSubstring;
+using duet_test::TemporaryFolder;
+using duet_test::write_file;
+
+namespace {
+
+/// Nothing of the machine's own data is seen.
+MnistOptions in(const TemporaryFolder& folder) {
+  return {.environment = "", .here = folder.path(), .cache = folder / "cache"};
+}
+
+MnistOptions with_data(const TemporaryFolder& folder, const std::string& data) {
+  MnistOptions options = in(folder);
+  options.data = data;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("a folder with the four files, or mnist inside it, packed or not") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "plain", false);
+  duet_test::write_small_mnist(folder / "packed/mnist", true);
+  for (const char* const name : {"plain", "packed"}) {
+    const Mnist data = load_mnist(with_data(folder, (folder / name).string()));
+    CHECK(data.train.size() == 5);
+    CHECK(data.test.size() == 3);
+    CHECK(data.train.images().shape() == Shape{5, 1, 28, 28});
+    CHECK(data.train.labels().data<std::int64_t>()[4] == 4);
+  }
+  CHECK(load_mnist(with_data(folder, (folder / "packed").string())).origin ==
+        "MNIST, 5 + 3 images from " + (folder / "packed/mnist").string());
+}
+
+TEST_CASE("--data before $DUET_DATA before ./data before the cache") {
+  const TemporaryFolder folder;
+  MnistOptions options = in(folder);
+  const auto origin = [&] {
+    MnistOptions few = options;  // so that drawn digits are quick
+    few.train_images = few.test_images = 2;
+    return load_mnist(few).origin;
+  };
+  CHECK(origin() == "2 + 2 drawn digits, because no MNIST was found; --data DIR uses yours");
+  duet_test::write_small_mnist(folder / "cache/mnist", false);
+  CHECK_THAT(origin(), ContainsSubstring((folder / "cache/mnist").string()));
+  duet_test::write_small_mnist(folder / "data/mnist", false);
+  CHECK_THAT(origin(), ContainsSubstring((folder / "data/mnist").string()));
+  duet_test::write_small_mnist(folder / "other", false);
+  options.environment = (folder / "other").string();
+  CHECK_THAT(origin(), ContainsSubstring((folder / "other").string()));
+  duet_test::write_small_mnist(folder / "given", false);
+  options.data = (folder / "given").string();
+  CHECK_THAT(origin(), ContainsSubstring((folder / "given").string()));
+  options.data = "synthetic";
+  CHECK(origin() == "2 + 2 drawn digits, as asked");
+}
+
+TEST_CASE("a folder that somebody named must hold a complete set") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "half", false);
+  std::filesystem::remove(folder / "half/train-labels-idx1-ubyte");
+  std::filesystem::remove(folder / "half/t10k-images-idx3-ubyte");
+  duet_test::write_small_mnist(folder / "data", false);  // never a silent substitute
+  CHECK_THROWS_WITH(
+      load_mnist(with_data(folder, (folder / "half").string())),
+      ContainsSubstring("--data") && ContainsSubstring("half lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte"));
+  MnistOptions options = in(folder);
+  options.environment = (folder / "half").string();
+  CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring("$DUET_DATA"));
+  CHECK_THROWS_WITH(load_mnist(with_data(folder, (folder / "absent").string())), ContainsSubstring("is not a folder"));
+}
+
+TEST_CASE("an incomplete set in a usual place is mentioned") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "data", false);
+  std::filesystem::remove(folder / "data/t10k-labels-idx1-ubyte");
+  MnistOptions options = in(folder);
+  options.train_images = options.test_images = 2;
+  CHECK_THAT(load_mnist(options).origin,
+             ContainsSubstring("no MNIST was found (" + (folder / "data").string() + " lacks t10k-labels-idx1-ubyte)"));
+}
+
+TEST_CASE("sets whose files do not fit each other") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder.path(), false);
+  write_file(folder / "train-labels-idx1-ubyte", duet_test::idx_labels(4));
+  CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
+                    ContainsSubstring("train-labels-idx1-ubyte: field 'number of labels' is 4, expected 5") &&
+                        ContainsSubstring("train-images-idx3-ubyte"));
+  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 2, 2}, {1, 2, 3, 4}));
+  CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
+                    ContainsSubstring("images are 2 x 2, expected 28 x 28"));
+}
+
+TEST_CASE("only the first images") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder.path(), false);
+  MnistOptions options = with_data(folder, folder.path().string());
+  options.train_images = 2;
+  options.test_images = 100;
+  const Mnist data = load_mnist(options);
+  CHECK(data.train.size() == 2);
+  CHECK(data.test.size() == 3);
+  CHECK_THAT(data.origin, ContainsSubstring("2 + 3 images"));
+  options.train_images = -1;
+  CHECK_THROWS_AS(load_mnist(options), UsageError);
+}
+
+TEST_CASE("Fashion-MNIST has its own folder") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "fashion-mnist", true);
+  MnistOptions options = with_data(folder, folder.path().string());
+  CHECK_THROWS_AS(load_mnist(options), DataError);
+  options.kind = MnistKind::fashion_mnist;
+  CHECK_THAT(load_mnist(options).origin, ContainsSubstring("Fashion-MNIST, 5 + 3"));
+}
+
+TEST_CASE("MD5 gives the RFC's digests") {
+  const auto md5 = [](const std::string& text) { return md5_hex(Bytes(text.begin(), text.end())); };
+  CHECK(md5("") == "d41d8cd98f00b204e9800998ecf8427e");
+  CHECK(md5("abc") == "900150983cd24fb0d6963f7d28e17f72");
+  CHECK(md5("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789") == "d174ab98d277d9f5a5611c2c9f419d9f");
+  CHECK(md5(std::string(55, 'a')) == "ef1772b6dff9a122358552954ad0df65");
+  CHECK(md5(std::string(56, 'a')) == "3b0c8ac703f828b04c6c197006d17218");
+  CHECK(md5(std::string(64, 'a')) == "014842d480b571495a4a0363793f7367");
+}
+
+TEST_CASE("the real MNIST") {
+  const auto folder = duet_test::real_mnist();
+  if (!folder) DUET_SKIP("no MNIST in $DUET_DATA or shared/data");
+  const Mnist data = read_mnist(find_mnist(*folder, MnistKind::mnist), MnistKind::mnist);
+  CHECK_THAT(data.origin, ContainsSubstring("60,000 + 10,000 images"));
+  const auto pixels = data.train.images().span<std::uint8_t>();
+  Bytes file = duet_test::idx({2051, 60000, 28, 28}, Bytes(pixels.begin(), pixels.end()));
+  CHECK(md5_hex(file) == "6bbc9ace898e44ae57da46a324031adb");
+  const std::int64_t* const labels = data.train.labels().data<std::int64_t>();
+  CHECK(std::vector<std::int64_t>(labels, labels + 5) == std::vector<std::int64_t>{5, 0, 4, 1, 9});
+}
