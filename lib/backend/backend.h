@@ -41,6 +41,8 @@ struct DropoutKey {
   float p = 0;  // probability that an element becomes zero; 0: no dropout
 
   float scale() const { return 1.0f / (1.0f - p); }
+  /// An element is kept when its 16-bit random number is at least this: p in steps of 2^-16.
+  std::uint32_t threshold() const { return static_cast<std::uint32_t>(p * 65536.0f + 0.5f); }
 };
 
 /// Settings of one SGD update (torch.optim.SGD).

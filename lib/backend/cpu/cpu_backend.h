@@ -14,6 +14,7 @@
 namespace duet::cpu {
 
 class CpuDevice;
+struct Worker;
 
 /// Each device cpu:i has `threads_per_device` workers, pinned to cores i * threads and up where there are enough;
 /// worker 0 is whichever thread calls a kernel. One thread at a time calls kernels of one device.
@@ -86,6 +87,13 @@ class CpuBackend final : public Backend {
   CpuDevice& device(const Tensor& tensor) { return device(tensor.device()); }
   /// Calls task(begin, end, worker) for the rows of each block of `tensor`, on the device's threads.
   void for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t begin, std::int64_t end, int worker)> task);
+
+  /// Dropout of one row of a fused operator's output.
+  void drop_row(const DropoutKey& key, std::int64_t row, const Tensor& y, float* out, std::uint8_t* out_index,
+                Worker& worker);
+  /// conv_pool_relu_backward over live gradients only.
+  void live_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w, const Tensor& dx,
+                     const Tensor& dw, const Tensor& db, const ConvPoolRelu& op);
 
   const Kernels& kernels_;
   HostAllocator memory_;

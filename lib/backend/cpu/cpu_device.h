@@ -24,7 +24,7 @@ class Scratch {
 /// Belongs to one thread of a device.
 struct Worker {
   ConvPlans plans;
-  Scratch weights, image, gradient, row, index, mask;
+  Scratch weights, formatted, image, gradient, row, index, mask;
 };
 
 class CpuDevice {

@@ -18,11 +18,10 @@ void CpuBackend::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& 
 void CpuBackend::dropout_mask(const Tensor& mask, const DropoutKey& key) {
   const std::int64_t row_count = mask.shape().count_from(1);
   const std::int64_t first = mask.stamp_or_self().first;
-  const auto threshold = static_cast<std::uint32_t>(key.p * 65536.0f + 0.5f);
   for_each_block(mask, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row)
       kernels_.dropout_mask(mask.data<std::uint8_t>() + row * row_count, row_count, key.seed, key.step,
-                            static_cast<std::uint64_t>(first + row), key.layer, threshold);
+                            static_cast<std::uint64_t>(first + row), key.layer, key.threshold());
   });
 }
 

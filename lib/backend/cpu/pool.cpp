@@ -1,10 +1,8 @@
 // Max pooling.
-#include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {
 namespace {
-
-int block_of(Layout layout) { return layout == Layout::blocked16 ? 16 : layout == Layout::blocked8 ? 8 : 1; }
 
 PoolGeometry geometry(const Tensor& image, const Tensor& pooled, const Window2d& window) {
   return {.height = image.size(2),

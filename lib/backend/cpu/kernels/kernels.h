@@ -25,6 +25,15 @@ struct PoolGeometry {
 /// Index of a pooled element through which no gradient passes: its maximum was not positive, or it was dropped.
 inline constexpr std::uint8_t kDead = 255;
 
+/// A 3x3 convolution with padding 1, a 2x2 max-pool and relu, seen from its backward. Images are blocked by
+/// channel_block channels and padded by one pixel of zeros on each side; weights are (out_channels, 9, in_channels).
+struct LiveConv {
+  std::int64_t height, width;  // of the image, even
+  std::int64_t in_channels, out_channels;
+  bool blocked_output;  // the pooled outputs are blocked too, else plain
+  float scale;          // factor of all gradients (dropout)
+};
+
 struct Kernels {
   const char* name;
   int channel_block;  // channels that lie beside each other in the layout this instruction set likes
@@ -53,6 +62,14 @@ struct Kernels {
   void (*unblock_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
   void (*block)(const float* x, float* y, std::int64_t pixels, int block);
   void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+
+  /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only. x: the padded images;
+  /// scratch: 8 bytes per pooled pixel of a channel and row.
+  void (*live_backward_weights)(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                                std::int64_t rows, float* dw, float* db, void* scratch);
+  /// dx, padded, of one row. scratch: 40 bytes per output channel.
+  void (*live_backward_data)(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
+                             void* scratch);
 
   // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
