@@ -98,9 +98,9 @@ Checkpoint read_checkpoint(const std::string& path) {
     if (starts_with(key, kSetting)) checkpoint.settings[key.substr(kSetting.size())] = value;
   for (auto& [name, tensor] : file.tensors) {
     if (starts_with(name, kOptimizer))
-      checkpoint.optimizer.emplace_back(name.substr(kOptimizer.size()), std::move(tensor));
+      checkpoint.optimizer.push_back({name.substr(kOptimizer.size()), std::move(tensor)});
     else
-      checkpoint.model.emplace_back(name, std::move(tensor));
+      checkpoint.model.push_back({name, std::move(tensor)});
   }
   return checkpoint;
 }
@@ -125,7 +125,7 @@ void prepare_checkpoint_folder(const std::string& folder, std::int64_t step) {
 
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best) {
   NamedTensors tensors = checkpoint.model;
-  for (const auto& [name, tensor] : checkpoint.optimizer) tensors.emplace_back(concat(kOptimizer, name), tensor);
+  for (const auto& [name, tensor] : checkpoint.optimizer) tensors.push_back({concat(kOptimizer, name), tensor});
   Metadata metadata = {{"format", "pt"},
                        {"arch", checkpoint.arch},
                        {"epoch", std::to_string(checkpoint.epoch)},
@@ -173,14 +173,10 @@ LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
   throw DataError(concat("folder ", file_or_folder, " holds no valid checkpoint", reasons));
 }
 
-void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model,
-             const NamedTensors& optimizer) {
+void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model) {
   require<DataError>(loaded.checkpoint.arch == arch, loaded.path, " is of the model \"", loaded.checkpoint.arch,
                      "\", expected \"", arch, "\"");
-  NamedTensors from = loaded.checkpoint.model, into = model;
-  for (const auto& [name, tensor] : loaded.checkpoint.optimizer) from.emplace_back(concat(kOptimizer, name), tensor);
-  for (const auto& [name, tensor] : optimizer) into.emplace_back(concat(kOptimizer, name), tensor);
-  restore(from, into, loaded.path);
+  restore(loaded.checkpoint.model, model, loaded.path);
 }
 
 }  // namespace duet

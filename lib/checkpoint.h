@@ -16,8 +16,8 @@ struct Checkpoint {
   std::int64_t step = 0;   // steps of the optimizer done, over all epochs
   std::string arch;        // name of the model: "SimpleCNN"
   double best_acc1 = 0;    // best test accuracy so far, per cent
-  NamedTensors model;      // Module::state_dict(), PyTorch's names
-  NamedTensors optimizer;  // "momentum"; stored as "optimizer.momentum"
+  NamedTensors model;      // Module::state_dict()
+  NamedTensors optimizer;  // SGD::state(): "conv1.weight"; stored as "optimizer.conv1.weight"
   Metadata settings;       // what must stay the same when the run goes on: "seed", "lr", ...
 };
 
@@ -40,9 +40,8 @@ struct LoadedCheckpoint {
 /// Reads a file, or the newest valid checkpoint of a folder. Throws DataError with every reason when there is none.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
 
-/// Throws DataError unless the checkpoint is of the model `arch`, then copies its tensors into `model` and `optimizer`
-/// (state dictionaries, views of the values). Nothing is copied unless everything fits.
-void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model,
-             const NamedTensors& optimizer = {});
+/// Throws DataError unless the checkpoint is of the model `arch` and its tensors are those of `model` (a state
+/// dictionary, views of the values), into which they are then copied. The optimizer's are for its load_state().
+void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model);
 
 }  // namespace duet

@@ -211,12 +211,12 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
   for (const auto& [name, tensor] : tensors) {
     require<DataError>(tensor.defined() && tensor.layout() == Layout::plain, path, ": tensor \"", name,
                        "\" is undefined or not in plain layout");
-    sorted.emplace_back(name, tensor.to(Device{}));
+    sorted.push_back({name, tensor.to(Device{})});
   }
   // The order of the format's own writer: largest alignment first, then by name.
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
-    const std::size_t of_a = size_of(a.second.dtype()), of_b = size_of(b.second.dtype());
-    return of_a != of_b ? of_a > of_b : a.first < b.first;
+    const std::size_t of_a = size_of(a.tensor.dtype()), of_b = size_of(b.tensor.dtype());
+    return of_a != of_b ? of_a > of_b : a.name < b.name;
   });
 
   nlohmann::ordered_json header;
@@ -277,7 +277,7 @@ TensorFile load_tensors(const std::string& path, Checksum checksum) {
   for (const Entry& entry : header.entries()) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     if (tensor.bytes() > 0) std::memcpy(tensor.raw(), bytes.data() + header_end + entry.begin, tensor.bytes());
-    file.tensors.emplace_back(entry.name, std::move(tensor));
+    file.tensors.push_back({entry.name, std::move(tensor)});
   }
   file.metadata = std::move(metadata);
   return file;
@@ -286,7 +286,7 @@ TensorFile load_tensors(const std::string& path, Checksum checksum) {
 void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
   constexpr std::string_view kWrapper = "module.";
   const bool wrapped = !from.empty() && std::all_of(from.begin(), from.end(), [&](const auto& named) {
-    return named.first.compare(0, kWrapper.size(), kWrapper) == 0;
+    return named.name.compare(0, kWrapper.size(), kWrapper) == 0;
   });
   std::map<std::string, Tensor> found;
   for (const auto& [name, tensor] : from) found[wrapped ? name.substr(kWrapper.size()) : name] = tensor;
@@ -300,8 +300,8 @@ void restore(const NamedTensors& from, const NamedTensors& into, const std::stri
   }
   for (const auto& unclaimed : found)
     require<DataError>(
-        std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.first == unclaimed.first; }),
-        source, " is of another model: it has the tensor \"", unclaimed.first, "\" that this one lacks");
+        std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.name == unclaimed.first; }), source,
+        " is of another model: it has the tensor \"", unclaimed.first, "\" that this one lacks");
   for (const auto& [name, tensor] : into) copy(found.at(name), tensor);
 }
 

@@ -3,15 +3,11 @@
 
 #include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "lib/tensor.h"
+#include "lib/named_tensor.h"
 
 namespace duet {
 
-/// Tensors under PyTorch's names: "conv1.weight".
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 /// The `__metadata__` of a file.
 using Metadata = std::map<std::string, std::string>;
 

@@ -12,8 +12,11 @@
 
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
+#include "lib/named_tensor.h"
 
 namespace duet::nn {
+
+using duet::NamedTensor;
 
 /// One parameter: its name in PyTorch's style ("conv1.weight") and its place in the flat buffers, in elements.
 struct Slot {
@@ -39,11 +42,6 @@ class HookHandle {
 
  private:
   std::function<void()> remove_;
-};
-
-struct NamedTensor {
-  std::string name;
-  Tensor tensor;
 };
 
 /// Used by one thread at a time.

@@ -103,7 +103,7 @@ save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n"
                                    {"empty", duet::zeros({0, 2}, duet::DType::f64)},
                                    {"u", duet::zeros({1}, duet::DType::u8)}};
   duet::restore(file.tensors, into, "python.safetensors");
-  CHECK(into[0].second.data<float>()[2] == 2);
-  CHECK(into[1].second.data<std::int64_t>()[0] == 5);
-  CHECK(into[3].second.data<std::uint8_t>()[0] == 255);
+  CHECK(into[0].tensor.data<float>()[2] == 2);
+  CHECK(into[1].tensor.data<std::int64_t>()[0] == 5);
+  CHECK(into[3].tensor.data<std::uint8_t>()[0] == 255);
 }

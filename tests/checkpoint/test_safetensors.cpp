@@ -73,7 +73,7 @@ TEST_CASE("tensors lie in the order of the format's own writer, aligned") {
   const std::string path = scratch.path("a.safetensors");
   duet::save_tensors(path, sample());
   std::vector<std::string> names;
-  for (const auto& named : duet::load_tensors(path).tensors) names.push_back(named.first);
+  for (const auto& named : duet::load_tensors(path).tensors) names.push_back(named.name);
   CHECK(names == std::vector<std::string>{"count", "running", "fc.bias", "fc.weight", "nothing", "small", "bytes"});
   const std::string bytes = read_text(path);
   CHECK(static_cast<unsigned char>(bytes[0]) % 8 == 0);
@@ -168,7 +168,7 @@ TEST_CASE("a file that is not there, no file, or too short is refused") {
 TEST_CASE("a file cut off anywhere is refused") {
   const Scratch scratch;
   NamedTensors tensors = sample();
-  tensors.emplace_back("large", duet::zeros({3000}));
+  tensors.push_back({"large", duet::zeros({3000})});
   duet::save_tensors(scratch.path("whole"), tensors, {{"epoch", "3"}});
   const std::string whole = read_text(scratch.path("whole"));
   const std::size_t header_end = whole.size() - 12000;
@@ -213,16 +213,16 @@ TEST_CASE("restore copies by name, or names the first difference and copies noth
   const NamedTensors from = {{"a", duet::from_values<float>({2}, {1, 2})}, {"b", duet::from_values<float>({1}, {3})}};
   NamedTensors into = {{"b", duet::zeros({1})}, {"a", duet::zeros({2})}};
   duet::restore(from, into, "file");
-  CHECK(into[0].second.data<float>()[0] == 3);
-  CHECK(into[1].second.data<float>()[1] == 2);
+  CHECK(into[0].tensor.data<float>()[0] == 3);
+  CHECK(into[1].tensor.data<float>()[1] == 2);
 
-  const NamedTensors wrapped = {{"module.a", from[0].second}, {"module.b", from[1].second}};
+  const NamedTensors wrapped = {{"module.a", from[0].tensor}, {"module.b", from[1].tensor}};
   CHECK_NOTHROW(duet::restore(wrapped, into, "file"));
 
   NamedTensors other = {{"b", duet::zeros({1})}, {"a", duet::zeros({3})}};
   CHECK_THROWS_WITH(duet::restore(from, other, "file"),
                     ContainsSubstring("file is of another model: \"a\" is f32[2], expected f32[3]"));
-  CHECK(other[0].second.data<float>()[0] == 0);
+  CHECK(other[0].tensor.data<float>()[0] == 0);
   CHECK_THROWS_WITH(duet::restore(from, {{"a", duet::zeros({2}, duet::DType::i32)}, into[0]}, "file"),
                     ContainsSubstring("expected i32[2]"));
   CHECK_THROWS_WITH(duet::restore(from, {{"c", duet::zeros({2})}}, "file"), ContainsSubstring("no tensor \"c\""));
