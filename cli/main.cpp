@@ -11,16 +11,32 @@ namespace {
 using namespace duet::cli;
 
 struct Runner {
+  std::string command_line;
+
   int operator()(const Printed& printed) const {
     std::fputs(printed.text.c_str(), stdout);
     return 0;
   }
   int operator()(const InfoOptions& options) const { return info(options); }
+  int operator()(const BenchOptions& options) const { return bench(options); }
+  int operator()(const TrainOptions& options) const { return train(options); }
+  int operator()(const CompareOptions& options) const { return compare(options, command_line); }
   template <class Other>
   int operator()(const Other&) const {
     throw duet::Error("this command is not part of this build yet");
   }
 };
+
+/// The command line, with quotes where a shell needs them.
+std::string as_typed(int argc, char** argv) {
+  std::string line = "duet";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain = !word.empty() && word.find_first_of(" \t\n'\"\\$*?[]{}()<>|&;`!#~") == std::string::npos;
+    line += plain ? " " + word : " '" + word + "'";
+  }
+  return line;
+}
 
 /// "duet: ", or "duet: rank 2: " in a rank of several.
 void complain(const char* message) {
@@ -35,7 +51,7 @@ void complain(const char* message) {
 
 int main(int argc, char** argv) {
   try {
-    const int status = std::visit(Runner{}, parse({argv + 1, argv + argc}));
+    const int status = std::visit(Runner{as_typed(argc, argv)}, parse({argv + 1, argv + argc}));
     if (std::fflush(stdout) != 0) throw duet::DataError("cannot write to the standard output");
     return status;
   } catch (const duet::UsageError& error) {

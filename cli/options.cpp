@@ -48,6 +48,9 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
 }
 
+/// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
+void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
+
 void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
   app.add_option("--mode", texts.mode, "single, seed (the tutorial's averaging loop), dp or ddp")
       ->capture_default_str();
@@ -60,8 +63,9 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
   app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
-  app.add_option("--progress-fd", options.progress_fd, "open file that gets progress as lines; used by duet compare")
-      ->capture_default_str();
+  app.add_option("--step-times", options.step_times,
+                 "file for the time of every step but the first, in us, a line each");
+  app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
 }
 
 void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
@@ -153,12 +157,15 @@ Command parse(const std::vector<std::string>& arguments) {
   Texts compare_texts, train_texts, bench_texts;
   std::string what;
   CLI::App* compare_app = app.add_subcommand("compare", "train in all modes on several devices; table and report");
+  take_last(*compare_app);
   add_compare(*compare_app, compare, compare_texts);
   CLI::App* train_app = app.add_subcommand("train", "train once, in one mode");
+  take_last(*train_app);
   add_train(*train_app, train, train_texts);
   CLI::App* launch_app = app.add_subcommand("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS");
   add_launch(*launch_app, launch);
   CLI::App* bench_app = app.add_subcommand("bench", "time whole steps; medians and ranges");
+  take_last(*bench_app);
   add_bench(*bench_app, bench, bench_texts, what);
   CLI::App* info_app = app.add_subcommand("info", "devices, cores, instruction sets, versions, what was built in");
   info_app->add_flag("--json", info.json, "as JSON");

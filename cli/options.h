@@ -42,7 +42,8 @@ struct TrainOptions : Training {
   std::string resume;                    // file or folder
   std::string result;                    // file for the run's record
   std::string fingerprints;              // file for one hash of all parameters per step
-  int progress_fd = -1;                  // where `duet compare` listens for progress
+  std::string step_times;                // file for the time of every step but the first, in microseconds
+  std::string progress;                  // file that always holds one line: where the training stands
 };
 
 struct CompareOptions : Training {

@@ -38,7 +38,8 @@ std::string red(const std::string& text, TerminalStyle style) { return painted(t
 
 std::string to_line(const Progress& p) {
   return "progress " + std::to_string(p.epoch) + " " + std::to_string(p.epochs) + " " + std::to_string(p.step) + " " +
-         std::to_string(p.steps) + " " + fixed(p.loss, 6) + " " + fixed(p.samples_per_s, 1) + "\n";
+         std::to_string(p.steps) + " " + fixed(p.loss, 6) + " " + fixed(p.samples_per_s, 1) + " " + fixed(p.left_s, 1) +
+         "\n";
 }
 
 bool from_line(const std::string& line, Progress& progress) {
@@ -46,14 +47,15 @@ bool from_line(const std::string& line, Progress& progress) {
   in.imbue(std::locale::classic());
   std::string word, loss;
   Progress p;
-  if (!(in >> word >> p.epoch >> p.epochs >> p.step >> p.steps >> loss >> p.samples_per_s) || word != "progress")
+  if (!(in >> word >> p.epoch >> p.epochs >> p.step >> p.steps >> loss >> p.samples_per_s >> p.left_s) ||
+      word != "progress")
     return false;
   p.loss = std::strtod(loss.c_str(), nullptr);  // streams do not read "nan"
   progress = p;
   return true;
 }
 
-std::string progress_text(const std::string& what, const Progress& p, double left_s) {
+std::string progress_text(const std::string& what, const Progress& p) {
   const double share = p.steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.steps) : 0;
   const int full = std::clamp(static_cast<int>(share * kBarWidth + 0.5), 0, kBarWidth);
   std::string bar;
@@ -61,17 +63,17 @@ std::string progress_text(const std::string& what, const Progress& p, double lef
   std::string text = " " + what + " ▕" + bar + "▏ epoch " + std::to_string(p.epoch) + "/" + std::to_string(p.epochs) +
                      "  " + std::to_string(p.step) + "/" + std::to_string(p.steps) + "  loss " + fixed(p.loss, 3);
   if (p.samples_per_s > 0)
-    text += "  " + fixed(p.samples_per_s / 1000, 1) + "k samples/s  ETA " + fixed(std::ceil(left_s), 0) + " s";
+    text += "  " + fixed(p.samples_per_s / 1000, 1) + "k samples/s  ETA " + fixed(std::ceil(p.left_s), 0) + " s";
   return text;
 }
 
-void ProgressLine::show(const std::string& what, const Progress& progress, double left_s) {
+void ProgressLine::show(const std::string& what, const Progress& progress) {
   if (!style_.rewrite) return;
   const auto now = std::chrono::steady_clock::now();
   if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   shown_ = true;
-  std::fprintf(stream_, "\r\x1b[K%s", progress_text(what, progress, left_s).c_str());
+  std::fprintf(stream_, "\r\x1b[K%s", progress_text(what, progress).c_str());
   std::fflush(stream_);
 }
 

@@ -29,20 +29,21 @@ struct Progress {
   std::int64_t step = 0, steps = 0;  // of the epoch
   double loss = 0;
   double samples_per_s = 0;
+  double left_s = 0;  // until the end of the training
 };
-/// One line of text and back; used between `duet train --progress-fd` and its reader. False when `line` is no progress.
+/// One line of text and back; what the file of `duet train --progress` holds. False when `line` is no progress.
 std::string to_line(const Progress& progress);
 bool from_line(const std::string& line, Progress& progress);
 
 /// " ddp 2 ▕████    ▏ epoch 1/1  312/469  loss 0.31  48.9k samples/s  ETA 3 s".
-std::string progress_text(const std::string& what, const Progress& progress, double left_s);
+std::string progress_text(const std::string& what, const Progress& progress);
 
 /// Shows one line and rewrites it, at most ten times a second. Not thread safe.
 class ProgressLine {
  public:
   ProgressLine(std::FILE* stream, TerminalStyle style) : stream_(stream), style_(style) {}
   ~ProgressLine() { clear(); }
-  void show(const std::string& what, const Progress& progress, double left_s);
+  void show(const std::string& what, const Progress& progress);
   /// Removes the line, so that other output can follow.
   void clear();
 

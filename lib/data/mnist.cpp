@@ -112,6 +112,7 @@ std::string MnistFiles::missing() const {
 
 MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   MnistFiles direct = find_in(folder);
+  if (direct.complete()) return direct;
   MnistFiles inside = find_in(folder / folder_name(kind));
   return count_found(inside) > count_found(direct) ? inside : direct;
 }

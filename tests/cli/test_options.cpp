@@ -50,6 +50,8 @@ TEST_CASE("options are read") {
   CHECK(compare.modes == std::vector<Mode>{Mode::dp, Mode::ddp});
   CHECK(compare.devices == std::vector<int>{2, 3});
   CHECK(compare.json_to_stdout);
+  CHECK(std::get<CompareOptions>(parse({"compare", "--devices", "1", "--devices", "2"})).devices ==
+        std::vector<int>{2});
   const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
   CHECK(launch.processes == 3);
   CHECK(launch.command == std::vector<std::string>{"program", "--flag", "-n", "value"});

@@ -17,7 +17,8 @@ TEST_CASE("a terminal gets colours and a rewritten line, anything else plain tex
 }
 
 TEST_CASE("progress goes through a pipe and comes back") {
-  const Progress sent{.epoch = 1, .epochs = 2, .step = 312, .steps = 469, .loss = 0.3125, .samples_per_s = 48900.5};
+  const Progress sent{
+      .epoch = 1, .epochs = 2, .step = 312, .steps = 469, .loss = 0.3125, .samples_per_s = 48900.5, .left_s = 3.2};
   Progress got;
   REQUIRE(from_line(to_line(sent), got));
   CHECK(got.epoch == 1);
@@ -26,12 +27,13 @@ TEST_CASE("progress goes through a pipe and comes back") {
   CHECK(got.steps == 469);
   CHECK(got.loss == 0.3125);
   CHECK(got.samples_per_s == 48900.5);
+  CHECK(got.left_s == 3.2);
   CHECK_FALSE(from_line("Rank  0 , epoch  0 :  0.4", got));
   Progress lost = sent;
   lost.loss = std::nan("");
   REQUIRE(from_line(to_line(lost), got));
   CHECK(std::isnan(got.loss));
-  CHECK(progress_text("ddp 2", sent, 3.2) ==
+  CHECK(progress_text("ddp 2", sent) ==
         " ddp 2 ▕█████████████       ▏ epoch 1/2  312/469  loss 0.312  48.9k samples/s  ETA 4 s");
 }
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "lib/data/idx.h"
 #include "lib/data/md5.h"
 #include "lib/data/mnist.h"
@@ -82,24 +80,6 @@ TEST_CASE("a folder that somebody named must hold a complete set") {
   CHECK_THROWS_WITH(load_mnist(with_data(folder, (folder / "absent").string())), ContainsSubstring("is not a folder"));
 }
 
-TEST_CASE("a complete set in the folder itself comes before its sub-folder, an incomplete one after") {
-  const TemporaryFolder folder;
-  duet_test::write_small_mnist(folder.path(), false);
-  duet_test::write_small_mnist(folder / "mnist", false);
-  CHECK(find_mnist(folder.path(), MnistKind::mnist).folder == folder.path());
-  std::filesystem::remove(folder / "t10k-labels-idx1-ubyte");
-  CHECK(find_mnist(folder.path(), MnistKind::mnist).folder == folder / "mnist");
-}
-
-TEST_CASE("drawn test images are not the training images") {
-  const TemporaryFolder folder;
-  MnistOptions options = with_data(folder, "synthetic");
-  options.train_images = options.test_images = 10;
-  const Mnist data = load_mnist(options);
-  const auto train = data.train.images().span<std::uint8_t>(), test = data.test.images().span<std::uint8_t>();
-  CHECK(!std::equal(train.begin(), train.end(), test.begin()));
-}
-
 TEST_CASE("an incomplete set in a usual place is mentioned") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder / "data", false);
@@ -117,12 +97,9 @@ TEST_CASE("sets whose files do not fit each other") {
   CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
                     ContainsSubstring("train-labels-idx1-ubyte: field 'number of labels' is 4, expected 5") &&
                         ContainsSubstring("train-images-idx3-ubyte"));
-  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 2, 28}, Bytes(56)));
+  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 2, 2}, {1, 2, 3, 4}));
   CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
-                    ContainsSubstring("images are 2 x 28, expected 28 x 28"));
-  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 28, 2}, Bytes(56)));
-  CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
-                    ContainsSubstring("images are 28 x 2, expected 28 x 28"));
+                    ContainsSubstring("images are 2 x 2, expected 28 x 28"));
 }
 
 TEST_CASE("only the first images") {

@@ -1,0 +1,82 @@
+#include "cli/child.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+#include "cli/files.h"
+#include "cli/recorder.h"
+#include "cli/signals.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr int kPatience = 250;  // polls that a child gets to end after a signal
+
+/// The last line that says something, without the program's name.
+std::string last_line(const std::string& file) {
+  std::istringstream in(read_file(file));
+  std::string last;
+  for (std::string line; std::getline(in, line);)
+    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
+  const std::string prefix = "duet: ";
+  return last.starts_with(prefix) ? last.substr(prefix.size()) : last;
+}
+
+/// Waits for the child; passes a noted signal on, and kills one that does not heed it.
+int wait_for(pid_t child, const std::function<void()>& poll) {
+  int status = 0;
+  int signalled = 0;
+  for (;;) {
+    const pid_t ended = ::waitpid(child, &status, WNOHANG);
+    if (ended == child) return status;
+    require<CommError>(ended == 0 || errno == EINTR, "waiting for process ", child, ": ", std::strerror(errno));
+    if (noted_signal() != 0 && signalled++ % kPatience == 0) ::kill(child, signalled == 1 ? noted_signal() : SIGKILL);
+    poll();
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+}  // namespace
+
+ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& log,
+                  const std::function<void()>& poll) {
+  std::vector<char*> argv = {const_cast<char*>("duet")};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) ::unsetenv(variable);
+  ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  require<CommError>(child >= 0, "cannot start a process: ", std::strerror(errno));
+  if (child == 0) {  // only calls that are safe between fork and exec
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (::getppid() == parent && out >= 0 && ::dup2(out, 1) == 1 && ::dup2(out, 2) == 2)
+      ::execv("/proc/self/exe", argv.data());
+    ::_exit(127);
+  }
+  const int status = wait_for(child, poll);
+  ChildEnd end;
+  end.signal = noted_signal();
+  end.ok = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (end.ok) return end;
+  end.reason = last_line(log);
+  if (WIFSIGNALED(status))
+    end.reason = concat("ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+  if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), " without a word");
+  return end;
+}
+
+}  // namespace duet::cli

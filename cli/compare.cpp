@@ -1,0 +1,130 @@
+// duet compare: the same network in all modes on several numbers of devices; table and report.
+#include <cstdio>
+#include <ctime>
+
+#include "cli/cells.h"
+#include "cli/commands.h"
+#include "cli/files.h"
+#include "cli/findings.h"
+#include "cli/images.h"
+#include "cli/machine.h"
+#include "cli/page.h"
+#include "cli/signals.h"
+#include "cli/table.h"
+#include "cli/text.h"
+#include "lib/atomic_file.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+std::string machine_line(const CompareOptions& options, const Machine& machine) {
+  int most = 1;
+  for (const int devices : options.devices) most = std::max(most, devices);
+  std::string names;
+  for (const Device device : first_devices(options.device, most)) names += " " + device.str();
+  return concat("duet ", DUET_VERSION, " · ", most, most == 1 ? " device:" : " devices:", names, " (", machine.isa,
+                ", ", options.threads_per_device, options.threads_per_device == 1 ? " thread each)" : " threads each)",
+                " on ", machine.cores, machine.cores == 1 ? " core" : " cores", " · ",
+                backend(DeviceKind::cpu).libraries(), machine.gpus.empty() ? " · no GPU" : "");
+}
+
+/// Where parameters differ from single's, runs both once more with a fingerprint of every step.
+void find_first_differences(Results& results, const std::vector<Cell>& cells, CellRunner& runner) {
+  const Run* single = find_run(results, "single", 1);
+  if (!single) return;
+  std::vector<std::string> expected;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    Run& run = results.runs[i];
+    const bool comparable = run.ok && cells[i].mode != Mode::seed && &run != single;
+    if (!comparable || run.parameters_sha256 == single->parameters_sha256) continue;
+    if (expected.empty()) expected = runner.fingerprints({Mode::single, 1, single->threads_per_device});
+    run.first_differing_step = first_difference(expected, runner.fingerprints(cells[i]));
+  }
+}
+
+Settings settings_of(const CompareOptions& options, const Images& images) {
+  Settings settings;
+  settings.batch = options.batch;
+  settings.epochs = options.epochs;
+  settings.lr = options.lr;
+  settings.momentum = options.momentum;
+  settings.seed = options.seed;
+  settings.data = images.name;
+  settings.train_images = images.train->size();
+  return settings;
+}
+
+void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
+  write_atomically(options.out + "/results.json", to_json(results));
+  write_atomically(options.out + "/results.csv", to_csv(results));
+  const Provenance provenance{
+      .command_line = command_line, .versions = libraries_line(), .date = utc_now(), .repeats = options.repeats};
+  write_atomically(options.out + "/index.html", to_html(results, provenance));
+}
+
+void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  std::fprintf(out, "\n%s", table(results, style).c_str());
+  const std::vector<std::string> sentences = findings(results);
+  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("What the clock says", style).c_str());
+  for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
+  std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
+               options.out.c_str(), options.out.c_str());
+}
+
+Results run_cells(const CompareOptions& options, const Machine& machine, const Settings& settings) {
+  Results results{.duet = DUET_VERSION, .machine = machine, .settings = settings, .runs = {}, .model = {}};
+  const std::vector<Cell> cells = cells_of(options, machine.cores);
+  const TemporaryFolder folder;
+  ProgressLine line(stderr, terminal_style(stderr, options.quiet));
+  CellRunner runner(options, folder.path(), line, static_cast<int>(cells.size()) * options.repeats);
+  std::vector<std::vector<Run>> repeats(cells.size());
+  for (int repeat = 0; repeat < options.repeats; ++repeat)
+    for (std::size_t i = 0; i < cells.size(); ++i)
+      if (repeats[i].empty() || repeats[i].back().ok) repeats[i].push_back(runner.run(cells[i]));
+  for (const std::vector<Run>& runs : repeats) results.runs.push_back(combined(runs));
+  find_first_differences(results, cells, runner);
+  compare_with_single(results);
+  return results;
+}
+
+}  // namespace
+
+int compare(const CompareOptions& options, const std::string& command_line) {
+  std::FILE* const out = options.json_to_stdout ? stderr : stdout;
+  std::string why;
+  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_writable(options.out, 1 << 20);
+  const Machine machine = this_machine();
+  Settings settings;
+  {
+    const Images images = find_images(options);
+    settings = settings_of(options, images);
+    std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), images.description.c_str());
+    std::fflush(out);
+  }
+  note_signals();
+  try {
+    const Results results = run_cells(options, machine, settings);
+    write_report(options, results, command_line);
+    print_report(options, results, out);
+    if (options.json_to_stdout) std::fputs(to_json(results).c_str(), stdout);
+    for (const Run& run : results.runs)
+      if (!run.ok) return 1;
+    return 0;
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal;
+  }
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,41 @@
+#include "cli/images.h"
+
+#include <cstdio>
+
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "lib/data/mnist.h"
+
+namespace duet::cli {
+namespace {
+
+/// "fetching train-images-idx3-ubyte.gz  4,816,896 of 9,912,422 bytes", rewritten, on a terminal.
+void show_download(const std::string& file, std::uint64_t done, std::uint64_t total, TerminalStyle style) {
+  if (!style.rewrite) return;
+  const std::string all = total > 0 ? " of " + grouped(static_cast<std::int64_t>(total)) : "";
+  std::fprintf(stderr, "\r\x1b[Kfetching %s  %s%s bytes", file.c_str(),
+               grouped(static_cast<std::int64_t>(done)).c_str(), all.c_str());
+  if (total > 0 && done == total) std::fputs("\r\x1b[K", stderr);
+}
+
+}  // namespace
+
+Images find_images(const Training& options) {
+  const TerminalStyle style = terminal_style(stderr, options.quiet);
+  data::MnistOptions mnist{.data = options.data, .download = options.download};
+  mnist.progress = [style](const std::string& file, std::uint64_t done, std::uint64_t total) {
+    show_download(file, done, total, style);
+  };
+  mnist.train_images = options.train_images;
+  mnist.test_images = options.test_images;
+  data::Mnist found = data::load_mnist(mnist);
+  Images images;
+  images.description = found.origin;
+  const bool drawn = found.origin.find("drawn digits") != std::string::npos;
+  images.name = drawn ? "drawn digits" : data::name(mnist.kind);
+  images.train = std::make_shared<data::ImageDataset>(std::move(found.train));
+  images.test = std::make_shared<data::ImageDataset>(std::move(found.test));
+  return images;
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,77 @@
+#include "cli/keeper.h"
+
+#include <cstdio>
+
+#include "cli/text.h"
+#include "lib/checkpoint.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+/// What must stay the same for a resumed run to end with the bits of an uninterrupted one.
+Metadata settings_of(const TrainOptions& options, std::int64_t train_images) {
+  return {{"seed", std::to_string(options.seed)},
+          {"batch", std::to_string(options.batch)},
+          {"lr", shortest(options.lr)},
+          {"momentum", shortest(options.momentum)},
+          {"train_images", std::to_string(train_images)}};
+}
+
+}  // namespace
+
+Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
+    : options_(options), setup_(setup), train_images_(train_images), leader_(leader) {
+  require<UsageError>(options.resume.empty() || !options.compat_torch,
+                      "--resume with --compat torch: the state of PyTorch's generator is not in a checkpoint");
+}
+
+std::int64_t Keeper::total_steps(const Position& position) const {
+  return position.epoch * setup_.loader->steps() + position.step;
+}
+
+Position Keeper::resume() {
+  Position position;
+  if (!options_.resume.empty()) {
+    LoadedCheckpoint loaded = load_checkpoint(options_.resume);
+    if (leader_)
+      for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", warning.c_str());
+    for (const auto& [key, value] : settings_of(options_, train_images_)) {
+      const auto found = loaded.checkpoint.settings.find(key);
+      require<DataError>(found == loaded.checkpoint.settings.end() || found->second == value, loaded.path,
+                         " is of a run with ", key, " ", found == loaded.checkpoint.settings.end() ? "" : found->second,
+                         ", this run has ", value);
+    }
+    const std::int64_t steps = setup_.loader->steps();
+    position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
+    require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
+                       " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
+    require<UsageError>(position.epoch < options_.epochs, loaded.path, " has finished ", position.epoch,
+                        " epochs, --epochs is ", options_.epochs, ": nothing left to do");
+    const NamedTensors momentum = loaded.checkpoint.optimizer;
+    best_ = loaded.checkpoint.best_acc1;
+    loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
+    restore(loaded, setup_.network.arch, setup_.model().state_dict());
+    setup_.optimizer->load_state(momentum);
+    setup_.loader->start_at(position.epoch, position.step);
+  }
+  if (leader_ && !options_.checkpoint.empty()) prepare_checkpoint_folder(options_.checkpoint, total_steps(position));
+  return position;
+}
+
+void Keeper::save(const Position& position, double accuracy) {
+  if (!leader_ || options_.checkpoint.empty()) return;
+  const bool best = position.step == 0 && 100 * accuracy > best_;
+  if (best) best_ = 100 * accuracy;
+  save_checkpoint(options_.checkpoint,
+                  {.epoch = position.epoch,
+                   .step = total_steps(position),
+                   .arch = setup_.network.arch,
+                   .best_acc1 = best_,
+                   .model = setup_.model().state_dict(),
+                   .optimizer = setup_.optimizer->state(),
+                   .settings = settings_of(options_, train_images_)},
+                  best);
+}
+
+}  // namespace duet::cli

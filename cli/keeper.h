@@ -1,0 +1,38 @@
+// Checkpoints of a training: where it goes on from, and what it leaves behind.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cli/setup.h"
+
+namespace duet::cli {
+
+/// How far a training is.
+struct Position {
+  std::int64_t epoch = 0;  // epochs finished
+  std::int64_t step = 0;   // steps of the running epoch that are done
+};
+
+/// Every rank makes one and resumes; rank 0 alone writes.
+class Keeper {
+ public:
+  /// Throws DataError for a folder that cannot be written.
+  Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
+
+  /// Loads --resume into model and optimizer. Throws DataError for a checkpoint of another model or run, or none.
+  Position resume();
+  /// Writes a checkpoint into --checkpoint, if given. `accuracy` (0..1) is that of the last finished epoch.
+  void save(const Position& position, double accuracy);
+
+ private:
+  std::int64_t total_steps(const Position& position) const;
+
+  const TrainOptions& options_;
+  Setup& setup_;
+  std::int64_t train_images_;
+  bool leader_;
+  double best_ = 0;  // per cent
+};
+
+}  // namespace duet::cli

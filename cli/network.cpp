@@ -1,0 +1,35 @@
+#include "cli/network.h"
+
+#include "lib/error.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/sha256.h"
+
+namespace duet::cli {
+
+Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
+  Network network;
+  if (name == "simple_cnn") {
+    network.arch = "SimpleCNN";
+    network.model = generator ? std::make_unique<nn::SimpleCNN>(*generator) : std::make_unique<nn::SimpleCNN>(seed);
+  } else {
+    require<UsageError>(name == "linear", "unknown model '", name, "'");
+    network.arch = "LinearClassifier";
+    network.model = std::make_unique<nn::LinearClassifier>(seed);
+    if (generator) network.model->initialise(*generator);
+  }
+  network.model->context().seed = seed;
+  network.model->context().stream = generator;
+  return network;
+}
+
+std::string parameters_sha256(nn::Module& model) {
+  const nn::ParameterStore& store = model.parameters();
+  Sha256 hash;
+  for (int slot = 0; slot < store.slot_count(); ++slot) {
+    const Tensor value = store.value(slot).to(Device{});
+    hash.update(std::as_bytes(value.span<float>()));
+  }
+  return hash.hex();
+}
+
+}  // namespace duet::cli

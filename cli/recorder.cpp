@@ -1,0 +1,87 @@
+#include "cli/recorder.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "cli/text.h"
+
+namespace duet::cli {
+
+std::int64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+Recorder::Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper)
+    : started_ns_(started_ns), wrapper_(std::move(wrapper)) {}
+
+void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
+  steps_ = std::max<std::int64_t>(1, steps);
+  step_ = done;
+  epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = now_us_ = 0;
+  const auto points = static_cast<std::size_t>(std::min<std::int64_t>(kLossPoints, steps_));
+  loss_sums_.assign(points, 0);
+  loss_rows_.assign(points, 0);
+  step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
+  last_ = Clock::now();
+}
+
+void Recorder::lap(double StepParts::*part) {
+  const Clock::time_point now = Clock::now();
+  const double us = std::chrono::duration<double, std::micro>(now - last_).count();
+  last_ = now;
+  now_us_ += us;
+  if (!first_) total_.*part += us;
+}
+
+void Recorder::end_step(double loss, std::int64_t rows, std::int64_t global) {
+  if (first_) {
+    first_ = false;
+    first_end_s_ = static_cast<double>(monotonic_ns() - started_ns_) / 1e9;
+    if (wrapper_) wrapper_first_ = wrapper_();
+  } else {
+    step_us_.push_back(static_cast<float>(now_us_));
+    epoch_us_ += now_us_;
+    epoch_images_ += static_cast<double>(global);
+  }
+  now_us_ = 0;
+  const auto points = static_cast<std::int64_t>(loss_sums_.size());
+  const auto point = static_cast<std::size_t>(std::min(step_ * points / steps_, points - 1));
+  const double sum = rows > 0 ? loss * static_cast<double>(rows) : 0;  // the loss of no rows is not a number
+  loss_sums_[point] += sum;
+  loss_rows_[point] += static_cast<double>(global);
+  epoch_loss_sum_ += sum;
+  epoch_rows_ += static_cast<double>(rows);
+  ++step_;
+}
+
+double Recorder::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
+
+void Recorder::fill(Run& run) const {
+  const std::vector<double> steps(step_us_.begin(), step_us_.end());
+  run.startup_s = std::max(0.0, first_end_s_ - median(steps) / 1e6);
+  if (steps.empty()) return;
+  const double count = static_cast<double>(steps.size());
+  StepParts mean = total_;
+  for (const PartName& part : step_part_names()) mean.*part.member /= count;
+  double hidden = 0;
+  if (wrapper_) {
+    const WrapperTimes now = wrapper_();
+    mean.scatter = (now.scatter - wrapper_first_.scatter) / count;
+    mean.replicate = (now.replicate - wrapper_first_.replicate) / count;
+    mean.gather = (now.gather - wrapper_first_.gather) / count;
+    mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
+    const double inside = (now.communication - wrapper_first_.communication) / count;
+    mean.communication += inside;
+    mean.backward = std::max(0.0, mean.backward - inside);
+    hidden = (now.communication_hidden - wrapper_first_.communication_hidden) / count;
+  }
+  run.step_us = mean;
+  const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;
+  run.waiting_share = mean.sum() > 0 ? waiting / mean.sum() : 0;
+  run.communication_us = waiting + hidden;
+}
+
+}  // namespace duet::cli

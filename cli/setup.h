@@ -1,0 +1,38 @@
+// What differs between the modes: the wrapper around the model, and the order of the images.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "cli/images.h"
+#include "cli/network.h"
+#include "cli/recorder.h"
+#include "lib/data/loader.h"
+#include "lib/optim/sgd.h"
+
+namespace duet::ddp {
+class ProcessGroup;
+}
+
+namespace duet::cli {
+
+/// Everything that one process trains with. Members are destroyed in reverse: the wrapper before its model.
+struct Setup {
+  std::unique_ptr<Mt19937> generator;         // --compat torch: PyTorch's default generator
+  Network network;                            // the model alone
+  std::unique_ptr<nn::Module> wrapper;        // dp and ddp
+  std::unique_ptr<const data::Dataset> part;  // seed: this rank's images
+  std::unique_ptr<data::Loader> loader;
+  std::unique_ptr<optim::SGD> optimizer;
+  std::function<void()> average;        // seed
+  std::function<WrapperTimes()> times;  // dp and ddp
+  bool loss_in_replica = false;
+
+  nn::Module& model() { return *network.model; }
+  nn::Module& net() { return wrapper ? *wrapper : *network.model; }
+};
+
+/// `group` is null for one process.
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup* group);
+
+}  // namespace duet::cli

@@ -1,0 +1,194 @@
+#include "cli/trainer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "cli/keeper.h"
+#include "cli/loop.h"
+#include "cli/machine.h"
+#include "cli/signals.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "lib/atomic_file.h"
+
+namespace duet::cli {
+namespace {
+
+/// Tells where the training stands, at most ten times a second: in a file, or on the terminal's progress line.
+class Teller {
+ public:
+  Teller(const TrainOptions& options, bool leader)
+      : what_(std::string(name(options.mode)) + " " + std::to_string(options.devices)),
+        line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}) {
+    if (leader && !options.progress.empty())
+      file_ = ::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  }
+  ~Teller() {
+    if (file_ >= 0) ::close(file_);
+  }
+  Teller(const Teller&) = delete;
+  Teller& operator=(const Teller&) = delete;
+
+  void tell(const Recorder& recorder, int epoch, int epochs) {
+    const auto now = Recorder::Clock::now();
+    if (now - last_ < std::chrono::milliseconds(100)) return;
+    last_ = now;
+    Progress progress{.epoch = epoch + 1,
+                      .epochs = epochs,
+                      .step = recorder.epoch_step(),
+                      .steps = recorder.epoch_steps(),
+                      .loss = recorder.epoch_loss(),
+                      .samples_per_s = recorder.samples_per_s(),
+                      .left_s = 0};
+    const double done = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
+    if (done > 0) progress.left_s = recorder.epoch_seconds() / done * (1 - done + epochs - progress.epoch);
+    if (file_ >= 0) {
+      std::string text = to_line(progress);
+      text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));
+      // Progress is a courtesy: a full disk must not end the training.
+      [[maybe_unused]] const ssize_t written = ::pwrite(file_, text.data(), text.size(), 0);
+    }
+    line_.show(what_, progress);
+  }
+  void clear() { line_.clear(); }
+
+ private:
+  std::string what_;
+  ProgressLine line_;
+  int file_ = -1;
+  Recorder::Clock::time_point last_{};
+};
+
+class Trainer {
+ public:
+  Trainer(const TrainOptions& options, const Images& images, Setup& setup, const Team& team, std::int64_t started_ns)
+      : options_(options),
+        images_(images),
+        setup_(setup),
+        team_(team),
+        keeper_(options, setup, images.train->size(), team.rank == 0),
+        recorder_(started_ns, setup.times),
+        teller_(options, team.rank == 0) {}
+
+  Outcome run() {
+    const std::int64_t begin_ns = monotonic_ns();
+    Position position = keeper_.resume();
+    const Trainee trainee{setup_.net(), *setup_.optimizer, setup_.loss_in_replica, setup_.average};
+    const std::int64_t steps = setup_.loader->steps();
+    while (position.epoch < options_.epochs) {
+      const int epoch = static_cast<int>(position.epoch);
+      recorder_.begin_epoch(steps, position.step);
+      train_epoch(trainee, *setup_.loader, recorder_, [&] { return after_step(epoch); });
+      position.step = recorder_.epoch_step();
+      if (position.step < steps) return interrupted(position);
+      position = {position.epoch + 1, 0};
+      end_epoch(epoch);
+      keeper_.save(position, run_.test_accuracy.back());
+      if (noted_signal() != 0) return interrupted(position);
+    }
+    teller_.clear();
+    if (options_.mode == Mode::seed && leader())
+      std::printf("Total execution time for %d %s: %s seconds\n", team_.size,
+                  options_.device == DeviceKind::cuda ? "GPUs" : "CPU devices",
+                  fixed(static_cast<double>(monotonic_ns() - begin_ns) / 1e9, 1).c_str());
+    return finish();
+  }
+
+ private:
+  bool leader() const { return team_.rank == 0; }
+  /// A wrapper that computes the loss in its replicas does not give outputs.
+  nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
+
+  bool after_step(int epoch) {
+    if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
+    if (leader()) teller_.tell(recorder_, epoch, options_.epochs);
+    return noted_signal() == 0;
+  }
+
+  void end_epoch(int epoch) {
+    const double own_loss = recorder_.epoch_loss();
+    std::vector<double> sums = recorder_.loss_sums();
+    team_.sum(sums);
+    // The tutorial's ranks read batches of their own, so there the global rows are all ranks' rows.
+    const double ranks = options_.mode == Mode::seed ? team_.size : 1;
+    double loss = 0, rows = 0;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const double point_rows = recorder_.loss_rows()[i] * ranks;
+      run_.train_loss.push_back(sums[i] / point_rows);
+      loss += sums[i];
+      rows += point_rows;
+    }
+    run_.epoch_s.push_back(recorder_.epoch_seconds());
+    rates_.push_back(recorder_.samples_per_s() * ranks);
+    double correct = static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size));
+    team_.sum({&correct, 1});
+    run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
+    say(epoch, own_loss, loss / rows);
+  }
+
+  void say(int epoch, double own_loss, double loss) {
+    std::vector<double> losses(static_cast<std::size_t>(team_.size), 0);
+    losses[static_cast<std::size_t>(team_.rank)] = own_loss;
+    if (options_.mode == Mode::seed) team_.sum(losses);
+    if (!leader()) return;
+    teller_.clear();
+    if (options_.mode == Mode::seed)
+      for (int rank = 0; rank < team_.size; ++rank)
+        std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
+                    python_float(losses[static_cast<std::size_t>(rank)]).c_str());
+    std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s s  %s samples/s\n", epoch + 1, options_.epochs,
+                fixed(loss, 4).c_str(), fixed(100 * run_.test_accuracy.back(), 2).c_str(),
+                seconds(run_.epoch_s.back()).c_str(), grouped(std::llround(rates_.back())).c_str());
+    std::fflush(stdout);
+  }
+
+  Outcome interrupted(const Position& position) {
+    teller_.clear();
+    if (position.step > 0) keeper_.save(position, 0);
+    return {run_, noted_signal()};
+  }
+
+  Outcome finish() {
+    run_.mode = name(options_.mode);
+    run_.device = duet::name(options_.device);
+    run_.devices = options_.devices;
+    run_.threads_per_device = options_.threads_per_device;
+    run_.samples_per_s = median(rates_);
+    recorder_.fill(run_);
+    run_.parameters_sha256 = parameters_sha256(setup_.model());
+    run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.size), 0);
+    run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
+    team_.sum(run_.peak_memory_mb);
+    if (leader() && !options_.fingerprints.empty()) write_atomically(options_.fingerprints, fingerprints_);
+    if (leader() && !options_.step_times.empty()) {
+      std::string lines;
+      for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
+      write_atomically(options_.step_times, lines);
+    }
+    if (leader() && !options_.result.empty()) write_atomically(options_.result, to_json(run_));
+    return {run_, 0};
+  }
+
+  const TrainOptions& options_;
+  const Images& images_;
+  Setup& setup_;
+  const Team& team_;
+  Keeper keeper_;
+  Recorder recorder_;
+  Teller teller_;
+  Run run_;
+  std::vector<double> rates_;  // images per second of each epoch
+  std::string fingerprints_;
+};
+
+}  // namespace
+
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+                         std::int64_t started_ns) {
+  return Trainer(options, images, setup, team, started_ns).run();
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,30 @@
+// A whole training run of one process, with what it says, measures and leaves behind.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+
+#include "cli/results.h"
+#include "cli/setup.h"
+
+namespace duet::cli {
+
+/// The ranks of a run, as far as a training needs them.
+struct Team {
+  int rank = 0, size = 1;
+  /// Adds numbers up over all ranks, on all ranks.
+  std::function<void(std::span<double>)> sum = [](std::span<double>) {};
+};
+
+struct Outcome {
+  Run run;         // complete on rank 0
+  int signal = 0;  // the signal that ended the run early, or 0
+};
+
+/// Trains from where --resume left off, or from the start. Rank 0 prints, writes checkpoints, fingerprints and the
+/// result. `started_ns`: monotonic_ns() when the program was started.
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+                         std::int64_t started_ns);
+
+}  // namespace duet::cli

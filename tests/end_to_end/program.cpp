@@ -1,0 +1,88 @@
+#include "tests/end_to_end/program.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <thread>
+
+namespace duet_test {
+namespace {
+
+namespace fs = std::filesystem;
+
+pid_t start(const std::vector<std::string>& arguments, const std::string& folder) {
+  const char* program = std::getenv("DUET_PROGRAM");
+  if (!program) throw std::runtime_error("DUET_PROGRAM is not set");
+  std::vector<char*> argv = {const_cast<char*>(program)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  const std::string out = folder + "/out", err = folder + "/err";
+  const pid_t child = ::fork();
+  if (child < 0) throw std::runtime_error("fork failed");
+  if (child == 0) {
+    ::unsetenv("DUET_STARTED_NS");
+    if (::dup2(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 1) == 1 &&
+        ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 2) == 2)
+      ::execv(program, argv.data());
+    ::_exit(127);
+  }
+  return child;
+}
+
+Ran finish(pid_t child, const std::string& folder) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  Ran ran;
+  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  ran.out = duet::cli::read_file(folder + "/out");
+  ran.err = duet::cli::read_file(folder + "/err");
+  return ran;
+}
+
+}  // namespace
+
+Ran duet(const std::vector<std::string>& arguments) {
+  const duet::cli::TemporaryFolder folder;
+  return finish(start(arguments, folder.path()), folder.path());
+}
+
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& file, int signal) {
+  const duet::cli::TemporaryFolder folder;
+  const pid_t child = start(arguments, folder.path());
+  for (siginfo_t ended{}; !fs::exists(file); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+    if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == child)
+      break;
+  ::kill(child, signal);
+  return finish(child, folder.path());
+}
+
+std::vector<std::string> files_in(const std::string& folder, const std::string& start_of_name) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with(start_of_name)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+int processes_with(const std::string& text) {
+  int count = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
+    std::string line;
+    try {
+      line = duet::cli::read_file(entry.path().string() + "/cmdline");
+    } catch (const std::exception&) {
+      continue;
+    }
+    count += line.find(text) != std::string::npos && entry.path().filename().string() != std::to_string(::getpid());
+  }
+  return count;
+}
+
+}  // namespace duet_test

@@ -1,0 +1,26 @@
+// Runs the program `duet` as a person would.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/files.h"
+
+namespace duet_test {
+
+struct Ran {
+  int status = 0;  // exit code, or 128 + the signal that ended it
+  std::string out, err;
+};
+
+/// Waits for the program's end. The program is $DUET_PROGRAM.
+Ran duet(const std::vector<std::string>& arguments);
+/// Starts it, sends a signal once `file` exists, and waits.
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& file, int signal);
+
+/// Names of files in a folder that begin with `start`.
+std::vector<std::string> files_in(const std::string& folder, const std::string& start = "");
+/// Processes whose command line holds `text`.
+int processes_with(const std::string& text);
+
+}  // namespace duet_test

@@ -1,0 +1,90 @@
+// The main job, small: all modes on drawn digits, in processes of their own, must end with the same bits.
+#include <algorithm>
+
+#include "cli/results.h"
+#include "cli/table.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+const std::vector<std::string> kSmall = {"--data",  "synthetic", "--train-images", "333", "--test-images", "200",
+                                         "--batch", "64",        "--lr",           "0.05"};
+
+std::vector<std::string> with(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+}  // namespace
+
+TEST_CASE("compare trains every cell, and dp ends with the bits of single") {
+  const TemporaryFolder folder;
+  const std::string out = folder.path() + "/report with a space";
+  const auto ran =
+      duet_test::duet(with({"compare", "--modes", "single,dp", "--out", out, "--json", "-", "--repeats", "2"}, kSmall));
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  CHECK(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
+  CHECK(read_file(out + "/results.json") == ran.out);
+  REQUIRE(results.runs.size() >= 4);
+  for (const Run& run : results.runs) {
+    INFO(run.mode << " " << run.devices << ": " << run.error);
+    CHECK(run.ok);
+    CHECK(run.epoch_s.size() == 2);
+    CHECK(run.test_accuracy.size() == 1);
+    CHECK(run.startup_s > 0);
+    CHECK(run.samples_per_s > 0);
+    CHECK(run.parameters_sha256 == results.runs[0].parameters_sha256);
+    CHECK(run.train_loss == results.runs[0].train_loss);
+    CHECK(same_result(results, run) == (&run == &results.runs[0] ? "-" : "yes"));
+    CHECK(run.step_us.forward > 0);
+    CHECK((run.step_us.scatter > 0) == (run.mode == "dp"));
+  }
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("drawn digits"));
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("the very same bits as single on 1, 2 and 4 devices"));
+  CHECK(ran.err.find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("where bits differ, the first differing step is named") {
+  const TemporaryFolder folder;
+  const auto ran = duet_test::duet(
+      with({"compare", "--modes", "single,dp", "--devices", "3", "--out", folder.path(), "--json", "-"}, kSmall));
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  const Run& dp = results.runs.back();
+  CHECK(dp.parameters_sha256 != results.runs[0].parameters_sha256);
+  REQUIRE(dp.first_differing_step);
+  CHECK(*dp.first_differing_step <= 5);
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("no: differs from step"));
+}
+
+TEST_CASE("a report that cannot be written is found before training") {
+  const auto ran = duet_test::duet(with({"compare", "--out", "/proc/duet"}, kSmall));
+  CHECK(ran.status == 1);
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("/proc/duet"));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
+}
+
+TEST_CASE("usage errors exit with 2, others with 1, each with one line") {
+  using Case = std::pair<std::vector<std::string>, int>;
+  for (const auto& [arguments, status] :
+       std::vector<Case>{{{"compare", "--devices", "0"}, 2},
+                         {{"compare", "--devices", "100000"}, 2},
+                         {{"train", "--device", "tpu"}, 2},
+                         {{"train", "--batch", "0"}, 2},
+                         {{"fly"}, 2},
+                         {{"train", "--data", "/no/such/folder"}, 1},
+                         {{"train", "--data", "synthetic", "--train-images", "10", "--resume", "/no/such/file"}, 1},
+                         {{"--version"}, 0},
+                         {{"info"}, 0}}) {
+    const auto ran = duet_test::duet(arguments);
+    INFO(arguments.back() << ": " << ran.err);
+    CHECK(ran.status == status);
+    CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (status == 0 ? 0 : 1));
+  }
+}

@@ -1,0 +1,70 @@
+#include <csignal>
+
+#include "cli/results.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+std::vector<std::string> train(const std::vector<std::string>& more, const std::string& images = "333") {
+  std::vector<std::string> arguments = {"train", "--data", "synthetic", "--train-images", images, "--test-images",
+                                        "200",   "--lr",   "0.05",      "--batch",        "64"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::string hash_of(const std::string& result) { return run_from_json(read_file(result)).parameters_sha256; }
+
+}  // namespace
+
+TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any mode") {
+  const TemporaryFolder folder;
+  const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed", kept = folder.path() + "/c";
+  REQUIRE(duet_test::duet(train({"--epochs", "2", "--result", whole})).status == 0);
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", kept})).status == 0);
+  REQUIRE(
+      duet_test::duet(train({"--epochs", "2", "--resume", kept, "--result", resumed, "--mode", "dp", "--devices", "2"}))
+          .status == 0);
+  CHECK(hash_of(resumed) == hash_of(whole));
+  CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
+}
+
+TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from there") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const TemporaryFolder folder;
+    const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
+    const auto ran = duet_test::duet_interrupted(
+        train({"--epochs", "3", "--checkpoint", kept, "--progress", progress}, "20000"), progress, signal);
+    INFO(ran.err);
+    CHECK(ran.status == 128 + signal);
+    CHECK(duet_test::files_in(kept, "checkpoint-").size() == 1);
+    CHECK(duet_test::files_in(kept).size() == 1);
+    CHECK(duet_test::processes_with(folder.path()) == 0);
+    if (signal != SIGINT) continue;
+    const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
+    REQUIRE(duet_test::duet(train({"--epochs", "1", "--result", whole}, "20000")).status == 0);
+    REQUIRE(duet_test::duet(train({"--epochs", "1", "--resume", kept, "--result", resumed}, "20000")).status == 0);
+    CHECK(hash_of(resumed) == hash_of(whole));
+  }
+}
+
+TEST_CASE("a checkpoint of another run is refused") {
+  const TemporaryFolder folder;
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", folder.path() + "/c"})).status == 0);
+  const auto model = duet_test::duet(train({"--epochs", "2", "--model", "linear", "--resume", folder.path() + "/c"}));
+  CHECK(model.status == 1);
+  CHECK_THAT(model.err, duet_test::ContainsSubstring("is of the model \"SimpleCNN\", expected \"LinearClassifier\""));
+  const auto seed = duet_test::duet(train({"--epochs", "2", "--seed", "5", "--resume", folder.path() + "/c"}));
+  CHECK(seed.status == 1);
+  CHECK_THAT(seed.err, duet_test::ContainsSubstring("is of a run with seed 1234, this run has 5"));
+}
+
+TEST_CASE("the seed mode prints the tutorial's lines") {
+  const auto ran = duet_test::duet(train({"--mode", "seed", "--epochs", "1"}));
+  INFO(ran.out << ran.err);
+  CHECK(ran.status == 0);
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nRank  0 , epoch  0 :  2."));
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nTotal execution time for 1 CPU devices: "));
+}
