@@ -70,12 +70,15 @@ void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, st
       std::copy_n(padded + i * (h + 2) * pitch + (row + 1) * pitch + block, w * block, x + (i * h + row) * w * block);
 }
 
-/// (K, C, 9) to (K, 9, C), and back.
-void taps_first(const float* plain, float* w, std::int64_t outs, std::int64_t ins) {
-  for (std::int64_t k = 0; k < outs; ++k)
-    for (std::int64_t c = 0; c < ins; ++c)
-      for (std::int64_t t = 0; t < 9; ++t) w[(k * 9 + t) * ins + c] = plain[(k * ins + c) * 9 + t];
+/// Plain (K, C, 9) to (C / block, K, 9, block).
+void block_inputs(const float* plain, float* w, std::int64_t outs, std::int64_t ins, int block) {
+  for (std::int64_t c = 0; c < ins; ++c)
+    for (std::int64_t k = 0; k < outs; ++k)
+      for (std::int64_t t = 0; t < 9; ++t)
+        w[((c / block * outs + k) * 9 + t) * block + c % block] = plain[(k * ins + c) * 9 + t];
 }
+
+/// (K, 9, C) to plain (K, C, 9).
 void taps_last(const float* w, float* plain, std::int64_t outs, std::int64_t ins) {
   for (std::int64_t k = 0; k < outs; ++k)
     for (std::int64_t c = 0; c < ins; ++c)
@@ -195,7 +198,7 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
   LeafGradients gradients(device, blocks, dw, db);
   const Tensor taps = empty({f.channels, 9, g.in_channels});
-  if (dx.defined()) taps_first(w.data<float>(), taps.data<float>(), f.channels, g.in_channels);
+  if (dx.defined()) block_inputs(w.data<float>(), taps.data<float>(), f.channels, g.in_channels, f.block);
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
     const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
     const std::int64_t rows = end - begin;
@@ -203,7 +206,7 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
     Worker& worker = device.worker(id);
     float* const images = worker.image.floats((rows + 1) * padded);
     pad(rows_of(x, begin), images, rows * planes, f.height, f.width, f.block);
-    void* const scratch = worker.gradient.floats(2 * (rows * f.pixels + 1) + 10 * f.channels);
+    void* const scratch = worker.gradient.bytes(kernels_.live_scratch_bytes(g));
     kernels_.live_backward_weights(g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count,
                                    rows, gradients.weights(leaf), gradients.bias(leaf), scratch);
     for (std::int64_t row = begin; dx.defined() && row < end; ++row) {

@@ -26,7 +26,7 @@ struct PoolGeometry {
 inline constexpr std::uint8_t kDead = 255;
 
 /// A 3x3 convolution with padding 1, a 2x2 max-pool and relu, seen from its backward. Images are blocked by
-/// channel_block channels and padded by one pixel of zeros on each side; weights are (out_channels, 9, in_channels).
+/// channel_block channels and padded by one pixel of zeros on each side.
 struct LiveConv {
   std::int64_t height, width;  // of the image, even
   std::int64_t in_channels, out_channels;
@@ -63,11 +63,12 @@ struct Kernels {
   void (*block)(const float* x, float* y, std::int64_t pixels, int block);
   void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 
-  /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only. x: the padded images;
-  /// scratch: 8 bytes per pooled pixel of a channel and row.
+  /// Bytes of scratch memory that the next two take.
+  std::int64_t (*live_scratch_bytes)(const LiveConv& g);
+  /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only; x: the padded images.
   void (*live_backward_weights)(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                 std::int64_t rows, float* dw, float* db, void* scratch);
-  /// dx, padded, of one row. scratch: 40 bytes per output channel.
+  /// dx, padded, of one row; w (in_channels / channel_block, out_channels, 9, channel_block).
   void (*live_backward_data)(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                              void* scratch);
 

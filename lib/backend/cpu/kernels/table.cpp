@@ -24,6 +24,7 @@ constinit const Kernels table = {
     .unblock_bytes = unblock_bytes,
     .block = block,
     .block_bytes = block_bytes,
+    .live_scratch_bytes = live_scratch_bytes,
     .live_backward_weights = live_backward_weights,
     .live_backward_data = live_backward_data,
     .dropout_mask = dropout_mask,

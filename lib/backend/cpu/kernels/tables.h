@@ -21,6 +21,7 @@ void unblock(const float* x, float* y, std::int64_t pixels, int block);
 void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+std::int64_t live_scratch_bytes(const LiveConv& g);
 void live_backward_weights(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
                            std::int64_t rows, float* dw, float* db, void* scratch);
 void live_backward_data(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
