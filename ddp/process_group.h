@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
+#include "ddp/store.h"
 #include "ddp/work.h"
 #include "lib/tensor.h"
 
@@ -77,6 +80,10 @@ class ProcessGroup {
   /// "gloo", "solo", "memory".
   virtual const char* backend() const = 0;
 
+  /// The store through which the ranks met, where init_process_group() made the group.
+  const std::shared_ptr<Store>& store() const { return store_; }
+  void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
+
   /// Copies the root's buffer to all ranks.
   [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
   /// Replaces every rank's buffer by the reduction of all.
@@ -104,6 +111,7 @@ class ProcessGroup {
   Work checked(const Call& call);
   int rank_;
   int size_;
+  std::shared_ptr<Store> store_;
 };
 
 }  // namespace duet::ddp

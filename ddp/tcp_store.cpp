@@ -54,6 +54,7 @@ class Connection {
 
   StoreFrame ask(const StoreFrame& request, Milliseconds timeout) {
     const std::lock_guard lock(mutex_);
+    require<CommError>(lost_.empty(), lost_);
     const auto deadline = Clock::now() + timeout + kAnswerGrace;
     const std::string bytes = encode(request);
     transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(bytes), done); });
@@ -101,13 +102,15 @@ class Connection {
     std::optional<error_code> result;
     start([&](error_code error, std::size_t) { result = error; });
     run_until(deadline);
-    if (!result || *result) {
-      error_code ignored;
-      socket_.close(ignored);
-    }
-    require<CommError>(result.has_value(), "the store at ", name(), " did not answer in time");
-    require<CommError>(*result != asio::error::eof, "lost the store at ", name(), ": connection closed");
-    require<CommError>(!*result, "lost the store at ", name(), ": ", text(*result));
+    if (result && !*result) return;
+    error_code ignored;
+    socket_.close(ignored);
+    const bool closed = result && *result == asio::error::eof;
+    lost_ = concat("lost the store at ", name(), ": ",
+                   !result  ? "no answer in time"
+                   : closed ? "connection closed"
+                            : text(*result));
+    throw CommError(lost_);
   }
 
   /// Handlers refer to the callers' locals, so an overdue operation is cancelled and run to its end here.
@@ -123,6 +126,7 @@ class Connection {
   tcp::endpoint server_;
   asio::io_context io_;
   tcp::socket socket_{io_};
+  std::string lost_;  // why the connection is of no more use
   std::mutex mutex_;
 };
 

@@ -54,7 +54,7 @@ Work TransportGroup::start(const Call& call) {
   auto state = works_.take();
   state->begin(name(call.op));
   const std::lock_guard lock(mutex_);
-  queue_.push_back({call, state});
+  queue_.push_back({call, state.get()});
   queued_.notify_one();
   return Work(std::move(state));
 }
@@ -114,10 +114,7 @@ void TransportGroup::serve() {
       if (queue_.empty()) break;
       std::swap(queue_, running_);
     }
-    for (Task& task : running_) {
-      execute(task);
-      task.state.reset();
-    }
+    for (const Task& task : running_) execute(task);
     running_.clear();
   }
   collectives_.take_leave(options_.leave_timeout);

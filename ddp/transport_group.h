@@ -38,7 +38,7 @@ class TransportGroup final : public ProcessGroup {
   };
   struct Task {
     Call call;
-    std::shared_ptr<WorkState> state;
+    WorkState* state;  // works_ keeps it until it has ended
   };
   Work start_message(const Call& call);
   void serve();

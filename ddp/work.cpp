@@ -57,7 +57,7 @@ void Work::wait(Milliseconds timeout) {
 
 std::shared_ptr<WorkState> WorkPool::take() {
   for (const auto& state : states_) {
-    if (state.use_count() == 1) return state;
+    if (state.use_count() == 1 && state->done()) return state;
   }
   states_.push_back(std::make_shared<WorkState>());
   return states_.back();

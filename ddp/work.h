@@ -52,8 +52,8 @@ class Work {
   std::shared_ptr<WorkState> state_;
 };
 
-/// Hands out states and takes back those that nobody holds any more, so that a training step allocates none.
-/// Used by one thread at a time.
+/// Hands out states and takes back those of ended operations that nobody holds any more, so that a training step
+/// allocates none. Used by one thread at a time.
 class WorkPool {
  public:
   std::shared_ptr<WorkState> take();

@@ -91,7 +91,10 @@ bool ParameterStore::has_all_gradients() const {
   return std::all_of(filled_.begin(), filled_.end(), [](char filled) { return filled != 0; });
 }
 
-void ParameterStore::zero_grad() { std::fill(filled_.begin(), filled_.end(), char{0}); }
+void ParameterStore::zero_grad() {
+  std::fill(filled_.begin(), filled_.end(), char{0});
+  ++zero_grad_count_;
+}
 
 HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
   const int id = hooks_->next_id++;

@@ -72,6 +72,8 @@ class ParameterStore final : public BackwardListener {
   bool has_all_gradients() const;
   /// Marks all slots empty, so that the next backward overwrites instead of adding. Touches no memory.
   void zero_grad();
+  /// How often zero_grad() was called.
+  std::uint64_t zero_grad_count() const { return zero_grad_count_; }
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] = 1; }
 
@@ -104,6 +106,7 @@ class ParameterStore final : public BackwardListener {
   std::vector<NamedTensor> buffers_;
   Tensor values_, gradients_;
   std::vector<char> filled_;
+  std::uint64_t zero_grad_count_ = 0;
   std::vector<Variable> variables_;
   std::shared_ptr<Hooks> hooks_;
 };

@@ -1,0 +1,16 @@
+#include "ddp/average_gradients.h"
+
+namespace duet::ddp {
+
+void average_gradients(nn::Module& model, ProcessGroup& group) {
+  nn::ParameterStore& store = model.parameters();
+  const auto size = static_cast<float>(group.size());
+  for (int slot = 0; slot < store.slot_count(); ++slot) {
+    if (!store.has_gradient(slot)) continue;
+    const Tensor gradient = store.gradient(slot);
+    group.all_reduce(gradient).wait();
+    for (float& value : gradient.span<float>()) value /= size;
+  }
+}
+
+}  // namespace duet::ddp

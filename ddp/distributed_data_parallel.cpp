@@ -1,0 +1,161 @@
+#include "ddp/distributed_data_parallel.h"
+
+#include <algorithm>
+#include <string>
+
+#include "lib/autograd/grad_mode.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// All ranks' texts, in rank order.
+std::vector<std::string> texts_of_all(ProcessGroup& group, const std::string& text) {
+  const auto size = static_cast<std::size_t>(group.size());
+  std::int64_t own = static_cast<std::int64_t>(text.size());
+  std::vector<std::int64_t> lengths(size);
+  group.all_gather(std::span<std::int64_t>(&own, 1), std::span<std::int64_t>(lengths)).wait();
+  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::vector<std::uint8_t> padded(longest), all(longest * size);
+  std::copy(text.begin(), text.end(), padded.begin());
+  group.all_gather(std::span<std::uint8_t>(padded), std::span<std::uint8_t>(all)).wait();
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * longest);
+    texts.emplace_back(begin, begin + lengths[rank]);
+  }
+  return texts;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Every rank compares all ranks with rank 0, so that all say the same.
+void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
+  std::string text;
+  for (const nn::Slot& slot : slots) text += concat(slot.name, " ", slot.shape, "\n");
+  const std::vector<std::string> texts = texts_of_all(group, text);
+  const std::vector<std::string> first = lines_of(texts[0]);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    const std::vector<std::string> lines = lines_of(texts[rank]);
+    require<CommError>(lines.size() == first.size(), "DDP expects same model across all ranks, but Rank 0 has ",
+                       first.size(), " params, while rank ", rank, " has inconsistent ", lines.size(), " params.");
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      require<CommError>(lines[i] == first[i], "DDP expects same model across all ranks, but params[", i, "] is ",
+                         first[i], " on rank 0 and ", lines[i], " on rank ", rank);
+    }
+  }
+}
+
+}  // namespace
+
+/// What ties the reducer to the gradients of one module.
+struct DistributedDataParallel::Hooks {
+  Hooks(nn::Module& module, ProcessGroup& the_group, const DistributedDataParallelOptions& options, const bool& sync_on)
+      : store(module.parameters()),
+        first(module.range().first_slot),
+        count(module.range().slots),
+        group(the_group),
+        sync(sync_on),
+        accumulates(options.rule == GradientRule::torch || the_group.size() == 1),
+        reducer(the_group, slots(),
+                {.bucket_limits = options.bucket_limits,
+                 .scale = options.rule == GradientRule::torch ? 1.0 / the_group.size() : 1.0,
+                 .zero_unused = options.find_unused_parameters}) {
+    ready.resize(static_cast<std::size_t>(count));
+    on_ready = store.on_grad_ready([this](int slot) { grad_ready(slot); });
+    at_end = store.at_backward_end([this] { backward_ended(); });
+  }
+
+  /// In the order of their addresses, which is the reverse of registration: see Note [Flat order].
+  std::vector<ReducerSlot> slots() const {
+    std::vector<ReducerSlot> list;
+    for (int slot = first + count - 1; slot >= first; --slot) {
+      const Tensor gradient = store.gradient(slot);
+      list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(),
+                      store.slots()[static_cast<std::size_t>(slot)].name});
+    }
+    return list;
+  }
+
+  void grad_ready(int slot) {
+    if (!sync || slot < first || slot >= first + count) return;
+    // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
+    require<UsageError>(
+        accumulates || reduced_at != store.zero_grad_count(),
+        "backward adds to gradients that are already summed over the ranks: call zero_grad() before it, "
+        "or no_sync() around all backward runs but the last");
+    ready[static_cast<std::size_t>(slot - first)] = 1;
+    reducer.mark_ready(first + count - 1 - slot);
+  }
+
+  void backward_ended() {
+    if (!sync) return;
+    for (int slot = first; slot < first + count; ++slot) {  // gradients from runs under no_sync() go along
+      if (!ready[static_cast<std::size_t>(slot - first)] && store.has_gradient(slot))
+        reducer.mark_ready(first + count - 1 - slot);
+    }
+    std::fill(ready.begin(), ready.end(), char{0});
+    reducer.finish();
+    for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
+    reduced_at = store.zero_grad_count();
+  }
+
+  nn::ParameterStore& store;
+  int first, count;
+  ProcessGroup& group;
+  const bool& sync;
+  bool accumulates;  // sums of sums come out right
+  Reducer reducer;
+  std::vector<char> ready;
+  std::uint64_t reduced_at = ~std::uint64_t{0};
+  nn::HookHandle on_ready, at_end;
+};
+
+DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
+                                                 const DistributedDataParallelOptions& options)
+    : module_(module), group_(group), options_(options) {
+  nn::ParameterStore& store = module_.parameters();
+  const Range& range = module_.range();
+  require<UsageError>(range.slots > 0,
+                      "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
+                      "gradient.");
+  wrap_module("module", module);
+  check_same_model(group_,
+                   std::span(store.slots())
+                       .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots)));
+  group_.broadcast(store.values_of(range.first_slot, range.slots)).wait();
+  broadcast_buffers(module_.context());
+  hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_);
+}
+
+DistributedDataParallel::~DistributedDataParallel() = default;
+
+const Reducer& DistributedDataParallel::reducer() const { return hooks_->reducer; }
+
+void DistributedDataParallel::broadcast_buffers(const nn::Context& context) const {
+  const Range& range = module_.range();
+  for (int i = 0; i < range.buffers; ++i) {
+    const int number = range.first_buffer + i - context.first_buffer;
+    group_.broadcast(context.store->buffers()[static_cast<std::size_t>(number)].tensor).wait();
+  }
+}
+
+Variable DistributedDataParallel::forward(nn::Context& context, const Variable& x) const {
+  if (options_.broadcast_buffers && context.training && sync_ && grad_enabled()) broadcast_buffers(context);
+  return module_.forward(context, x);
+}
+
+nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value& input) const {
+  if (options_.broadcast_buffers && context.training && sync_ && grad_enabled()) broadcast_buffers(context);
+  return module_.forward(context, input);
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,73 @@
+// DistributedDataParallel: one process per rank, each with the whole model and a shard of every batch.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ddp/process_group.h"
+#include "ddp/reducer.h"
+#include "lib/nn/module.h"
+
+namespace duet::ddp {
+
+/// How gradients of ranks become one. `sum` adds them up: right where the loss of a stamped shard has already divided
+/// by the rows of the global batch (lib/ops/losses.h). `torch` multiplies by 1 / world size first, as PyTorch does,
+/// for losses that are means over the rank's own rows.
+enum class GradientRule { sum, torch };
+
+struct DistributedDataParallelOptions {
+  GradientRule rule = GradientRule::sum;
+  /// Sizes at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
+  std::vector<std::size_t> bucket_limits{};
+  /// Parameters that a loss does not reach count as zeros instead of being an error.
+  bool find_unused_parameters = false;
+  /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
+  bool broadcast_buffers = true;
+};
+
+/// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
+/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients.
+/// The module and the group must outlive this. Used by one thread at a time.
+class DistributedDataParallel : public nn::Module {
+ public:
+  /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all. Throws CommError on
+  /// every rank if they differ, naming the first difference; UsageError for a module without parameters.
+  DistributedDataParallel(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options = {});
+  ~DistributedDataParallel() override;
+
+  Variable forward(nn::Context& context, const Variable& x) const override;
+  nn::Value forward(nn::Context& context, const nn::Value& input) const override;
+  nn::Module& module() { return module_; }
+  ProcessGroup& group() { return group_; }
+  const Reducer& reducer() const;
+
+  /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
+  /// accumulated: `auto guard = net.no_sync();`.
+  class NoSync {
+   public:
+    explicit NoSync(bool& sync) : sync_(sync), before_(sync) { sync_ = false; }
+    ~NoSync() { sync_ = before_; }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    bool& sync_;
+    bool before_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+
+ protected:
+  std::string type_name() const override { return "DistributedDataParallel"; }
+
+ private:
+  struct Hooks;
+  void broadcast_buffers(const nn::Context& context) const;
+
+  nn::Module& module_;
+  ProcessGroup& group_;
+  DistributedDataParallelOptions options_;
+  bool sync_ = true;
+  std::unique_ptr<Hooks> hooks_;
+};
+
+}  // namespace duet::ddp

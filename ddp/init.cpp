@@ -1,0 +1,219 @@
+#include "ddp/init.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <thread>
+
+#include "ddp/file_store.h"
+#include "ddp/gloo_group.h"
+#include "ddp/solo_group.h"
+#include "ddp/tcp_store.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr Milliseconds kLastWords{200};
+
+int number(const std::string& text, const std::string& what) {
+  int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  require<UsageError>(error == std::errc() && stop == end, what, " must be a number, got \"", text, "\"");
+  return value;
+}
+
+std::optional<std::string> variable(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return {};
+  return text;
+}
+
+int variable_or(const char* name, int otherwise) {
+  const auto text = variable(name);
+  return text ? number(*text, concat("environment variable ", name)) : otherwise;
+}
+
+/// Where and as whom this rank meets the others.
+struct Rendezvous {
+  std::string scheme, place;  // of the URL
+  int rank = -1, world_size = -1;
+  std::string host;
+  int port = -1;
+};
+
+std::string needed_variable(const char* name) {
+  const auto text = variable(name);
+  require<UsageError>(text.has_value(),
+                      "Error initializing the process group using env:// rendezvous: ", "environment variable ", name,
+                      " expected, but not set");
+  return *text;
+}
+
+/// Takes "rank=0&world_size=2" apart.
+void read_query(std::string_view query, const InitOptions& options, Rendezvous& meeting) {
+  while (!query.empty()) {
+    const std::string_view item = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), item.size() + 1));
+    const std::size_t equals = item.find('=');
+    require<UsageError>(equals != std::string_view::npos, "init_method ", options.init_method, ": \"", item,
+                        "\" is not name=value");
+    const std::string_view key = item.substr(0, equals);
+    const std::string value(item.substr(equals + 1));
+    require<UsageError>(key == "rank" || key == "world_size", "init_method ", options.init_method, ": unknown name ",
+                        key);
+    require<UsageError>(options.rank < 0 && options.world_size < 0, "The url: ", options.init_method,
+                        " has node-specific arguments(rank, world_size) already.");
+    (key == "rank" ? meeting.rank : meeting.world_size) = number(value, std::string(key));
+  }
+}
+
+void read_env(Rendezvous& meeting) {
+  if (meeting.rank < 0) meeting.rank = number(needed_variable("RANK"), "environment variable RANK");
+  if (meeting.world_size < 0)
+    meeting.world_size = number(needed_variable("WORLD_SIZE"), "environment variable WORLD_SIZE");
+  if (meeting.world_size == 1) return;
+  meeting.host = needed_variable("MASTER_ADDR");
+  meeting.port = number(needed_variable("MASTER_PORT"), "environment variable MASTER_PORT");
+}
+
+Rendezvous read_method(const InitOptions& options) {
+  const std::string& url = options.init_method;
+  const std::size_t colon = url.find("://");
+  require<UsageError>(colon != std::string::npos, "init_method \"", url,
+                      "\" is not env://, tcp://host:port or file://path");
+  Rendezvous meeting;
+  meeting.scheme = url.substr(0, colon);
+  const std::size_t query = url.find('?', colon);
+  meeting.place = url.substr(colon + 3, query == std::string::npos ? query : query - colon - 3);
+  meeting.rank = options.rank;
+  meeting.world_size = options.world_size;
+  if (query != std::string::npos) read_query(std::string_view(url).substr(query + 1), options, meeting);
+  if (meeting.scheme == "env") {
+    read_env(meeting);
+    return meeting;
+  }
+  require<UsageError>(meeting.scheme == "tcp" || meeting.scheme == "file", "No rendezvous handler for ", meeting.scheme,
+                      "://");
+  const std::string prefix = concat("Error initializing the process group using ", meeting.scheme, ":// rendezvous: ");
+  require<UsageError>(meeting.rank >= 0, prefix, "rank parameter missing");
+  require<UsageError>(meeting.world_size >= 0, prefix, "world size parameter missing");
+  require<UsageError>(!meeting.place.empty(), prefix, meeting.scheme == "tcp" ? "port number missing" : "path missing");
+  if (meeting.scheme == "file") return meeting;
+  const std::size_t port = meeting.place.rfind(':');
+  require<UsageError>(port != std::string::npos && port + 1 < meeting.place.size(), prefix, "port number missing");
+  meeting.host = meeting.place.substr(0, port);
+  meeting.port = number(meeting.place.substr(port + 1), "port");
+  return meeting;
+}
+
+std::vector<std::string> rank_keys(const char* name, int world_size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size; ++rank) keys.push_back(concat(name, "/", rank));
+  return keys;
+}
+
+/// "rank 1", "ranks 1, 3"; empty if all keys are there or nobody can tell any more.
+std::string missing_ranks(Store& store, const std::vector<std::string>& keys) {
+  std::string missing;
+  int count = 0;
+  try {
+    for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+      if (!store.check({keys[rank]})) missing += concat(count++ ? ", " : "", rank);
+    }
+  } catch (const CommError&) {
+    return {};
+  }
+  return count == 0 ? "" : concat(count > 1 ? "ranks " : "rank ", missing);
+}
+
+/// Waits until all ranks have set their key.
+void store_barrier(Store& store, const char* name, const char* what, const Rendezvous& meeting, Milliseconds timeout) {
+  const std::vector<std::string> keys = rank_keys(name, meeting.world_size);
+  try {
+    store.wait(keys, timeout);
+  } catch (const CommError&) {
+    const std::string missing = missing_ranks(store, keys);
+    if (missing.empty()) throw;
+    // The others find out in these moments too, if the one that serves the store leaves them the time.
+    if (meeting.rank == 0) std::this_thread::sleep_for(kLastWords);
+    throw CommError(concat(missing, " of ", meeting.world_size, " did not ", what, " within ", timeout.count(),
+                           " ms (waiting on rank ", meeting.rank, ")"));
+  }
+}
+
+/// Tells the others that this rank is there, finds out who claims the same, and waits for all.
+void join(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
+  const std::string size = std::to_string(meeting.world_size);
+  const std::string other = store.compare_set("world_size", "", size);
+  require<CommError>(other == size, "rank ", meeting.rank, " counts ", size, " ranks, but another rank counts ", other);
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string self = concat("process ", ::getpid(), " on ", host.data());
+  const std::string holder = store.compare_set(concat("joined/", meeting.rank), "", self);
+  require<CommError>(
+      holder == self, "two processes claim to be rank ", meeting.rank, ": ", holder, ", and ", self,
+      meeting.scheme == "file" ? "; or the file is left over: give every run a new one, or a run_id" : "");
+  store_barrier(store, "joined", "join", meeting, timeout);
+}
+
+std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting) {
+  std::shared_ptr<Store> store;
+  GlooOptions gloo;
+  if (meeting.scheme == "file") {
+    const std::string run = !options.run_id.empty() ? options.run_id : variable("TORCHELASTIC_RUN_ID").value_or("");
+    store = std::make_shared<FileStore>(meeting.place, run, meeting.world_size, options.join_timeout);
+  } else {
+    const auto tcp = std::make_shared<TcpStore>(TcpStoreOptions{
+        .host = meeting.host, .port = meeting.port, .serve = meeting.rank == 0, .timeout = options.join_timeout});
+    gloo.address = tcp->local_address();
+    store = tcp;
+  }
+  PrefixStore init(store, "duet/init/");
+  join(init, meeting, options.join_timeout);
+  gloo.connect_timeout = options.join_timeout;
+  gloo.group.timeout = options.timeout;
+  auto group = make_gloo_group(init, meeting.rank, meeting.world_size, gloo);
+  init.set(concat("ready/", meeting.rank), "");
+  store_barrier(init, "ready", "connect", meeting, options.join_timeout);
+  group->set_store(std::move(store));
+  return group;
+}
+
+}  // namespace
+
+RankInfo rank_info() {
+  RankInfo info;
+  info.rank = variable_or("RANK", 0);
+  info.world_size = variable_or("WORLD_SIZE", 1);
+  info.local_rank = variable_or("LOCAL_RANK", info.rank);
+  info.local_world_size = variable_or("LOCAL_WORLD_SIZE", info.world_size);
+  info.node_rank = variable_or("GROUP_RANK", 0);
+  require<UsageError>(info.rank >= 0 && info.rank < info.world_size, "environment variable RANK is ", info.rank,
+                      ", WORLD_SIZE is ", info.world_size);
+  return info;
+}
+
+std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
+  require<UsageError>(options.backend == "gloo" || options.backend == "solo", "Invalid backend: '", options.backend,
+                      "'");
+  require<UsageError>(options.timeout.count() > 0 && options.join_timeout.count() > 0,
+                      "timeouts must be positive, got ", options.timeout.count(), " ms and ",
+                      options.join_timeout.count(), " ms");
+  const Rendezvous meeting = read_method(options);
+  require<UsageError>(meeting.world_size >= 1, "world size must be at least 1, got ", meeting.world_size);
+  require<UsageError>(meeting.rank >= 0 && meeting.rank < meeting.world_size, "Invalid rank ", meeting.rank,
+                      ", rank should be in the interval [0, ", meeting.world_size - 1, "]");
+  require<UsageError>(options.backend != "solo" || meeting.world_size == 1, "backend solo has one rank, got ",
+                      meeting.world_size);
+  if (meeting.world_size == 1) return std::make_unique<SoloGroup>();
+  return connect(options, meeting);
+}
+
+}  // namespace duet::ddp

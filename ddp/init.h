@@ -1,0 +1,40 @@
+// How ranks find each other and become a process group.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ddp/process_group.h"
+#include "ddp/store.h"
+
+namespace duet::ddp {
+
+/// This process's place in the job, from a launcher's variables (torchrun's names). Without them, the only rank.
+struct RankInfo {
+  int rank = 0, world_size = 1;
+  int local_rank = 0, local_world_size = 1;  // on this machine
+  int node_rank = 0;                         // of this machine
+};
+/// Throws UsageError for a variable that is no number, or a rank outside the world.
+RankInfo rank_info();
+
+struct InitOptions {
+  std::string backend = "gloo";
+  /// "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), "tcp://host:port", "file://path"; rank and world_size may
+  /// stand in the URL ("tcp://host:port?rank=0&world_size=2").
+  std::string init_method = "env://";
+  int rank = -1;                              // -1: from the URL or the environment
+  int world_size = -1;                        // likewise
+  Milliseconds timeout = kGroupTimeout;       // of each operation
+  Milliseconds join_timeout = kStoreTimeout;  // until all ranks have come
+  /// Keeps runs apart that share a file; the launcher's id unless set.
+  std::string run_id{};
+};
+
+/// Waits for all ranks, connects them, and returns when all are connected. A world of one needs neither backend nor
+/// store. Unlike PyTorch's there is no default group: the caller holds it, and may have several.
+/// Throws UsageError for a bad option or variable (PyTorch's texts), CommError that names the ranks that did not come
+/// or that disagree, DeviceError when the backend is not built.
+std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
+
+}  // namespace duet::ddp

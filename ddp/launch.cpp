@@ -1,0 +1,342 @@
+#include "ddp/launch.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "ddp/rank_process.h"
+#include "ddp/work.h"
+#include "lib/error.h"
+
+extern "C" char** environ;
+
+namespace duet::ddp {
+namespace {
+
+constexpr Milliseconds kPoll{50};     // where the kernel cannot tell that a process has ended
+constexpr Milliseconds kSettle{100};  // a rank's error may be the consequence of another's death: that shows soon
+
+std::atomic<int> signal_pipe{-1};
+
+void note_signal(int signal) {
+  const int saved = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  [[maybe_unused]] const ssize_t told = ::write(signal_pipe.load(), &byte, 1);
+  errno = saved;
+}
+
+/// Turns SIGINT and SIGTERM into bytes of a pipe for as long as it lives.
+class SignalPipe {
+ public:
+  SignalPipe() : pipe_(make_pipe()) {
+    int none = -1;
+    require<UsageError>(signal_pipe.compare_exchange_strong(none, pipe_.write.get()), "one launch at a time");
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGINT, &action, &before_[0]);
+    ::sigaction(SIGTERM, &action, &before_[1]);
+  }
+  ~SignalPipe() {
+    ::sigaction(SIGINT, &before_[0], nullptr);
+    ::sigaction(SIGTERM, &before_[1], nullptr);
+    signal_pipe.store(-1);
+  }
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
+  int descriptor() const { return pipe_.read.get(); }
+  /// The next signal that came, or 0.
+  int next() const {
+    unsigned char byte = 0;
+    return ::read(pipe_.read.get(), &byte, 1) == 1 ? byte : 0;
+  }
+
+ private:
+  Pipe pipe_;
+  std::array<struct sigaction, 2> before_{};
+};
+
+/// A port that nobody else gets. The socket never listens, so rank 0 may bind the same port beside it: both allow
+/// address reuse, as every server of this kind does.
+class ReservedPort {
+ public:
+  ReservedPort(const std::string& address, int port)
+      : port_(port), socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in place{};
+    place.sin_family = AF_INET;
+    place.sin_port = htons(static_cast<std::uint16_t>(port));
+    if (::inet_pton(AF_INET, address.c_str(), &place.sin_addr) != 1) {  // a name: rank 0 will find what it means
+      require<UsageError>(port != 0, "a free port needs a numeric master address, got ", address);
+      return;
+    }
+    const int on = 1;
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    socklen_t size = sizeof(place);
+    auto* generic = reinterpret_cast<sockaddr*>(&place);
+    require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port,
+                       ": errno ", errno, " - ", std::strerror(errno));
+    ::getsockname(socket_.get(), generic, &size);
+    port_ = ntohs(place.sin_port);
+  }
+  int port() const { return port_; }
+
+ private:
+  int port_;
+  Descriptor socket_;
+};
+
+std::string random_id() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number))
+    number = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+  return concat("duet-", ::getpid(), "-", std::hex, number);
+}
+
+/// This process's variables with others set; the last setting of a name counts.
+class Environment {
+ public:
+  Environment() {
+    for (char** next = environ; *next != nullptr; ++next) entries_.emplace_back(*next);
+  }
+  bool has(const std::string& name) const { return find(name) < entries_.size(); }
+  template <class Value>
+  void set(const std::string& name, const Value& value) {
+    const std::string entry = concat(name, "=", value);
+    const std::size_t at = find(name);
+    if (at < entries_.size())
+      entries_[at] = entry;
+    else
+      entries_.push_back(entry);
+  }
+  const std::vector<std::string>& entries() const { return entries_; }
+
+ private:
+  std::size_t find(const std::string& name) const {
+    const auto same = [&](const std::string& entry) { return entry.starts_with(name + "="); };
+    return static_cast<std::size_t>(std::find_if(entries_.begin(), entries_.end(), same) - entries_.begin());
+  }
+  std::vector<std::string> entries_;
+};
+
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options)
+      : options_(options), port_(options.master_address, options.master_port), reports_(make_pipe()) {
+    const std::string run_id = random_id();
+    ranks_.reserve(static_cast<std::size_t>(options.ranks));
+    for (int rank = 0; rank < options.ranks; ++rank)
+      ranks_.emplace_back(options.command, environment(rank, run_id).entries(), reports_.write.get());
+    failed_.resize(ranks_.size());
+    report_lines_ = LineReader(std::move(reports_.read));
+  }
+
+  LaunchResult run() {
+    while (any_alive()) {
+      wait_for_events();
+      read_lines();
+      pass_on_signals();
+      end_overdue();
+    }
+    read_lines();
+    return result();
+  }
+
+ private:
+  struct Failure {
+    bool failed = false;
+    bool consequence = false;  // its own report says that it lost a peer
+    Clock::time_point when;
+    std::string text;
+  };
+
+  Environment environment(int rank, const std::string& run_id) const {
+    Environment all;
+    all.set("RANK", rank);
+    all.set("LOCAL_RANK", rank);
+    all.set("ROLE_RANK", rank);
+    all.set("GROUP_RANK", 0);
+    all.set("ROLE_NAME", "default");
+    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) all.set(name, options_.ranks);
+    all.set("GROUP_WORLD_SIZE", 1);
+    all.set("MASTER_ADDR", options_.master_address);
+    all.set("MASTER_PORT", port_.port());
+    all.set("TORCHELASTIC_RESTART_COUNT", 0);
+    all.set("TORCHELASTIC_MAX_RESTARTS", 0);
+    all.set("TORCHELASTIC_RUN_ID", run_id);
+    all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
+    if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
+    if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
+    all.set("DUET_FAILURE_FD", reports_.write.get());
+    for (const auto& [name, value] : options_.environment) all.set(name, value);
+    return all;
+  }
+
+  bool any_alive() {
+    bool any = false;
+    for (RankProcess& rank : ranks_) any = !rank.look() || any;
+    look_for_failures();
+    return any;
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}, {report_lines_.descriptor(), POLLIN, 0}};
+    bool blind = false;
+    for (RankProcess& rank : ranks_) {
+      if (rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+      if (rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+      if (rank.ended()) continue;
+      if (rank.end_descriptor() >= 0)
+        events.push_back({rank.end_descriptor(), POLLIN, 0});
+      else
+        blind = true;
+    }
+    // poll() rounds down to 0 what is left below 1 ms.
+    Milliseconds limit = blind ? kPoll : Milliseconds(-1);
+    if (kill_at_ || terminate_at_) {
+      const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
+      const auto left = std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0));
+      limit = limit.count() < 0 ? left : std::min(limit, left);
+    }
+    ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+  }
+
+  void read_lines() {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      ranks_[i].output().read([&](std::string_view line) { print(rank, false, line); });
+      ranks_[i].errors().read([&](std::string_view line) { print(rank, true, line); });
+    }
+    report_lines_.read([&](std::string_view line) { note_report(line); });
+  }
+
+  void print(int rank, bool is_stderr, std::string_view line) {
+    if (options_.on_line) return options_.on_line(rank, is_stderr, line);
+    std::string text = options_.label_lines ? concat("[rank ", rank, "] ", line, "\n") : concat(line, "\n");
+    std::string_view left = text;  // one write, so that lines of several ranks never mix
+    while (!left.empty()) {
+      const ssize_t wrote = ::write(is_stderr ? STDERR_FILENO : STDOUT_FILENO, left.data(), left.size());
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0) return;  // nobody reads any more
+      left.remove_prefix(static_cast<std::size_t>(wrote));
+    }
+  }
+
+  /// "1 c lost the peer": the rank, c for a consequence of another rank's failure, and the text.
+  void note_report(std::string_view line) {
+    const std::size_t space = line.find(' ');
+    if (space == std::string_view::npos || space + 2 >= line.size()) return;
+    const auto rank = static_cast<std::size_t>(std::atoi(std::string(line.substr(0, space)).c_str()));
+    if (rank >= failed_.size()) return;
+    failed_[rank].consequence = line[space + 1] == 'c';
+    failed_[rank].text = line.substr(std::min(line.size(), space + 3));
+  }
+
+  void pass_on_signals() {
+    while (const int signal = signals_.next()) {
+      if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // the second time means it
+      interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+      for (const RankProcess& rank : ranks_) rank.send(signal);
+      if (!kill_at_) kill_at_ = Clock::now() + options_.grace;
+    }
+  }
+
+  void look_for_failures() {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      RankProcess& rank = ranks_[i];
+      if (failed_[i].failed || !rank.ended() || rank.exit_code() == 0) continue;
+      failed_[i].failed = true;
+      failed_[i].when = Clock::now();
+      if (told_to_end_ || interrupted_ != 0) continue;
+      const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : kSettle);
+      terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+    }
+  }
+
+  void end_overdue() {
+    const auto now = Clock::now();
+    if (terminate_at_ && *terminate_at_ <= now) {
+      terminate_at_.reset();
+      told_to_end_ = now;
+      for (const RankProcess& rank : ranks_) rank.send(SIGTERM);
+      if (!kill_at_) kill_at_ = now + options_.grace;
+    }
+    if (kill_at_ && *kill_at_ <= now) {
+      for (const RankProcess& rank : ranks_) rank.send(SIGKILL);
+      kill_at_ = now + options_.grace;
+    }
+  }
+
+  /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
+  int guilt(std::size_t i) const {
+    const Failure& failure = failed_[i];
+    if (!failure.failed) return -1;
+    const bool ours = told_to_end_ && failure.when >= *told_to_end_;
+    if (ours && failure.text.empty()) return -1;
+    if (ranks_[i].signal() != 0) return 3;
+    return failure.consequence ? 1 : 2;
+  }
+
+  LaunchResult result() {
+    LaunchResult result;
+    if (interrupted_ != 0) {
+      result.exit_code = 128 + interrupted_;
+      result.signal = interrupted_;
+      result.message = concat("ended by signal ", interrupted_, " (SIG", ::sigabbrev_np(interrupted_), ")");
+      return result;
+    }
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (guilt(i) < 0) continue;
+      const auto best = static_cast<std::size_t>(std::max(result.failed_rank, 0));
+      const bool guiltier = result.failed_rank < 0 || guilt(i) > guilt(best) ||
+                            (guilt(i) == guilt(best) && failed_[i].when < failed_[best].when);
+      if (guiltier) result.failed_rank = static_cast<int>(i);
+    }
+    if (result.failed_rank < 0) return result;
+    const auto first = static_cast<std::size_t>(result.failed_rank);
+    result.exit_code = 1;
+    result.signal = ranks_[first].signal();
+    if (result.signal != 0) {
+      const char* name = ::sigabbrev_np(result.signal);
+      result.message = concat("rank ", first, " was killed by signal ", result.signal, " (SIG", name ? name : "?", ")");
+    } else {
+      const std::string& text = failed_[first].text;
+      result.message =
+          concat("rank ", first, " ended with exit code ", ranks_[first].exit_code(), text.empty() ? "" : ": ", text);
+    }
+    return result;
+  }
+
+  const LaunchOptions& options_;
+  SignalPipe signals_;
+  ReservedPort port_;
+  Pipe reports_;
+  LineReader report_lines_;
+  std::vector<RankProcess> ranks_;
+  std::vector<Failure> failed_;
+  int interrupted_ = 0;
+  std::optional<Clock::time_point> terminate_at_, told_to_end_, kill_at_;
+};
+
+}  // namespace
+
+LaunchResult launch(const LaunchOptions& options) {
+  require<UsageError>(options.ranks >= 1 && options.ranks <= 1024, "a job has 1 to 1024 ranks, got ", options.ranks);
+  require<UsageError>(!options.command.empty() && !options.command[0].empty(), "there is no program to launch");
+  require<UsageError>(options.master_port >= 0 && options.master_port <= 65535,
+                      "port must have value from 0 to 65535 but was ", options.master_port);
+  return Job(options).run();
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,140 @@
+#include "ddp/rank_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (const std::string& text : texts) list.push_back(const_cast<char*>(text.c_str()));
+  list.push_back(nullptr);
+  return list;
+}
+
+/// All that the child does between fork and exec: only calls that are safe there.
+[[noreturn]] void become(char* const* command, char* const* environment, const std::array<int, 2>& outputs,
+                         int inherited, int parent, int errors) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // the launcher died before the line above took effect
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  const int null = ::open("/dev/null", O_RDONLY);
+  const bool ready = null >= 0 && ::dup2(null, STDIN_FILENO) >= 0 && ::dup2(outputs[0], STDOUT_FILENO) >= 0 &&
+                     ::dup2(outputs[1], STDERR_FILENO) >= 0 && ::fcntl(inherited, F_SETFD, 0) >= 0;
+  if (null > STDERR_FILENO) ::close(null);
+  if (ready) ::execvpe(command[0], command, environment);
+  const int reason = errno;
+  [[maybe_unused]] const ssize_t told = ::write(errors, &reason, sizeof(reason));
+  ::_exit(127);
+}
+
+}  // namespace
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+void Descriptor::close() {
+  if (number_ >= 0) ::close(std::exchange(number_, -1));
+}
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  require<CommError>(::pipe2(ends.data(), O_CLOEXEC) == 0, "cannot make a pipe: errno ", errno, " - ",
+                     std::strerror(errno));
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+void LineReader::read(const std::function<void(std::string_view)>& on_line) {
+  std::array<char, 16384> bytes;
+  while (source_.open()) {
+    const ssize_t got = ::read(source_.get(), bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      source_.close();
+      if (!rest_.empty()) on_line(rest_);
+      rest_.clear();
+      return;
+    }
+    rest_.append(bytes.data(), static_cast<std::size_t>(got));
+    std::size_t begin = 0;
+    for (std::size_t end; (end = rest_.find('\n', begin)) != std::string::npos; begin = end + 1)
+      on_line(std::string_view(rest_).substr(begin, end - begin));
+    rest_.erase(0, begin);
+  }
+}
+
+RankProcess::RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                         int inherited) {
+  Pipe out = make_pipe(), err = make_pipe(), failure = make_pipe();
+  const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
+  const std::array<int, 2> outputs = {out.write.get(), err.write.get()};
+  const int parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ == 0) become(arguments.data(), variables.data(), outputs, inherited, parent, failure.write.get());
+  require<CommError>(pid_ > 0, "cannot start a process: errno ", errno, " - ", std::strerror(errno));
+  ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
+  end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  lines_ = {LineReader(std::move(out.read)), LineReader(std::move(err.read))};
+  failure.write.close();
+  ::fcntl(failure.read.get(), F_SETFL, 0);  // blocks until exec has closed the other end, or told why it could not
+  int reason = 0;
+  ssize_t got = 0;
+  while ((got = ::read(failure.read.get(), &reason, sizeof(reason))) < 0 && errno == EINTR) {
+  }
+  if (got == 0) return;
+  ::waitpid(pid_, &status_, 0);
+  ended_ = true;
+  throw UsageError(concat("cannot run ", command[0], ": errno ", reason, " - ", std::strerror(reason)));
+}
+
+RankProcess::RankProcess(RankProcess&& other) noexcept
+    : pid_(other.pid_),
+      ended_(std::exchange(other.ended_, true)),
+      status_(other.status_),
+      end_(std::move(other.end_)),
+      lines_(std::move(other.lines_)) {}
+
+RankProcess::~RankProcess() {
+  if (ended_) return;
+  send(SIGKILL);
+  ::waitpid(pid_, &status_, 0);
+}
+
+bool RankProcess::look() {
+  siginfo_t info{};
+  if (ended_ || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != pid_)
+    return ended_;
+  ::kill(-pid_,
+         SIGKILL);  // what the rank itself has started must not outlive it; its number is not free before waitpid
+  ::waitpid(pid_, &status_, 0);
+  ended_ = true;
+  end_.close();
+  return true;
+}
+
+int RankProcess::signal() const { return WIFSIGNALED(status_) ? WTERMSIG(status_) : 0; }
+int RankProcess::exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + signal(); }
+void RankProcess::send(int signal) const {
+  if (!ended_) ::kill(-pid_, signal);
+}
+
+}  // namespace duet::ddp

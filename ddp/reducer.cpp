@@ -1,0 +1,139 @@
+#include "ddp/reducer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+std::byte* begin_of(const ReducerSlot& slot) { return static_cast<std::byte*>(slot.data); }
+std::byte* end_of(const ReducerSlot& slot) {
+  return begin_of(slot) + static_cast<std::size_t>(slot.count) * size_of(slot.dtype);
+}
+
+template <class T>
+void multiply(const Buffer& buffer, double factor) {
+  T* values = static_cast<T*>(buffer.data);
+  const T narrow = static_cast<T>(factor);
+  for (std::int64_t i = 0; i < buffer.count; ++i) values[i] *= narrow;
+}
+
+void scale(const Buffer& buffer, double factor) {
+  if (factor == 1.0) return;
+  if (buffer.dtype == DType::f32) return multiply<float>(buffer, factor);
+  require<UsageError>(buffer.dtype == DType::f64, "cannot scale gradients of ", buffer.dtype);
+  multiply<double>(buffer, factor);
+}
+
+}  // namespace
+
+Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options)
+    : group_(group), slots_(std::move(slots)), options_(options), bucket_of_(slots_.size()), ready_(slots_.size(), 0) {
+  if (options_.bucket_limits.empty()) options_.bucket_limits.assign(std::begin(kBucketLimits), std::end(kBucketLimits));
+  std::vector<BucketItem> items;
+  for (const ReducerSlot& slot : slots_)
+    items.push_back({static_cast<std::size_t>(end_of(slot) - begin_of(slot)), slot.dtype, slot.device});
+  for (const Bucket& bucket : compute_bucket_assignment_by_size(items, options_.bucket_limits))
+    add_bucket(bucket.items);
+  // Slots of several dtypes may interleave; all ranks must agree on the order of sending.
+  std::sort(buckets_.begin(), buckets_.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (int i = 0; i < buckets_[b].count; ++i)
+      bucket_of_[static_cast<std::size_t>(buckets_[b].first + i)] = static_cast<int>(b);
+  }
+}
+
+/// Adds the bucket, or several where its slots do not follow one another in memory.
+void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const ReducerSlot& slot = slots_[slots[i]];
+    const bool follows = i > 0 && slots[i] == slots[i - 1] + 1 && begin_of(slot) == end_of(slots_[slots[i - 1]]);
+    require<UsageError>(slots[i] == 0 || slot.count == 0 || begin_of(slot) >= end_of(slots_[slots[i] - 1]) ||
+                            end_of(slot) <= begin_of(slots_[slots[i] - 1]),
+                        "the gradients of ", slots_[slots[i] - 1].name, " and ", slot.name, " overlap");
+    if (!follows) {
+      buckets_.push_back(
+          {static_cast<int>(slots[i]), 1, 1, Buffer(slot.data, slot.count, slot.dtype, slot.device), Work()});
+      continue;
+    }
+    Run& run = buckets_.back();
+    ++run.count;
+    ++run.missing;
+    run.buffer.count += slot.count;
+  }
+}
+
+void Reducer::mark_ready(int slot) {
+  require<UsageError>(slot >= 0 && slot < static_cast<int>(slots_.size()), "gradient ", slot, " of ", slots_.size());
+  const auto i = static_cast<std::size_t>(slot);
+  require<UsageError>(!ready_[i], "the gradient of ", slots_[i].name,
+                      " became ready twice in one step: it was reduced before it was complete");
+  ready_[i] = 1;
+  if (--buckets_[static_cast<std::size_t>(bucket_of_[i])].missing == 0) send_ready_buckets();
+}
+
+void Reducer::send_ready_buckets() {
+  for (; sent_ < buckets_.size() && buckets_[sent_].missing == 0; ++sent_) {
+    Run& bucket = buckets_[sent_];
+    scale(bucket.buffer, options_.scale);
+    bucket.work = group_.all_reduce(bucket.buffer);
+  }
+}
+
+void Reducer::finish() {
+  if (sent_ < buckets_.size() && options_.zero_unused) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (ready_[i]) continue;
+      std::memset(slots_[i].data, 0, static_cast<std::size_t>(end_of(slots_[i]) - begin_of(slots_[i])));
+      mark_ready(static_cast<int>(i));
+    }
+  }
+  if (sent_ < buckets_.size()) {
+    throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
+                            "; a parameter that the loss does not use needs the option zero_unused"));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  reset();
+  times_.waiting_us += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  ++times_.steps;
+}
+
+void Reducer::reset() {
+  const std::size_t sent = std::exchange(sent_, 0);
+  std::fill(ready_.begin(), ready_.end(), char{0});
+  for (Run& bucket : buckets_) bucket.missing = bucket.count;
+  std::exception_ptr failure;
+  for (std::size_t i = 0; i < sent; ++i) {
+    try {
+      std::exchange(buckets_[i].work, Work()).wait();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::string Reducer::missing_names() const {
+  constexpr int kNamed = 8;
+  std::string names;
+  int missing = 0;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!ready_[i] && ++missing <= kNamed) names += (missing > 1 ? ", " : "") + slots_[i].name;
+  }
+  return missing > kNamed ? concat(names, " and ", missing - kNamed, " more") : names;
+}
+
+std::vector<std::vector<int>> Reducer::buckets() const {
+  std::vector<std::vector<int>> list;
+  for (const Run& bucket : buckets_) {
+    list.emplace_back();
+    for (int i = 0; i < bucket.count; ++i) list.back().push_back(bucket.first + i);
+  }
+  return list;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,81 @@
+// Sums gradients over the ranks while backward still runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/bucket.h"
+#include "ddp/process_group.h"
+
+namespace duet::ddp {
+
+/// One gradient: a run of a flat buffer.
+struct ReducerSlot {
+  void* data = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::f32;
+  Device device{};
+  std::string name{};  // for errors
+};
+
+struct ReducerOptions {
+  /// Sizes at which buckets are closed, the last repeats; empty: kBucketLimits.
+  std::vector<std::size_t> bucket_limits{};
+  /// Each gradient is multiplied by this before it is sent (PyTorch: 1 / world size); 1 leaves the bits alone.
+  double scale = 1.0;
+  /// Slots that are not ready at finish() count as zeros instead of being an error.
+  bool zero_unused = false;
+};
+
+/// Where the time of the steps went, summed over steps.
+struct ReducerTimes {
+  std::int64_t steps = 0;
+  double waiting_us = 0;  // finish() blocked: communication that backward did not hide
+};
+
+/// Knows buffers and a group, nothing of modules or variables. Buckets are contiguous runs of the slots as given, so
+/// nothing is copied into them; they are sent strictly in order, each as soon as all of its slots are ready and all
+/// buckets before it have been sent, in the background. Nothing is allocated per step.
+/// Used by one thread at a time. The slots' memory and the group must outlive it.
+class Reducer {
+ public:
+  /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
+  /// another in memory start a new bucket. Throws UsageError for overlapping slots.
+  Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
+
+  /// The slot's gradient is complete. Throws UsageError that names a slot marked twice.
+  void mark_ready(int slot);
+  /// Waits until every gradient holds the sum over all ranks. Throws UsageError that names the slots that were never
+  /// ready, after which the group is out of step with the others.
+  void finish();
+  /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
+  void reset();
+
+  int bucket_count() const { return static_cast<int>(buckets_.size()); }
+  /// The slots of each bucket, in the order in which the buckets are sent.
+  std::vector<std::vector<int>> buckets() const;
+  const ReducerTimes& times() const { return times_; }
+
+ private:
+  struct Run {
+    int first = 0, count = 0;  // slots
+    int missing = 0;           // of them, in this step
+    Buffer buffer{};
+    Work work{};
+  };
+  void add_bucket(const std::vector<std::size_t>& slots);
+  void send_ready_buckets();
+  std::string missing_names() const;
+
+  ProcessGroup& group_;
+  std::vector<ReducerSlot> slots_;
+  ReducerOptions options_;
+  std::vector<Run> buckets_;
+  std::vector<int> bucket_of_;  // by slot
+  std::vector<char> ready_;     // by slot
+  std::size_t sent_ = 0;        // buckets sent in this step
+  ReducerTimes times_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,92 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "ddp/launch.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in the program this process is to run
+
+int variable(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text ? std::atoi(text) : otherwise;
+}
+
+/// This program's arguments as it was started.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> command;
+  std::string argument;
+  for (const char byte : bytes) {
+    if (byte != '\0') {
+      argument += byte;
+      continue;
+    }
+    command.push_back(std::exchange(argument, {}));
+  }
+  require<UsageError>(!command.empty(), "cannot read /proc/self/cmdline");
+  command[0] = std::filesystem::read_symlink("/proc/self/exe").string();
+  return command;
+}
+
+int run_rank(const std::function<void(int)>& body) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // lines get out even if the rank dies
+  try {
+    body(variable("RANK", 0));
+    return 0;
+  } catch (const std::exception& error) {
+    return report_failure(error);
+  }
+}
+
+std::atomic<int> calls{0};
+
+}  // namespace
+
+bool is_launched_rank() { return std::getenv("RANK") != nullptr && std::getenv("WORLD_SIZE") != nullptr; }
+
+int report_failure(const std::exception& error) noexcept {
+  const bool ranked = is_launched_rank();
+  const int rank = variable("RANK", 0);
+  if (ranked)
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  else
+    std::fprintf(stderr, "%s\n", error.what());
+  if (const int channel = variable("DUET_FAILURE_FD", -1); ranked && channel > STDERR_FILENO) {
+    const bool consequence = dynamic_cast<const CommError*>(&error) != nullptr;
+    char line[1024];  // below PIPE_BUF, so that lines of several ranks never mix
+    std::snprintf(line, sizeof(line) - 1, "%d %c %s", rank, consequence ? 'c' : 'e', error.what());
+    for (char* next = line; *next; ++next) *next = *next == '\n' ? ' ' : *next;
+    std::strcat(line, "\n");
+    [[maybe_unused]] const ssize_t told = ::write(channel, line, std::strlen(line));
+  }
+  return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
+}
+
+int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
+  const int call = calls++;
+  if (is_launched_rank()) {
+    const int wanted = variable(kCall, call);  // without the variable another launcher made this rank
+    return wanted == call ? run_rank(body) : 0;
+  }
+  options.ranks = ranks;
+  options.command = own_command();
+  options.environment.emplace_back(kCall, std::to_string(call));
+  const LaunchResult result = launch(options);
+  if (!result.message.empty()) std::fprintf(stderr, "%s\n", result.message.c_str());
+  return result.exit_code;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,140 @@
+#include <map>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/launch.h"
+#include "ddp/solo_group.h"
+#include "lib/error.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/simple_cnn.h"
+#include "tests/ddp/ranks.h"
+#include "tests/ddp/train.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+
+namespace {
+
+struct Outcome {
+  std::map<int, std::vector<std::string>> lines;  // of stdout, by rank
+  LaunchResult result;
+};
+
+/// Runs a scenario of worker.cpp in a process per rank. Ranks that compute are never threads of one process: they would
+/// share one device.
+Outcome run_worker(int ranks, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), DUET_DDP_WORKER);
+  Outcome outcome;
+  outcome.result =
+      launch({.ranks = ranks, .command = arguments, .on_line = [&](int rank, bool error, std::string_view line) {
+                if (!error) outcome.lines[rank].emplace_back(line);
+              }});
+  return outcome;
+}
+
+using Lines = std::vector<std::string>;
+const char* const kNoGloo = "Gloo is not built";
+
+}  // namespace
+
+TEST_CASE("DDP on 2, 4 and 8 ranks gives the bits of one device") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  for (const int rows : {32, 27, 2}) {  // the second is ragged, the third leaves some ranks without a row
+    nn::SimpleCNN single(kSeed);
+    train(single, single, rows, 0, 1);
+    for (const int size : {2, 4, 8}) {
+      if (size == 8 && rows != 27) continue;
+      const Outcome outcome = run_worker(size, {"train", std::to_string(rows)});
+      CHECK(outcome.result.message == "");
+      INFO(size << " ranks, " << rows << " rows");
+      for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{fingerprint(single)});
+    }
+  }
+}
+
+TEST_CASE("DDP on 3 ranks agrees with itself exactly, whatever the buckets") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  const Outcome large = run_worker(3, {"train", "31"});
+  const Outcome small = run_worker(3, {"train", "31", "1"});
+  CHECK(large.lines.at(0).size() == 1);
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(large.lines.at(rank) == large.lines.at(0));
+    CHECK(small.lines.at(rank) == large.lines.at(0));
+  }
+}
+
+TEST_CASE("gradients: the tutorial's loop, the sum, PyTorch's rule") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  // Gradients are 10 on rank 0 and 40 on rank 1.
+  for (const auto& [rule, expected] : {std::pair("average", "25"), std::pair("sum", "50"), std::pair("torch", "25")}) {
+    const Outcome outcome = run_worker(2, {"gradient", rule});
+    for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{expected});
+  }
+}
+
+TEST_CASE("no_sync accumulates, and the next backward reduces it all") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  // PyTorch's example: gradients 1 and 2 on two ranks.
+  const Outcome outcome = run_worker(2, {"no_sync"});
+  CHECK(outcome.lines.at(0) == Lines{"1.5", "2.5", "4.5"});
+  CHECK(outcome.lines.at(1) == Lines{"1.5", "3.5", "4.5"});
+}
+
+TEST_CASE("a second backward without zero_grad is refused where it would count twice") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  CHECK_THAT(run_worker(2, {"twice"}).result.message, ContainsSubstring("call zero_grad()"));
+}
+
+TEST_CASE("a parameter without a gradient is named, or counts as zeros") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  CHECK_THAT(run_worker(2, {"unused", "error"}).result.message,
+             ContainsSubstring("without a gradient for unused.weight"));
+  const Outcome outcome = run_worker(2, {"unused", "allowed"});
+  for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"0"});
+}
+
+TEST_CASE("construction gives all ranks the values of rank 0") {
+  std::vector<std::vector<float>> results(2);
+  run_ranks(false, 2, [&](ProcessGroup& group) {
+    nn::BatchNorm2d model(2);
+    const auto value = static_cast<float>(5 + group.rank());
+    for (auto& [name, tensor] : model.state_dict()) {
+      if (tensor.dtype() == DType::f32)
+        for (float& element : tensor.span<float>()) element = value;
+    }
+    DistributedDataParallel net(model, group);
+    std::vector<float>& all = results[static_cast<std::size_t>(group.rank())];
+    for (auto& [name, tensor] : model.state_dict()) {
+      if (tensor.dtype() == DType::f32)
+        for (const float element : tensor.span<float>()) all.push_back(element);
+    }
+  });
+  for (const auto& values : results) CHECK(values == std::vector<float>(8, 5.0f));
+}
+
+TEST_CASE("ranks with different models are all told so") {
+  const bool other_shape = GENERATE(false, true);
+  const auto failures = try_ranks(false, 3, {}, [&](ProcessGroup& group) {
+    const bool odd = group.rank() == 2;
+    nn::Linear model(odd && other_shape ? 2 : 3, 1, !odd || other_shape);
+    DistributedDataParallel net(model, group);
+  });
+  for (const auto& failure : failures) {
+    if (other_shape)
+      CHECK_THAT(text_of(failure),
+                 ContainsSubstring("params[0] is weight [1, 3] on rank 0 and weight [1, 2] on rank 2"));
+    else
+      CHECK_THAT(text_of(failure), ContainsSubstring("Rank 0 has 2 params, while rank 2 has inconsistent 1 params."));
+  }
+}
+
+TEST_CASE("a module without parameters needs no DDP, and the text shows the wrapper") {
+  SoloGroup group;
+  nn::Dropout nothing(0.5);
+  CHECK_THROWS_AS(DistributedDataParallel(nothing, group), UsageError);
+  nn::Linear model(5, 2);
+  DistributedDataParallel net(model, group);
+  CHECK(net.str() == "DistributedDataParallel(\n  (module): Linear(in_features=5, out_features=2, bias=True)\n)");
+  CHECK(net.state_dict()[0].name == "module.weight");
+}

@@ -1,0 +1,114 @@
+#include <cstdlib>
+#include <thread>
+
+#include "ddp/file_store.h"
+#include "ddp/gloo_group.h"
+#include "ddp/init.h"
+#include "ddp/tcp_store.h"
+#include "lib/error.h"
+#include "tests/ddp/ranks.h"
+#include "tests/ddp/scratch.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+int free_port() { return TcpStore({.port = 0, .serve = true}).port(); }
+
+/// The sum of 1..size over ranks that meet by `url`, and what went wrong.
+std::vector<std::string> meet(const std::string& url, const std::vector<int>& ranks, int size,
+                              Milliseconds timeout = 20s) {
+  std::vector<std::string> outcomes(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        const auto group = init_process_group(
+            {.init_method = url, .rank = ranks[i], .world_size = size, .join_timeout = timeout, .run_id = "test"});
+        float sum = static_cast<float>(ranks[i] + 1);
+        group->all_reduce({&sum, 1, DType::f32}).wait();
+        outcomes[i] = concat(group->backend(), " ", sum);
+      } catch (const std::exception& error) {
+        outcomes[i] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+void refused(const InitOptions& options, const std::string& text) {
+  CHECK_THROWS_WITH(init_process_group(options), ContainsSubstring(text));
+  CHECK_THROWS_AS(init_process_group(options), UsageError);
+}
+
+}  // namespace
+
+TEST_CASE("ranks meet over tcp:// and file://") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const Scratch scratch;
+  const bool tcp = GENERATE(true, false);
+  const std::string url = tcp ? concat("tcp://127.0.0.1:", free_port()) : "file://" + scratch.path("meet");
+  for (const std::string& outcome : meet(url, {0, 1, 2}, 3)) CHECK(outcome == "gloo 6");
+  CHECK_FALSE(std::filesystem::exists(scratch.path("meet")));
+}
+
+TEST_CASE("ranks that do not come are named") {
+  const Scratch scratch;
+  const auto outcomes = meet("file://" + scratch.path("meet"), {0, 2}, 4, 60ms);
+  for (const std::string& outcome : outcomes) CHECK_THAT(outcome, ContainsSubstring("ranks 1, 3 of 4 did not join"));
+  CHECK_THAT(meet(concat("tcp://127.0.0.1:", free_port()), {0}, 2, 60ms)[0],
+             ContainsSubstring("rank 1 of 2 did not join within 60 ms"));
+}
+
+TEST_CASE("two processes with one rank, and other world sizes, are told apart") {
+  const Scratch scratch;
+  FileStore store(scratch.path("meet"), "test");
+  store.set("duet/init/joined/0", "process 1 on elsewhere");
+  CHECK_THAT(meet("file://" + scratch.path("meet"), {0}, 2, 60ms)[0],
+             ContainsSubstring("two processes claim to be rank 0: process 1 on elsewhere"));
+  store.set("duet/init/world_size", "3");
+  CHECK_THAT(meet("file://" + scratch.path("meet"), {1}, 2, 60ms)[0],
+             ContainsSubstring("rank 1 counts 2 ranks, but another rank counts 3"));
+}
+
+TEST_CASE("a taken port is told") {
+  const TcpStore taken({.port = 0, .serve = true});
+  CHECK_THAT(meet(concat("tcp://127.0.0.1:", taken.port()), {0}, 2, 60ms)[0],
+             ContainsSubstring(std::to_string(taken.port())) && ContainsSubstring("errno 98"));
+}
+
+TEST_CASE("bad rendezvous are refused with PyTorch's words") {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  refused({}, "environment variable RANK expected, but not set");
+  refused({.rank = 0}, "environment variable WORLD_SIZE expected, but not set");
+  refused({.rank = 0, .world_size = 2}, "environment variable MASTER_ADDR expected, but not set");
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  refused({.rank = 0, .world_size = 2}, "environment variable MASTER_PORT expected, but not set");
+  ::setenv("MASTER_PORT", "many", 1);
+  refused({.rank = 0, .world_size = 2}, "environment variable MASTER_PORT must be a number, got \"many\"");
+  ::setenv("MASTER_PORT", "65536", 1);
+  refused({.rank = 0, .world_size = 2}, "port must have value from 0 to 65535 but was 65536");
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  refused({.backend = "foo"}, "Invalid backend: 'foo'");
+  refused({.init_method = "xyz://"}, "No rendezvous handler for xyz://");
+  refused({.init_method = "nonsense"}, "is not env://");
+  refused({.init_method = "tcp://localhost:1"}, "tcp:// rendezvous: rank parameter missing");
+  refused({.init_method = "tcp://localhost:1", .rank = 0}, "tcp:// rendezvous: world size parameter missing");
+  refused({.init_method = "tcp://localhost", .rank = 0, .world_size = 2}, "tcp:// rendezvous: port number missing");
+  refused({.init_method = "file://", .rank = 0, .world_size = 2}, "file:// rendezvous: path missing");
+  refused({.init_method = "file://foo?rank=12&world_size=16", .rank = 0},
+          "The url: file://foo?rank=12&world_size=16 has node-specific arguments(rank, world_size) already.");
+  refused({.init_method = "file://foo?rank=3&world_size=3"}, "Invalid rank 3, rank should be in the interval [0, 2]");
+  refused({.init_method = "file://foo?colour=3"}, "unknown name colour");
+}
+
+TEST_CASE("a world of one needs nothing") {
+  const auto group = init_process_group({.rank = 0, .world_size = 1});
+  CHECK(std::string(group->backend()) == "solo");
+  CHECK(group->size() == 1);
+}

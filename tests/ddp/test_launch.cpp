@@ -1,0 +1,220 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "ddp/gloo_group.h"
+#include "ddp/launch.h"
+#include "ddp/rank_process.h"
+#include "ddp/tcp_store.h"
+#include "lib/error.h"
+#include "tests/ddp/scratch.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using duet_test::ContainsSubstring;
+using namespace std::chrono_literals;
+
+namespace {
+
+const char* const kNoGloo = "Gloo is not built";
+
+struct Outcome {
+  std::map<int, std::vector<std::string>> out, err;
+  LaunchResult result;
+  std::chrono::steady_clock::duration took{};
+};
+
+Outcome run(int ranks, std::vector<std::string> command, LaunchOptions options = {}) {
+  Outcome outcome;
+  options.ranks = ranks;
+  options.command = std::move(command);
+  options.on_line = [&](int rank, bool is_stderr, std::string_view line) {
+    (is_stderr ? outcome.err : outcome.out)[rank].emplace_back(line);
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  outcome.result = launch(options);
+  outcome.took = std::chrono::steady_clock::now() - begin;
+  return outcome;
+}
+
+Outcome run_worker(int ranks, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), DUET_DDP_WORKER);
+  return run(ranks, std::move(arguments));
+}
+
+/// False once the process has ended, waited for or not.
+bool alive(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string number, name, state;
+  return static_cast<bool>(file >> number >> name >> state) && state != "Z" && state != "X";
+}
+
+bool gone_within(pid_t pid, std::chrono::steady_clock::duration limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (alive(pid) && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(5ms);
+  return !alive(pid);
+}
+
+/// A launcher with two sleeping ranks, in a process of its own.
+struct Launcher {
+  Launcher() {
+    Pipe output = make_pipe();
+    ::fcntl(output.read.get(), F_SETFL, 0);
+    pid = ::fork();
+    if (pid == 0) {
+      ::dup2(output.write.get(), STDOUT_FILENO);
+      ::dup2(output.write.get(), STDERR_FILENO);
+      ::execl(DUET_DDP_WORKER, DUET_DDP_WORKER, "launch", nullptr);
+      ::_exit(127);
+    }
+    output.write.close();
+    source = std::move(output.read);
+    while (ranks.size() < 2) ranks.push_back(static_cast<pid_t>(std::atoi(line().c_str())));
+  }
+  std::string line() {
+    std::string text;
+    for (char byte = 0; ::read(source.get(), &byte, 1) == 1 && byte != '\n';) text += byte;
+    return text;
+  }
+  int wait() {
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  pid_t pid;
+  Descriptor source;
+  std::vector<pid_t> ranks;
+};
+
+}  // namespace
+
+TEST_CASE("ranks get torchrun's variables") {
+  const auto values = [](const char* name) {
+    const Outcome outcome = run_worker(2, {"environment", name});
+    REQUIRE(outcome.result.exit_code == 0);
+    return std::vector<std::string>{outcome.out.at(0).at(0), outcome.out.at(1).at(0)};
+  };
+  using Pair = std::vector<std::string>;
+  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) CHECK(values(name) == Pair{"0", "1"});
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) CHECK(values(name) == Pair{"2", "2"});
+  CHECK(values("GROUP_RANK") == Pair{"0", "0"});
+  CHECK(values("MASTER_ADDR") == Pair{"127.0.0.1", "127.0.0.1"});
+  CHECK(values("TORCHELASTIC_RESTART_COUNT") == Pair{"0", "0"});
+  CHECK(values("OMP_NUM_THREADS") == Pair{"1", "1"});
+  const auto ports = values("MASTER_PORT");
+  CHECK(ports[0] == ports[1]);
+  CHECK(std::stoi(ports[0]) > 0);
+}
+
+TEST_CASE("a rank killed by SIGKILL ends the job within 2 s, named with its signal") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  const Outcome outcome = run_worker(3, {"kill"});
+  CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
+  CHECK(outcome.result.exit_code == 1);
+  CHECK(outcome.result.failed_rank == 1);
+  CHECK(outcome.result.signal == SIGKILL);
+  CHECK(outcome.took < 5s);  // start and rendezvous included
+}
+
+TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  const Outcome outcome = run_worker(3, {"throw"});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 1: label 10 of image 7");
+  CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
+}
+
+TEST_CASE("an exit code is told") {
+  const Outcome outcome = run_worker(2, {"exit"});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 3");
+  CHECK(outcome.result.exit_code == 1);
+}
+
+TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome outcome =
+      run(2, {"/bin/sh", "-c", "trap '' TERM; if [ $RANK = 1 ]; then exit 4; fi; while :; do sleep 0.05; done"});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 4");
+  CHECK(std::chrono::steady_clock::now() - begin < 2s);
+}
+
+TEST_CASE("output comes in whole lines") {
+  const Outcome outcome = run_worker(3, {"lines", "300"});
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto& lines = outcome.out.at(rank);
+    REQUIRE(lines.size() == 301);
+    for (int i = 0; i < 300; ++i)
+      CHECK(lines[static_cast<std::size_t>(i)] == std::string(200, static_cast<char>('a' + rank)));
+    CHECK(lines.back() == "no end");
+  }
+}
+
+TEST_CASE("what a rank has started does not outlive it") {
+  const Outcome outcome = run_worker(2, {"orphan"});
+  CHECK(outcome.result.message == "rank 0 ended with exit code 3");
+  for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 1s));
+}
+
+TEST_CASE("SIGINT and SIGTERM to the launcher end all ranks; it exits with 130 and 143") {
+  const int signal = GENERATE(SIGINT, SIGTERM);
+  Launcher launcher;
+  ::kill(launcher.pid, signal);
+  CHECK(launcher.line() == (signal == SIGINT ? "ended by signal 2 (SIGINT)" : "ended by signal 15 (SIGTERM)"));
+  CHECK(launcher.wait() == 128 + signal);
+  for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
+}
+
+TEST_CASE("ranks die with a launcher that is killed") {
+  Launcher launcher;
+  ::kill(launcher.pid, SIGKILL);
+  CHECK(launcher.wait() == -SIGKILL);
+  for (const pid_t rank : launcher.ranks) CHECK(gone_within(rank, 500ms));
+}
+
+TEST_CASE("a missing rank is named after the timeout") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  const Outcome outcome = run_worker(3, {"missing"});
+  CHECK_THAT(outcome.result.message, ContainsSubstring("rank 1 of 3 did not join within 300 ms"));
+}
+
+TEST_CASE("spawn starts the own program again") {
+  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
+  const duet_test::Scratch scratch;
+  const auto output = [&](const std::string& arguments) {
+    const std::string command =
+        std::string(DUET_DDP_WORKER) + " spawn " + arguments + " >" + scratch.path("out") + " 2>" + scratch.path("err");
+    const int status = std::system(command.c_str());
+    return WEXITSTATUS(status);
+  };
+  const auto lines_of = [&](const char* name) {
+    std::ifstream file(scratch.path(name));
+    std::multiset<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.insert(line);
+    return lines;
+  };
+  using Lines = std::multiset<std::string>;
+  CHECK(output("") == 0);
+  CHECK(lines_of("out") == Lines{"first 0", "first 1", "second 0 3", "second 1 3"});
+  CHECK(lines_of("err").empty());
+  CHECK(output("fail") == 1);
+  CHECK(lines_of("err").count("rank 1: as asked") == 1);
+  CHECK(lines_of("err").count("rank 1 ended with exit code 1: as asked") == 1);
+}
+
+TEST_CASE("bad launches are refused") {
+  CHECK_THROWS_WITH(run(0, {"true"}), ContainsSubstring("1 to 1024 ranks, got 0"));
+  CHECK_THROWS_WITH(run(100000, {"true"}), ContainsSubstring("got 100000"));
+  CHECK_THROWS_AS(run(1, {}), UsageError);
+  CHECK_THROWS_WITH(run(2, {"/no/such/program"}), ContainsSubstring("cannot run /no/such/program: errno 2"));
+  const TcpStore taken({.port = 0, .serve = true});
+  CHECK_THROWS_WITH(run(1, {"true"}, {.master_port = taken.port()}),
+                    ContainsSubstring(std::to_string(taken.port())) && ContainsSubstring("errno 98"));
+  CHECK(run(2, {"true"}).result.exit_code == 0);
+}

@@ -1,0 +1,206 @@
+#include <algorithm>
+#include <numeric>
+
+#include "ddp/reducer.h"
+#include "ddp/solo_group.h"
+#include "lib/error.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/allocations.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+
+namespace {
+
+using Indices = std::vector<std::size_t>;
+
+std::vector<BucketItem> floats(const std::vector<std::size_t>& counts) {
+  std::vector<BucketItem> items;
+  for (const std::size_t count : counts) items.push_back({count * 4, DType::f32});
+  return items;
+}
+
+std::vector<Indices> assign(const std::vector<BucketItem>& items, const std::vector<std::size_t>& limits,
+                            const Indices& order = {}) {
+  std::vector<Indices> buckets;
+  for (Bucket& bucket : compute_bucket_assignment_by_size(items, limits, order)) buckets.push_back(bucket.items);
+  return buckets;
+}
+
+// SimpleCNN in registration order: conv1, conv2, fc1, fc2, weight before bias.
+const std::vector<std::size_t> kSimpleCnn = {288, 32, 18432, 64, 401408, 128, 1280, 10};
+
+/// Records what is sent, in order.
+class RecordingGroup final : public ProcessGroup {
+ public:
+  RecordingGroup() : ProcessGroup(0, 2) {}
+  const char* backend() const override { return "recording"; }
+  std::vector<Buffer> sent;
+
+ protected:
+  Work start(const Call& call) override {
+    sent.push_back(call.in);
+    return {};
+  }
+};
+
+/// Slots one after the other in one buffer.
+std::vector<ReducerSlot> slots_in(std::vector<float>& flat, const std::vector<std::int64_t>& counts) {
+  std::vector<ReducerSlot> slots;
+  float* next = flat.data();
+  for (const std::int64_t count : counts) {
+    slots.push_back({next, count, DType::f32, {}, "slot" + std::to_string(slots.size())});
+    next += count;
+  }
+  return slots;
+}
+
+}  // namespace
+
+TEST_CASE("bucket tables of PyTorch") {
+  CHECK(assign(floats({100, 200, 100, 50}), {400}) == std::vector<Indices>{{0}, {1}, {2}, {3}});
+  std::vector<BucketItem> mixed;
+  for (int i = 0; i < 3; ++i) {
+    mixed.push_back({200, DType::f32});
+    mixed.push_back({200, DType::f64});
+  }
+  CHECK(assign(mixed, {400}) == std::vector<Indices>{{0, 2}, {1, 3}, {4}, {5}});
+  CHECK(assign(mixed, {200, 400}) == std::vector<Indices>{{0}, {1}, {2, 4}, {3, 5}});
+  const auto tens = floats({10, 10, 10, 10});
+  CHECK(assign(tens, {40, 80}) == std::vector<Indices>{{0}, {1, 2}, {3}});
+  Indices limits;
+  for (const Bucket& bucket : compute_bucket_assignment_by_size(tens, std::vector<std::size_t>{40, 80}))
+    limits.push_back(bucket.limit_bytes);
+  CHECK(limits == Indices{40, 80, 80});
+}
+
+TEST_CASE("bucket tables of SimpleCNN") {
+  const auto items = floats(kSimpleCnn);
+  const Indices arrival = {7, 6, 5, 4, 2, 3, 0, 1};
+  const auto buckets = compute_bucket_assignment_by_size(items, kBucketLimits, arrival);
+  const auto bytes = [&](const Indices& bucket) {
+    return std::accumulate(bucket.begin(), bucket.end(), std::size_t{0},
+                           [&](std::size_t sum, std::size_t i) { return sum + items[i].bytes; });
+  };
+  REQUIRE(buckets.size() == 2);
+  CHECK(buckets[0].items == Indices{7, 6, 5, 4});
+  CHECK(buckets[1].items == Indices{2, 3, 0, 1});
+  CHECK(bytes(buckets[0].items) == 1611304);
+  CHECK(bytes(buckets[1].items) == 75264);
+  const auto one = compute_bucket_assignment_by_size(items, std::vector<std::size_t>{std::size_t{1} << 40});
+  REQUIRE(one.size() == 1);
+  CHECK(bytes(one[0].items) == 1686568);
+}
+
+TEST_CASE("buckets: edge cases") {
+  CHECK(assign({}, {1}).empty());
+  CHECK(assign(floats({0, 1}), {4}) == std::vector<Indices>{{0, 1}});
+  CHECK(assign(floats({1, 1}), {0}) == std::vector<Indices>{{0}, {1}});
+  CHECK_THROWS_AS(assign(floats({1}), {}), UsageError);
+  CHECK_THROWS_AS(assign(floats({1, 1}), {4}, {0, 0}), UsageError);
+  CHECK_THROWS_AS(assign(floats({1, 1}), {4}, {0}), UsageError);
+  // Other devices, other buckets.
+  const std::vector<BucketItem> devices = {{4, DType::f32, parse_device("cpu:0")},
+                                           {4, DType::f32, parse_device("cpu:1")}};
+  CHECK(assign(devices, {8}) == std::vector<Indices>{{0}, {1}});
+}
+
+TEST_CASE("buckets are sent in order, as soon as they are full") {
+  std::vector<float> flat(60);
+  RecordingGroup group;
+  Reducer reducer(group, slots_in(flat, {10, 10, 20, 5, 15}), {.bucket_limits = {80}});
+  REQUIRE(reducer.buckets() == std::vector<std::vector<int>>{{0, 1}, {2}, {3, 4}});
+  for (int step = 0; step < 2; ++step) {
+    group.sent.clear();
+    reducer.mark_ready(2);
+    reducer.mark_ready(1);
+    CHECK(group.sent.empty());  // the second bucket is full, but the first is not
+    reducer.mark_ready(0);
+    REQUIRE(group.sent.size() == 2);
+    CHECK(group.sent[0].data == flat.data());
+    CHECK(group.sent[0].count == 20);
+    CHECK(group.sent[1].data == flat.data() + 20);
+    reducer.mark_ready(4);
+    reducer.mark_ready(3);
+    CHECK(group.sent.size() == 3);
+    reducer.finish();
+  }
+  CHECK(reducer.times().steps == 2);
+}
+
+TEST_CASE("a slot twice and a missing slot are errors that name it") {
+  std::vector<float> flat(30, 1.0f);
+  RecordingGroup group;
+  Reducer reducer(group, slots_in(flat, {10, 10, 10}));
+  reducer.mark_ready(1);
+  CHECK_THROWS_WITH(reducer.mark_ready(1), ContainsSubstring("slot1") && ContainsSubstring("twice"));
+  CHECK_THROWS_WITH(reducer.finish(), ContainsSubstring("slot0, slot2") && ContainsSubstring("rank 0"));
+  reducer.reset();
+  for (const int slot : {2, 0, 1}) reducer.mark_ready(slot);
+  reducer.finish();
+  CHECK(group.sent.size() == 1);
+  CHECK_THROWS_AS(reducer.mark_ready(3), UsageError);
+
+  Reducer lenient(group, slots_in(flat, {10, 10, 10}), {.zero_unused = true});
+  lenient.mark_ready(1);
+  lenient.finish();
+  CHECK(flat[9] == 0);
+  CHECK(flat[10] == 1);
+  CHECK(flat[20] == 0);
+}
+
+TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {
+  std::vector<float> flat(30);
+  RecordingGroup group;
+  auto slots = slots_in(flat, {10, 10});
+  slots[1].data = flat.data() + 15;
+  CHECK(Reducer(group, slots).bucket_count() == 2);
+  slots[1].data = flat.data() + 5;
+  CHECK_THROWS_WITH(Reducer(group, slots), ContainsSubstring("slot0 and slot1 overlap"));
+}
+
+TEST_CASE("gradients are scaled before they are sent") {
+  std::vector<float> flat = {3.0f, 5.0f};
+  SoloGroup group;
+  Reducer reducer(group, slots_in(flat, {1, 1}), {.scale = 1.0 / 3.0});
+  reducer.mark_ready(0);
+  reducer.mark_ready(1);
+  reducer.finish();
+  CHECK(flat[0] == 3.0f * static_cast<float>(1.0 / 3.0));
+}
+
+TEST_CASE("ranks reduce to the same sums, and steps after the second allocate nothing") {
+  const bool gloo = GENERATE(false, true);
+  if (gloo && !why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const int size = 2;
+  std::vector<std::vector<float>> results(size);
+  long allocations = 0;
+  std::string first;
+  run_ranks(gloo, size, [&](ProcessGroup& group) {
+    std::vector<float> flat(50000);
+    Reducer reducer(group, slots_in(flat, {10000, 10000, 30000}), {.bucket_limits = {60000}});
+    const auto step = [&] {
+      std::fill(flat.begin(), flat.end(), static_cast<float>(group.rank() + 1));
+      for (int slot = 0; slot < 3; ++slot) reducer.mark_ready(slot);
+      reducer.finish();
+    };
+    for (int i = 0; i < 3; ++i) step();
+    std::unique_ptr<CountAllocations> counter;
+    if (group.rank() == 0) counter = std::make_unique<CountAllocations>();
+    group.barrier().wait();
+    for (int i = 0; i < 3; ++i) step();
+    group.barrier().wait();
+    if (counter) {
+      allocations = counter->own();
+      first = counter->first_own();
+      counter.reset();
+    }
+    group.barrier().wait();
+    results[static_cast<std::size_t>(group.rank())] = flat;
+  });
+  for (const auto& flat : results) CHECK(flat == std::vector<float>(50000, 3.0f));
+  INFO(first);
+  if (gloo) CHECK(allocations == 0);  // messages in memory are allocated, of course
+}

@@ -1,0 +1,190 @@
+// One rank of a test: `ddp_worker SCENARIO ARGUMENTS...`, started by launch().
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "ddp/average_gradients.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/init.h"
+#include "ddp/launch.h"
+#include "lib/error.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/simple_cnn.h"
+#include "tests/ddp/train.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+/// y = w x without a bias.
+struct Scalar : nn::Linear {
+  explicit Scalar(float value) : nn::Linear(1, 1, false) { parameters().values().span<float>()[0] = value; }
+  float gradient() { return parameters().gradients().span<float>()[0]; }
+};
+
+/// Two layers of which forward uses one.
+struct HalfUsed : nn::Module {
+  HalfUsed() {
+    register_module("used", used);
+    register_module("unused", unused);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override { return used.forward(context, x); }
+  using nn::Module::forward;
+  std::string type_name() const override { return "HalfUsed"; }
+  nn::Linear used{1, 1, false}, unused{1, 1, false};
+};
+
+/// (w x)^2, whose gradient is 2 x^2 w.
+Variable square(nn::Module& net, float x) {
+  return ops::mse_loss(net(from_values<float>({1, 1}, {x})), from_values<float>({1, 1}, {0.0f}));
+}
+
+void run_training(const Arguments& arguments) {
+  const auto group = init_process_group();
+  // Only rank 0 has the right seed: the others get its values.
+  nn::SimpleCNN model(kSeed + static_cast<std::uint64_t>(group->rank()));
+  DistributedDataParallelOptions options;
+  if (arguments.size() > 2) options.bucket_limits = {std::stoul(arguments[2])};
+  DistributedDataParallel net(model, *group, options);
+  train(model, net, std::stol(arguments.at(1)), group->rank(), group->size());
+  std::cout << fingerprint(model) << std::endl;
+}
+
+void run_gradient(const Arguments& arguments) {
+  const auto group = init_process_group();
+  Scalar model(5);
+  const float x = static_cast<float>(group->rank() + 1);
+  if (arguments.at(1) == "average") {
+    square(model, x).backward();
+    average_gradients(model, *group);
+  } else {
+    DistributedDataParallel net(model, *group,
+                                {.rule = arguments[1] == "torch" ? GradientRule::torch : GradientRule::sum});
+    square(net, x).backward();
+  }
+  std::cout << model.gradient() << std::endl;
+}
+
+void run_no_sync(const Arguments&) {
+  const auto group = init_process_group();
+  Scalar model(1);
+  DistributedDataParallel net(model, *group, {.rule = GradientRule::torch});
+  const float x = std::sqrt(static_cast<float>(group->rank() + 1) / 2);
+  square(net, x).backward();
+  std::cout << model.gradient() << std::endl;
+  {
+    const auto guard = net.no_sync();
+    square(net, x).backward();
+    std::cout << model.gradient() << std::endl;
+  }
+  square(net, x).backward();
+  std::cout << model.gradient() << std::endl;
+}
+
+void run_twice(const Arguments&) {
+  const auto group = init_process_group();
+  Scalar model(1);
+  DistributedDataParallel net(model, *group);
+  square(net, 1).backward();
+  square(net, 1).backward();
+}
+
+void run_unused(const Arguments& arguments) {
+  const auto group = init_process_group();
+  HalfUsed model;
+  model.initialise(3);
+  DistributedDataParallel net(model, *group, {.find_unused_parameters = arguments.at(1) == "allowed"});
+  square(net, 1).backward();
+  std::cout << model.parameters().gradient(1).span<float>()[0] << std::endl;
+}
+
+/// All ranks reduce for ever; at the 20th time rank 1 does `act`.
+void run_until(const std::function<void()>& act) {
+  const auto group = init_process_group();
+  std::vector<float> values(50000, 1.0f);
+  for (int i = 0;; ++i) {
+    if (i == 20 && group->rank() == 1) act();
+    group->all_reduce(std::span<float>(values), ReduceOp::max).wait();
+  }
+}
+
+void run_lines(const Arguments& arguments) {
+  for (int i = 0; i < std::stoi(arguments.at(1)); ++i) {
+    const std::string line(200, static_cast<char>('a' + rank_info().rank));
+    std::printf("%s\n", line.c_str());
+  }
+  std::printf("no end");
+}
+
+void run_sleep(const Arguments& arguments) {
+  if (arguments.size() > 1) ::signal(SIGTERM, SIG_IGN);
+  std::cout << ::getpid() << std::endl;
+  for (;;) ::pause();
+}
+
+/// Starts a process of its own that would outlive the rank.
+void run_orphan(const Arguments&) {
+  const int status = std::system("sleep 1000 & echo $!");
+  std::exit(status == 0 && rank_info().rank == 0 ? 3 : 0);
+}
+
+int run(const Arguments& arguments) {
+  const std::string& name = arguments.at(0);
+  if (name == "train") run_training(arguments);
+  if (name == "gradient") run_gradient(arguments);
+  if (name == "no_sync") run_no_sync(arguments);
+  if (name == "twice") run_twice(arguments);
+  if (name == "unused") run_unused(arguments);
+  if (name == "kill") run_until([] { ::raise(SIGKILL); });
+  if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
+  if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
+  if (name == "lines") run_lines(arguments);
+  if (name == "sleep") run_sleep(arguments);
+  if (name == "orphan") run_orphan(arguments);
+  if (name == "environment") std::cout << std::getenv(arguments.at(1).c_str()) << std::endl;
+  if (name == "missing" && rank_info().rank != 1) init_process_group({.join_timeout = std::chrono::milliseconds(300)});
+  return 0;
+}
+
+/// What spawn() is for: the same program, its ranks started by itself.
+int run_spawning(const Arguments& arguments) {
+  const int first = spawn([](int rank) { std::cout << "first " << rank << std::endl; }, 2);
+  if (first != 0) return first;
+  return spawn(
+      [&](int rank) {
+        const auto group = init_process_group();
+        float sum = static_cast<float>(rank + 1);
+        group->all_reduce({&sum, 1, DType::f32}).wait();
+        std::cout << "second " << rank << " " << sum << std::endl;
+        if (arguments.size() > 1 && rank == 1) throw DataError("as asked");
+        group->barrier().wait();
+      },
+      2);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Arguments arguments(argv + 1, argv + argc);
+  if (arguments.at(0) == "spawn") return run_spawning(arguments);
+  if (arguments.at(0) == "launch") {  // a launcher in a process of its own, for tests that kill it
+    const LaunchResult result =
+        launch({.ranks = 2, .command = {argv[0], "sleep"}, .grace = std::chrono::milliseconds(500)});
+    std::fprintf(stderr, "%s\n", result.message.c_str());
+    return result.exit_code;
+  }
+  try {
+    return run(arguments);
+  } catch (const std::exception& error) {
+    return report_failure(error);
+  }
+}
