@@ -21,10 +21,7 @@ struct Runner {
   int operator()(const BenchOptions& options) const { return bench(options); }
   int operator()(const TrainOptions& options) const { return train(options); }
   int operator()(const CompareOptions& options) const { return compare(options, command_line); }
-  template <class Other>
-  int operator()(const Other&) const {
-    throw duet::Error("this command is not part of this build yet");
-  }
+  int operator()(const LaunchOptions& options) const { return launch(options); }
 };
 
 /// The command line, with quotes where a shell needs them.

@@ -1,5 +1,9 @@
 #include "cli/setup.h"
 
+#include <algorithm>
+
+#include "ddp/average_gradients.h"
+#include "ddp/distributed_data_parallel.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/data/partitioner.h"
@@ -77,12 +81,21 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
   setup.wrapper = std::move(wrapper);
 }
 
+void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& group) {
+  ddp::DistributedDataParallelOptions wrap;
+  if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
+  auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
+  setup.times = [net = wrapper.get(), &group] {
+    const double waiting = net->reducer().times().waiting_us;
+    return WrapperTimes{.communication = waiting, .communication_hidden = std::max(0.0, group.busy_us() - waiting)};
+  };
+  setup.wrapper = std::move(wrapper);
+}
+
 }  // namespace
 
-Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup* group) {
-  const Place place;
-  require<UsageError>(group == nullptr && (options.devices == 1 || options.mode == Mode::dp), "mode ",
-                      name(options.mode), " with ", options.devices, " devices is not part of this build yet");
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group) {
+  const Place place{group.rank(), group.size()};
   Setup setup;
   if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options.model, options.seed, setup.generator.get());
@@ -98,6 +111,9 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
       setup.model(),
       optim::SGDOptions{.lr = static_cast<float>(options.lr), .momentum = static_cast<float>(options.momentum)});
   if (options.mode == Mode::dp) wrap_dp(setup, options);
+  if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
+  if (options.mode == Mode::seed)
+    setup.average = [model = setup.network.model.get(), &group] { ddp::average_gradients(*model, group); };
   return setup;
 }
 

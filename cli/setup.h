@@ -7,12 +7,9 @@
 #include "cli/images.h"
 #include "cli/network.h"
 #include "cli/recorder.h"
+#include "ddp/process_group.h"
 #include "lib/data/loader.h"
 #include "lib/optim/sgd.h"
-
-namespace duet::ddp {
-class ProcessGroup;
-}
 
 namespace duet::cli {
 
@@ -32,7 +29,7 @@ struct Setup {
   nn::Module& net() { return wrapper ? *wrapper : *network.model; }
 };
 
-/// `group` is null for one process.
-Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup* group);
+/// `group`: the ranks, or a group of one. Throws what the wrappers throw.
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group);
 
 }  // namespace duet::cli

@@ -1,5 +1,6 @@
 // duet train: one run, in one mode.
-#include <csignal>
+#include <sched.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -8,6 +9,9 @@
 #include "cli/machine.h"
 #include "cli/signals.h"
 #include "cli/trainer.h"
+#include "ddp/init.h"
+#include "ddp/launch.h"
+#include "ddp/solo_group.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 
@@ -26,22 +30,68 @@ std::int64_t started_ns() {
   return std::strtoll(given, nullptr, 10);
 }
 
+/// Leaves this process's main thread, and the threads that it starts from now on, the cores of this rank's device.
+/// Nothing changes where the ranks of this machine outnumber its cores.
+void take_cores(const ddp::RankInfo& place, int threads_per_device) {
+  cpu_set_t all, own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+  if (place.local_world_size * threads_per_device > CPU_COUNT(&all)) return;
+  const int first = place.local_rank * threads_per_device;
+  int seen = 0;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &all)) continue;
+    if (seen >= first && seen < first + threads_per_device) CPU_SET(core, &own);
+    ++seen;
+  }
+  sched_setaffinity(0, sizeof own, &own);
+}
+
+Team team_of(ddp::ProcessGroup& group) {
+  return {.rank = group.rank(), .size = group.size(), .sum = [&group](std::span<double> numbers) {
+            if (group.size() > 1) group.all_reduce(numbers).wait();
+          }};
+}
+
+/// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
+int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
+  Backend& devices = backend(options.device);
+  devices.set_threads_per_device(options.threads_per_device);
+  devices.bind_thread({options.device, 0});
+  const Images images = find_images(options);
+  if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
+  Setup setup = make_setup(options, *images.train, group);
+  return train_and_report(options, images, setup, team_of(group), started).signal;
+}
+
+/// Runs the ranks in processes of their own; in such a process, runs this rank.
+int train_in_ranks(TrainOptions options, std::int64_t started) {
+  const int launched = ddp::is_launched_rank() ? ddp::rank_info().world_size : options.devices;
+  require<UsageError>(options.devices == 1 || options.devices == launched, "--devices is ", options.devices,
+                      ", but the launcher started ", launched, " ranks");
+  options.devices = launched;
+  check(options);
+  return ddp::spawn(
+      [&](int) {
+        const auto group = ddp::init_process_group();
+        take_cores(ddp::rank_info(), options.threads_per_device);
+        train_as_rank(options, *group, started);
+      },
+      options.devices);
+}
+
 }  // namespace
 
 int train(const TrainOptions& options) {
   const std::int64_t started = started_ns();
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  const bool ranks = options.mode == Mode::seed || options.mode == Mode::ddp;
+  if (ranks && (options.devices > 1 || ddp::is_launched_rank())) return train_in_ranks(options, started);
   note_signals();
-  Backend& devices = backend(options.device);
-  devices.set_threads_per_device(options.threads_per_device);
-  devices.bind_thread({options.device, 0});
-  const Images images = find_images(options);
-  if (options.progress.empty()) std::printf("data: %s\n", images.description.c_str());
-  const Team team;
-  Setup setup = make_setup(options, *images.train, nullptr);
-  const Outcome outcome = train_and_report(options, images, setup, team, started);
-  return outcome.signal == 0 ? 0 : 128 + outcome.signal;
+  ddp::SoloGroup alone;
+  const int signal = train_as_rank(options, alone, started);
+  return signal == 0 ? 0 : 128 + signal;
 }
 
 }  // namespace duet::cli

@@ -125,7 +125,9 @@ void TransportGroup::execute(const Task& task) {
   try {
     core_->check_alive();
     try {
+      const Clock::time_point begin = Clock::now();
       collectives_.run(task.call, number);
+      busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - begin).count(), std::memory_order_relaxed);
     } catch (const Error& error) {
       core_->fail(concat(name(task.call.op), " #", number), error);
     }

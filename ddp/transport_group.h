@@ -23,6 +23,7 @@ class TransportGroup final : public ProcessGroup {
   explicit TransportGroup(std::unique_ptr<Transport> transport, const GroupOptions& options = {});
   ~TransportGroup() override;
   const char* backend() const override;
+  double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
 
  protected:
   Work start(const Call& call) override;
@@ -48,6 +49,7 @@ class TransportGroup final : public ProcessGroup {
   GroupOptions options_;
   Collectives collectives_;  // the communication thread's
   std::uint64_t sequence_ = 0;
+  std::atomic<std::int64_t> busy_ns_{0};
   WorkPool works_;
   std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
   int exceptions_at_birth_;

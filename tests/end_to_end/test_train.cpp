@@ -1,4 +1,5 @@
 #include <csignal>
+#include <cstdlib>
 
 #include "cli/results.h"
 #include "tests/end_to_end/program.h"
@@ -59,6 +60,38 @@ TEST_CASE("a checkpoint of another run is refused") {
   const auto seed = duet_test::duet(train({"--epochs", "2", "--seed", "5", "--resume", folder.path() + "/c"}));
   CHECK(seed.status == 1);
   CHECK_THAT(seed.err, duet_test::ContainsSubstring("is of a run with seed 1234, this run has 5"));
+}
+
+TEST_CASE("a signal to a job of ranks leaves no process, and its last checkpoint") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const TemporaryFolder folder;
+    const std::string kept = folder.path() + "/c", best = kept + "/model_best.safetensors";
+    const auto ran = duet_test::duet_interrupted(
+        train({"--mode", "ddp", "--devices", "2", "--epochs", "500", "--checkpoint", kept}), best, signal);
+    INFO(ran.err);
+    CHECK(ran.status == 128 + signal);
+    CHECK_FALSE(duet_test::files_in(kept, "checkpoint-").empty());
+    CHECK(duet_test::processes_with(folder.path()) == 0);
+    CHECK(
+        duet_test::duet(train({"--epochs", "501", "--resume", kept, "--result", folder.path() + "/r"}, "334")).status ==
+        1);
+  }
+}
+
+TEST_CASE("ranks are started by duet launch too, and share the work") {
+  const TemporaryFolder folder;
+  const char* program = std::getenv("DUET_PROGRAM");
+  REQUIRE(program);
+  const std::string alone = folder.path() + "/alone", launched = folder.path() + "/launched";
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--result", alone})).status == 0);
+  std::vector<std::string> arguments = {"launch", "-n", "2", "--", program};
+  for (const std::string& argument : train({"--mode", "ddp", "--epochs", "1", "--result", launched}))
+    arguments.push_back(argument);
+  const auto ran = duet_test::duet(arguments);
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  CHECK(hash_of(launched) == hash_of(alone));
+  CHECK(run_from_json(read_file(launched)).devices == 2);
 }
 
 TEST_CASE("the seed mode prints the tutorial's lines") {
