@@ -50,6 +50,7 @@ void print(const Timed& timed, std::int64_t batch) {
 }  // namespace
 
 int bench(const BenchOptions& options) {
+  if (options.overhead) return bench_overhead(options);
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
   CompareOptions cells_from;

@@ -87,7 +87,10 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
 }
 
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
-  app.add_option("what", what, "step: whole training steps, forward to update")->required();
+  app.add_option("what", what,
+                 "step: whole training steps of every mode; overhead: what tape, modules and loader cost,"
+                 " against the same kernels called in a bare loop (one device; --lr and --momentum apply)")
+      ->required();
   texts.modes = "single,dp,ddp";
   texts.devices = "1,2";
   app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();
@@ -195,7 +198,9 @@ Command parse(const std::vector<std::string>& arguments) {
     return train;
   }
   if (*bench_app) {
-    require<UsageError>(what == "step", "duet bench: unknown '", what, "', expected step");
+    require<UsageError>(what == "step" || what == "overhead", "duet bench: unknown '", what,
+                        "', expected step or overhead");
+    bench.overhead = what == "overhead";
     bench.modes = parse_modes(bench_texts.modes);
     bench.devices = parse_counts(bench_texts.devices);
     finish(bench, bench_texts);

@@ -62,6 +62,7 @@ struct LaunchOptions {
 };
 
 struct BenchOptions : Training {
+  bool overhead = false;  // else whole steps
   std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2};
   int repeats = 3;

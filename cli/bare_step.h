@@ -1,0 +1,36 @@
+// One training step of SimpleCNN without tape, modules or loader: the yardstick for what those cost.
+#pragma once
+
+#include "lib/backend/backend.h"
+#include "lib/data/dataset.h"
+#include "lib/nn/parameters.h"
+
+namespace duet::cli {
+
+/// Calls the very kernels that the tape calls, in the same order, on memory made once. It trains `store`, the values of
+/// a SimpleCNN, by SGD; dropout is keyed as the model's.
+class BareStep {
+ public:
+  BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed);
+
+  /// Trains on these samples (exactly `batch` of them) and returns the loss.
+  float run(std::span<const std::int64_t> samples, std::int64_t step, const SGDRule& rule);
+
+ private:
+  Tensor value(const char* name) const;
+  Tensor gradient(const char* name) const;
+  void forward(std::int64_t step);
+  void backward();
+
+  nn::ParameterStore& store_;
+  const data::ImageDataset& images_;
+  std::uint64_t seed_;
+  Backend& kernels_;
+  ConvPoolRelu first_, second_;
+  DropoutKey second_dropout_;
+  Tensor x_, labels_, y1_, index1_, y2_, index2_, flat_, hidden_, active_, mask_, dropped_, logits_, log_probs_, loss_;
+  Tensor one_, d_log_probs_, d_logits_, d_dropped_, d_active_, d_hidden_, d_flat_, d_y1_;
+  Tensor momentum_;
+};
+
+}  // namespace duet::cli
