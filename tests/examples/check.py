@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Runs the examples and compares what they print with golden/.
+
+    check.py EXAMPLES SOURCES [--without-gloo]     EXAMPLES: the built programs; SOURCES: their folder in the tree
+"""
+import difflib
+import os
+import subprocess
+import sys
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+RANKS = ("collectives", "ring_all_reduce", "two_processes", "train_ddp")  # need Gloo
+WRAPPER_LINES = 15
+
+
+def run(folder, name, *arguments):
+    result = subprocess.run([os.path.join(folder, name), *arguments], capture_output=True, text=True, timeout=120)
+    return result.stdout if result.returncode == 0 else f"exit code {result.returncode}\n{result.stderr}"
+
+
+def difference(expected, got, name):
+    return "\n".join(difflib.unified_diff(expected.splitlines(), got.splitlines(), "expected", name, lineterm="", n=1))
+
+
+def check_golden(programs, _, name):
+    with open(os.path.join(GOLDEN, name + ".txt"), encoding="utf-8") as file:
+        return difference(file.read(), run(programs, name), name)
+
+
+def check_training(programs, _, name):
+    """The losses and the fingerprint of the parameters are those of one device."""
+    data = ("synthetic", "600")
+    single = run(programs, "train_single", *data)
+    if single.count("test loss") != 2 or "parameters: sha256 " not in single:
+        return "train_single printed:\n" + single
+    return difference(single, run(programs, name, *data), name)
+
+
+def check_wrapper_lines(_, sources, name):
+    """Behind the opening comment only the wrapper's lines differ."""
+    texts = []
+    for program in ("train_single", name):
+        with open(os.path.join(sources, program + ".cpp"), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        texts.append([line for line in lines if not line.startswith("//")])
+    lines = [line for line in difflib.unified_diff(*texts, lineterm="", n=0) if line[:3] not in ("---", "+++")]
+    changed = [line for line in lines if line[0] in "+-"]
+    text = "\n".join(changed)
+    return text if len(changed) > WRAPPER_LINES or not any("net(" in line for line in changed) else ""
+
+
+CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives",
+                                            "ring_all_reduce", "two_processes")]
+CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
+
+
+def main(programs, sources, *options):
+    passed = failed = skipped = 0
+    for check, name in CHECKS:
+        if "--without-gloo" in options and name in RANKS and check is not check_wrapper_lines:
+            print("skipped: Gloo is not installed")
+            skipped += 1
+            continue
+        wrong = check(programs, sources, name)
+        passed += not wrong
+        failed += bool(wrong)
+        if wrong:
+            print(f"{check.__name__} {name}:\n{wrong}")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
