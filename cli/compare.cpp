@@ -30,12 +30,15 @@ std::string utc_now() {
 std::string machine_line(const CompareOptions& options, const Machine& machine) {
   int most = 1;
   for (const int devices : options.devices) most = std::max(most, devices);
+  std::string gloo;
+  for (const Library& library : libraries())
+    if (library.name == "Gloo") gloo = library.present ? " · Gloo" : " · no Gloo";
   std::string names;
   for (const Device device : first_devices(options.device, most)) names += " " + device.str();
   return concat("duet ", DUET_VERSION, " · ", most, most == 1 ? " device:" : " devices:", names, " (", machine.isa,
                 ", ", options.threads_per_device, options.threads_per_device == 1 ? " thread each)" : " threads each)",
                 " on ", machine.cores, machine.cores == 1 ? " core" : " cores", " · ",
-                backend(DeviceKind::cpu).libraries(), machine.gpus.empty() ? " · no GPU" : "");
+                backend(DeviceKind::cpu).libraries(), gloo, machine.gpus.empty() ? " · no GPU" : "");
 }
 
 /// Where parameters differ from single's, runs both once more with a fingerprint of every step.

@@ -76,8 +76,8 @@ void lost(const Results& results, const std::string& mode, std::vector<std::stri
   if (largest == fixed_part) why = "input and update, which every device does in full";
   if (largest == compute) why = "forward, loss and backward, which do not divide evenly or slow each other down";
   out.push_back(mode + " on " + std::to_string(run->devices) + " devices takes " + us(extra) +
-                " a step more than single's step divided by " + std::to_string(run->devices) + "; " + us(largest) +
-                " of it is " + why + ".");
+                " a step more than single's step divided by " + std::to_string(run->devices) + "; " +
+                (largest < 0.95 * extra ? us(largest) + " of it is " : "all of it is ") + why + ".");
 }
 
 void hidden(const Results& results, std::vector<std::string>& out) {

@@ -56,7 +56,7 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
       ->capture_default_str();
   app.add_option("--devices", options.devices, "number of devices (single: 1)")->capture_default_str();
   add_training(app, options, texts);
-  app.add_option("--replicas", options.replicas, "dp: replicas made per_forward, or kept resident")
+  app.add_option("--replicas", options.replicas, "dp: replicas kept resident, or made per_forward as PyTorch does")
       ->capture_default_str();
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
   app.add_option("--checkpoint", options.checkpoint, "folder; a checkpoint is written there after every epoch");

@@ -36,14 +36,14 @@ struct Training {
 struct TrainOptions : Training {
   Mode mode = Mode::single;
   int devices = 1;
-  std::string replicas = "per_forward";  // dp: or "resident"
-  std::string loss = "gathered";         // dp: or "in_replica"
-  std::string checkpoint;                // folder
-  std::string resume;                    // file or folder
-  std::string result;                    // file for the run's record
-  std::string fingerprints;              // file for one hash of all parameters per step
-  std::string step_times;                // file for the time of every step but the first, in microseconds
-  std::string progress;                  // file that always holds one line: where the training stands
+  std::string replicas = "resident";  // dp: or "per_forward"
+  std::string loss = "gathered";      // dp: or "in_replica"
+  std::string checkpoint;             // folder
+  std::string resume;                 // file or folder
+  std::string result;                 // file for the run's record
+  std::string fingerprints;           // file for one hash of all parameters per step
+  std::string step_times;             // file for the time of every step but the first, in microseconds
+  std::string progress;               // file that always holds one line: where the training stands
 };
 
 struct CompareOptions : Training {

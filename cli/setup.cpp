@@ -54,6 +54,8 @@ void read_own_part(Setup& setup, const TrainOptions& options, const data::Datase
   setup.part = std::make_unique<data::Subset>(
       train, data::partition_indices(train.size(), data::equal_fractions(place.size), partition)
                  .at(static_cast<std::size_t>(place.rank)));
+  require<DataError>(setup.part->size() > 0, train.size(), " training images leave rank ", place.rank, " of ",
+                     place.size, " without any");
   const std::int64_t batch = options.batch / place.size;
   if (setup.generator) {
     setup.loader = torch_loader(*setup.part, batch, *setup.generator);

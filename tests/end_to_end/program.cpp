@@ -1,6 +1,7 @@
 #include "tests/end_to_end/program.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,13 @@ namespace duet_test {
 namespace {
 
 namespace fs = std::filesystem;
+
+bool there(const std::string& pattern) {
+  glob_t found{};
+  const bool some = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
+  ::globfree(&found);
+  return some;
+}
 
 pid_t start(const std::vector<std::string>& arguments, const std::string& folder) {
   const char* program = std::getenv("DUET_PROGRAM");
@@ -53,10 +61,10 @@ Ran duet(const std::vector<std::string>& arguments) {
   return finish(start(arguments, folder.path()), folder.path());
 }
 
-Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& file, int signal) {
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal) {
   const duet::cli::TemporaryFolder folder;
   const pid_t child = start(arguments, folder.path());
-  for (siginfo_t ended{}; !fs::exists(file); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+  for (siginfo_t ended{}; !there(pattern); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
     if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == child)
       break;
   ::kill(child, signal);

@@ -15,8 +15,8 @@ struct Ran {
 
 /// Waits for the program's end. The program is $DUET_PROGRAM.
 Ran duet(const std::vector<std::string>& arguments);
-/// Starts it, sends a signal once `file` exists, and waits.
-Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& file, int signal);
+/// Starts it, sends a signal once a file matches the pattern, and waits.
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal);
 
 /// Names of files in a folder that begin with `start`.
 std::vector<std::string> files_in(const std::string& folder, const std::string& start = "");

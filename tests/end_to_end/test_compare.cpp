@@ -1,6 +1,8 @@
 // The main job, small: all modes on drawn digits, in processes of their own, must end with the same bits.
 #include <algorithm>
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 
 #include "cli/results.h"
 #include "cli/table.h"
@@ -104,6 +106,33 @@ TEST_CASE("a mode that fails is a row that says why, and the exit code says it t
   const Results results = results_from_json(ran.out);
   CHECK(results.runs[0].ok);
   CHECK_FALSE(results.runs.back().ok);
-  CHECK_FALSE(results.runs.back().error.empty());
+  CHECK_THAT(results.runs.back().error, duet_test::ContainsSubstring("5 training images leave rank"));
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("failed: "));
+}
+
+TEST_CASE("a signal ends a comparison and all its processes") {
+  const TemporaryFolder folder;
+  ::setenv("TMPDIR", folder.path().c_str(), 1);  // where the comparison keeps its cells' files
+  const auto ran =
+      duet_test::duet_interrupted({"compare", "--modes", "ddp", "--devices", "2", "--data", "synthetic", "--out",
+                                   folder.path() + "/report", "--train-images", "20000", "--epochs", "20"},
+                                  folder.path() + "/*/progress", SIGTERM);
+  ::unsetenv("TMPDIR");
+  INFO(ran.err);
+  CHECK(ran.status == 128 + SIGTERM);
+  CHECK(duet_test::processes_with(folder.path()) == 0);
+  CHECK(duet_test::files_in(folder.path() + "/report").empty());
+  CHECK(duet_test::files_in(folder.path(), "duet-").empty());
+}
+
+TEST_CASE("a training that runs away still reports") {
+  const TemporaryFolder folder;
+  const auto ran = duet_test::duet(
+      with({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},
+           {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64", "--lr", "1e30"}));
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  CHECK(std::isnan(results.runs[0].train_loss.back()));
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("nan"));
 }

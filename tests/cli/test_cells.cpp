@@ -1,0 +1,100 @@
+#include <chrono>
+#include <thread>
+
+#include "cli/cells.h"
+#include "cli/recorder.h"
+#include "lib/error.h"
+#include "tests/cli/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+
+TEST_CASE("the cells of a comparison") {
+  CompareOptions options;
+  options.modes = {Mode::dp, Mode::single};
+  options.devices = {1, 2};
+  CHECK(cells_of(options, 4) ==
+        std::vector<Cell>{{Mode::dp, 1, 1}, {Mode::dp, 2, 1}, {Mode::single, 1, 1}, {Mode::single, 1, 4}});
+  CHECK(cells_of(options, 1).size() == 3);
+}
+
+TEST_CASE("a cell's command line says what the comparison was told") {
+  CompareOptions options = std::get<CompareOptions>(
+      parse({"compare",    "--lr",          "0.05",   "--batch",  "64",       "--seed",  "7",
+             "--momentum", "0.9",           "--data", "a b",      "--epochs", "3",       "--train-images",
+             "100",        "--test-images", "50",     "--compat", "torch",    "--model", "linear"}));
+  auto arguments = cell_arguments(options, {Mode::ddp, 4, 2});
+  const auto train = std::get<TrainOptions>(parse(arguments));
+  CHECK(train.mode == Mode::ddp);
+  CHECK(train.devices == 4);
+  CHECK(train.threads_per_device == 2);
+  CHECK(train.lr == 0.05);
+  CHECK(train.batch == 64);
+  CHECK(train.seed == 7);
+  CHECK(train.momentum == 0.9);
+  CHECK(train.data == "a b");
+  CHECK(train.epochs == 3);
+  CHECK(train.train_images == 100);
+  CHECK(train.test_images == 50);
+  CHECK(train.compat_torch);
+  CHECK(train.model == "linear");
+  CHECK(train.quiet);
+}
+
+TEST_CASE("repeats become one row of medians") {
+  const Run one = duet_test::made_up().runs[3];
+  Run two = one, three = one;
+  two.startup_s = 1;
+  two.step_us.forward = 10 * one.step_us.forward;
+  three.samples_per_s = 1;
+  const Run row = combined({one, two, three});
+  CHECK(row.ok);
+  CHECK(row.startup_s == one.startup_s);
+  CHECK(row.samples_per_s == one.samples_per_s);
+  CHECK(row.step_us.forward == one.step_us.forward);
+  CHECK(row.epoch_s.size() == 9);
+  two.parameters_sha256 = "other";
+  CHECK_FALSE(combined({one, two, three}).ok);
+  three.ok = false;
+  three.error = "why";
+  CHECK(combined({one, three}).error == "why");
+}
+
+TEST_CASE("the first difference of two lists of fingerprints") {
+  CHECK_FALSE(first_difference({"a", "b"}, {"a", "b"}));
+  CHECK(first_difference({"a", "b", "c"}, {"a", "x", "c"}) == 1);
+  CHECK(first_difference({"a", "b"}, {"a"}) == 1);
+  CHECK_FALSE(first_difference({}, {"a"}));
+}
+
+TEST_CASE("the recorder's parts add up to the step, without the first step of the run") {
+  WrapperTimes times;
+  Recorder recorder(monotonic_ns(), [&] { return times; });
+  recorder.begin_epoch(3, 0);
+  for (int step = 0; step < 3; ++step) {
+    recorder.lap(&StepParts::input);
+    std::this_thread::sleep_for(std::chrono::milliseconds(step == 0 ? 50 : 4));
+    recorder.lap(&StepParts::forward);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    recorder.lap(&StepParts::backward);
+    // What the wrapper saw inside: of the first step 1 s, of each later one a little.
+    times.scatter += step == 0 ? 1e6 : 1000;
+    times.communication += step == 0 ? 1e6 : 500;
+    times.communication_hidden += step == 0 ? 1e6 : 100;
+    recorder.end_step(step, step == 2 ? 0 : 4, 8);
+  }
+  Run run;
+  recorder.fill(run);
+  CHECK(run.step_us.scatter == 1000);
+  CHECK(run.step_us.communication == 500);
+  CHECK(run.communication_us == 1600);
+  CHECK(run.step_us.forward >= 3000);
+  CHECK(run.step_us.backward >= 1500);
+  CHECK(run.step_us.sum() * 2 / 1e6 - recorder.epoch_seconds() < 1e-9);
+  CHECK(run.waiting_share * run.step_us.sum() > 1499);
+  CHECK(run.startup_s >= 0.04);
+  CHECK(recorder.loss_sums() == std::vector<double>{0, 4, 0});
+  CHECK(recorder.loss_rows() == std::vector<double>{8, 8, 8});
+  CHECK(recorder.epoch_loss() == 0.5);
+}
