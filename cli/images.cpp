@@ -31,8 +31,7 @@ Images find_images(const Training& options) {
   data::Mnist found = data::load_mnist(mnist);
   Images images;
   images.description = found.origin;
-  const bool drawn = found.origin.find("drawn digits") != std::string::npos;
-  images.name = drawn ? "drawn digits" : data::name(mnist.kind);
+  images.name = found.drawn ? "drawn digits" : data::name(mnist.kind);
   images.train = std::make_shared<data::ImageDataset>(std::move(found.train));
   images.test = std::make_shared<data::ImageDataset>(std::move(found.test));
   return images;

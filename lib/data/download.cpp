@@ -1,13 +1,10 @@
 #include "lib/data/download.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <array>
 #include <span>
 
+#include "lib/atomic_file.h"
 #include "lib/data/byte_reader.h"
 #include "lib/data/fetch.h"
 #include "lib/data/md5.h"
@@ -73,57 +70,6 @@ bool is_whole(const fs::path& path, const Published& wanted) {
   }
 }
 
-class Descriptor {
- public:
-  Descriptor(const fs::path& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
-    require<DataError>(fd_ >= 0, path.string(), ": cannot be opened for writing: ", std::strerror(errno));
-  }
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-void write_all(const fs::path& path, std::span<const std::uint8_t> bytes) {
-  const Descriptor file(path, O_WRONLY | O_CREAT | O_TRUNC);
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(file.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    require<DataError>(count > 0, path.string(), ": cannot be written: ", std::strerror(errno));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-  require<DataError>(::fsync(file.get()) == 0, path.string(), ": cannot be written: ", std::strerror(errno));
-}
-
-/// A temporary file, fsync, rename, fsync of the folder: others see all of it or nothing.
-void write_atomically(const fs::path& path, std::span<const std::uint8_t> bytes) {
-  const fs::path part = path.string() + ".part." + std::to_string(::getpid());
-  try {
-    write_all(part, bytes);
-    fs::rename(part, path);
-    const Descriptor folder(path.parent_path(), O_RDONLY | O_DIRECTORY);
-    ::fsync(folder.get());
-  } catch (const fs::filesystem_error& error) {
-    ::unlink(part.c_str());
-    throw DataError(concat(path.string(), ": cannot be written: ", error.code().message()));
-  } catch (...) {
-    ::unlink(part.c_str());
-    throw;
-  }
-}
-
-void make_writable_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  require<DataError>(!error, folder.string(), ": cannot be made: ", error.message());
-  const fs::path probe = folder / (".probe." + std::to_string(::getpid()));
-  write_all(probe, {});
-  ::unlink(probe.c_str());
-}
-
 Bytes fetch_content(const std::string& url, const std::string& file, const Published& wanted,
                     const DownloadProgress& progress) {
   const Bytes archive = fetch(url, wanted.bytes, [&](std::uint64_t done, std::uint64_t total) {
@@ -152,7 +98,9 @@ void download_mnist(MnistKind kind, const fs::path& folder, const DownloadProgre
 
 void download_mnist(MnistKind kind, const fs::path& folder, const std::vector<std::string>& mirrors,
                     const DownloadProgress& progress) {
-  make_writable_folder(folder);
+  std::size_t total = 0;
+  for (const Published& file : published(kind)) total += file.bytes;
+  require_writable(folder.string(), total);
   for (std::size_t i = 0; i < kMnistFiles.size(); ++i) {
     const Published& wanted = published(kind)[i];
     const fs::path path = folder / kMnistFiles[i];
@@ -169,7 +117,7 @@ void download_mnist(MnistKind kind, const fs::path& folder, const std::vector<st
       }
     }
     require<DataError>(!content.empty(), "no mirror gave ", file, ": ", reasons);
-    write_atomically(path, content);
+    write_atomically(path.string(), {std::as_bytes(std::span(content))});
   }
 }
 

@@ -60,7 +60,7 @@ ImageDataset first_images(const ImageDataset& all, std::int64_t count) {
 }
 
 Mnist limited(const Mnist& all, const MnistOptions& options) {
-  return {first_images(all.train, options.train_images), first_images(all.test, options.test_images), ""};
+  return {first_images(all.train, options.train_images), first_images(all.test, options.test_images), "", false};
 }
 
 std::string counts(const Mnist& data) { return grouped(data.train.size()) + " + " + grouped(data.test.size()); }
@@ -78,8 +78,8 @@ Mnist draw(const MnistOptions& options, const std::string& reason) {
     return wanted ? std::min(wanted, all) : all;
   };
   const std::int64_t train = count(options.train_images, kDrawnTrain), test = count(options.test_images, kDrawnTest);
-  Mnist data{draw_digits(options.drawing_seed, train), draw_digits(options.drawing_seed, test, kDrawnTrain), ""};
-  data.origin = concat(counts(data), " drawn digits, ", reason);
+  Mnist data{draw_digits(options.drawing_seed, train), draw_digits(options.drawing_seed, test, kDrawnTrain), "", true};
+  data.origin = concat("drawn digits, ", reason, " (", counts(data), " images)");
   return data;
 }
 
@@ -112,14 +112,13 @@ std::string MnistFiles::missing() const {
 
 MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   MnistFiles direct = find_in(folder);
-  if (direct.complete()) return direct;
   MnistFiles inside = find_in(folder / folder_name(kind));
   return count_found(inside) > count_found(direct) ? inside : direct;
 }
 
 Mnist read_mnist(const MnistFiles& files, MnistKind kind) {
   require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
-  Mnist data{read_pair(files.paths[0], files.paths[1]), read_pair(files.paths[2], files.paths[3]), ""};
+  Mnist data{read_pair(files.paths[0], files.paths[1]), read_pair(files.paths[2], files.paths[3]), "", false};
   data.origin = concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
   return data;
 }

@@ -37,6 +37,7 @@ MnistFiles find_mnist(const std::filesystem::path& folder, MnistKind kind);
 struct Mnist {
   ImageDataset train, test;
   std::string origin;  // for people: "MNIST, 60,000 + 10,000 images from data/mnist"
+  bool drawn = false;  // no files were found or wanted: the digits are the program's own
 };
 
 /// Throws DataError as lib/data/idx.h, for images that are not 28 x 28, and when a set's labels and images differ in

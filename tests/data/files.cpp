@@ -59,7 +59,7 @@ Bytes idx_labels(std::uint32_t n) {
 
 Bytes gzip(const Bytes& content) {
   z_stream stream{};
-  if (deflateInit2(&stream, 9, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) != Z_OK)
+  if (deflateInit2(&stream, 1, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) != Z_OK)
     throw std::runtime_error("zlib");
   Bytes out(deflateBound(&stream, content.size()) + 64);
   stream.next_in = const_cast<Bytef*>(content.data());

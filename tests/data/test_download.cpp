@@ -63,13 +63,17 @@ TEST_CASE("Fashion-MNIST's archives are checked as they come") {
                     ContainsSubstring("archive has MD5") && ContainsSubstring("8d4fb7e6c68d591d4c3dfef9ec88bf0d"));
 }
 
-TEST_CASE("content of the right size but with a wrong byte is refused") {
+TEST_CASE("content of the right size with wrong bytes, or with a byte more, is refused") {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "mirror");
   Bytes content(47040016, 0);
   write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
   CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
                     ContainsSubstring("content has MD5") && ContainsSubstring("6bbc9ace898e44ae57da46a324031adb"));
+  content.push_back(0);
+  write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
+                    ContainsSubstring("unpacks to more than 47040016 bytes, expected 47040016"));
 }
 
 TEST_CASE("a folder that cannot be written is found before anything is fetched") {

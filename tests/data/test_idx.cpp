@@ -97,7 +97,10 @@ TEST_CASE("every kind of damage is named, with the file, the field, what was fou
 }
 
 TEST_CASE("headers that announce more than a file can hold are refused before memory is taken") {
-  CHECK_THAT(about_images(idx({2051, 0xffffffff, 28, 28}, {})), duet_test::ContainsSubstring("expected at most"));
+  CHECK_THAT(about_images(idx({2051, 0xffffffff, 28, 28}, {})),
+             duet_test::ContainsSubstring("announces 4294967295 x 28 x 28 bytes, expected at most"));
+  CHECK_THAT(about_images(idx({2051, 0x80000000, 0x80000000, 4}, {})),  // 2^64 bytes
+             duet_test::ContainsSubstring("expected at most"));
   CHECK_THAT(about_images(idx({2051, 0xffffffff, 0xffffffff, 0xffffffff}, {})),
              duet_test::ContainsSubstring("expected at most"));
   CHECK_THAT(about_images(idx({2051, 1000000, 28, 28}, {1})),

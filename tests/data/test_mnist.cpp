@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "lib/data/idx.h"
 #include "lib/data/md5.h"
 #include "lib/data/mnist.h"
@@ -35,6 +37,7 @@ TEST_CASE("a folder with the four files, or mnist inside it, packed or not") {
     const Mnist data = load_mnist(with_data(folder, (folder / name).string()));
     CHECK(data.train.size() == 5);
     CHECK(data.test.size() == 3);
+    CHECK(!data.drawn);
     CHECK(data.train.images().shape() == Shape{5, 1, 28, 28});
     CHECK(data.train.labels().data<std::int64_t>()[4] == 4);
   }
@@ -50,7 +53,7 @@ TEST_CASE("--data before $DUET_DATA before ./data before the cache") {
     few.train_images = few.test_images = 2;
     return load_mnist(few).origin;
   };
-  CHECK(origin() == "2 + 2 drawn digits, because no MNIST was found; --data DIR uses yours");
+  CHECK(origin() == "drawn digits, because no MNIST was found; --data DIR uses yours (2 + 2 images)");
   duet_test::write_small_mnist(folder / "cache/mnist", false);
   CHECK_THAT(origin(), ContainsSubstring((folder / "cache/mnist").string()));
   duet_test::write_small_mnist(folder / "data/mnist", false);
@@ -62,7 +65,7 @@ TEST_CASE("--data before $DUET_DATA before ./data before the cache") {
   options.data = (folder / "given").string();
   CHECK_THAT(origin(), ContainsSubstring((folder / "given").string()));
   options.data = "synthetic";
-  CHECK(origin() == "2 + 2 drawn digits, as asked");
+  CHECK(origin() == "drawn digits, as asked (2 + 2 images)");
 }
 
 TEST_CASE("a folder that somebody named must hold a complete set") {
@@ -78,6 +81,24 @@ TEST_CASE("a folder that somebody named must hold a complete set") {
   options.environment = (folder / "half").string();
   CHECK_THROWS_WITH(load_mnist(options), ContainsSubstring("$DUET_DATA"));
   CHECK_THROWS_WITH(load_mnist(with_data(folder, (folder / "absent").string())), ContainsSubstring("is not a folder"));
+}
+
+TEST_CASE("a complete set in the folder itself comes before its sub-folder, an incomplete one after") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder.path(), false);
+  duet_test::write_small_mnist(folder / "mnist", false);
+  CHECK(find_mnist(folder.path(), MnistKind::mnist).folder == folder.path());
+  std::filesystem::remove(folder / "t10k-labels-idx1-ubyte");
+  CHECK(find_mnist(folder.path(), MnistKind::mnist).folder == folder / "mnist");
+}
+
+TEST_CASE("drawn test images are not the training images") {
+  const TemporaryFolder folder;
+  MnistOptions options = with_data(folder, "synthetic");
+  options.train_images = options.test_images = 10;
+  const Mnist data = load_mnist(options);
+  const auto train = data.train.images().span<std::uint8_t>(), test = data.test.images().span<std::uint8_t>();
+  CHECK(!std::equal(train.begin(), train.end(), test.begin()));
 }
 
 TEST_CASE("an incomplete set in a usual place is mentioned") {
@@ -97,9 +118,12 @@ TEST_CASE("sets whose files do not fit each other") {
   CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
                     ContainsSubstring("train-labels-idx1-ubyte: field 'number of labels' is 4, expected 5") &&
                         ContainsSubstring("train-images-idx3-ubyte"));
-  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 2, 2}, {1, 2, 3, 4}));
+  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 2, 28}, Bytes(56)));
   CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
-                    ContainsSubstring("images are 2 x 2, expected 28 x 28"));
+                    ContainsSubstring("images are 2 x 28, expected 28 x 28"));
+  write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 28, 2}, Bytes(56)));
+  CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
+                    ContainsSubstring("images are 28 x 2, expected 28 x 28"));
 }
 
 TEST_CASE("only the first images") {
