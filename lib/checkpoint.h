@@ -12,13 +12,13 @@ namespace duet {
 /// What a run needs to go on to the same bits. Only rank 0 writes it; alone, under DataParallel and under
 /// DistributedDataParallel the file is the same.
 struct Checkpoint {
-  std::int64_t epoch = 0;  // epochs finished
-  std::int64_t step = 0;   // steps of the optimizer done, over all epochs
-  std::string arch;        // name of the model: "SimpleCNN"
-  double best_acc1 = 0;    // best test accuracy so far, per cent
-  NamedTensors model;      // Module::state_dict()
-  NamedTensors optimizer;  // SGD::state(): "conv1.weight"; stored as "optimizer.conv1.weight"
-  Metadata settings;       // what must stay the same when the run goes on: "seed", "lr", ...
+  std::int64_t epoch = 0;       // epochs finished
+  std::int64_t step = 0;        // steps of the optimizer done, over all epochs
+  std::string arch = {};        // name of the model: "SimpleCNN"
+  double best_acc1 = 0;         // best test accuracy so far, per cent
+  NamedTensors model = {};      // Module::state_dict()
+  NamedTensors optimizer = {};  // SGD::state(): "conv1.weight"; stored as "optimizer.conv1.weight"
+  Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
 };
 
 /// Makes the folder, proves that it can be written, and removes temporary files of processes that died. Throws

@@ -1,13 +1,37 @@
-// A program outside of duet's tree, built against an installed duet.
+// A program outside of duet's tree, built against an installed duet: two steps of DataParallel on two devices, the
+// checkpoint of the result, and a group over Gloo's module if it was built.
 #include <cstdio>
+#include <filesystem>
+#include <string>
 
-#include "lib/sha256.h"
-#include "lib/tensor.h"
+#include "ddp/gloo_group.h"
+#include "dp/data_parallel.h"
+#include "lib/checkpoint.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
 
 int main() {
-  const duet::Tensor tensor = duet::from_values<float>({2, 2}, {1, 2, 3, 4});
-  float sum = 0;
-  for (const float value : tensor.rows(1, 2).span<float>()) sum += value;
-  std::printf("%s %g %s\n", tensor.shape().str().c_str(), static_cast<double>(sum), duet::sha256_hex({}).c_str());
-  return sum == 7 ? 0 : 1;
+  duet::nn::SimpleCNN model(1234);
+  duet::dp::DataParallel net(model, {.devices = duet::first_devices(duet::DeviceKind::cpu, 2)});
+  duet::optim::SGD opt(model, {.lr = 0.1f});
+  const duet::Tensor images = duet::zeros({8, 1, 28, 28});
+  const duet::Tensor labels = duet::zeros({8}, duet::DType::i64);
+  float first = 0, last = 0;
+  for (int step = 0; step < 20; ++step) {
+    opt.zero_grad();
+    auto loss = duet::ops::nll_loss(net(images), labels);
+    loss.backward();
+    opt.step();
+    (step == 0 ? first : last) = loss.item();
+  }
+  const std::string folder = std::filesystem::temp_directory_path() / "outside-of-duet";
+  duet::prepare_checkpoint_folder(folder);
+  duet::save_checkpoint(folder, {.epoch = 1, .step = 2, .arch = "SimpleCNN", .model = model.state_dict()});
+  duet::restore(duet::load_checkpoint(folder), "SimpleCNN", model.state_dict());
+  std::filesystem::remove_all(folder);
+  const std::string no_gloo = duet::ddp::why_no_gloo();
+  std::printf("loss %g to %g; Gloo: %s\n", static_cast<double>(first), static_cast<double>(last),
+              no_gloo.empty() ? "yes" : no_gloo.c_str());
+  return last < first / 2 ? 0 : 1;
 }

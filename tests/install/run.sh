@@ -19,4 +19,8 @@ cp "$here/meson.build" "$here/main.cpp" "$tree/outside/"
 export PKG_CONFIG_PATH=${pc%/*}
 meson setup "$tree/outside/build" "$tree/outside" >"$tree/log" || { cat "$tree/log" >&2; exit 1; }
 ninja -C "$tree/outside/build" >"$tree/log" || { cat "$tree/log" >&2; exit 1; }
-LD_LIBRARY_PATH=$(pkg-config --variable=libdir duet) "$tree/outside/build/outside"
+said=$(LD_LIBRARY_PATH=$(pkg-config --variable=libdir duet) TMPDIR=$tree "$tree/outside/build/outside")
+echo "$said"
+# The module must be found in the tree, not where it was built.
+module=$(find "$tree/root" -name 'libduet_gloo.so')
+[ -z "$module" ] || [[ $said = *'Gloo: yes' ]]
