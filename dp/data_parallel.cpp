@@ -58,10 +58,10 @@ nn::Value stamped(const nn::Value& value, const Rows& stamp) {
   return value;
 }
 
-Replicas::Forward with_loss(const nn::Module& module,
-                            const std::function<Variable(const Variable&, const Tensor&)>& loss) {
-  if (!loss) return nullptr;
-  return [&module, loss](nn::Context& context, const nn::Value& input) -> nn::Value {
+Replicas::Forward make_forward(const nn::Module& module, const DataParallelOptions& options) {
+  if (!options.loss)
+    return [&module](nn::Context& context, const nn::Value& input) { return module.forward(context, input); };
+  return [&module, loss = options.loss](nn::Context& context, const nn::Value& input) -> nn::Value {
     require<ShapeError>(input.is_list() && input.list().size() == 2,
                         "DataParallel with a loss takes a list {input, target}, got a ", input.kind());
     return loss(module.forward(context, input.list()[0]).variable(), input.list()[1].variable().value());
@@ -78,8 +78,8 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
                          backend(device.kind).device_count());
   if (!options_.output_device) options_.output_device = options_.devices[0];
   wrap_module("module", module);
-  replicas_ =
-      std::make_shared<Replicas>(module_, options_.devices, options_.replicas, with_loss(module_, options_.loss));
+  forward_ = make_forward(module_, options_);
+  replicas_ = std::make_shared<Replicas>(module_, options_.devices, options_.replicas, forward_);
 }
 
 Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
@@ -99,6 +99,17 @@ nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const 
   const PooledVector<nn::Value> pieces =
       scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
   watch.lap(times_->scatter_us);
+  if (options_.devices.size() > 1) return run_replicas(context, pieces);
+  nn::Value output = forward_(context, pieces[0]);
+  watch.lap(times_->forward_us);
+  return output;
+}
+
+nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces) const {
+  require<UsageError>(context.stream == nullptr,
+                      "PyTorch's stream of random numbers has one order, so it needs one device, got ",
+                      options_.devices.size());
+  Stopwatch watch;
   replicas_->replicate(context, static_cast<int>(pieces.size()));
   watch.lap(times_->replicate_us);
   const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, backward_times_);

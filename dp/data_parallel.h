@@ -54,10 +54,12 @@ class DataParallel : public nn::Module {
 
  private:
   nn::Value run(nn::Context& context, const nn::Value& input) const;
+  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces) const;
   nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes) const;
 
   nn::Module& module_;
   DataParallelOptions options_;
+  Replicas::Forward forward_;  // of the module, with the loss if that is computed in the replicas
   std::shared_ptr<Replicas> replicas_;
   std::shared_ptr<DataParallelTimes> times_ = std::make_shared<DataParallelTimes>();
   std::shared_ptr<BackwardTimes> backward_times_ = std::make_shared<BackwardTimes>();

@@ -16,8 +16,7 @@ Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Re
     : module_(module),
       devices_(devices.begin(), devices.end()),
       refresh_(refresh),
-      forward_(forward ? std::move(forward)
-                       : [&module](nn::Context& context, const nn::Value& x) { return module.forward(context, x); }),
+      forward_(std::move(forward)),
       threads_(std::max(1, static_cast<int>(devices.size())), [devices = devices_](int worker) {
         const Device device = devices[static_cast<std::size_t>(worker)];
         backend(device.kind).bind_thread(device);
@@ -59,7 +58,6 @@ void Replicas::replicate(const nn::Context& model, int count) {
     context.training = model.training;
     context.seed = model.seed;
     context.step = model.step;
-    context.stream = i == 0 ? model.stream : nullptr;
     if (!context.store->values().same_memory(values)) copy(values, context.store->values());
     for (int b = 0; i > 0 && b < range.buffers; ++b)
       copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));

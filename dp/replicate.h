@@ -24,9 +24,9 @@ enum class Refresh {
 class Replicas {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
-  /// `forward` is what each replica runs: the module's own forward if none is given. Throws UsageError for no devices
-  /// or one named twice.
-  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, Forward forward = nullptr);
+  /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
+  /// devices or one named twice.
+  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, Forward forward);
 
   int size() const { return static_cast<int>(devices_.size()); }
   std::span<const Device> devices() const { return devices_; }
