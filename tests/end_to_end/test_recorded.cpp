@@ -1,0 +1,101 @@
+// The tutorial's own training on the real MNIST, against losses recorded from PyTorch with its generator.
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+
+#include "cli/loop.h"
+#include "cli/setup.h"
+#include "ddp/process_group.h"
+#include "lib/data/mnist.h"
+#include "lib/ops/losses.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+
+namespace {
+
+/// A rank whose peers are run by the same thread; it never communicates.
+class LockStep final : public ddp::ProcessGroup {
+ public:
+  LockStep(int rank, int size) : ProcessGroup(rank, size) {}
+  const char* backend() const override { return "lock step"; }
+
+ protected:
+  ddp::Work start(const ddp::Call&) override { return {}; }
+};
+
+std::optional<data::Mnist> real_mnist() {
+  for (const char* name : {"DUET_DATA", "DUET_SOURCE_ROOT"}) {
+    const char* place = std::getenv(name);
+    if (!place) continue;
+    const std::filesystem::path folder =
+        std::string(name) == "DUET_DATA" ? place : std::string(place) + "/../shared/data";
+    const auto files = data::find_mnist(folder, data::MnistKind::mnist);
+    if (files.complete()) return data::read_mnist(files, data::MnistKind::mnist);
+  }
+  return std::nullopt;
+}
+
+/// The first `steps` losses of every rank of the tutorial's program with `size` ranks.
+std::vector<std::vector<float>> first_losses(const data::Dataset& train, int size, int steps) {
+  TrainOptions options;
+  options.mode = Mode::seed;
+  options.devices = size;
+  options.compat_torch = true;
+  std::vector<std::unique_ptr<LockStep>> groups;
+  std::vector<Setup> ranks;
+  std::vector<data::Loader::Iterator> batches;
+  for (int rank = 0; rank < size; ++rank) {
+    groups.push_back(std::make_unique<LockStep>(rank, size));
+    ranks.push_back(make_setup(options, train, *groups.back()));
+    batches.push_back(ranks.back().loader->begin());
+  }
+  std::vector<std::vector<float>> losses(static_cast<std::size_t>(steps));
+  for (auto& of_step : losses) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].optimizer->zero_grad();
+      const Variable loss = ops::nll_loss(ranks[r].net()(batches[r]->images), batches[r]->labels);
+      of_step.push_back(loss.item());
+      loss.backward();
+      ++batches[r];
+    }
+    const std::span<float> mean = ranks[0].model().parameters().gradients().span<float>();
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      for (std::size_t r = 1; r < ranks.size(); ++r)
+        mean[i] += ranks[r].model().parameters().gradients().span<float>()[i];
+      mean[i] /= static_cast<float>(size);
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      if (r > 0) copy(ranks[0].model().parameters().gradients(), ranks[r].model().parameters().gradients());
+      ranks[r].optimizer->step();
+    }
+  }
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("the tutorial's losses on 1, 2 and 4 ranks") {
+  const auto mnist = real_mnist();
+  if (!mnist) DUET_SKIP("no MNIST in $DUET_DATA or shared/data");
+  const auto one = first_losses(mnist->train, 1, 3);
+  const auto two = first_losses(mnist->train, 2, 3);
+  const auto four = first_losses(mnist->train, 4, 3);
+  const auto close = [](const std::vector<float>& got, const std::vector<double>& expected, double tolerance) {
+    REQUIRE(got.size() == expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      INFO("rank " << i << ": " << got[i] << ", recorded " << expected[i]);
+      CHECK(std::fabs(static_cast<double>(got[i]) - expected[i]) < tolerance);
+    }
+  };
+  close(one[0], {2.324996}, 1e-5);
+  close(one[1], {2.314517}, 1e-4);
+  close(one[2], {2.320168}, 1e-4);
+  close(two[0], {2.288114, 2.306412}, 1e-5);
+  close(two[1], {2.325903, 2.309914}, 1e-4);
+  close(two[2], {2.312059, 2.307460}, 1e-4);
+  close(four[0], {2.290099, 2.302217, 2.296123, 2.333001}, 1e-5);
+  close(four[2], {2.253739, 2.312598, 2.323469, 2.325662}, 1e-4);
+}
