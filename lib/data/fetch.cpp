@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 #include <memory>
+#include <utility>
 
 #include "lib/error.h"
 

@@ -1,5 +1,6 @@
 // Orders and draws recorded from torch.utils.data.DataLoader.
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "lib/data/partitioner.h"
