@@ -1,11 +1,7 @@
 #include "ddp/launch.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,11 +12,10 @@
 #include <cstring>
 #include <optional>
 
+#include "ddp/rank_environment.h"
 #include "ddp/rank_process.h"
 #include "ddp/work.h"
 #include "lib/error.h"
-
-extern "C" char** environ;
 
 namespace duet::ddp {
 namespace {
@@ -68,76 +63,15 @@ class SignalPipe {
   std::array<struct sigaction, 2> before_{};
 };
 
-/// A port that nobody else gets. The socket never listens, so rank 0 may bind the same port beside it: both allow
-/// address reuse, as every server of this kind does.
-class ReservedPort {
- public:
-  ReservedPort(const std::string& address, int port)
-      : port_(port), socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in place{};
-    place.sin_family = AF_INET;
-    place.sin_port = htons(static_cast<std::uint16_t>(port));
-    if (::inet_pton(AF_INET, address.c_str(), &place.sin_addr) != 1) {  // a name: rank 0 will find what it means
-      require<UsageError>(port != 0, "a free port needs a numeric master address, got ", address);
-      return;
-    }
-    const int on = 1;
-    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    socklen_t size = sizeof(place);
-    auto* generic = reinterpret_cast<sockaddr*>(&place);
-    require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port,
-                       ": errno ", errno, " - ", std::strerror(errno));
-    ::getsockname(socket_.get(), generic, &size);
-    port_ = ntohs(place.sin_port);
-  }
-  int port() const { return port_; }
-
- private:
-  int port_;
-  Descriptor socket_;
-};
-
-std::string random_id() {
-  std::uint64_t number = 0;
-  if (::getrandom(&number, sizeof(number), 0) != sizeof(number))
-    number = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
-  return concat("duet-", ::getpid(), "-", std::hex, number);
-}
-
-/// This process's variables with others set; the last setting of a name counts.
-class Environment {
- public:
-  Environment() {
-    for (char** next = environ; *next != nullptr; ++next) entries_.emplace_back(*next);
-  }
-  bool has(const std::string& name) const { return find(name) < entries_.size(); }
-  template <class Value>
-  void set(const std::string& name, const Value& value) {
-    const std::string entry = concat(name, "=", value);
-    const std::size_t at = find(name);
-    if (at < entries_.size())
-      entries_[at] = entry;
-    else
-      entries_.push_back(entry);
-  }
-  const std::vector<std::string>& entries() const { return entries_; }
-
- private:
-  std::size_t find(const std::string& name) const {
-    const auto same = [&](const std::string& entry) { return entry.starts_with(name + "="); };
-    return static_cast<std::size_t>(std::find_if(entries_.begin(), entries_.end(), same) - entries_.begin());
-  }
-  std::vector<std::string> entries_;
-};
-
 class Job {
  public:
   explicit Job(const LaunchOptions& options)
       : options_(options), port_(options.master_address, options.master_port), reports_(make_pipe()) {
-    const std::string run_id = random_id();
+    const std::string run_id = random_run_id();
     ranks_.reserve(static_cast<std::size_t>(options.ranks));
     for (int rank = 0; rank < options.ranks; ++rank)
-      ranks_.emplace_back(options.command, environment(rank, run_id).entries(), reports_.write.get());
+      ranks_.emplace_back(options.command, rank_environment(options, rank, port_.port(), run_id, reports_.write.get()),
+                          reports_.write.get());
     failed_.resize(ranks_.size());
     report_lines_ = LineReader(std::move(reports_.read));
   }
@@ -160,28 +94,6 @@ class Job {
     Clock::time_point when;
     std::string text;
   };
-
-  Environment environment(int rank, const std::string& run_id) const {
-    Environment all;
-    all.set("RANK", rank);
-    all.set("LOCAL_RANK", rank);
-    all.set("ROLE_RANK", rank);
-    all.set("GROUP_RANK", 0);
-    all.set("ROLE_NAME", "default");
-    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) all.set(name, options_.ranks);
-    all.set("GROUP_WORLD_SIZE", 1);
-    all.set("MASTER_ADDR", options_.master_address);
-    all.set("MASTER_PORT", port_.port());
-    all.set("TORCHELASTIC_RESTART_COUNT", 0);
-    all.set("TORCHELASTIC_MAX_RESTARTS", 0);
-    all.set("TORCHELASTIC_RUN_ID", run_id);
-    all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
-    if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
-    if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
-    all.set("DUET_FAILURE_FD", reports_.write.get());
-    for (const auto& [name, value] : options_.environment) all.set(name, value);
-    return all;
-  }
 
   bool any_alive() {
     bool any = false;

@@ -7,6 +7,11 @@
 #include "lib/error.h"
 
 namespace duet::ddp {
+namespace {
+
+constexpr std::size_t kQueued = 64;  // calls in the background for which there is memory from the start
+
+}  // namespace
 
 void TransportGroup::Core::check_alive() {
   const std::lock_guard lock(mutex);
@@ -31,6 +36,8 @@ TransportGroup::TransportGroup(std::unique_ptr<Transport> transport, const Group
       collectives_(*transport, options.timeout),
       exceptions_at_birth_(std::uncaught_exceptions()) {
   core_->transport = std::move(transport);
+  queue_.reserve(kQueued);
+  running_.reserve(kQueued);
   thread_ = std::thread([this] { serve(); });
 }
 

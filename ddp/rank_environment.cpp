@@ -1,0 +1,96 @@
+#include "ddp/rank_environment.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ddp/work.h"
+#include "lib/error.h"
+
+extern "C" char** environ;
+
+namespace duet::ddp {
+namespace {
+
+/// This process's variables with others set; the last setting of a name counts.
+class Environment {
+ public:
+  Environment() {
+    for (char** next = environ; *next != nullptr; ++next) entries_.emplace_back(*next);
+  }
+  bool has(const std::string& name) const { return find(name) < entries_.size(); }
+  template <class Value>
+  void set(const std::string& name, const Value& value) {
+    const std::string entry = concat(name, "=", value);
+    const std::size_t at = find(name);
+    if (at < entries_.size())
+      entries_[at] = entry;
+    else
+      entries_.push_back(entry);
+  }
+  const std::vector<std::string>& entries() const { return entries_; }
+
+ private:
+  std::size_t find(const std::string& name) const {
+    const auto same = [&](const std::string& entry) { return entry.starts_with(name + "="); };
+    return static_cast<std::size_t>(std::find_if(entries_.begin(), entries_.end(), same) - entries_.begin());
+  }
+  std::vector<std::string> entries_;
+};
+
+}  // namespace
+
+ReservedPort::ReservedPort(const std::string& address, int port)
+    : port_(port), socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_in place{};
+  place.sin_family = AF_INET;
+  place.sin_port = htons(static_cast<std::uint16_t>(port));
+  if (::inet_pton(AF_INET, address.c_str(), &place.sin_addr) != 1) {  // a name: rank 0 will find what it means
+    require<UsageError>(port != 0, "a free port needs a numeric master address, got ", address);
+    return;
+  }
+  const int on = 1;
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  socklen_t size = sizeof(place);
+  auto* generic = reinterpret_cast<sockaddr*>(&place);
+  require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port,
+                     ": errno ", errno, " - ", std::strerror(errno));
+  ::getsockname(socket_.get(), generic, &size);
+  port_ = ntohs(place.sin_port);
+}
+
+std::string random_run_id() {
+  std::uint64_t number = 0;
+  if (::getrandom(&number, sizeof(number), 0) != sizeof(number))
+    number = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+  return concat("duet-", ::getpid(), "-", std::hex, number);
+}
+
+std::vector<std::string> rank_environment(const LaunchOptions& options, int rank, int port, const std::string& run_id,
+                                          int report_descriptor) {
+  Environment all;
+  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) all.set(name, rank);
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) all.set(name, options.ranks);
+  all.set("GROUP_RANK", 0);
+  all.set("GROUP_WORLD_SIZE", 1);
+  all.set("ROLE_NAME", "default");
+  all.set("MASTER_ADDR", options.master_address);
+  all.set("MASTER_PORT", port);
+  all.set("TORCHELASTIC_RESTART_COUNT", 0);
+  all.set("TORCHELASTIC_MAX_RESTARTS", 0);
+  all.set("TORCHELASTIC_RUN_ID", run_id);
+  all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
+  if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
+  if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
+  all.set("DUET_FAILURE_FD", report_descriptor);
+  for (const auto& [name, value] : options.environment) all.set(name, value);
+  return all.entries();
+}
+
+}  // namespace duet::ddp

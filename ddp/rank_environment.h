@@ -1,0 +1,32 @@
+// What the launcher gives to a rank: torchrun's variables, and a port to meet at.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ddp/launch.h"
+#include "ddp/rank_process.h"
+
+namespace duet::ddp {
+
+/// A port that nobody else gets while this lives. The socket never listens, so rank 0 may bind the same port beside it:
+/// both allow address reuse, as every server of this kind does.
+class ReservedPort {
+ public:
+  /// 0 picks a free one. Throws CommError with port and errno when it is taken.
+  ReservedPort(const std::string& address, int port);
+  int port() const { return port_; }
+
+ private:
+  int port_;
+  Descriptor socket_;
+};
+
+/// A name for a run that no other run has.
+std::string random_run_id();
+
+/// All variables of a rank, as "NAME=value": this process's own, torchrun's, and those of the options.
+std::vector<std::string> rank_environment(const LaunchOptions& options, int rank, int port, const std::string& run_id,
+                                          int report_descriptor);
+
+}  // namespace duet::ddp
