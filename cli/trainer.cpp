@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "cli/keeper.h"
 #include "cli/loop.h"
@@ -13,6 +14,7 @@
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "lib/atomic_file.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
@@ -108,7 +110,22 @@ class Trainer {
     return noted_signal() == 0;
   }
 
+  /// All ranks must hold the same bits: a reduction that went wrong is found here, not in a worse accuracy.
+  void require_same_parameters() {
+    if (team_.size == 1) return;
+    const std::string hash = parameters_sha256(setup_.model());
+    std::vector<double> parts;
+    for (std::size_t at = 0; at < hash.size(); at += 8)
+      parts.push_back(static_cast<double>(std::strtoul(hash.substr(at, 8).c_str(), nullptr, 16)));
+    std::vector<double> sums = parts;
+    team_.sum(sums);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      require<CommError>(sums[i] == parts[i] * team_.size, "the ranks hold different parameters after step ",
+                         recorder_.epoch_step(), " of the epoch; this rank's sha256 is ", hash);
+  }
+
   void end_epoch(int epoch) {
+    require_same_parameters();
     const double own_loss = recorder_.epoch_loss();
     std::vector<double> sums = recorder_.loss_sums();
     team_.sum(sums);

@@ -115,7 +115,7 @@ TEST_CASE("a signal ends a comparison and all its processes") {
   ::setenv("TMPDIR", folder.path().c_str(), 1);  // where the comparison keeps its cells' files
   const auto ran =
       duet_test::duet_interrupted({"compare", "--modes", "ddp", "--devices", "2", "--data", "synthetic", "--out",
-                                   folder.path() + "/report", "--train-images", "20000", "--epochs", "20"},
+                                   folder.path() + "/report", "--train-images", "20000", "--epochs", "5000"},
                                   folder.path() + "/*/progress", SIGTERM);
   ::unsetenv("TMPDIR");
   INFO(ran.err);
