@@ -16,6 +16,9 @@
 namespace duet::ddp {
 namespace {
 
+constexpr int kReadsAtOnce = 16;  // more than a full pipe, but a rank that never stops must not hold up the others
+constexpr std::size_t kMaxLine = std::size_t{1} << 20;
+
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> list;
   for (const std::string& text : texts) list.push_back(const_cast<char*>(text.c_str()));
@@ -63,7 +66,7 @@ Pipe make_pipe() {
 
 void LineReader::read(const std::function<void(std::string_view)>& on_line) {
   std::array<char, 16384> bytes;
-  while (source_.open()) {
+  for (int reads = 0; source_.open() && reads < kReadsAtOnce;) {
     const ssize_t got = ::read(source_.get(), bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
@@ -73,11 +76,15 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
       rest_.clear();
       return;
     }
+    ++reads;
     rest_.append(bytes.data(), static_cast<std::size_t>(got));
     std::size_t begin = 0;
     for (std::size_t end; (end = rest_.find('\n', begin)) != std::string::npos; begin = end + 1)
       on_line(std::string_view(rest_).substr(begin, end - begin));
     rest_.erase(0, begin);
+    if (rest_.size() < kMaxLine) continue;
+    on_line(rest_);
+    rest_.clear();
   }
 }
 

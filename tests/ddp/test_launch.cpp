@@ -156,6 +156,12 @@ TEST_CASE("output comes in whole lines") {
   }
 }
 
+TEST_CASE("a rank that never stops printing does not hold up the end of the job") {
+  const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then sleep 0.1; exit 5; fi; exec yes"});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 5");
+  CHECK(outcome.took < 2s);
+}
+
 TEST_CASE("what a rank has started does not outlive it") {
   const Outcome outcome = run_worker(2, {"orphan"});
   CHECK(outcome.result.message == "rank 0 ended with exit code 3");
