@@ -81,8 +81,6 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
   const std::vector<std::string> sentences = findings(results);
   if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("What the clock says", style).c_str());
   for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
-  std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
-               options.out.c_str(), options.out.c_str());
 }
 
 Results run_cells(const CompareOptions& options, const Machine& machine, const Settings& settings) {
@@ -119,8 +117,10 @@ int compare(const CompareOptions& options, const std::string& command_line) {
   note_signals();
   try {
     const Results results = run_cells(options, machine, settings);
+    print_report(options, results, out);  // first, so that a disk that is full by now does not take it along
     write_report(options, results, command_line);
-    print_report(options, results, out);
+    std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
+                 options.out.c_str(), options.out.c_str());
     if (options.json_to_stdout) std::fputs(to_json(results).c_str(), stdout);
     for (const Run& run : results.runs)
       if (!run.ok) return 1;

@@ -76,7 +76,7 @@ void Recorder::fill(Run& run) const {
     const double inside = (now.communication - wrapper_first_.communication) / count;
     mean.communication += inside;
     mean.backward = std::max(0.0, mean.backward - inside);
-    hidden = (now.communication_hidden - wrapper_first_.communication_hidden) / count;
+    hidden = std::max(0.0, (now.communication_busy - wrapper_first_.communication_busy) / count - inside);
   }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;

@@ -14,7 +14,7 @@ namespace duet::cli {
 struct WrapperTimes {
   double scatter = 0, replicate = 0, gather = 0;  // inside forward
   double communication = 0;                       // inside backward, while compute stood still
-  double communication_hidden = 0;                // beside backward
+  double communication_busy = 0;                  // communication in all, hidden beside backward or not
 };
 
 /// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.

@@ -88,8 +88,7 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   setup.times = [net = wrapper.get(), &group] {
-    const double waiting = net->reducer().times().waiting_us;
-    return WrapperTimes{.communication = waiting, .communication_hidden = std::max(0.0, group.busy_us() - waiting)};
+    return WrapperTimes{.communication = net->reducer().times().waiting_us, .communication_busy = group.busy_us()};
   };
   setup.wrapper = std::move(wrapper);
 }

@@ -81,7 +81,7 @@ TEST_CASE("the recorder's parts add up to the step, without the first step of th
     // What the wrapper saw inside: of the first step 1 s, of each later one a little.
     times.scatter += step == 0 ? 1e6 : 1000;
     times.communication += step == 0 ? 1e6 : 500;
-    times.communication_hidden += step == 0 ? 1e6 : 100;
+    times.communication_busy += step == 0 ? 2e6 : 600;
     recorder.end_step(step, step == 2 ? 0 : 4, 8);
   }
   Run run;
