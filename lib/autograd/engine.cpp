@@ -88,10 +88,20 @@ class Engine {
       const auto* const leaf = dynamic_cast<const Leaf*>(node.edges()[i].node.get());
       if (leaf != nullptr && leaf->waiting_ == 1 && !leaf->arrived_[0].defined()) inputs[i] = leaf->place();
     }
-    node.backward({node.arrived_, inputs, node.edges()});
+    auto* const leaf = dynamic_cast<Leaf*>(&node);
+    const bool reached =
+        std::any_of(node.arrived_.begin(), node.arrived_.end(), [](const Tensor& t) { return t.defined(); });
+    if (reached) {
+      require<UsageError>(leaf != nullptr || !node.used_, "backward through ", node.name(),
+                          " a second time: a tape is used up by its first backward");
+      node.backward({node.arrived_, inputs, node.edges()});
+    } else {
+      inputs.assign(inputs.size(), Tensor());  // no gradient came this way: nothing is handed on
+    }
+    node.used_ = true;
     node.arrived_.clear();
     node.release();
-    if (auto* const leaf = dynamic_cast<Leaf*>(&node)) {
+    if (leaf != nullptr) {
       BackwardListener* const listener = leaf->listener();
       if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
         listeners_.push_back(listener);

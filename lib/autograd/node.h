@@ -63,6 +63,7 @@ class Node {
   std::uint64_t run_ = 0;
   int waiting_ = 0;  // consumers whose gradient has not arrived
   PooledVector<Tensor> arrived_;
+  bool used_ = false;  // backward has run, and what it needed is gone
 
   static std::uint64_t next_sequence();
 };

@@ -24,6 +24,20 @@ class KeepGradient final : public Leaf {
   Tensor gradient;
 };
 
+/// People give gradients in the plain layout, whatever the value's own is.
+Tensor in_layout(const Tensor& gradient, Layout layout) {
+  if (gradient.layout() == layout) return gradient;
+  require<ShapeError>(gradient.layout() == Layout::plain || layout == Layout::plain, "backward() got a gradient in ",
+                      name(gradient.layout()), " for a value in ", name(layout));
+  const Tensor converted = empty(gradient.shape(), DType::f32, gradient.device(), layout);
+  if (layout == Layout::plain) {
+    backend(gradient).to_plain(gradient, converted);
+  } else {
+    backend(gradient).from_plain(gradient, converted);
+  }
+  return converted;
+}
+
 }  // namespace
 
 Variable::Variable(Tensor value, bool requires_grad) : state_(make_pooled<State>()) {
@@ -53,9 +67,12 @@ void Variable::backward() const {
 }
 
 void Variable::backward(const Tensor& gradient) const {
+  require<ShapeError>(gradient.defined(), "backward() got no gradient for a value of shape ", shape());
   require<ShapeError>(gradient.shape() == shape(), "backward() got a gradient of shape ", gradient.shape(),
                       " for a value of shape ", shape());
-  const BackwardRoot root = {state_->edge, gradient};
+  require<ShapeError>(gradient.dtype() == DType::f32, "backward() got a gradient of ", name(gradient.dtype()),
+                      ", expected f32");
+  const BackwardRoot root = {state_->edge, in_layout(gradient, value().layout())};
   run_backward({&root, 1});
 }
 

@@ -29,6 +29,9 @@ struct Window2d {
 
   std::int64_t out_h(std::int64_t h) const { return (h + 2 * pad_h - kernel_h) / stride_h + 1; }
   std::int64_t out_w(std::int64_t w) const { return (w + 2 * pad_w - kernel_w) / stride_w + 1; }
+  /// Whether an image of (h, w) pixels holds at least one window; the sizes above round towards zero, so they cannot
+  /// tell.
+  bool fits(std::int64_t h, std::int64_t w) const { return h + 2 * pad_h >= kernel_h && w + 2 * pad_w >= kernel_w; }
   bool operator==(const Window2d&) const = default;
 };
 

@@ -14,6 +14,8 @@ struct AddNode final : Node {
 }  // namespace
 
 Variable add(const Variable& a, const Variable& right) {
+  require_floats("add", a);
+  require_floats("add", right);
   require_one_device("add", {&a, &right});
   require<ShapeError>(a.shape() == right.shape(), "add: shapes ", a.shape(), " and ", right.shape(), " differ");
   const Variable b = to_layout(right, a.value().layout());

@@ -33,12 +33,12 @@ void require_conv2d(const char* op, const Variable& x, const Variable& w, const 
                       " channels, weights ", w.shape(), " expect ", w.shape()[1]);
   require<ShapeError>(window.kernel_h == w.shape()[2] && window.kernel_w == w.shape()[3], op, ": kernel size ",
                       window.kernel_h, "x", window.kernel_w, " for weights ", w.shape());
-  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ",
-                      b.defined() ? b.shape().str() : "", ", expected [", w.shape()[0], "]");
-  require<ShapeError>(
-      window.stride_h > 0 && window.stride_w > 0 && window.pad_h >= 0 && window.pad_w >= 0 &&
-          x.shape()[2] + 2 * window.pad_h >= window.kernel_h && x.shape()[3] + 2 * window.pad_w >= window.kernel_w,
-      op, ": a kernel of ", window.kernel_h, "x", window.kernel_w, " does not fit into input ", x.shape());
+  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
+                      w.shape()[0], "]");
+  require<ShapeError>(window.stride_h > 0 && window.stride_w > 0 && window.pad_h >= 0 && window.pad_w >= 0 &&
+                          window.fits(x.shape()[2], x.shape()[3]),
+                      op, ": a kernel of ", window.kernel_h, "x", window.kernel_w, " does not fit into input ",
+                      x.shape());
 }
 
 Variable conv2d_input(const Variable& x, Layout output) {

@@ -27,13 +27,18 @@ Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable
   require_conv2d(kName, input, w, b, op.conv);
   require<ShapeError>(b.defined(), kName, ": needs a bias");
   require<ShapeError>(op.pool.kernel_h == op.pool.stride_h && op.pool.kernel_w == op.pool.stride_w &&
-                          op.pool.pad_h == 0 && op.pool.pad_w == 0 && op.pool.kernel_h * op.pool.kernel_w < 255,
+                          op.pool.pad_h == 0 && op.pool.pad_w == 0 && op.pool.kernel_h > 0 && op.pool.kernel_w > 0 &&
+                          op.pool.kernel_h * op.pool.kernel_w < 255,
                       kName, ": pool windows must tile, got kernel ", op.pool.kernel_h, "x", op.pool.kernel_w,
                       " and stride ", op.pool.stride_h, "x", op.pool.stride_w);
+  const std::int64_t height = op.conv.out_h(input.shape()[2]), width = op.conv.out_w(input.shape()[3]);
+  require<ShapeError>(op.pool.fits(height, width), kName, ": a pool window of ", op.pool.kernel_h, "x",
+                      op.pool.kernel_w, " does not fit into the convolution's ", height, "x", width, " pixels");
+  require<UsageError>(op.dropout.p >= 0 && op.dropout.p < 1, kName, ": probability ", op.dropout.p,
+                      ", expected 0 <= p < 1");
   const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
   const Variable x = conv2d_input(input, layout);
-  const Shape shape = {x.shape()[0], w.shape()[0], op.pool.out_h(op.conv.out_h(x.shape()[2])),
-                       op.pool.out_w(op.conv.out_w(x.shape()[3]))};
+  const Shape shape = {x.shape()[0], w.shape()[0], op.pool.out_h(height), op.pool.out_w(width)};
   const Layout out = plain_output ? Layout::plain : layout;
   Tensor y = empty(shape, DType::f32, x.device(), out);
   y.set_stamp(x.value().stamp());

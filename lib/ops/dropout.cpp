@@ -27,14 +27,15 @@ Variable masked(const Variable& x, const Tensor& mask, float scale) {
   });
 }
 
-void require_probability(float p) {
+void require_input(const Variable& x, float p) {
+  require_floats("dropout", x);
   require<UsageError>(p >= 0 && p < 1, "dropout: probability ", p, ", expected 0 <= p < 1");
 }
 
 }  // namespace
 
 Variable dropout(const Variable& input, const DropoutKey& key) {
-  require_probability(key.p);
+  require_input(input, key.p);
   if (key.p == 0) return input;
   const Variable x = to_plain(input);
   Tensor mask = empty(x.shape(), DType::u8, x.device());
@@ -44,7 +45,7 @@ Variable dropout(const Variable& input, const DropoutKey& key) {
 }
 
 Variable dropout(const Variable& input, float p, Mt19937& generator) {
-  require_probability(p);
+  require_input(input, p);
   const Variable x = to_plain(input);
   const Tensor mask = empty(x.shape(), DType::u8);
   generator.bernoulli(mask.span<std::uint8_t>(), 1.0 - static_cast<double>(p));

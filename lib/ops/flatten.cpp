@@ -15,6 +15,7 @@ struct FlattenNode final : Node {
 }  // namespace
 
 Variable flatten(const Variable& input) {
+  require_floats("flatten", input);
   require<ShapeError>(input.shape().rank() >= 1, "flatten: got a scalar, expected (N, ...)");
   const Variable x = to_plain(input);
   return record<FlattenNode>(x.value().reshape({x.shape()[0], x.shape().count_from(1)}), {&x},

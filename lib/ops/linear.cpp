@@ -30,8 +30,8 @@ Variable linear(const Variable& x, const Variable& w, const Variable& b) {
   require_rank("linear", w, 2, "(O, I)");
   require<ShapeError>(x.shape()[1] == w.shape()[1], "linear: input ", x.shape(), " and weights ", w.shape(),
                       " disagree about the number of inputs");
-  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, "linear: bias ",
-                      b.defined() ? b.shape().str() : "", ", expected [", w.shape()[0], "]");
+  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, "linear: bias ", ShapeText{b}, ", expected [",
+                      w.shape()[0], "]");
   Tensor y = empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   backend(y).linear_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y);

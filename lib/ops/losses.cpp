@@ -1,6 +1,7 @@
 #include "lib/ops/losses.h"
 
 #include "lib/ops/record.h"
+#include "lib/ops/to_plain.h"
 
 namespace duet::ops {
 namespace {
@@ -55,7 +56,12 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
   });
 }
 
-Variable mse_loss(const Variable& x, const Tensor& target) {
+Variable mse_loss(const Variable& input, const Tensor& target) {
+  require_floats("mse_loss", input);
+  require_floats("mse_loss", Variable(target));
+  const Variable x = to_plain(input);
+  require<ShapeError>(target.layout() == Layout::plain, "mse_loss: target in layout ", name(target.layout()),
+                      ", expected plain");
   require<ShapeError>(x.shape() == target.shape() && x.shape().rank() >= 1, "mse_loss: input ", x.shape(),
                       " and target ", target.shape(), " differ");
   require<DeviceError>(target.device() == x.device(), "mse_loss: input on ", x.device(), ", target on ",

@@ -24,8 +24,8 @@ Variable max_pool2d(const Variable& x, const Window2d& window) {
   require_rank("max_pool2d", x, 4, "(N, C, H, W)");
   require<ShapeError>(window.kernel_h > 0 && window.kernel_w > 0 && window.stride_h > 0 && window.stride_w > 0 &&
                           window.kernel_h * window.kernel_w < 255 && 2 * window.pad_h <= window.kernel_h &&
-                          2 * window.pad_w <= window.kernel_w && window.out_h(x.shape()[2]) > 0 &&
-                          window.out_w(x.shape()[3]) > 0,
+                          2 * window.pad_w <= window.kernel_w && window.pad_h >= 0 && window.pad_w >= 0 &&
+                          window.fits(x.shape()[2], x.shape()[3]),
                       "max_pool2d: a window of ", window.kernel_h, "x", window.kernel_w, ", padding ", window.pad_h,
                       "x", window.pad_w, " does not suit input ", x.shape());
   const Layout layout = x.value().layout();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <ostream>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
@@ -39,10 +40,22 @@ inline void require_one_device(const char* op, std::initializer_list<const Varia
   }
 }
 
-inline void require_rank(const char* op, const Variable& x, int rank, const char* shape) {
-  require<ShapeError>(x.defined() && x.shape().rank() == rank, op, ": got shape ",
-                      x.defined() ? x.shape().str() : std::string("of nothing"), ", expected ", shape);
+/// A variable's shape, put into words only when a message is: a step that checks its arguments allocates nothing.
+struct ShapeText {
+  const Variable& variable;
+};
+inline std::ostream& operator<<(std::ostream& out, const ShapeText& text) {
+  return text.variable.defined() ? out << text.variable.shape() : out << "of nothing";
+}
+
+inline void require_floats(const char* op, const Variable& x) {
+  require<ShapeError>(x.defined(), op, ": got nothing, expected a tensor");
   require<ShapeError>(x.value().dtype() == DType::f32, op, ": got ", name(x.value().dtype()), ", expected f32");
+}
+
+inline void require_rank(const char* op, const Variable& x, int rank, const char* shape) {
+  require<ShapeError>(x.defined() && x.shape().rank() == rank, op, ": got shape ", ShapeText{x}, ", expected ", shape);
+  require_floats(op, x);
 }
 
 }  // namespace duet::ops

@@ -17,6 +17,7 @@ struct ReluNode final : Node {
 }  // namespace
 
 Variable relu(const Variable& x) {
+  require_floats("relu", x);
   Tensor y = empty(x.shape(), DType::f32, x.device(), x.value().layout());
   y.set_stamp(x.value().stamp());
   backend(y).relu_forward(x.value(), y);
