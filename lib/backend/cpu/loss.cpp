@@ -35,8 +35,9 @@ void CpuBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
       const float largest = *std::max_element(from, from + classes);
       float total = 0;
       for (std::int64_t c = 0; c < classes; ++c) total += std::exp(from[c] - largest);
-      const float shift = largest + std::log(total);
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = from[c] - shift;
+      // In PyTorch's order: one shift of largest + log would lose the digits of the log for large inputs.
+      const float log_total = std::log(total);
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = from[c] - largest - log_total;
     }
   });
 }
