@@ -1,6 +1,8 @@
 #include "lib/nn/layers.h"
 
+#include <charconv>
 #include <cmath>
+#include <string>
 
 #include "lib/error.h"
 #include "lib/ops/batch_norm2d.h"
@@ -25,6 +27,16 @@ void fill_weight(std::span<float> values, Mt19937& generator, std::int64_t fan_i
 void fill_bias(std::span<float> values, Mt19937& generator, std::int64_t fan_in) {
   const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
   generator.uniform(values, -bound, bound);
+}
+
+/// A number as Python prints it: the shortest text that reads back as the same number, with an exponent below 1e-4.
+template <class T>
+std::string python_text(T value) {
+  char text[32];
+  const auto format =
+      value != 0 && value < static_cast<T>(1e-4) ? std::chars_format::scientific : std::chars_format::fixed;
+  std::string shown(text, std::to_chars(text, text + sizeof text, value, format).ptr);
+  return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
 void fill_with(std::span<float> values, float value) {
@@ -92,7 +104,7 @@ Variable Dropout::forward(Context& context, const Variable& x) const {
   return ops::dropout(x, key(context, x.value().stamp()));
 }
 
-std::string Dropout::details() const { return concat("p=", p_, ", inplace=False"); }
+std::string Dropout::details() const { return concat("p=", python_text(p_), ", inplace=False"); }
 
 Variable ReLU::forward(Context&, const Variable& x) const { return ops::relu(x); }
 
@@ -126,7 +138,7 @@ Variable BatchNorm2d::forward(Context& context, const Variable& x) const {
 }
 
 std::string BatchNorm2d::details() const {
-  return concat(features_, ", eps=", eps_ == 1e-5f ? std::string("1e-05") : concat(eps_), ", momentum=", momentum_,
+  return concat(features_, ", eps=", python_text(eps_), ", momentum=", python_text(momentum_),
                 ", affine=True, track_running_stats=True");
 }
 

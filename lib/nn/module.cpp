@@ -111,15 +111,18 @@ void Module::initialise(std::uint64_t seed) {
 }
 
 std::vector<NamedTensor> Module::state_dict() {
-  const Context& own = context();
-  std::vector<Slot> slots;
-  std::vector<NamedTensor> buffers, state;
-  collect("", slots, buffers);
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    state.push_back({slots[i].name, own.store->value(range_.first_slot + static_cast<int>(i) - own.first_slot)});
-  for (std::size_t i = 0; i < buffers.size(); ++i)
-    state.push_back({buffers[i].name, own.buffer(range_.first_buffer + static_cast<int>(i))});
+  std::vector<NamedTensor> state;
+  append_state("", context(), state);
   return state;
+}
+
+void Module::append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    state.push_back(
+        {prefix + parameters_[i].name, own.store->value(range_.first_slot + static_cast<int>(i) - own.first_slot)});
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    state.push_back({prefix + buffers_[i].name, own.buffer(range_.first_buffer + static_cast<int>(i))});
+  for (const Child& child : children_) child.module->append_state(prefix + child.name + ".", own, state);
 }
 
 void Module::load_state_dict(const std::vector<NamedTensor>& state) {

@@ -110,6 +110,7 @@ class Module {
   void make_values();
   void collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const;
   void fill_values(ParameterStore& store, Mt19937& generator) const;
+  void append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const;
   void append_text(std::string& text, int indent) const;
 
   std::vector<OwnParameter> parameters_;
