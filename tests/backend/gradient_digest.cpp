@@ -1,0 +1,31 @@
+// Prints a digest of gradients and log-probabilities computed with so many threads for the device. The number of
+// threads is fixed before the first kernel, so each needs a process of its own.
+#include <cstdio>
+#include <cstdlib>
+
+#include "lib/sha256.h"
+#include "tests/backend/bits.h"
+
+using namespace duet;
+
+int main(int, char** arguments) {
+  const int threads = std::atoi(arguments[1]);
+  backend(DeviceKind::cpu).set_threads_per_device(threads);
+  nn::SimpleCNN model(1234);
+  Sha256 sha;
+  for (const bool fused : {true, false}) {
+    model.set_fused(fused);
+    for (const std::int64_t rows : {5, 9, 33}) {
+      const duet_test::Batch batch = duet_test::random_batch(rows, 99);
+      sha.update(std::as_bytes(duet_test::gradient_of(model, batch).span<float>()));
+      sha.update(std::as_bytes(model(batch.images).value().span<float>()));
+    }
+  }
+  try {
+    backend(DeviceKind::cpu).set_threads_per_device(threads + 1);
+    std::puts("threads were changed after the first kernel");
+    return 1;
+  } catch (const UsageError&) {
+  }
+  std::printf("%s\n", sha.hex().c_str());
+}

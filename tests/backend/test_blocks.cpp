@@ -1,0 +1,125 @@
+// The rule for sums over samples: blocks, their tree, and shards of a batch.
+#include <functional>
+#include <set>
+#include <string>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/blocks.h"
+#include "lib/random.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+
+namespace {
+
+/// "((0+1)+(2+3))" for the order in which `blocks` adds its leaves, numbered as `names` says.
+std::string expression(const Blocks& blocks, std::vector<std::string> names) {
+  for (int i = 0; i < blocks.addition_count; ++i) {
+    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
+    std::string& sum = names[static_cast<std::size_t>(to)];
+    sum = "(" + sum + "+" + names[static_cast<std::size_t>(from)] + ")";
+  }
+  return names[0];
+}
+
+/// The rule in words: block i of the batch restricted to rows [first, first + rows), empty ones left out.
+std::string rule(std::int64_t global, std::int64_t first, std::int64_t rows, int low, int high) {
+  if (high - low == 1) {
+    const std::int64_t begin = std::max(low * global / 8, first), end = std::min((low + 1) * global / 8, first + rows);
+    return begin < end ? std::to_string(low) : "";
+  }
+  const std::string left = rule(global, first, rows, low, (low + high) / 2),
+                    right = rule(global, first, rows, (low + high) / 2, high);
+  if (left.empty() || right.empty()) return left + right;
+  return "(" + left + "+" + right + ")";
+}
+
+}  // namespace
+
+TEST_CASE("the blocks of a whole batch are summed by the fixed tree") {
+  const Blocks blocks = blocks_of({}, 128);
+  CHECK(blocks.leaf_count == 8);
+  for (std::size_t i = 0; i < 8; ++i)
+    CHECK((blocks.leaves[i].begin == 16 * static_cast<int>(i) && blocks.leaves[i].rows() == 16));
+  CHECK(expression(blocks, {"0", "1", "2", "3", "4", "5", "6", "7"}) == "(((0+1)+(2+3))+((4+5)+(6+7)))");
+  CHECK_FALSE(blocks.add_zero);
+}
+
+TEST_CASE("every shard of every batch has its blocks and its part of the tree") {
+  std::vector<std::int64_t> sizes = {96, 100, 128};
+  for (std::int64_t n = 0; n <= 20; ++n) sizes.push_back(n);
+  for (const std::int64_t global : sizes)
+    for (const int shards : {1, 2, 3, 4, 5, 8}) {
+      std::int64_t seen = 0;
+      for (int s = 0; s < shards; ++s) {
+        const std::int64_t first = block_begin(s, global, shards), rows = block_begin(s + 1, global, shards) - first;
+        CAPTURE(global, shards, s, first, rows);
+        const Blocks blocks = blocks_of({0, first, global}, rows);
+        seen += rows;
+        if (rows == 0) {
+          CHECK(blocks.leaf_count == 1);
+          CHECK(blocks.leaves[0].rows() == 0);
+          CHECK(blocks.addition_count == 0);
+          continue;
+        }
+        std::vector<std::string> names;
+        std::int64_t next = 0;
+        for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
+          const Blocks::Range range = blocks.leaves[static_cast<std::size_t>(leaf)];
+          REQUIRE(range.begin == next);
+          REQUIRE(range.rows() > 0);
+          next = range.end;
+          int block = 0;
+          while ((block + 1) * global / 8 <= first + range.begin) ++block;
+          REQUIRE(first + range.end <= (block + 1) * global / 8);
+          names.push_back(std::to_string(block));
+        }
+        REQUIRE(next == rows);
+        CHECK(blocks.addition_count == blocks.leaf_count - 1);
+        CHECK(expression(blocks, names) == rule(global, first, rows, 0, 8));
+        CHECK(blocks.add_zero == (global < 8));
+      }
+      CHECK(seen == global);
+    }
+}
+
+TEST_CASE("an unstamped tensor is its own batch, a stamped one knows its place") {
+  CHECK(blocks_of({}, 3).leaf_count == 3);
+  CHECK(blocks_of({9, 0, 0}, 16).leaf_count == 8);
+  CHECK(blocks_of({0, 0, 128}, 16).leaf_count == 1);
+  CHECK(blocks_of({0, 8, 128}, 16).leaf_count == 2);  // cut across blocks
+}
+
+TEST_CASE("sum_devices adds 1, 2, 4 and 8 parts by the tree and other numbers in order") {
+  Mt19937 generator(5);
+  for (const std::int64_t count : {1, 7, 16, 100, 1003}) {
+    std::vector<Tensor> all;
+    for (int i = 0; i < 8; ++i) {
+      all.push_back(empty({count}));
+      generator.uniform(all.back().span<float>(), -1.0, 1.0);
+    }
+    const auto part = [&](int i, std::int64_t e) { return all[static_cast<std::size_t>(i)].data<float>()[e]; };
+    const std::function<float(int, int, std::int64_t)> tree = [&](int low, int high, std::int64_t e) {
+      return high - low == 1 ? part(low, e) : tree(low, (low + high) / 2, e) + tree((low + high) / 2, high, e);
+    };
+    for (int parts = 1; parts <= 8; ++parts)
+      for (const bool accumulate : {false, true})
+        for (const int shares : {1, 3}) {
+          const Tensor sum = empty({count});
+          duet::backend(sum).fill(sum, 0.375f);
+          for (int share = 0; share < shares; ++share)
+            duet::backend(sum).sum_devices({all.data(), static_cast<std::size_t>(parts)}, sum, accumulate, share,
+                                           shares);
+          int wrong = 0;
+          for (std::int64_t e = 0; e < count; ++e) {
+            float expected = part(0, e);
+            for (int i = 1; i < parts; ++i) expected += part(i, e);
+            if (parts == 1 || parts == 2 || parts == 4 || parts == 8) expected = tree(0, parts, e);
+            if (accumulate) expected = 0.375f + expected;
+            wrong += sum.data<float>()[e] != expected;
+          }
+          CAPTURE(count, parts, accumulate, shares);
+          CHECK(wrong == 0);
+        }
+  }
+}

@@ -1,0 +1,110 @@
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "lib/error.h"
+#include "lib/pool.h"
+#include "lib/thread_pool.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+
+TEST_CASE("every task runs once, and worker w takes the w-th run of tasks") {
+  for (const int workers : {1, 2, 3, 7})
+    for (const int tasks : {0, 1, 2, 3, 8, 100}) {
+      ThreadPool pool(workers);
+      CHECK(pool.workers() == workers);
+      std::vector<int> runs(static_cast<std::size_t>(tasks), 0), worker_of(static_cast<std::size_t>(tasks), -1);
+      for (int round = 0; round < 20; ++round)
+        pool.run(tasks, [&](int task, int worker) {
+          ++runs[static_cast<std::size_t>(task)];
+          worker_of[static_cast<std::size_t>(task)] = worker;
+        });
+      CAPTURE(workers, tasks);
+      for (int i = 0; i < tasks; ++i) {
+        const int worker = worker_of[static_cast<std::size_t>(i)];
+        CHECK(runs[static_cast<std::size_t>(i)] == 20);
+        CHECK((tasks * worker / workers <= i && i < tasks * (worker + 1) / workers));
+      }
+    }
+}
+
+TEST_CASE("a worker is the same thread in every round, worker 0 the caller") {
+  ThreadPool pool(3);
+  std::vector<std::set<std::thread::id>> ids(3);
+  for (int round = 0; round < 50; ++round)
+    pool.run(3, [&](int, int worker) { ids[static_cast<std::size_t>(worker)].insert(std::this_thread::get_id()); });
+  for (const auto& set : ids) CHECK(set.size() == 1);
+  CHECK(ids[0].count(std::this_thread::get_id()) == 1);
+  CHECK(*ids[1].begin() != *ids[2].begin());
+}
+
+TEST_CASE("the exception of the lowest task is rethrown, after all workers have stopped, and the pool goes on") {
+  ThreadPool pool(4);
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> inside{0};
+    std::atomic<bool> failed{false};
+    const auto task = [&](int i, int) {
+      ++inside;
+      if (i < 6)
+        while (!failed) std::this_thread::yield();  // the highest task fails first
+      for (int k = 0; i == 4 && k < 100; ++k) std::this_thread::yield();
+      --inside;
+      if (i == 6) failed = true;
+      if (i == 2 || i == 6) throw DataError("task " + std::to_string(i));
+    };
+    CHECK_THROWS_WITH(pool.run(8, task), "task 2");
+    CHECK(inside == 0);
+  }
+  int sum = 0;
+  std::mutex mutex;
+  pool.run(8, [&](int i, int) {
+    const std::lock_guard lock(mutex);
+    sum += i;
+  });
+  CHECK(sum == 28);
+}
+
+TEST_CASE("an exception keeps its type, and another kind of object passes too") {
+  ThreadPool pool(2);
+  CHECK_THROWS_AS(pool.run(2, [](int i, int) { require<DataError>(i != 1, "bad"); }), DataError);
+  CHECK_THROWS_AS(pool.run(2, [](int, int) { throw 7; }), int);
+}
+
+TEST_CASE("each thread of a pool is told that it started, before its first task") {
+  std::array<std::atomic<bool>, 3> started{};
+  ThreadPool pool(3, [&](int worker) { started[static_cast<std::size_t>(worker)] = true; });
+  std::atomic<int> early{0};
+  pool.run(3, [&](int, int worker) { early += worker > 0 && !started[static_cast<std::size_t>(worker)]; });
+  CHECK(early == 0);
+  CHECK_THROWS_AS(ThreadPool(0), UsageError);
+  CHECK_THROWS_AS(ThreadPool(5000), UsageError);
+}
+
+TEST_CASE("cores can be counted and pinned to") {
+  CHECK(usable_cores() >= 1);
+  CHECK_FALSE(pin_current_thread(-1));
+  CHECK_FALSE(pin_current_thread(1 << 20));
+  bool pinned = false;
+  std::thread([&] { pinned = pin_current_thread(0); }).join();
+  CHECK(pinned);
+}
+
+TEST_CASE("pooled objects are made, shared and destroyed like others") {
+  struct Counted {
+    explicit Counted(int& c) : count(c) { ++count; }
+    ~Counted() { --count; }
+    int& count;
+  };
+  int count = 0;
+  {
+    const std::shared_ptr<Counted> a = make_pooled<Counted>(count);
+    const std::shared_ptr<Counted> b = a;
+    CHECK(count == 1);
+  }
+  CHECK(count == 0);
+  PooledVector<int> numbers;
+  for (int i = 0; i < 1000; ++i) numbers.push_back(i);
+  CHECK(numbers[999] == 999);
+}

@@ -1,0 +1,117 @@
+// A training step of SimpleCNN allocates nothing once every size has been seen.
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "lib/backend/backend.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "tests/support/allocations.h"
+#include "tests/support/catch2.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DUET_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define DUET_SANITIZED 1
+#endif
+#endif
+
+using namespace duet;
+
+namespace {
+
+struct Training {
+  explicit Training(bool fused) {
+    model.set_fused(fused);
+    Mt19937 generator(4);
+    generator.uniform(images.span<float>(), -1.0, 1.0);
+    for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);
+  }
+  void step() {
+    images.set_stamp({count, 0, images.size(0)});
+    labels.set_stamp({count++, 0, images.size(0)});
+    opt.zero_grad();
+    const Variable loss = ops::nll_loss(model(images), labels);
+    loss.backward();
+    opt.step();
+  }
+  nn::SimpleCNN model{1234};
+  optim::SGD opt{model, {.lr = 0.01f, .momentum = 0.5f}};
+  Tensor images = empty({16, 1, 28, 28}), labels = empty({16}, DType::i64);
+  std::int64_t count = 0;
+};
+
+/// Pages that this process occupies.
+long resident_pages() {
+  std::ifstream file("/proc/self/statm");
+  long all = 0, resident = 0;
+  file >> all >> resident;
+  return resident;
+}
+
+}  // namespace
+
+TEST_CASE("a training step allocates nothing after the second") {
+  for (const bool fused : {true, false}) {
+    Training training(fused);
+    training.step();
+    training.step();
+    long own = 0;
+    std::string where;
+    {
+      const duet_test::CountAllocations count;
+      for (int i = 0; i < 10; ++i) training.step();
+      own = count.own();
+      where = count.first_own();
+    }
+    CAPTURE(fused, where);
+    CHECK(own == 0);
+  }
+}
+
+TEST_CASE("a planted allocation in a step is seen") {
+  Training training(true);
+  training.step();
+  training.step();
+  std::unique_ptr<int> planted;
+  const nn::HookHandle hook = training.model.parameters().on_grad_ready([&](int slot) {
+    if (slot == 0) planted = std::make_unique<int>(slot);
+  });
+  long own = 0;
+  {
+    const duet_test::CountAllocations count;
+    training.step();
+    own = count.own();
+  }
+  CHECK(own == 1);
+}
+
+TEST_CASE("an inference allocates nothing after the second") {
+  Training training(true);
+  training.model.eval();
+  training.model(training.images);
+  training.model(training.images);
+  long own = 0;
+  {
+    const duet_test::CountAllocations count;
+    training.model(training.images);
+    own = count.own();
+  }
+  CHECK(own == 0);
+}
+
+TEST_CASE("the process does not grow over 300 steps") {
+#ifdef DUET_SANITIZED
+  DUET_SKIP("sanitizers keep freed memory: the growth of the process says nothing");
+#endif
+  Training training(true);
+  training.images = training.images.rows(0, 4);
+  training.labels = training.labels.rows(0, 4);
+  for (int i = 0; i < 20; ++i) training.step();
+  const long before = resident_pages();
+  for (int i = 0; i < 300; ++i) training.step();
+  // 300 steps that each kept one of the smallest tensors would be more.
+  CHECK(resident_pages() - before < 64);
+}

@@ -1,0 +1,222 @@
+// Modules: their text, names, states and contexts.
+#include "lib/nn/containers.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::nn;
+
+namespace {
+
+/// Nested containers, buffers between parameters, and an activation.
+struct Nested : Module {
+  Nested() {
+    features.add<Conv2d>(1, 4, 3, Conv2dOptions{.stride = 2, .padding = 1, .bias = false});
+    features.add<BatchNorm2d>(4);
+    features.add<ReLU>();
+    features.add<MaxPool2d>(2);
+    register_module("features", features);
+    register_module("head", head);
+  }
+  Variable forward(Context& context, const Variable& x) const override {
+    return head.forward(context, flatten.forward(context, features.forward(context, x)));
+  }
+  using Module::forward;
+  std::string type_name() const override { return "Nested"; }
+  Sequential features;
+  Flatten flatten;
+  Linear head{4, 2};
+};
+
+std::vector<std::string> names(const std::vector<NamedTensor>& state) {
+  std::vector<std::string> list;
+  for (const NamedTensor& item : state) list.push_back(item.name);
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("layers print as PyTorch's") {
+  CHECK(Linear(5, 2).str() == "Linear(in_features=5, out_features=2, bias=True)");
+  CHECK(Linear(3, 3, false).str() == "Linear(in_features=3, out_features=3, bias=False)");
+  CHECK(Conv2d(1, 32, 3, {.padding = 1}).str() == "Conv2d(1, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))");
+  CHECK(Conv2d(3, 6, 5, {.stride = 2, .bias = false}).str() ==
+        "Conv2d(3, 6, kernel_size=(5, 5), stride=(2, 2), bias=False)");
+  CHECK(Dropout(0.25).str() == "Dropout(p=0.25, inplace=False)");
+  CHECK(Dropout().str() == "Dropout(p=0.5, inplace=False)");
+  CHECK(Dropout(1.0 / 3).str() == "Dropout(p=0.3333333333333333, inplace=False)");
+  CHECK(Dropout(1e-5).str() == "Dropout(p=1e-05, inplace=False)");
+  CHECK(Dropout(0).str() == "Dropout(p=0.0, inplace=False)");
+  CHECK(ReLU().str() == "ReLU()");
+  CHECK(MaxPool2d(2).str() == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)");
+  CHECK(MaxPool2d(3, 2).str() == "MaxPool2d(kernel_size=3, stride=2, padding=0, dilation=1, ceil_mode=False)");
+  CHECK(Flatten().str() == "Flatten(start_dim=1, end_dim=-1)");
+  CHECK(LogSoftmax().str() == "LogSoftmax(dim=1)");
+  CHECK(BatchNorm2d(4).str() == "BatchNorm2d(4, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)");
+  CHECK(BatchNorm2d(3, 1e-3f, 0.01f).str() ==
+        "BatchNorm2d(3, eps=0.001, momentum=0.01, affine=True, track_running_stats=True)");
+}
+
+TEST_CASE("containers and models print their children, indented") {
+  CHECK(Sequential().str() == "Sequential()");
+  Sequential one;
+  one.add<Linear>(3, 3);
+  CHECK(one.str() == "Sequential(\n  (0): Linear(in_features=3, out_features=3, bias=True)\n)");
+  CHECK(Model(5, 2).str() == "Model(\n  (fc): Linear(in_features=5, out_features=2, bias=True)\n)");
+  CHECK(ASimpleNet(1).str() ==
+        "ASimpleNet(\n  (linears): ModuleList(\n    (0): Linear(in_features=3, out_features=3, bias=False)\n  )\n)");
+  CHECK(SimpleCNN(1).str() ==
+        "SimpleCNN(\n"
+        "  (conv1): Conv2d(1, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))\n"
+        "  (conv2): Conv2d(32, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))\n"
+        "  (dropout1): Dropout(p=0.25, inplace=False)\n"
+        "  (dropout2): Dropout(p=0.5, inplace=False)\n"
+        "  (fc1): Linear(in_features=3136, out_features=128, bias=True)\n"
+        "  (fc2): Linear(in_features=128, out_features=10, bias=True)\n)");
+}
+
+TEST_CASE("states are named and ordered as PyTorch's: a module's parameters, its buffers, then its children") {
+  Nested model;
+  CHECK(names(model.state_dict()) == std::vector<std::string>{"features.0.weight", "features.1.weight",
+                                                              "features.1.bias", "features.1.running_mean",
+                                                              "features.1.running_var", "head.weight", "head.bias"});
+  CHECK(names(model.features.state_dict()) ==
+        std::vector<std::string>{"0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var"});
+  SimpleCNN cnn(1);
+  CHECK(names(cnn.state_dict()) == std::vector<std::string>{"conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias",
+                                                            "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"});
+  // A part's tensors are the whole's.
+  CHECK(model.head.state_dict()[0].tensor.same_memory(model.state_dict()[5].tensor));
+  CHECK(model.features.state_dict()[4].tensor.same_memory(model.state_dict()[4].tensor));
+}
+
+TEST_CASE("states are views, and load_state_dict copies into them") {
+  Nested model, other;
+  model.initialise(std::uint64_t{3});
+  model.state_dict()[3].tensor.data<float>()[2] = 8;
+  other.load_state_dict(model.state_dict());
+  for (std::size_t i = 0; i < model.state_dict().size(); ++i) {
+    const Tensor a = model.state_dict()[i].tensor, b = other.state_dict()[i].tensor;
+    CHECK_FALSE(a.same_memory(b));
+    CHECK(std::equal(a.span<float>().begin(), a.span<float>().end(), b.span<float>().begin()));
+  }
+}
+
+TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothing then") {
+  Nested model;
+  const auto own = model.state_dict();
+  const float before = own[0].tensor.data<float>()[0];
+  auto state = own;
+  for (NamedTensor& item : state) item.tensor = item.tensor.clone();
+  state[0].tensor.data<float>()[0] = before + 1;
+
+  auto missing = state;
+  missing.erase(missing.begin() + 4);
+  CHECK_THROWS_AS(model.load_state_dict(missing), DataError);
+  CHECK_THROWS_WITH(model.load_state_dict(missing), "no tensor 'features.1.running_var', which this model needs");
+  auto unknown = state;
+  unknown.push_back({"head.extra", zeros({1})});
+  CHECK_THROWS_WITH(model.load_state_dict(unknown), "this model has no tensor 'head.extra'");
+  auto shape = state;
+  shape[5].tensor = zeros({4, 2});
+  CHECK_THROWS_WITH(model.load_state_dict(shape),
+                    "tensor 'head.weight' has shape [4, 2] f32, this model expects [2, 4] f32");
+  auto dtype = state;
+  dtype[6].tensor = zeros({2}, DType::f64);
+  CHECK_THROWS_WITH(model.load_state_dict(dtype), "tensor 'head.bias' has shape [2] f64, this model expects [2] f32");
+  CHECK(own[0].tensor.data<float>()[0] == before);
+  model.load_state_dict(state);
+  CHECK(own[0].tensor.data<float>()[0] == before + 1);
+}
+
+TEST_CASE("slots lie in reverse order of registration, without gaps") {
+  SimpleCNN model(1);
+  const ParameterStore& store = model.parameters();
+  std::int64_t offset = 0;
+  for (int slot = store.slot_count() - 1; slot >= 0; --slot) {
+    CHECK(store.slots()[static_cast<std::size_t>(slot)].offset == offset);
+    CHECK(store.value(slot).data<float>() == store.values().data<float>() + offset);
+    CHECK(store.gradient(slot).data<float>() == store.gradients().data<float>() + offset);
+    offset += store.value(slot).count();
+  }
+  CHECK(store.values().count() == offset);
+  CHECK_THROWS_AS(store.value(8), UsageError);
+}
+
+TEST_CASE("a module belongs to one parent, and only whole models are initialised") {
+  struct Twice : Module {
+    explicit Twice(Module& child) {
+      register_module("a", child);
+      register_module("b", child);
+    }
+    std::string type_name() const override { return "Twice"; }
+  };
+  Linear child(2, 2);
+  CHECK_THROWS_WITH(Twice(child), "module b is part of another module already");
+  Nested model;
+  CHECK_THROWS_AS(model.head.initialise(std::uint64_t{1}), UsageError);
+  CHECK_THROWS_WITH(ModuleList()(zeros({1, 1})), "ModuleList has no forward: call its children one by one");
+  CHECK_THROWS_AS(Linear(0, 2), UsageError);
+  CHECK_THROWS_AS(Conv2d(1, 1, 0), UsageError);
+  CHECK_THROWS_AS(Dropout(1.0), UsageError);
+}
+
+TEST_CASE("train and eval switch dropout and batch norm of the whole model") {
+  Sequential model;
+  model.add<Dropout>(0.5);
+  auto& norm = model.add<BatchNorm2d>(2);
+  model.initialise(std::uint64_t{1});
+  const Tensor x = from_values<float>({2, 2, 1, 2}, {1, 2, 3, 4, 5, 6, 7, 8});
+  model.eval();
+  CHECK_FALSE(norm.training());
+  const Variable y = model(x);
+  for (int i = 0; i < 8; ++i)
+    CHECK(y.value().data<float>()[i] == Catch::Detail::Approx(x.data<float>()[i]).epsilon(1e-4));
+  CHECK(model.state_dict()[2].tensor.data<float>()[0] == 0);
+  model.train();
+  model(x);
+  CHECK(model.state_dict()[2].tensor.data<float>()[0] != 0);
+}
+
+TEST_CASE("steps of training drop other elements, the same step the same ones") {
+  Sequential model;
+  model.add<Dropout>(0.5);
+  model.add<Linear>(1, 1);
+  model.initialise(std::uint64_t{9});
+  const Module& dropout = model[0];
+  Tensor x = empty({64, 4});
+  backend(x).fill(x, 1.0f);
+  const auto run = [&](std::int64_t step) {
+    x.set_stamp({step, 0, 64});
+    const Variable y = dropout.forward(model.context(), Variable(x));
+    const auto values = y.value().span<float>();
+    return std::vector<float>(values.begin(), values.end());
+  };
+  CHECK(run(1) == run(1));
+  CHECK(run(1) != run(2));
+  // Without a stamp the model counts its own steps.
+  x.set_stamp({});
+  model.context().step = 5;
+  CHECK(model.context().step == 5);
+  Sequential other;
+  other.add<Dropout>(0.5);
+  other.initialise(std::uint64_t{9});
+  const Variable first = other(x), second = other(x);
+  CHECK_FALSE(std::equal(first.value().span<float>().begin(), first.value().span<float>().end(),
+                         second.value().span<float>().begin()));
+}
+
+TEST_CASE("values of other kinds are told apart") {
+  const Value tensor(zeros({1})), list(List{tensor, Value()}), dict(Dict{{"a", tensor}});
+  CHECK(std::string(tensor.kind()) == "tensor");
+  CHECK(std::string(list.kind()) == "list");
+  CHECK(std::string(dict.kind()) == "dict");
+  CHECK(std::string(Value().kind()) == "nothing");
+  CHECK(std::string(Value::opaque(3).kind()) == "object");
+  CHECK(list.list()[1].is_none());
+  CHECK_THROWS_AS(list.variable(), ShapeError);
+  CHECK_THROWS_WITH(list.variable(), duet_test::ContainsSubstring("list"));
+  CHECK_THROWS_AS(tensor.dict(), ShapeError);
+}

@@ -1,0 +1,134 @@
+// What operators refuse, and how they say so.
+#include "lib/ops/add.h"
+#include "lib/ops/batch_norm2d.h"
+#include "lib/ops/conv2d.h"
+#include "lib/ops/conv_pool_relu.h"
+#include "lib/ops/dropout.h"
+#include "lib/ops/flatten.h"
+#include "lib/ops/linear.h"
+#include "lib/ops/log_softmax.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/max_pool2d.h"
+#include "lib/ops/relu.h"
+#include "tests/ops/check.h"
+
+using namespace duet;
+
+namespace {
+
+const Window2d kConv = {3, 3, 1, 1, 1, 1}, kPool = {2, 2, 2, 2, 0, 0};
+
+Variable of(const Shape& shape) { return Variable(zeros(shape)); }
+Variable bytes(const Shape& shape) { return Variable(zeros(shape, DType::u8)); }
+/// The same on cpu:1.
+Variable elsewhere(const Shape& shape) { return Variable(zeros(shape).to({DeviceKind::cpu, 1})); }
+
+}  // namespace
+
+#define CHECK_ERROR(call, type, text) \
+  do {                                \
+    CHECK_THROWS_AS(call, type);      \
+    CHECK_THROWS_WITH(call, text);    \
+  } while (0)
+
+TEST_CASE("conv2d names both shapes that disagree") {
+  const Variable x = of({2, 3, 8, 8}), w = of({4, 3, 3, 3}), b = of({4});
+  CHECK_ERROR(ops::conv2d(of({2, 5, 8, 8}), w, b, kConv), ShapeError,
+              "conv2d: input [2, 5, 8, 8] has 5 channels, weights [4, 3, 3, 3] expect 3");
+  CHECK_ERROR(ops::conv2d(of({3, 8, 8}), w, b, kConv), ShapeError,
+              "conv2d: got shape [3, 8, 8], expected (N, C, H, W)");
+  CHECK_ERROR(ops::conv2d(Variable(), w, b, kConv), ShapeError, "conv2d: got shape of nothing, expected (N, C, H, W)");
+  CHECK_ERROR(ops::conv2d(bytes({2, 3, 8, 8}), w, b, kConv), ShapeError, "conv2d: got u8, expected f32");
+  CHECK_ERROR(ops::conv2d(x, of({4, 3}), b, kConv), ShapeError, "conv2d: got shape [4, 3], expected (K, C, R, S)");
+  CHECK_ERROR(ops::conv2d(x, w, of({5}), kConv), ShapeError, "conv2d: bias [5], expected [4]");
+  CHECK_ERROR(ops::conv2d(x, w, b, kPool), ShapeError, "conv2d: kernel size 2x2 for weights [4, 3, 3, 3]");
+  CHECK_ERROR(ops::conv2d(of({2, 3, 2, 2}), w, b, {3, 3, 1, 1, 0, 0}), ShapeError,
+              "conv2d: a kernel of 3x3 does not fit into input [2, 3, 2, 2]");
+  CHECK_ERROR(ops::conv2d(x, w, b, {3, 3, 0, 1, 0, 0}), ShapeError,
+              "conv2d: a kernel of 3x3 does not fit into input [2, 3, 8, 8]");
+  CHECK_ERROR(ops::conv2d(x, elsewhere({4, 3, 3, 3}), b, kConv), DeviceError,
+              "conv2d: arguments lie on cpu:0 and cpu:1, expected one device");
+}
+
+TEST_CASE("conv_pool_relu checks the convolution, its windows and what is left to pool") {
+  const Variable x = of({2, 8, 8, 8}), w = of({16, 8, 3, 3}), b = of({16});
+  const auto run = [&](const Variable& image, const Window2d& pool, const Variable& bias) {
+    return ops::conv_pool_relu(image, w, bias, {.conv = kConv, .pool = pool, .dropout = {}});
+  };
+  CHECK_ERROR(run(of({2, 3, 8, 8}), kPool, b), ShapeError,
+              "conv_pool_relu: input [2, 3, 8, 8] has 3 channels, weights [16, 8, 3, 3] expect 8");
+  CHECK_ERROR(run(x, kPool, Variable()), ShapeError, "conv_pool_relu: needs a bias");
+  CHECK_ERROR(run(x, {3, 3, 2, 2, 0, 0}, b), ShapeError,
+              "conv_pool_relu: pool windows must tile, got kernel 3x3 and stride 2x2");
+  CHECK_THROWS_AS(run(x, {2, 2, 2, 2, 1, 1}, b), ShapeError);
+  CHECK_THROWS_AS(run(x, {16, 16, 16, 16, 0, 0}, b), ShapeError);
+  CHECK_THROWS_AS(run(x, {0, 0, 0, 0, 0, 0}, b), ShapeError);
+  // One pixel short of a window: the division that gives the output's size rounds towards zero.
+  CHECK_THROWS_AS(run(of({2, 8, 1, 1}), kPool, b), ShapeError);
+  CHECK_THROWS_AS(run(of({2, 8, 8, 1}), kPool, b), ShapeError);
+  CHECK_THROWS_AS(ops::conv_pool_relu(x, w, b, {.conv = kConv, .pool = kPool, .dropout = {.p = 1.0f}}), UsageError);
+}
+
+TEST_CASE("max_pool2d refuses windows that do not suit the input") {
+  CHECK_ERROR(ops::max_pool2d(of({2, 3, 1, 4}), kPool), ShapeError,
+              "max_pool2d: a window of 2x2, padding 0x0 does not suit input [2, 3, 1, 4]");
+  CHECK_ERROR(ops::max_pool2d(of({2, 3, 4, 4}), {2, 2, 2, 2, 2, 0}), ShapeError,
+              "max_pool2d: a window of 2x2, padding 2x0 does not suit input [2, 3, 4, 4]");
+  CHECK_THROWS_AS(ops::max_pool2d(of({2, 3, 4, 4}), {2, 2, 0, 2, 0, 0}), ShapeError);
+  CHECK_THROWS_AS(ops::max_pool2d(of({2, 3, 4, 4}), {2, 2, 2, 2, -1, 0}), ShapeError);
+  CHECK_THROWS_AS(ops::max_pool2d(of({2, 3, 20, 20}), {16, 16, 1, 1, 0, 0}), ShapeError);
+  CHECK_ERROR(ops::max_pool2d(of({2, 3}), kPool), ShapeError, "max_pool2d: got shape [2, 3], expected (N, C, H, W)");
+}
+
+TEST_CASE("linear, log_softmax and flatten name what they got") {
+  CHECK_ERROR(ops::linear(of({2, 4}), of({3, 5}), Variable()), ShapeError,
+              "linear: input [2, 4] and weights [3, 5] disagree about the number of inputs");
+  CHECK_ERROR(ops::linear(of({2, 5}), of({3, 5}), of({2})), ShapeError, "linear: bias [2], expected [3]");
+  CHECK_ERROR(ops::linear(of({2, 5, 1}), of({3, 5}), Variable()), ShapeError,
+              "linear: got shape [2, 5, 1], expected (N, I)");
+  CHECK_ERROR(ops::linear(of({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
+              "linear: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::log_softmax(of({2})), ShapeError, "log_softmax: got shape [2], expected (N, C)");
+  CHECK_ERROR(ops::flatten(of({})), ShapeError, "flatten: got a scalar, expected (N, ...)");
+}
+
+TEST_CASE("add, relu, dropout and flatten refuse other dtypes and nothing") {
+  CHECK_ERROR(ops::add(of({2, 3}), of({3, 2})), ShapeError, "add: shapes [2, 3] and [3, 2] differ");
+  CHECK_ERROR(ops::add(of({2}), elsewhere({2})), DeviceError,
+              "add: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::add(of({2}), bytes({2})), ShapeError, "add: got u8, expected f32");
+  CHECK_ERROR(ops::relu(bytes({2})), ShapeError, "relu: got u8, expected f32");
+  CHECK_ERROR(ops::dropout(bytes({2}), DropoutKey{0, 0, 0, 0.5f}), ShapeError, "dropout: got u8, expected f32");
+  CHECK_ERROR(ops::relu(Variable()), ShapeError, "relu: got nothing, expected a tensor");
+  CHECK_ERROR(ops::add(of({2}), Variable()), ShapeError, "add: got nothing, expected a tensor");
+  CHECK_ERROR(ops::flatten(Variable()), ShapeError, "flatten: got nothing, expected a tensor");
+  CHECK_ERROR(ops::dropout(Variable(), DropoutKey{0, 0, 0, 0.5f}), ShapeError,
+              "dropout: got nothing, expected a tensor");
+  CHECK_ERROR(ops::dropout(of({2}), DropoutKey{0, 0, 0, 1.0f}), UsageError,
+              "dropout: probability 1, expected 0 <= p < 1");
+  CHECK_THROWS_AS(ops::dropout(of({2}), DropoutKey{0, 0, 0, -0.5f}), UsageError);
+}
+
+TEST_CASE("losses check labels and targets") {
+  const Tensor labels = from_values<std::int64_t>({2}, {0, 3});
+  CHECK_THROWS_WITH(ops::nll_loss(of({2, 3}), labels), duet_test::ContainsSubstring("Target 3 is out of bounds."));
+  CHECK_THROWS_WITH(ops::nll_loss(of({2, 3}), from_values<std::int64_t>({2}, {-1, 0})),
+                    duet_test::ContainsSubstring("Target -1 is out of bounds."));
+  CHECK_ERROR(ops::nll_loss(of({3, 4}), labels), ShapeError, "nll_loss: labels [2] i64, expected [3] i64");
+  CHECK_ERROR(ops::nll_loss(of({2, 4}), zeros({2})), ShapeError, "nll_loss: labels [2] f32, expected [2] i64");
+  CHECK_ERROR(ops::nll_loss(of({2, 4}), labels.to({DeviceKind::cpu, 1})), DeviceError,
+              "nll_loss: input on cpu:0, labels on cpu:1");
+  CHECK_ERROR(ops::mse_loss(of({2, 4}), zeros({4, 2})), ShapeError, "mse_loss: input [2, 4] and target [4, 2] differ");
+  CHECK_ERROR(ops::mse_loss(of({2, 4}), zeros({2, 4}, DType::f64)), ShapeError, "mse_loss: got f64, expected f32");
+  CHECK_THROWS_AS(ops::mse_loss(Variable(), zeros({2, 4})), ShapeError);
+}
+
+TEST_CASE("batch_norm2d checks its per-channel tensors and the number of values") {
+  const auto run = [](const Shape& x, const Shape& weight, bool training) {
+    return ops::batch_norm2d(of(x), of(weight), of({3}), zeros({3}), zeros({3}), {.training = training});
+  };
+  CHECK_ERROR(run({2, 3, 4, 4}, {2}, true), ShapeError, "batch_norm2d: per-channel tensor [2] for input [2, 3, 4, 4]");
+  CHECK_ERROR(run({1, 3, 1, 1}, {3}, true), ShapeError,
+              "batch_norm2d: expected more than 1 value per channel when training, got input [1, 3, 1, 1]");
+  CHECK_NOTHROW(run({1, 3, 1, 1}, {3}, false));
+}
