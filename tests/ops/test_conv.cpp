@@ -158,3 +158,22 @@ TEST_CASE("conv_pool_relu equals the four operators: values bit for bit, gradien
       }
     }
 }
+
+TEST_CASE("a shard without rows has gradients of zero") {
+  const Window2d conv = {3, 3, 1, 1, 1, 1}, pool = {2, 2, 2, 2, 0, 0};
+  Mt19937 generator(15);
+  for (const bool fused : {false, true})
+    for (const std::int64_t in : {1, 16}) {
+      Tensor x = zeros({0, in, 6, 6});
+      x.set_stamp({0, 3, 16});
+      const Variable vx(x, true), w = leaf(random_array({16, in, 3, 3}, generator)),
+                                  b = leaf(random_array({16}, generator));
+      const Variable y = fused ? ops::conv_pool_relu(vx, w, b, {.conv = conv, .pool = pool, .dropout = {}})
+                               : ops::conv2d(vx, w, b, conv);
+      CHECK(y.shape()[0] == 0);
+      backward(y, Array(y.shape()));
+      CHECK(relative_error(w.grad(), Array(w.shape())) == 0);
+      CHECK(relative_error(b.grad(), Array(b.shape())) == 0);
+      CHECK(vx.grad().shape() == x.shape());
+    }
+}

@@ -73,6 +73,14 @@ TEST_CASE("max_pool2d lets NaN through and survives windows of -infinity") {
   }
 }
 
+TEST_CASE("a padded window of -infinity sends its gradient into the image") {
+  const Variable x(from_values<float>({1, 1, 2, 2}, {-INFINITY, -INFINITY, -INFINITY, -INFINITY}), true);
+  const Variable y = ops::max_pool2d(x, {2, 2, 2, 2, 1, 1});
+  y.backward(from_values<float>({1, 1, 2, 2}, {1, 2, 3, 4}));
+  const auto dx = x.grad().span<float>();
+  CHECK(std::vector<float>(dx.begin(), dx.end()) == std::vector<float>{1, 2, 3, 4});
+}
+
 TEST_CASE("relu and add equal the reference in every layout") {
   Mt19937 generator(22);
   for (int i = 0; i < 30; ++i) {
@@ -193,6 +201,15 @@ TEST_CASE("linear equals the reference") {
     CHECK(relative_error(vw.grad(), g.w) < kTolerance);
     if (with_bias) CHECK(relative_error(vb.grad(), g.b) < kTolerance);
   }
+}
+
+TEST_CASE("linear of no rows has gradients of zero") {
+  const Variable x(zeros({0, 100}), true), w(zeros({7, 100}), true), b(zeros({7}), true);
+  duet::backend(w.value()).fill(w.value(), 1.0f);
+  ops::linear(x, w, b).backward(zeros({0, 7}));
+  CHECK(relative_error(w.grad(), Array({7, 100})) == 0);
+  CHECK(relative_error(b.grad(), Array({7})) == 0);
+  CHECK(x.grad().shape() == Shape{0, 100});
 }
 
 TEST_CASE("flatten keeps values and gradients, from every layout") {
