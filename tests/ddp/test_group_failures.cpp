@@ -71,7 +71,7 @@ TEST_CASE("an exception in one rank ends the others at once") {
   const bool gloo = GENERATE(false, true);
   if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
   const auto begin = Clock::now();
-  const auto failures = try_ranks(gloo, 3, {.timeout = 60s}, [](ProcessGroup& group) {
+  const auto failures = try_ranks(gloo, 3, {.timeout = 60s, .leave_timeout = 30s}, [](ProcessGroup& group) {
     if (group.rank() == 1) throw DataError("the label is 10");
     Floats values(100);
     group.all_reduce(span(values)).wait();
