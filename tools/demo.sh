@@ -15,8 +15,14 @@ fi
 echo "demo: building (log in $build/compile.log)"
 ninja -C "$build" >"$build/compile.log" 2>&1 || { tail -n 40 "$build/compile.log" >&2; exit 1; }
 
-out=report
+out=out
+for ((i = 1; i <= $#; ++i)); do
+  case "${!i}" in
+    --out) next=$((i + 1)) out=${!next-} ;;
+    --out=*) out=${!i#--out=} ;;
+  esac
+done
 status=0
-"$build/cli/duet" compare --epochs 1 --devices 1,2,4 --out "$out" "$@" || status=$?
-[ ! -f "$out/index.html" ] || echo "demo: the report is $PWD/$out/index.html"
+"$build/cli/duet" compare "$@" || status=$?
+[ ! -f "$out/index.html" ] || echo "demo: the report is $(realpath "$out")/index.html"
 exit "$status"
