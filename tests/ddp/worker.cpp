@@ -177,8 +177,7 @@ int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);
   if (arguments.at(0) == "spawn") return run_spawning(arguments);
   if (arguments.at(0) == "launch") {  // a launcher in a process of its own, for tests that kill it
-    const LaunchResult result =
-        launch({.ranks = 2, .command = {argv[0], "sleep"}, .grace = std::chrono::seconds(10)});
+    const LaunchResult result = launch({.ranks = 2, .command = {argv[0], "sleep"}, .grace = std::chrono::seconds(10)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }
