@@ -89,6 +89,19 @@ TEST_CASE("a long chain with a short cut waits for the long way") {
   CHECK(numbers(x.grad()) == std::vector<float>{2});
 }
 
+TEST_CASE("consumers are counted, whatever the age of operators that another thread recorded") {
+  int calls = 0;
+  const Variable x = leaf({1});
+  Variable y;
+  std::thread([&] {
+    for (int i = 0; i < 10000; ++i) static_cast<void>(ops::relu(x));  // that thread's numbers run ahead
+    y = counting(x, calls);
+  }).join();
+  ops::add(y, ops::relu(y)).backward(from_values<float>({1}, {1}));
+  CHECK(calls == 1);
+  CHECK(numbers(x.grad()) == std::vector<float>{2});
+}
+
 TEST_CASE("leaves add up the gradients of several backward runs until they are told to forget") {
   Variable x = leaf({1, -2});
   ops::relu(x).backward(from_values<float>({2}, {3, 3}));

@@ -10,6 +10,28 @@ void use_one_openmp_thread() {
   static_cast<void>(done);
 }
 
+void LeafGradients::run_plain(const Kernels& kernels, int leaf, Worker& worker, const Tensor& x, std::int64_t begin,
+                              std::int64_t end, const float* dy, const Window2d& window) {
+  const std::int64_t h = x.size(2), w = x.size(3), images = (end - begin) * x.size(1);
+  const PlainConv g = {.in_channels = x.size(1),
+                       .height = h + 2 * window.pad_h,
+                       .width = w + 2 * window.pad_w,
+                       .out_channels = channels_,
+                       .out_height = window.out_h(h),
+                       .out_width = window.out_w(w),
+                       .kernel_h = window.kernel_h,
+                       .kernel_w = window.kernel_w,
+                       .stride_h = window.stride_h,
+                       .stride_w = window.stride_w};
+  float* const padded = worker.formatted.floats(images * g.height * g.width);
+  std::fill_n(padded, images * g.height * g.width, 0.0f);
+  for (std::int64_t i = 0; i < images; ++i)
+    for (std::int64_t row = 0; row < h; ++row)
+      std::copy_n(rows_of(x, begin) + (i * h + row) * w, w,
+                  padded + (i * g.height + row + window.pad_h) * g.width + window.pad_w);
+  kernels.plain_backward_weights(g, padded, dy, end - begin, weights(leaf), bias(leaf));
+}
+
 std::string CpuBackend::libraries() const {
   const dnnl_version_t& version = *dnnl_version();
   return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch);
@@ -62,6 +84,8 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
     if (begin == end) return;
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
+    if (reads_plain_image(x, dy.layout()))
+      return gradients.run_plain(kernels_, leaf, worker, x, begin, end, rows_of(dy, begin), window);
     ConvPlan& plan = worker.plans.plan(
         key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0), dy.layout(), window, end - begin));
     gradients.run(leaf, plan, worker, rows_of(x, begin), rows_of(dy, begin));

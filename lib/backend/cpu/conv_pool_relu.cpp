@@ -172,9 +172,13 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
                                    f.pool, f.block);
       }
     }
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::backward_weights, x.shape(), x.layout(), f.channels, f.layout, op.conv, end - begin));
-    gradients.run(leaf, plan, worker, rows_of(x, begin), gradient);
+    if (reads_plain_image(x, f.layout)) {
+      gradients.run_plain(kernels_, leaf, worker, x, begin, end, gradient, op.conv);
+    } else {
+      ConvPlan& plan = worker.plans.plan(
+          key_of(ConvPass::backward_weights, x.shape(), x.layout(), f.channels, f.layout, op.conv, end - begin));
+      gradients.run(leaf, plan, worker, rows_of(x, begin), gradient);
+    }
     if (!dx.defined()) return;
     ConvPlan& data_plan = worker.plans.plan(
         key_of(ConvPass::backward_data, x.shape(), dx.layout(), f.channels, f.layout, op.conv, end - begin));

@@ -38,6 +38,12 @@ class Weights {
   const ConvPlan* plan_ = nullptr;
 };
 
+/// Whether the weight gradient is left to own loops: oneDNN 2.6 has no vector code for one input channel and outputs in
+/// blocks of 8, and takes a hundred times as long.
+inline bool reads_plain_image(const Tensor& x, Layout y_layout) {
+  return x.layout() == Layout::plain && y_layout == Layout::blocked8;
+}
+
 /// The gradients of weights and bias of each leaf of a batch, then their sum by the tree.
 class LeafGradients {
  public:
@@ -54,6 +60,10 @@ class LeafGradients {
     plan.convolve->run(worker.plans.stream(), {x, dy, formatted, bias(leaf)});
     plan.reorder->run(worker.plans.stream(), {formatted, weights(leaf)});
   }
+
+  /// The same by own loops, where reads_plain_image() holds.
+  void run_plain(const Kernels& kernels, int leaf, Worker& worker, const Tensor& x, std::int64_t begin,
+                 std::int64_t end, const float* dy, const Window2d& window);
 
   /// Sums the leaves; writes the bias and returns the sum of the weights, in the format of the leaves.
   const float* sum(const Kernels& kernels) {

@@ -34,6 +34,14 @@ struct LiveConv {
   float scale;          // factor of all gradients (dropout)
 };
 
+/// A convolution of images with few channels in the plain layout, padded already; its outputs are blocked by
+/// channel_block channels.
+struct PlainConv {
+  std::int64_t in_channels, height, width;  // of the padded image
+  std::int64_t out_channels, out_height, out_width;
+  std::int64_t kernel_h, kernel_w, stride_h, stride_w;
+};
+
 struct Kernels {
   const char* name;
   int channel_block;  // channels that lie beside each other in the layout this instruction set likes
@@ -71,6 +79,10 @@ struct Kernels {
   /// dx, padded, of one row; w (in_channels / channel_block, out_channels, 9, channel_block).
   void (*live_backward_data)(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                              void* scratch);
+
+  /// dw (out_channels, in_channels, kernel_h, kernel_w) and db = sums over `rows` rows.
+  void (*plain_backward_weights)(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
+                                 float* db);
 
   // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,

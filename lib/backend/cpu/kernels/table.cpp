@@ -27,6 +27,7 @@ constinit const Kernels table = {
     .live_scratch_bytes = live_scratch_bytes,
     .live_backward_weights = live_backward_weights,
     .live_backward_data = live_backward_data,
+    .plain_backward_weights = plain_backward_weights,
     .dropout_mask = dropout_mask,
     .linear = linear,
     .linear_backward_data = linear_backward_data,

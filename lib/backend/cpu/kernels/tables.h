@@ -26,6 +26,8 @@ void live_backward_weights(const LiveConv& g, const float* x, const float* dy, c
                            std::int64_t rows, float* dw, float* db, void* scratch);
 void live_backward_data(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                         void* scratch);
+void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
+                            float* db);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                   std::uint32_t layer, std::uint32_t threshold);
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
