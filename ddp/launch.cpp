@@ -190,13 +190,15 @@ class Job {
     }
   }
 
+  /// Whether the rank ended after it was told to. One that had reported a failure by then was still on its way out.
+  bool ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].when >= *told_to_end_; }
+
   /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
   int guilt(std::size_t i) const {
     const Failure& failure = failed_[i];
     if (!failure.failed) return -1;
-    const bool ours = told_to_end_ && failure.when >= *told_to_end_;
-    if (ours && failure.text.empty()) return -1;
-    if (ranks_[i].signal() != 0) return 3;
+    if (ended_when_told(i) && failure.text.empty()) return -1;
+    if (ranks_[i].signal() != 0 && !ended_when_told(i)) return 3;
     return failure.consequence ? 1 : 2;
   }
 
@@ -218,10 +220,12 @@ class Job {
     if (result.failed_rank < 0) return result;
     const auto first = static_cast<std::size_t>(result.failed_rank);
     result.exit_code = 1;
-    result.signal = ranks_[first].signal();
+    result.signal = ended_when_told(first) ? 0 : ranks_[first].signal();
     if (result.signal != 0) {
       const char* name = ::sigabbrev_np(result.signal);
       result.message = concat("rank ", first, " was killed by signal ", result.signal, " (SIG", name ? name : "?", ")");
+    } else if (ranks_[first].signal() != 0) {
+      result.message = concat("rank ", first, " failed: ", failed_[first].text);
     } else {
       const std::string& text = failed_[first].text;
       result.message =
