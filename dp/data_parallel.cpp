@@ -39,23 +39,11 @@ const Variable* first_tensor(const nn::Value& value) {
 /// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas know their
 /// rows.
 nn::Value stamped(const nn::Value& value, const Rows& stamp) {
-  if (value.is_variable()) {
-    Variable x = value.variable();
+  return nn::map_tensors(value, [&](const Variable& x) {
     Tensor same = x.value();
     same.set_stamp(stamp);
     return x.requires_grad() ? Variable(same, x.edge().node, x.edge().output) : Variable(same);
-  }
-  if (value.is_list()) {
-    nn::List list;
-    for (const nn::Value& item : value.list()) list.push_back(stamped(item, stamp));
-    return list;
-  }
-  if (value.is_dict()) {
-    nn::Dict dict;
-    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, stamped(item, stamp));
-    return dict;
-  }
-  return value;
+  });
 }
 
 Replicas::Forward make_forward(const nn::Module& module, const DataParallelOptions& options) {

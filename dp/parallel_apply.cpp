@@ -10,23 +10,6 @@
 namespace duet::dp {
 namespace {
 
-/// Calls visit(variable) for each tensor of a value and returns the value with the results in their places.
-template <class Visit>
-nn::Value map_tensors(const nn::Value& value, Visit&& visit) {
-  if (value.is_variable()) return visit(value.variable());
-  if (value.is_list()) {
-    nn::List list;
-    for (const nn::Value& item : value.list()) list.push_back(map_tensors(item, visit));
-    return list;
-  }
-  if (value.is_dict()) {
-    nn::Dict dict;
-    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, map_tensors(item, visit));
-    return dict;
-  }
-  return value;
-}
-
 /// Runs task and puts the replica's number and device in front of what it throws.
 template <class Task>
 void with_replica_name(int i, Device device, Task&& task) {

@@ -27,23 +27,7 @@ void find_size(const nn::Value& value, int dim, const std::string& path, Found& 
   }
 }
 
-nn::Value piece_of(const nn::Value& value, std::size_t i, const PooledVector<PooledVector<Variable>>& pieces,
-                   std::size_t& next) {
-  if (value.is_variable()) return pieces[next++][i];
-  if (value.is_list()) {
-    nn::List list;
-    for (const nn::Value& item : value.list()) list.push_back(piece_of(item, i, pieces, next));
-    return list;
-  }
-  if (value.is_dict()) {
-    nn::Dict dict;
-    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, piece_of(item, i, pieces, next));
-    return dict;
-  }
-  return value;
-}
-
-/// Cuts all tensors, in the order in which piece_of meets them.
+/// Cuts all tensors, in the order in which map_tensors meets them.
 void cut(const nn::Value& value, std::span<const Device> devices, std::span<const std::int64_t> sizes, int dim,
          PooledVector<PooledVector<Variable>>& pieces) {
   if (value.is_variable()) {
@@ -67,7 +51,7 @@ PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> 
   PooledVector<nn::Value> values;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     std::size_t next = 0;
-    values.push_back(piece_of(value, i, pieces, next));
+    values.push_back(nn::map_tensors(value, [&](const Variable&) { return pieces[next++][i]; }));
   }
   return values;
 }

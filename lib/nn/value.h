@@ -52,4 +52,21 @@ class Value {
       content_;
 };
 
+/// The value with visit(variable) in the place of each of its tensors, visited in order; all else is shared.
+template <class Visit>
+Value map_tensors(const Value& value, Visit&& visit) {
+  if (value.is_variable()) return visit(value.variable());
+  if (value.is_list()) {
+    List list;
+    for (const Value& item : value.list()) list.push_back(map_tensors(item, visit));
+    return list;
+  }
+  if (value.is_dict()) {
+    Dict dict;
+    for (const auto& [key, item] : value.dict()) dict.emplace_back(key, map_tensors(item, visit));
+    return dict;
+  }
+  return value;
+}
+
 }  // namespace duet::nn

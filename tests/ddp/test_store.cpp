@@ -7,8 +7,8 @@
 #include "ddp/memory_store.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
-#include "tests/ddp/scratch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
 
 using namespace duet;
 using namespace duet::ddp;

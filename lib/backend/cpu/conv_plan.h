@@ -1,10 +1,8 @@
 // Convolutions by oneDNN, prepared once per shape: primitives, their arguments and their scratch memory.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
