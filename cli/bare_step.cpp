@@ -61,7 +61,7 @@ float BareStep::run(std::span<const std::int64_t> samples, std::int64_t step, co
   images_.fetch(samples, x_, labels_);
   forward(step);
   backward();
-  kernels_.sgd_step(store_.values(), store_.gradients(), momentum_, rule);
+  kernels_.sgd_step(store_.values(), store_.gradients(), momentum_, rule, 0, 1);
   return *loss_.data<float>();
 }
 

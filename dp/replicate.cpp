@@ -17,10 +17,11 @@ Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Re
       devices_(devices.begin(), devices.end()),
       refresh_(refresh),
       forward_(std::move(forward)),
-      threads_(std::max(1, static_cast<int>(devices.size())), [devices = devices_](int worker) {
-        const Device device = devices[static_cast<std::size_t>(worker)];
-        backend(device.kind).bind_thread(device);
-      }) {
+      threads_(
+          std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())), [devices = devices_](int worker) {
+            const Device device = devices[static_cast<std::size_t>(worker)];
+            backend(device.kind).bind_thread(device);
+          })) {
   require<UsageError>(!devices.empty(), "DataParallel: no devices given");
   for (auto device = devices_.begin(); device != devices_.end(); ++device)
     require<UsageError>(std::find(devices_.begin(), device, *device) == device, "DataParallel: device ", *device,
@@ -43,6 +44,8 @@ void Replicas::make_contexts(const nn::Context& model) {
     contexts_.push_back(
         {.store = stores_.back().get(), .first_slot = range.first_slot, .first_buffer = range.first_buffer});
   }
+  if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
+    model.store->set_threads(threads_);
   replicated_ = model.store;
 }
 
@@ -52,12 +55,18 @@ void Replicas::replicate(const nn::Context& model, int count) {
   if (replicated_ != model.store) make_contexts(model);
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
-  threads_.run(size(), [&](int i, int) {
-    if (i >= count) return;
+  bool copies = range.buffers > 0;
+  for (int i = 0; i < count; ++i) {
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     context.training = model.training;
     context.seed = model.seed;
     context.step = model.step;
+    copies |= !context.store->values().same_memory(values);
+  }
+  if (!copies) return;
+  threads_->run(size(), [&](int i, int) {
+    if (i >= count) return;
+    nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     if (!context.store->values().same_memory(values)) copy(values, context.store->values());
     for (int b = 0; i > 0 && b < range.buffers; ++b)
       copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));
@@ -71,8 +80,8 @@ void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& dest
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
   }
-  threads_.run(size(),
-               [&](int share, int) { backend(destination).sum_devices(parts, destination, false, share, size()); });
+  threads_->run(size(),
+                [&](int share, int) { backend(destination).sum_devices(parts, destination, false, share, size()); });
 }
 
 }  // namespace duet::dp

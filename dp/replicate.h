@@ -32,7 +32,7 @@ class Replicas {
   std::span<const Device> devices() const { return devices_; }
   const nn::Module& module() const { return module_; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
-  ThreadPool& threads() { return threads_; }
+  ThreadPool& threads() { return *threads_; }
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
   /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
@@ -54,7 +54,7 @@ class Replicas {
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;
   const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
-  ThreadPool threads_;
+  std::shared_ptr<ThreadPool> threads_;
 };
 
 }  // namespace duet::dp

@@ -155,11 +155,13 @@ class Backend {
   virtual std::int64_t count_correct(const Tensor& x, const Tensor& labels) = 0;
 
   // --- update and reduction over flat buffers ---
-  virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) = 0;
+  /// `share`/`shares`: only that part of the elements, so that devices which share memory can divide the work; the
+  /// same cut as that of sum_devices.
+  virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
+                        int share, int shares) = 0;
   /// destination = sum of the parts (one per device of this process, in device order): the tree of
   /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the
-  /// destination's old value last. `share`/`shares`: only that part of the elements, so that devices can divide the
-  /// work.
+  /// destination's old value last.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
 };

@@ -120,6 +120,12 @@ void ParameterStore::backward_ended() {
   for (const auto& [id, hook] : hooks_->end) hook();
 }
 
+void ParameterStore::divide(FunctionRef<void(int, int)> task) const {
+  const std::shared_ptr<ThreadPool> threads = threads_.lock();
+  if (threads == nullptr) return task(0, 1);
+  threads->run(threads->workers(), [&](int share, int) { task(share, threads->workers()); });
+}
+
 namespace {
 
 Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int count) {

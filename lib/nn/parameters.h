@@ -13,6 +13,7 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/named_tensor.h"
+#include "lib/thread_pool.h"
 
 namespace duet::nn {
 
@@ -82,6 +83,12 @@ class ParameterStore final : public BackwardListener {
   /// Called at the end of each backward run that reached a slot.
   [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
 
+  /// Threads that may share out work on the flat buffers, until they go; those of a data-parallel wrapper whose devices
+  /// share this store's memory.
+  void set_threads(const std::shared_ptr<ThreadPool>& threads) { threads_ = threads; }
+  /// Runs task(share, shares) for every share, each by the same thread as always; without threads it is one share.
+  void divide(FunctionRef<void(int share, int shares)> task) const;
+
   /// A store for another device with a part of this one's slots and buffers.
   struct ReplicaPart {
     int first_slot = 0, slots = 0, first_buffer = 0, buffers = 0;
@@ -109,6 +116,7 @@ class ParameterStore final : public BackwardListener {
   std::uint64_t zero_grad_count_ = 0;
   std::vector<Variable> variables_;
   std::shared_ptr<Hooks> hooks_;
+  std::weak_ptr<ThreadPool> threads_;
 };
 
 }  // namespace duet::nn

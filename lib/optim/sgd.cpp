@@ -18,13 +18,14 @@ SGD::SGD(nn::Module& model, const SGDOptions& options)
 }
 
 void SGD::update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first) {
-  backend(value).sgd_step(value, gradient, momentum,
-                          {.lr = options_.lr,
-                           .momentum = options_.momentum,
-                           .dampening = options_.dampening,
-                           .weight_decay = options_.weight_decay,
-                           .nesterov = options_.nesterov,
-                           .first = first});
+  const SGDRule rule{.lr = options_.lr,
+                     .momentum = options_.momentum,
+                     .dampening = options_.dampening,
+                     .weight_decay = options_.weight_decay,
+                     .nesterov = options_.nesterov,
+                     .first = first};
+  store_.divide(
+      [&](int share, int shares) { backend(value).sgd_step(value, gradient, momentum, rule, share, shares); });
 }
 
 void SGD::step() {

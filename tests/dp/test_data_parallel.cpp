@@ -1,4 +1,7 @@
+#include <atomic>
 #include <cstring>
+#include <set>
+#include <thread>
 
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
@@ -78,6 +81,29 @@ TEST_CASE("parameters are bit-equal on 1, 2, 4 and 8 devices, dropout on") {
         CHECK(same_bits(train_parallel(devices, rows, true, refresh), single));
       }
   }
+}
+
+TEST_CASE("work on the flat buffers is divided among the replicas' threads, while there are any") {
+  nn::SimpleCNN model(7);
+  std::atomic<int> calls = 0;
+  const auto threads_of = [&] {
+    std::vector<std::thread::id> ids(4);
+    calls = 0;
+    model.parameters().divide([&](int share, int shares) {
+      CHECK(shares <= 4);
+      ids[static_cast<std::size_t>(share)] = std::this_thread::get_id();
+      ++calls;
+    });
+    return std::set<std::thread::id>(ids.begin(), ids.begin() + calls);
+  };
+  CHECK(threads_of().size() == 1);
+  {
+    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 4)});
+    const Batch batch = make_batch(8, 0, true);
+    ops::nll_loss(net(batch.images), batch.labels).backward();
+    CHECK(threads_of().size() == 4);
+  }
+  CHECK(threads_of().size() == 1);
 }
 
 TEST_CASE("other numbers of devices agree within rounding") {

@@ -78,7 +78,8 @@ class CpuBackend final : public Backend {
                          const Tensor& dx) override;
   std::int64_t count_correct(const Tensor& x, const Tensor& labels) override;
 
-  void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) override;
+  void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule, int share,
+                int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
 

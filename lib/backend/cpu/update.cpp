@@ -14,14 +14,17 @@ std::pair<std::int64_t, std::int64_t> share_of(std::int64_t n, int i, int parts)
 
 }  // namespace
 
-void CpuBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule) {
-  ThreadPool& pool = device(value).pool();
-  pool.run(pool.workers(), [&](int part, int) {
-    const auto [begin, end] = share_of(value.count(), part, pool.workers());
+void CpuBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
+                          int share, int shares) {
+  const auto update = [&](int part, int parts) {
+    const auto [begin, end] = share_of(value.count(), part, parts);
     kernels_.sgd(value.data<float>() + begin, gradient.data<float>() + begin,
                  momentum.defined() ? momentum.data<float>() + begin : nullptr, end - begin, rule.lr, rule.momentum,
                  rule.dampening, rule.weight_decay, rule.nesterov, rule.first);
-  });
+  };
+  if (shares > 1) return update(share, shares);  // by another device's thread: the pool is not its own
+  ThreadPool& pool = device(value).pool();
+  pool.run(pool.workers(), [&](int part, int) { update(part, pool.workers()); });
 }
 
 void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
