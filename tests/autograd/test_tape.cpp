@@ -307,7 +307,7 @@ TEST_CASE("a parameter that gets its gradient later starts its momentum then") {
     call();
     return before - context.store->value(slot).data<float>()[0];
   };
-  using Catch::Detail::Approx;
+  using duet_test::Approx;
   CHECK(change(0, [&] { step(first); }) == Approx(1.0f));
   CHECK(change(0, [&] { step(first); }) == Approx(0.5f + 0.5f));
   CHECK(change(1, [&] { step(second); }) == Approx(1.0f));  // its first step: no dampening

@@ -8,7 +8,7 @@
 using namespace duet;
 using namespace duet::cli;
 #if DUET_CATCH == 3
-using Catch::Approx;
+using duet_test::Approx;
 #endif
 
 TEST_CASE("results.json has the names that other programs read") {

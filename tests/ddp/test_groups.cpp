@@ -236,7 +236,7 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
     return sums;
   });
   const Floats exact = expected_sum(size, count);
-  for (std::size_t i = 0; i < count; ++i) CHECK(naive[0][i] == Approx(exact[i]).epsilon(1e-4).margin(0.01));
+  for (std::size_t i = 0; i < count; ++i) CHECK(naive[0][i] == duet_test::Approx(exact[i]).epsilon(1e-4).margin(0.01));
   CHECK(same_bits(naive[0], naive[1]) == (size == 2));
 
   const Table chunked = after(gloo, size, [&](ProcessGroup& group) {
@@ -244,7 +244,8 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
     chunked_ring_all_reduce(group, values);
     return values;
   });
-  for (std::size_t i = 0; i < count; ++i) CHECK(chunked[0][i] == Approx(exact[i]).epsilon(1e-4).margin(0.01));
+  for (std::size_t i = 0; i < count; ++i)
+    CHECK(chunked[0][i] == duet_test::Approx(exact[i]).epsilon(1e-4).margin(0.01));
   for (const Floats& values : chunked) CHECK(same_bits(values, chunked[0]));
 }
 

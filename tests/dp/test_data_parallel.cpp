@@ -211,7 +211,7 @@ TEST_CASE("batch norm's running statistics follow replica 0") {
   x.rows(0, 1).data<float>()[0] = 5;
   net(x);
   const float mean = model.state_dict()[2].tensor.data<float>()[0];
-  CHECK(mean == Catch::Detail::Approx(0.1f * (5 + 7) / 8));
+  CHECK(mean == duet_test::Approx(0.1f * (5 + 7) / 8));
 }
 
 TEST_CASE("no gradient is recorded under NoGrad") {

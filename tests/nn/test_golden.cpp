@@ -11,7 +11,7 @@
 #include "tests/support/catch2.h"
 
 using namespace duet;
-using Catch::Detail::Approx;
+using duet_test::Approx;
 
 namespace {
 

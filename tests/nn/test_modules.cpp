@@ -172,8 +172,7 @@ TEST_CASE("train and eval switch dropout and batch norm of the whole model") {
   model.eval();
   CHECK_FALSE(norm.training());
   const Variable y = model(x);
-  for (int i = 0; i < 8; ++i)
-    CHECK(y.value().data<float>()[i] == Catch::Detail::Approx(x.data<float>()[i]).epsilon(1e-4));
+  for (int i = 0; i < 8; ++i) CHECK(y.value().data<float>()[i] == duet_test::Approx(x.data<float>()[i]).epsilon(1e-4));
   CHECK(model.state_dict()[2].tensor.data<float>()[0] == 0);
   model.train();
   model(x);

@@ -12,13 +12,15 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 #define DUET_CATCH 3
 namespace duet_test {
+using Catch::Approx;
 using Catch::Matchers::ContainsSubstring;
-}
+}  // namespace duet_test
 #else
 #include <catch2/catch.hpp>
 #define DUET_CATCH 2
 #include <string>
 namespace duet_test {
+using Catch::Detail::Approx;
 inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
 }  // namespace duet_test
 #endif
