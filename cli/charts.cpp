@@ -11,7 +11,7 @@
 namespace duet::cli {
 namespace {
 
-constexpr double kWidth = 760, kLeft = 70, kRight = 130, kTop = 16, kBottom = 46;
+constexpr double kWidth = 760, kLeft = 70, kRight = 130, kTop = 30, kBottom = 46;
 
 /// A picture with a value axis on the left from 0 to at least `top`.
 struct Axes {
@@ -26,7 +26,7 @@ struct Axes {
       svg.line(kLeft, y(mark), kWidth - kRight, y(mark), "grid");
       svg.text(kLeft - 8, y(mark) + 4, shortest(std::round(mark * 1e6) / 1e6), "end");
     }
-    svg.text(kLeft - 8, kTop - 4, unit, "end");
+    svg.text(kLeft - 8, kTop - 16, unit, "end");
   }
   double y(double value) const { return kTop + (height - kTop - kBottom) * (1 - value / top); }
 };
@@ -38,13 +38,18 @@ std::string row_label(const Results& results, const Run& run) {
   return row_name(results, run) + (run.mode == "single" ? "" : " " + std::to_string(run.devices));
 }
 
-/// Name labels at the right ends of lines, moved apart where they would cover each other.
-void end_labels(Svg& svg, std::vector<std::pair<double, std::string>> labels) {
+/// Name labels at the right ends of lines, moved apart where they would cover each other, and up where they would leave
+/// the picture.
+void end_labels(Axes& axes, std::vector<std::pair<double, std::string>> labels) {
+  constexpr double kPitch = 15;
   std::sort(labels.begin(), labels.end());
+  double lowest = axes.height - kBottom;
+  for (auto label = labels.rbegin(); label != labels.rend(); ++label, lowest -= kPitch)
+    label->first = std::min(label->first, lowest);
   double last = -100;
   for (const auto& [y, name] : labels) {
-    const double at = std::max(y, last + 15);
-    svg.text(kWidth - kRight + 12, at + 4, name, "start", "label ink-" + name);
+    const double at = std::max(y, last + kPitch);
+    axes.svg.text(kWidth - kRight + 12, at + 4, name, "start", "label ink-" + name);
     last = at;
   }
 }
@@ -99,7 +104,7 @@ std::string epoch_chart(const Results& results) {
       axes.svg.text(points.back().first + 10, points.back().second - 8, mode, "start", "label ink-single");
     ++shift;
   }
-  end_labels(axes.svg, labels);
+  end_labels(axes, labels);
   return axes.svg.str();
 }
 
@@ -182,7 +187,7 @@ std::string loss_chart(const Results& results) {
     axes.svg.path(points, "curve over-" + run.mode + " stroke-" + run.mode);
     if (!points.empty() && labelled.insert(run.mode).second) labels.emplace_back(points.back().second, run.mode);
   }
-  end_labels(axes.svg, labels);
+  end_labels(axes, labels);
   return axes.svg.str();
 }
 

@@ -19,7 +19,7 @@ constexpr const char* kStyle = R"(
   --input: #7d7b75; --scatter: #c98f1c; --replicate: #eda100; --forward: #86b6ef; --gather: #b36f00; --loss: #5598e7;
   --backward: #2f6fc9; --communication: #e66767; --update: #4d9a78; } }
 @media print { :root { color-scheme: light; } section { break-inside: avoid; } body { max-width: none; } }
-body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } p.note, footer, caption { color: var(--soft); font-size: .9rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; width: 100%; }
 th, td { padding: .3rem .55rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
