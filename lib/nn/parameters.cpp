@@ -9,8 +9,24 @@
 namespace duet::nn {
 
 struct ParameterStore::Hooks {
-  std::map<int, std::function<void(int)>> ready;
-  std::map<int, std::function<void()>> end;
+  template <class... Args>
+  struct List {
+    std::map<int, std::shared_ptr<const std::function<void(Args...)>>> by_id;
+
+    void add(int id, std::function<void(Args...)> hook) {
+      by_id[id] = std::make_shared<const std::function<void(Args...)>>(std::move(hook));
+    }
+    /// A hook may remove itself or others while it runs.
+    void call(Args... args) const {
+      for (auto at = by_id.begin(); at != by_id.end();) {
+        const auto [id, hook] = *at;
+        (*hook)(args...);
+        at = by_id.upper_bound(id);
+      }
+    }
+  };
+  List<int> ready;
+  List<> end;
   int next_id = 0;
 };
 
@@ -98,27 +114,23 @@ void ParameterStore::zero_grad() {
 
 HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
   const int id = hooks_->next_id++;
-  hooks_->ready[id] = std::move(hook);
+  hooks_->ready.add(id, std::move(hook));
   return HookHandle([hooks = std::weak_ptr(hooks_), id] {
-    if (const auto alive = hooks.lock()) alive->ready.erase(id);
+    if (const auto alive = hooks.lock()) alive->ready.by_id.erase(id);
   });
 }
 
 HookHandle ParameterStore::at_backward_end(std::function<void()> hook) {
   const int id = hooks_->next_id++;
-  hooks_->end[id] = std::move(hook);
+  hooks_->end.add(id, std::move(hook));
   return HookHandle([hooks = std::weak_ptr(hooks_), id] {
-    if (const auto alive = hooks.lock()) alive->end.erase(id);
+    if (const auto alive = hooks.lock()) alive->end.by_id.erase(id);
   });
 }
 
-void ParameterStore::grad_ready(int slot) {
-  for (const auto& [id, hook] : hooks_->ready) hook(slot);
-}
+void ParameterStore::grad_ready(int slot) { hooks_->ready.call(slot); }
 
-void ParameterStore::backward_ended() {
-  for (const auto& [id, hook] : hooks_->end) hook();
-}
+void ParameterStore::backward_ended() { hooks_->end.call(); }
 
 void ParameterStore::divide(FunctionRef<void(int, int)> task) const {
   const std::shared_ptr<ThreadPool> threads = threads_.lock();

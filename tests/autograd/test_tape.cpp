@@ -1,4 +1,5 @@
 // The tape: what it records, in which order it runs backwards, and what leaves end up with.
+#include <string>
 #include <thread>
 
 #include "lib/autograd/engine.h"
@@ -256,6 +257,23 @@ TEST_CASE("hooks coexist, unregister, and end before a store or after it") {
     CHECK(ends == 2);
   }
   survivor.remove();
+}
+
+TEST_CASE("a hook may remove itself, or the next one, while it runs") {
+  Branches net;
+  const std::string text = "longer than any buffer inside a string: it dies with the hook";
+  std::string said;
+  int others = 0;
+  nn::HookHandle self, next;
+  self = net.parameters().on_grad_ready([&, text](int) {
+    self.remove();
+    next.remove();
+    said += text;
+  });
+  next = net.parameters().on_grad_ready([&](int) { ++others; });
+  loss_of(net).backward();
+  CHECK(said == text);
+  CHECK(others == 0);
 }
 
 TEST_CASE("zero_grad then backward overwrites, backward twice adds") {
