@@ -10,7 +10,7 @@ import shutil
 import sys
 
 FOLDERS = ("lib", "samplers", "dp", "ddp")
-PRIVATE = re.compile(r"lib/backend/(cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
+PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
 
 
 def is_public(path):

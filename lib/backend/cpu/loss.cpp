@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lib/backend/arithmetic/softmax.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 
@@ -35,9 +36,8 @@ void CpuBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
       const float largest = *std::max_element(from, from + classes);
       float total = 0;
       for (std::int64_t c = 0; c < classes; ++c) total += std::exp(from[c] - largest);
-      // In PyTorch's order: one shift of largest + log would lose the digits of the log for large inputs.
       const float log_total = std::log(total);
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = from[c] - largest - log_total;
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::log_softmax(from[c], largest, log_total);
     }
   });
 }
@@ -51,7 +51,7 @@ void CpuBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const T
       float* const to = dx.data<float>() + row * classes;
       float total = 0;
       for (std::int64_t c = 0; c < classes; ++c) total += gradient[c];
-      for (std::int64_t c = 0; c < classes; ++c) to[c] = gradient[c] - std::exp(out[c]) * total;
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::log_softmax_gradient(out[c], gradient[c], total);
     }
   });
 }

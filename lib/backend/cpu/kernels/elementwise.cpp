@@ -1,3 +1,4 @@
+#include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 
@@ -68,14 +69,9 @@ template <bool kPlain>
 void sgd_loop(float* value, const float* gradient, float* buffer, std::int64_t n, float lr, float momentum,
               float dampening, float weight_decay, bool nesterov, bool first) {
   const float keep = first ? 0.0f : momentum, take = first ? 1.0f : 1.0f - dampening;
-  for (std::int64_t i = 0; i < n; ++i) {
-    float g = gradient[i];
-    if constexpr (!kPlain) g += weight_decay * value[i];
-    const float b = keep * buffer[i] + (kPlain ? g : take * g);
-    buffer[i] = b;
-    if constexpr (!kPlain) g = nesterov ? g + momentum * b : b;
-    value[i] -= lr * (kPlain ? b : g);
-  }
+  for (std::int64_t i = 0; i < n; ++i)
+    arithmetic::sgd_with_momentum<kPlain>(value[i], gradient[i], buffer[i], lr, momentum, keep, take, weight_decay,
+                                          nesterov);
 }
 
 }  // namespace
@@ -83,7 +79,7 @@ void sgd_loop(float* value, const float* gradient, float* buffer, std::int64_t n
 void sgd(float* value, const float* gradient, float* buffer, std::int64_t n, float lr, float momentum, float dampening,
          float weight_decay, bool nesterov, bool first) {
   if (buffer == nullptr) {
-    for (std::int64_t i = 0; i < n; ++i) value[i] -= lr * (gradient[i] + weight_decay * value[i]);
+    for (std::int64_t i = 0; i < n; ++i) arithmetic::sgd_without_momentum(value[i], gradient[i], lr, weight_decay);
   } else if (dampening == 0 && weight_decay == 0 && !nesterov && !first) {
     sgd_loop<true>(value, gradient, buffer, n, lr, momentum, 0, 0, false, false);
   } else {

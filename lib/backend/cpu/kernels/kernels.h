@@ -1,10 +1,13 @@
 // The inner loops of the CPU backend: one source, compiled once per instruction set, chosen when the program starts.
 //
-// They work on raw pointers and know no tensors. No header with inline functions of others is included by their
-// sources: the linker would keep one copy of such a function, perhaps with instructions that this machine lacks.
+// They work on raw pointers and know no tensors. Of headers with inline functions their sources include only
+// lib/backend/arithmetic: of another function the linker would keep one copy, perhaps with instructions that this
+// machine lacks.
 #pragma once
 
 #include <cstdint>
+
+#include "lib/backend/arithmetic/pool.h"
 
 namespace duet::cpu {
 
@@ -22,8 +25,7 @@ struct PoolGeometry {
   std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
 };
 
-/// Index of a pooled element through which no gradient passes: its maximum was not positive, or it was dropped.
-inline constexpr std::uint8_t kDead = 255;
+using arithmetic::kDead;
 
 /// A 3x3 convolution with padding 1, a 2x2 max-pool and relu, seen from its backward. Images are blocked by
 /// channel_block channels and padded by one pixel of zeros on each side.

@@ -22,7 +22,7 @@ void pool_window(const float* x, float* y, std::uint8_t* index, const PoolGeomet
       const float* const pixel = x + (h * g.width + w) * kBlock;
       const auto here = static_cast<std::int32_t>(r * g.kernel_w + s);
       for (int c = 0; c < kBlock; ++c) {
-        const bool wins = pixel[c] > best[c] || pixel[c] != pixel[c];
+        const bool wins = arithmetic::pool_wins(pixel[c], best[c]);
         best[c] = wins ? pixel[c] : best[c];
         place[c] = wins ? here : place[c];
       }
@@ -44,7 +44,7 @@ void pool_2x2(const float* x, float* y, std::uint8_t* index, std::int64_t width,
     Ints place = Ints{} + 0;
     for (int i = 1; i < 4; ++i) {
       const Floats next = L::load(corner + (i / 2 * width + i % 2) * kBlock);
-      const auto wins = next > best || next != next;
+      const auto wins = arithmetic::pool_wins(next, best);
       best = wins ? next : best;
       place = wins ? Ints{} + i : place;
     }
@@ -135,7 +135,7 @@ void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, co
 
 void relu_index(float* y, std::uint8_t* index, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const bool dead = y[i] <= 0;  // a NaN stays a NaN and passes its gradient on
+    const bool dead = arithmetic::relu_stops(y[i]);
     y[i] = dead ? 0.0f : y[i];
     index[i] = dead ? kDead : index[i];
   }
