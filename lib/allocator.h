@@ -15,7 +15,10 @@ class Allocator {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Takes back what allocate(bytes) gave; keeps it for the next allocation of that size.
   virtual void release(void* memory, std::size_t bytes) noexcept = 0;
-  /// Copies between memory of any two devices of which at least one is this allocator's; done when it returns.
+  /// Sets memory of this device to zero bytes, in order with the device's work.
+  virtual void clear(void* memory, std::size_t bytes) = 0;
+  /// Copies between memory of any two devices of which at least one is this allocator's, in the order of Note [Order]
+  /// in lib/backend/backend.h; done when it returns if one of them is a CPU.
   virtual void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) = 0;
 };
 

@@ -119,11 +119,7 @@ Tensor empty(const Shape& shape, DType dtype, Device device, Layout layout) {
 
 Tensor zeros(const Shape& shape, DType dtype, Device device) {
   Tensor tensor = empty(shape, dtype, device);
-  if (device.kind == DeviceKind::cpu) {
-    std::memset(tensor.raw(), 0, tensor.bytes());
-  } else {
-    copy(zeros(shape, dtype), tensor);
-  }
+  if (tensor.bytes() > 0) allocator(device).clear(tensor.raw(), tensor.bytes());
   return tensor;
 }
 

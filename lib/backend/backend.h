@@ -1,8 +1,13 @@
 // The contract between duet and a kind of device: memory, threads, copies and kernels.
 //
 // Pure virtual throughout, so that a backend with a gap does not compile. Kernels receive checked tensors of the right
-// shape, dtype and device, and allocated results. They are ordered as on a stream: a later call on the same device sees
-// the results of earlier ones; on CPU they are simply done when the call returns.
+// shape, dtype and device, and allocated results.
+//
+// Note [Order]: calls on one device run in order, and so do its allocations: memory that was given back may be handed
+// out again while work that was asked for before still reads it. A copy between two devices is ordered after everything
+// asked of both before it, and everything asked of either later is ordered after the copy; the host does not wait. A
+// copy to the host is done when it returns. A copy from the host may be under way, but the host memory may be used
+// again. On CPU everything is simply done when the call returns.
 //
 // Note [Sums over samples]: a sum over the rows of a batch is the sum inside each of the kBlocks blocks of the global
 // batch, then the fixed binary tree ((0+1)+(2+3))+((4+5)+(6+7)). A device that holds an aligned part of the blocks
@@ -14,6 +19,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "lib/allocator.h"
 #include "lib/pool.h"
@@ -55,6 +61,13 @@ struct SGDRule {
   bool first = false;  // the momentum buffer is still empty: it becomes the gradient
 };
 
+/// Arithmetic of convolutions and linear layers: strict single precision; inputs rounded to TF32; inputs rounded to
+/// bfloat16. Sums are single precision in all of them.
+enum class Precision { fp32, tf32, bf16 };
+const char* name(Precision precision);
+/// Reads "fp32", "tf32", "bf16". Throws UsageError that quotes the text.
+Precision parse_precision(std::string_view text);
+
 /// What a fused convolution-bias-pool-relu-dropout needs besides its tensors.
 struct ConvPoolRelu {
   Window2d conv, pool;
@@ -81,6 +94,11 @@ class Backend {
   virtual void synchronize(Device device) = 0;
   /// True when devices of this kind can read each other's memory in place.
   virtual bool shares_memory() const = 0;
+  /// The stream on which everything of `device` is ordered, as its vendor's type (cudaStream_t); null on CPU.
+  virtual void* stream(Device device) = 0;
+  /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
+  virtual void set_precision(Precision precision) = 0;
+  virtual Precision precision() const = 0;
 
   // --- copies ---
   /// Copies `rows` runs of `width` bytes; runs start `pitch` bytes apart.
@@ -156,14 +174,21 @@ class Backend {
 
   // --- update and reduction over flat buffers ---
   /// `share`/`shares`: only that part of the elements, so that devices which share memory can divide the work; the
-  /// same cut as that of sum_devices.
+  /// same cut as that of sum_devices. Other devices do all of it in share 0.
   virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
                         int share, int shares) = 0;
   /// destination = sum of the parts (one per device of this process, in device order): the tree of
   /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the
   /// destination's old value last.
+  /// Devices that do not share memory leave everything to share 0, which copies the parts to the destination's device.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
+
+  // --- data ---
+  /// y[i] = row indices[i] of `rows`, every byte as (byte / 255 - mean) / deviation in float, rounded after every
+  /// operation: rows (M, ...) u8, indices i64 (N), not checked, y (N, ...) f32.
+  virtual void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,
+                             const Tensor& y) = 0;
 };
 
 /// The backend of a kind of device. Throws DeviceError with the reason when this build or machine has none.

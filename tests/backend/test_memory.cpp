@@ -7,6 +7,7 @@
 #include "lib/allocator.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu/memory.h"
+#include "lib/backend/cuda_module.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -62,7 +63,8 @@ TEST_CASE("copies of runs, and devices that do not exist") {
   CHECK(cpu.device_count() >= 64);
   CHECK(cpu.shares_memory());
   CHECK(cpu.libraries().rfind("oneDNN ", 0) == 0);
-  CHECK_THROWS_WITH(backend(DeviceKind::cuda), duet_test::ContainsSubstring("no CUDA device"));
+  if (!why_no_cuda().empty())
+    CHECK_THROWS_WITH(backend(DeviceKind::cuda), duet_test::ContainsSubstring("no CUDA device"));
   CHECK_THROWS_AS(cpu.set_threads_per_device(0), UsageError);
   CHECK_THROWS_AS(cpu.dropout_mask(zeros({1, 1}, DType::u8, {DeviceKind::cpu, 5000}), {}), DeviceError);
 }

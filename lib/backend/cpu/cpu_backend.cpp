@@ -45,6 +45,10 @@ void CpuBackend::set_threads_per_device(int threads) {
   threads_per_device_ = threads;
 }
 
+void CpuBackend::set_precision(Precision precision) {
+  require<UsageError>(precision == Precision::fp32, "precision ", name(precision), " on CPU, expected fp32");
+}
+
 void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
                          std::size_t width, std::size_t rows, Device) {
   for (std::size_t i = 0; i < rows; ++i)

@@ -31,6 +31,9 @@ class CpuBackend final : public Backend {
   Allocator& allocator(Device) override { return memory_; }
   void synchronize(Device) override {}
   bool shares_memory() const override { return true; }
+  void* stream(Device) override { return nullptr; }
+  void set_precision(Precision precision) override;
+  Precision precision() const override { return Precision::fp32; }
 
   void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
                std::size_t width, std::size_t rows, Device device) override;
@@ -82,6 +85,7 @@ class CpuBackend final : public Backend {
                 int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
+  void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation, const Tensor& y) override;
 
  private:
   CpuDevice& device(Device device);

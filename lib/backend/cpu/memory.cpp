@@ -42,6 +42,8 @@ void HostAllocator::release(void* memory, std::size_t bytes) noexcept {
   free_[rounded(bytes)].push_back(memory);
 }
 
+void HostAllocator::clear(void* memory, std::size_t bytes) { std::memset(memory, 0, bytes); }
+
 void HostAllocator::copy(void* destination, Device, const void* source, Device, std::size_t bytes) {
   if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);
 }

@@ -16,6 +16,7 @@ class HostAllocator final : public Allocator {
   ~HostAllocator() override;
   void* allocate(std::size_t bytes) override;
   void release(void* memory, std::size_t bytes) noexcept override;
+  void clear(void* memory, std::size_t bytes) override;
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
  private:

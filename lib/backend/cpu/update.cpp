@@ -1,4 +1,6 @@
 // Optimizer updates and sums over devices, on flat buffers.
+#include <algorithm>
+
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 
@@ -34,6 +36,19 @@ void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destin
   for (const Tensor& part : parts) from.push_back(part.data<float>() + begin);
   kernels_.sum_parts(from.data(), static_cast<int>(from.size()), accumulate, destination.data<float>() + begin,
                      end - begin);
+}
+
+void CpuBackend::gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,
+                               const Tensor& y) {
+  std::array<float, 256> normalised{};
+  for (std::size_t byte = 0; byte < normalised.size(); ++byte)
+    normalised[byte] = (static_cast<float>(byte) / 255.0f - mean) / deviation;
+  const std::int64_t row_bytes = rows.shape().count_from(1);
+  float* out = y.data<float>();
+  for (const std::int64_t index : indices.span<std::int64_t>()) {
+    const std::uint8_t* const in = rows.data<std::uint8_t>() + index * row_bytes;
+    out = std::transform(in, in + row_bytes, out, [&](std::uint8_t byte) { return normalised[byte]; });
+  }
 }
 
 }  // namespace duet::cpu

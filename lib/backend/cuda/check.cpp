@@ -1,0 +1,45 @@
+#include "lib/backend/cuda/check.h"
+
+#include <string>
+
+namespace duet::cuda {
+namespace {
+
+thread_local const char* operator_name = "start";
+
+/// Errors after which the device does nothing more, caused by some kernel that was asked for earlier.
+bool is_sticky(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorAssert: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+const char* current_operator() { return operator_name; }
+void set_current_operator(const char* name) { operator_name = name; }
+
+void check(cudaError_t status, const char* what, SourceLocation where) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();  // an error that is not sticky must not show up again in the next call
+  std::string message = concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+  if (is_sticky(status)) message += concat(", caused by ", operator_name, " or an operator before it");
+  throw DeviceError(message, where);
+}
+
+void check(cudnnStatus_t status, const char* what, SourceLocation where) {
+  require<DeviceError>({status == CUDNN_STATUS_SUCCESS, where}, "cuda: ", what, ": ", cudnnGetErrorString(status));
+}
+
+void check(cublasStatus_t status, const char* what, SourceLocation where) {
+  require<DeviceError>({status == CUBLAS_STATUS_SUCCESS, where}, "cuda: ", what, ": ", cublasGetStatusString(status));
+}
+
+}  // namespace duet::cuda

@@ -1,0 +1,23 @@
+// Every call of CUDA's libraries goes through check().
+#pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <cudnn.h>
+
+#include "lib/error.h"
+
+namespace duet::cuda {
+
+/// Throws DeviceError "cuda: conv2d_forward: out of memory (cudaErrorMemoryAllocation)" unless the call succeeded.
+/// `what` names the operator or the call. Errors of kernels surface in a later call; the message then also names the
+/// last operator that this thread asked for.
+void check(cudaError_t status, const char* what, SourceLocation where = SourceLocation::current());
+void check(cudnnStatus_t status, const char* what, SourceLocation where = SourceLocation::current());
+void check(cublasStatus_t status, const char* what, SourceLocation where = SourceLocation::current());
+
+/// Name of the operator that the calling thread works on, for messages.
+const char* current_operator();
+void set_current_operator(const char* name);
+
+}  // namespace duet::cuda

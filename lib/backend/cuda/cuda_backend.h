@@ -1,0 +1,114 @@
+// The GPUs as a backend: cuDNN for convolutions, cuBLAS for linear, own kernels for the rest.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <initializer_list>
+#include <mutex>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/cuda/cuda_device.h"
+
+namespace duet::cuda {
+
+/// An argument of an operator, with its name in the contract.
+struct Operand {
+  const char* name;
+  const Tensor& tensor;
+};
+/// Throws DeviceError "linear_forward: x is on cuda:0, w on cuda:1" unless all defined operands lie on one device.
+void same_device(const char* op, std::initializer_list<Operand> operands);
+
+/// All GPUs that this process sees. A GPU gets a context when something is first asked of it.
+class CudaBackend final : public Backend {
+ public:
+  /// Throws DeviceError with the reason when no GPU can be used.
+  CudaBackend();
+
+  int device_count() const override { return gpus_; }
+  std::string describe(Device device) const override;
+  std::string libraries() const override;
+  void bind_thread(Device device) override;
+  void set_threads_per_device(int threads) override;
+  Allocator& allocator(Device device) override;
+  void synchronize(Device device) override;
+  bool shares_memory() const override { return false; }
+  void* stream(Device device) override;
+  void set_precision(Precision precision) override { precision_ = precision; }
+  Precision precision() const override { return precision_; }
+
+  void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
+               std::size_t width, std::size_t rows, Device device) override;
+  void to_plain(const Tensor& x, const Tensor& y) override;
+  void from_plain(const Tensor& x, const Tensor& y) override;
+
+  Layout conv2d_layout(const Shape& x, const Shape& w) const override;
+  void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                      const Window2d& window) override;
+  void conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) override;
+  void conv2d_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db,
+                               const Window2d& window) override;
+  void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) override;
+  void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) override;
+  void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
+                              const ConvPoolRelu& op) override;
+  void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                               const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) override;
+
+  void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
+  void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) override;
+  void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) override;
+
+  void relu_forward(const Tensor& x, const Tensor& y) override;
+  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void dropout_mask(const Tensor& mask, const DropoutKey& key) override;
+  void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) override;
+  void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
+  void scale(const Tensor& x, float factor) override;
+  void fill(const Tensor& x, float value) override;
+
+  void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                            const Tensor& running_var, const Tensor& mean, const Tensor& inverse_std, const Tensor& y,
+                            bool training, float momentum, float eps) override;
+  void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
+                             const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                             bool training) override;
+
+  void log_softmax_forward(const Tensor& x, const Tensor& y) override;
+  void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
+  void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
+  void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;
+  void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
+                         const Tensor& dx) override;
+  std::int64_t count_correct(const Tensor& x, const Tensor& labels) override;
+
+  void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule, int share,
+                int shares) override;
+  void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
+                   int shares) override;
+  void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation, const Tensor& y) override;
+
+  /// The device, made if this is its first use, and current on the calling thread. `op` is for messages. Throws
+  /// DeviceError for a device that does not exist.
+  CudaDevice& on(Device device, const char* op = __builtin_FUNCTION());
+  CudaDevice& on(const Tensor& tensor, const char* op = __builtin_FUNCTION()) { return on(tensor.device(), op); }
+
+  /// Makes copies from `from` to `to` direct where the two GPUs can; once per pair.
+  void enable_peer_access(CudaDevice& to, CudaDevice& from);
+  /// Gives the cached memory of all devices on a GPU back to the driver.
+  void trim(int physical);
+
+ private:
+  static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
+  CudaDevice* find(std::size_t gpu, std::size_t logical) const;
+
+  int gpus_ = 0;
+  std::atomic<Precision> precision_{Precision::fp32};
+  std::mutex devices_mutex_;
+  std::array<std::array<std::atomic<CudaDevice*>, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
+  std::mutex peers_mutex_;
+  std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers_{};  // [to][from]: access was tried
+};
+
+}  // namespace duet::cuda

@@ -1,0 +1,74 @@
+// What one duet device on a GPU owns: its stream, its memory and its libraries' handles.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/cuda/check.h"
+#include "lib/backend/cuda/kernels/kernels.h"
+
+namespace duet::cuda {
+
+class CudaBackend;
+class DeviceMemory;
+
+/// One per duet Device, made when first used and never destroyed: at exit the driver may be gone before statics are. A
+/// logical device has its own stream, handles and memory on the GPU that it shares. Kernels are asked for by one thread
+/// at a time; copies and memory by any.
+class CudaDevice {
+ public:
+  CudaDevice(CudaBackend& backend, Device device, int physical);
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  Device device() const { return device_; }
+  /// The GPU's number.
+  int physical() const { return physical_; }
+  int multiprocessors() const { return multiprocessors_; }
+  /// The compute stream; everything of this device is ordered on it.
+  cudaStream_t stream() const { return stream_; }
+  /// Made when first needed, bound to stream().
+  cudnnHandle_t cudnn();
+  cublasHandle_t cublas();
+  /// At least `bytes` bytes, ordered on stream(); valid until the next call.
+  void* workspace(std::size_t bytes);
+  DeviceMemory& memory() { return *memory_; }
+  Precision precision() const;
+
+  /// Makes this GPU the calling thread's current one.
+  void activate() const;
+  /// Orders everything that is asked of this device from now on after everything asked of `other` so far. The host does
+  /// not wait.
+  void wait_for(CudaDevice& other);
+  /// Returns when everything asked of this device is done; then looks for faults.
+  void synchronize();
+
+  /// In pinned host memory, for the kernels that read labels.
+  kernels::LabelFault* label_fault() { return label_fault_; }
+  /// Throws what a kernel reported since the last look: ShapeError for a label out of bounds. After a synchronisation.
+  void throw_fault();
+
+ private:
+  cudaEvent_t take_event();
+  void give_event(cudaEvent_t event);
+
+  CudaBackend& backend_;
+  Device device_;
+  int physical_;
+  int multiprocessors_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudnnHandle_t cudnn_ = nullptr;
+  cublasHandle_t cublas_ = nullptr;
+  std::unique_ptr<DeviceMemory> memory_;
+  void* workspace_ = nullptr;
+  std::size_t workspace_bytes_ = 0;
+  kernels::LabelFault* label_fault_ = nullptr;
+  std::mutex events_mutex_;
+  std::vector<cudaEvent_t> events_;
+};
+
+}  // namespace duet::cuda

@@ -1,0 +1,68 @@
+// Memory of one device on a GPU: a cache over cudaMalloc, and copies.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/allocator.h"
+#include "lib/backend/cuda/cuda_device.h"
+
+namespace duet::cuda {
+
+/// Blocks that come back are kept by size for the next request of that size. A block may be handed out again while the
+/// device still works on what it held: everything that touches it, copies to other devices included, is ordered on the
+/// device's stream. Thread-safe.
+class DeviceMemory final : public Allocator {
+ public:
+  DeviceMemory(CudaBackend& backend, CudaDevice& device) : backend_(backend), device_(device) {}
+
+  void* allocate(std::size_t bytes) override;
+  void release(void* memory, std::size_t bytes) noexcept override;
+  void clear(void* memory, std::size_t bytes) override;
+  void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
+
+  /// While a recording (of a CUDA graph) runs, blocks come from a set of its own, and go back to it even after its end,
+  /// so that a replay finds nobody else's data in them. One at a time. Returns the recording's number.
+  int begin_recording();
+  void end_recording();
+  /// The recording will not be replayed any more: its blocks are anybody's.
+  void drop_recording(int recording);
+
+  /// Gives cached blocks back to the driver, unless recordings live.
+  void trim();
+  /// Bytes held from the driver, those of them that tensors use, and the most they ever used.
+  struct Use {
+    std::size_t held = 0, used = 0, peak = 0;
+  };
+  Use use() const;
+
+ private:
+  using FreeLists = std::map<std::size_t, std::vector<void*>>;  // by size
+  void* from_driver(std::size_t size);
+  void copy_from_host(void* destination, const void* source, std::size_t bytes);
+  void copy_to_host(void* destination, const void* source, std::size_t bytes);
+
+  /// A piece of pinned host memory through which copies to and from pageable memory go.
+  struct Stage {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+    cudaEvent_t done = nullptr;  // after the last copy that used it
+    bool taken = false;          // by a thread that fills or empties it
+  };
+  Stage& take_stage(std::size_t bytes);
+  void give_stage(Stage& stage);
+
+  CudaBackend& backend_;
+  CudaDevice& device_;
+  mutable std::mutex mutex_;
+  std::unordered_map<int, FreeLists> free_;  // by recording; 0: of everybody
+  std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
+  int recording_ = 0, last_recording_ = 0;   // the one that runs, and the newest number
+  Use use_;
+  std::mutex stages_mutex_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+};
+
+}  // namespace duet::cuda

@@ -1,0 +1,26 @@
+// Parts of libduet that are loaded only when needed: they bring libraries that not every machine has.
+#pragma once
+
+#include <string>
+
+namespace duet {
+
+/// Where a loadable module is looked for, and the function that it must export.
+struct ModulePlace {
+  const char* title;         // for messages: "the Gloo module"
+  const char* file;          // "libduet_gloo.so"
+  const char* build_folder;  // where a build leaves it, from the folder of libduet: "ddp/gloo"
+  const char* symbol;
+  const char* path_variable = nullptr;  // environment variable with the module's full path, if set
+};
+
+struct LoadedModule {
+  void* symbol = nullptr;
+  std::string error;  // why there is no symbol
+};
+
+/// Opens the module, which is never unloaded. It is looked for at the path that its own environment variable names, in
+/// the folder DUET_MODULE_DIR, else in the folder duet/ beside libduet, in libduet's build folder, and beside libduet.
+LoadedModule load_module(const ModulePlace& place);
+
+}  // namespace duet
