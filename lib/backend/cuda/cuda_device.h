@@ -12,6 +12,7 @@
 
 namespace duet::cuda {
 
+class ConvPlans;
 class CudaBackend;
 class DeviceMemory;
 
@@ -38,6 +39,8 @@ class CudaDevice {
   void* workspace(std::size_t bytes);
   DeviceMemory& memory() { return *memory_; }
   Precision precision() const;
+  /// The convolutions prepared so far.
+  ConvPlans& conv_plans();
 
   /// Makes this GPU the calling thread's current one.
   void activate() const;
@@ -64,6 +67,7 @@ class CudaDevice {
   cudnnHandle_t cudnn_ = nullptr;
   cublasHandle_t cublas_ = nullptr;
   std::unique_ptr<DeviceMemory> memory_;
+  std::shared_ptr<ConvPlans> conv_plans_;  // shared only because its type is not known here
   void* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
   kernels::LabelFault* label_fault_ = nullptr;

@@ -1,6 +1,7 @@
 // duet's own kernels. Each function here asks a stream of the thread's current device for its work and returns.
 //
-// They work on raw device pointers and know no tensors; n = 0 asks for nothing. The stream comes last.
+// They work on raw device pointers and know no tensors; n = 0 asks for nothing. The stream comes last. Pointers to
+// floats need a float's alignment only: parameters are views at any place of a flat buffer.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,9 +20,6 @@ void scale(float* x, float factor, std::int64_t n, cudaStream_t stream);
 void fill(float* x, float value, std::int64_t n, cudaStream_t stream);
 /// y = x * (mask ? factor : 0)
 void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y, std::int64_t n, cudaStream_t stream);
-/// mask (rows, row_count): 1 keep, 0 drop.
-void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t row_count, const arithmetic::DropoutDraw& draw,
-                  cudaStream_t stream);
 
 // --- update.cu: n elements ---
 struct SGDFactors {
@@ -44,12 +42,107 @@ void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::in
 void gather_images(const std::uint8_t* rows, std::int64_t row_bytes, const std::int64_t* indices, std::int64_t n,
                    float mean, float deviation, float* y, cudaStream_t stream);
 
-// --- loss.cu ---
+// --- pool.cu ---
+
+/// Windows over `images` images of (height, width) pixels.
+struct PoolShape {
+  std::int64_t images;
+  int height, width, out_height, out_width;
+  int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
+
+/// index (u8): place of the maximum inside its window, first in row-major order.
+void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolShape& shape, cudaStream_t stream);
+/// Every element of dx is written.
+void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
+                       cudaStream_t stream);
+
+// --- dropout.cu ---
+
+/// mask (rows, columns): 1 to keep, 0 to drop.
+void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const arithmetic::DropoutDraw& draw,
+                  cudaStream_t stream);
+
+// --- conv_epilogue.cu: what stands around a convolution without bias ---
+
+/// y (images * channels, pixels) += bias of the channel.
+void add_channel_bias(float* y, const float* bias, std::int64_t images, int channels, std::int64_t pixels,
+                      cudaStream_t stream);
+/// db = sum of dy (images, channels, pixels) over images and pixels, times scale. With an index, elements where it is
+/// 255 are left out.
+void channel_bias_gradient(const float* dy, const std::uint8_t* index, float scale, float* db, std::int64_t images,
+                           int channels, std::int64_t pixels, cudaStream_t stream);
+
+/// Windows that tile images of (height, width) pixels from the top left corner, without overlap or padding.
+struct TiledPool {
+  std::int64_t rows;
+  int channels, height, width, out_height, out_width, kernel_h, kernel_w;
+};
+
+/// y = dropout(relu(max_pool(image + bias))); index: place of the maximum, 255 where no gradient passes. Without
+/// dropout `draw` is null.
+void bias_pool_relu_forward(const float* image, const float* bias, float* y, std::uint8_t* index,
+                            const TiledPool& shape, const arithmetic::DropoutDraw* draw, float scale,
+                            cudaStream_t stream);
+/// The gradient of the image: dy * scale at the places of index, 0 elsewhere. Every element is written.
+void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float scale, float* image_gradient,
+                             const TiledPool& shape, cudaStream_t stream);
+
+// --- linear_epilogue.cu ---
+
+/// y (rows, columns) += bias.
+void add_row_bias(float* y, const float* bias, std::int64_t rows, int columns, cudaStream_t stream);
+/// db = sum of the rows of dy (rows, columns).
+void sum_rows(const float* dy, float* db, std::int64_t rows, int columns, cudaStream_t stream);
+/// The nearest bfloat16 of each value: its 16 bits, or as a float.
+void to_bfloat16(const float* x, std::uint16_t* y, std::int64_t count, cudaStream_t stream);
+void round_to_bfloat16(const float* x, float* y, std::int64_t count, cudaStream_t stream);
+
+// --- loss.cu: x (rows, classes), labels i64 (rows) ---
+
 /// Lies in pinned host memory, one per device. A kernel that meets a label outside [0, classes) sets `seen` from 0 to 1
 /// by atomicExch and, if it was the first, fills in the rest; the host looks when it has waited for the device.
 struct LabelFault {
   int seen;
   std::int64_t label, row, classes;
 };
+
+void log_softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream);
+void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes,
+                          cudaStream_t stream);
+/// loss = -sum x[i, label i] * factor; nan and a fault when a label is out of bounds.
+void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, std::int64_t rows, int classes,
+                 LabelFault* fault, cudaStream_t stream);
+/// dx = -dloss * factor at the labels, else 0. Labels out of bounds have no place.
+void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
+                  int classes, cudaStream_t stream);
+/// Partial sums that mse_forward may need, in floats.
+inline constexpr int kMsePartials = 512;
+/// loss = sum (x - target)^2 * factor.
+void mse_forward(const float* x, const float* target, float factor, float* loss, float* partials, std::int64_t count,
+                 cudaStream_t stream);
+/// dx = 2 * factor * dloss * (x - target).
+void mse_backward(const float* dloss, const float* x, const float* target, float factor, float* dx, std::int64_t count,
+                  cudaStream_t stream);
+/// correct = number of rows whose largest entry, the first among equals, stands at their label.
+void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
+                   cudaStream_t stream);
+
+// --- batch_norm.cu: over rows and pixels of x (rows, channels, pixels) ---
+
+struct BatchNormShape {
+  std::int64_t rows;
+  int channels;
+  std::int64_t pixels;
+};
+
+/// training: mean and inverse_std are the batch's and running_* move by `momentum`; else they come from running_*.
+void batch_norm_forward(const float* x, const float* weight, const float* bias, float* running_mean, float* running_var,
+                        float* mean, float* inverse_std, float* y, const BatchNormShape& shape, bool training,
+                        float momentum, float eps, cudaStream_t stream);
+/// dx may be null.
+void batch_norm_backward(const float* x, const float* dy, const float* weight, const float* mean,
+                         const float* inverse_std, float* dx, float* dweight, float* dbias, const BatchNormShape& shape,
+                         bool training, cudaStream_t stream);
 
 }  // namespace duet::cuda::kernels

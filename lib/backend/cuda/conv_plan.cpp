@@ -1,0 +1,142 @@
+#include "lib/backend/cuda/conv_plan.h"
+
+#include <array>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "lib/backend/cuda/sizes.h"
+
+namespace duet::cuda {
+namespace {
+
+constexpr std::size_t kMostWorkspace = std::size_t{512} << 20;
+constexpr int kMostResults = 16;
+constexpr float kOne = 1, kZero = 0;
+
+}  // namespace
+
+ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), precision_(key.precision) {
+  const char* const op = current_operator();
+  const auto set = [&](const TensorDescriptor& tensor, std::int64_t channels, std::int64_t h, std::int64_t w) {
+    check(cudnnSetTensor4dDescriptor(tensor.get(), CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, to_int(key.batch, "batch"),
+                                     to_int(channels, "channels"), to_int(h, "height"), to_int(w, "width")),
+          op);
+  };
+  const Window2d& window = key.window;
+  set(x_, key.in_channels, key.height, key.width);
+  set(y_, key.out_channels, window.out_h(key.height), window.out_w(key.width));
+  check(cudnnSetFilter4dDescriptor(w_.get(), CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW,
+                                   to_int(key.out_channels, "output channels"), to_int(key.in_channels, "channels"),
+                                   to_int(window.kernel_h, "kernel height"), to_int(window.kernel_w, "kernel width")),
+        op);
+  check(cudnnSetConvolution2dDescriptor(conv_.get(), to_int(window.pad_h, "padding"), to_int(window.pad_w, "padding"),
+                                        to_int(window.stride_h, "stride"), to_int(window.stride_w, "stride"), 1, 1,
+                                        CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
+        op);
+  // CUDNN_DEFAULT_MATH lets floats pass through TF32. Numbers rounded to bfloat16 pass through TF32 unchanged.
+  check(cudnnSetConvolutionMathType(conv_.get(), precision_ == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
+        op);
+  switch (pass_) {
+    case ConvPass::forward: choose_forward(handle); break;
+    case ConvPass::backward_data: choose_backward_data(handle); break;
+    case ConvPass::backward_weights: choose_backward_weights(handle); break;
+  }
+}
+
+template <class Result>
+auto ConvPlan::choose(const Result* results, int count) {
+  for (int i = 0; i < count; ++i) {
+    const Result& result = results[i];
+    if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
+    if (result.memory > kMostWorkspace) continue;
+    const bool fma = result.mathType == CUDNN_FMA_MATH || result.mathType == CUDNN_DEFAULT_MATH;
+    if (precision_ == Precision::fp32 && !fma) continue;
+    if (precision_ != Precision::fp32)
+      check(cudnnSetConvolutionMathType(conv_.get(), result.mathType), current_operator());
+    return result.algo;
+  }
+  throw DeviceError(concat("cuda: ", current_operator(), ": cuDNN offers no repeatable algorithm for this shape"));
+}
+
+void ConvPlan::choose_forward(cudnnHandle_t handle) {
+  const char* const op = current_operator();
+  std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
+  int count = 0;
+  check(cudnnGetConvolutionForwardAlgorithm_v7(handle, x_.get(), w_.get(), conv_.get(), y_.get(), kMostResults, &count,
+                                               results.data()),
+        op);
+  forward_ = choose(results.data(), count);
+  check(cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), forward_,
+                                                &workspace_bytes_),
+        op);
+}
+
+void ConvPlan::choose_backward_data(cudnnHandle_t handle) {
+  const char* const op = current_operator();
+  std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
+  int count = 0;
+  check(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w_.get(), y_.get(), conv_.get(), x_.get(), kMostResults,
+                                                    &count, results.data()),
+        op);
+  backward_data_ = choose(results.data(), count);
+  check(cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w_.get(), y_.get(), conv_.get(), x_.get(), backward_data_,
+                                                     &workspace_bytes_),
+        op);
+}
+
+void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
+  const char* const op = current_operator();
+  std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
+  int count = 0;
+  check(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x_.get(), y_.get(), conv_.get(), w_.get(), kMostResults,
+                                                      &count, results.data()),
+        op);
+  backward_weights_ = choose(results.data(), count);
+  check(cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x_.get(), y_.get(), conv_.get(), w_.get(),
+                                                       backward_weights_, &workspace_bytes_),
+        op);
+}
+
+void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) const {
+  const cudnnHandle_t handle = device.cudnn();
+  void* const workspace = workspace_bytes_ > 0 ? device.workspace(workspace_bytes_) : nullptr;
+  const char* const op = current_operator();
+  switch (pass_) {
+    case ConvPass::forward:
+      return check(cudnnConvolutionForward(handle, &kOne, x_.get(), a, w_.get(), b, conv_.get(), forward_, workspace,
+                                           workspace_bytes_, &kZero, y_.get(), result),
+                   op);
+    case ConvPass::backward_data:
+      return check(cudnnConvolutionBackwardData(handle, &kOne, w_.get(), b, y_.get(), a, conv_.get(), backward_data_,
+                                                workspace, workspace_bytes_, &kZero, x_.get(), result),
+                   op);
+    case ConvPass::backward_weights:
+      return check(
+          cudnnConvolutionBackwardFilter(handle, &kOne, x_.get(), a, y_.get(), b, conv_.get(), backward_weights_,
+                                         workspace, workspace_bytes_, &kZero, w_.get(), result),
+          op);
+  }
+}
+
+std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
+  std::size_t hash = static_cast<std::size_t>(key.pass) * 4 + static_cast<std::size_t>(key.precision);
+  for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels,
+                                  key.window.kernel_h, key.window.stride_h, key.window.pad_h})
+    hash = hash * 1000003 + static_cast<std::size_t>(part);
+  return hash;
+}
+
+const ConvPlan& ConvPlans::plan(cudnnHandle_t handle, const ConvKey& key) {
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second;
+  return plans_.emplace(std::piecewise_construct, std::forward_as_tuple(key), std::forward_as_tuple(handle, key))
+      .first->second;
+}
+
+ConvPlans& CudaDevice::conv_plans() {
+  if (!conv_plans_) conv_plans_ = std::make_shared<ConvPlans>();
+  return *conv_plans_;
+}
+
+}  // namespace duet::cuda

@@ -1,0 +1,70 @@
+// The fused operator dropout(relu(max_pool2d(conv2d(x)))): cuDNN's convolution, and one own kernel for all the rest.
+#include <optional>
+
+#include "lib/backend/cuda/conv_support.h"
+#include "lib/backend/cuda/sizes.h"
+
+namespace duet::cuda {
+namespace {
+
+/// The convolution's output.
+Shape image_shape(const Tensor& x, const Tensor& w, const ConvPoolRelu& op) {
+  return {x.size(0), w.size(0), op.conv.out_h(x.size(2)), op.conv.out_w(x.size(3))};
+}
+
+kernels::TiledPool tiles(const Shape& image, const ConvPoolRelu& op) {
+  to_int(image.count_from(1), "elements of a row of the convolution");  // the kernels count them in ints
+  return {.rows = image[0],
+          .channels = static_cast<int>(image[1]),
+          .height = static_cast<int>(image[2]),
+          .width = static_cast<int>(image[3]),
+          .out_height = static_cast<int>(op.pool.out_h(image[2])),
+          .out_width = static_cast<int>(op.pool.out_w(image[3])),
+          .kernel_h = static_cast<int>(op.pool.kernel_h),
+          .kernel_w = static_cast<int>(op.pool.kernel_w)};
+}
+
+float scale_of(const DropoutKey& dropout) { return dropout.p > 0 ? dropout.scale() : 1.0f; }
+
+}  // namespace
+
+void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                         const Tensor& index, const ConvPoolRelu& op) {
+  same_device("conv_pool_relu_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}, {"index", index}});
+  CudaDevice& device = on(x);
+  if (y.count() == 0) return;
+  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
+  convolve(device, ConvPass::forward, x.shape(), w.shape(), op.conv, {device, x}, {device, w}, image);
+  std::optional<arithmetic::DropoutDraw> draw;
+  if (op.dropout.p > 0)
+    draw = {.seed = op.dropout.seed,
+            .step = op.dropout.step,
+            .first_row = static_cast<std::uint64_t>(x.stamp_or_self().first),
+            .layer = op.dropout.layer,
+            .threshold = op.dropout.threshold()};
+  kernels::bias_pool_relu_forward(image.data<float>(), b.data<float>(), y.data<float>(), index.data<std::uint8_t>(),
+                                  tiles(image.shape(), op), draw ? &*draw : nullptr, scale_of(op.dropout),
+                                  device.stream());
+}
+
+void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                          const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                          const ConvPoolRelu& op) {
+  same_device("conv_pool_relu_backward",
+              {{"dy", dy}, {"index", index}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
+  CudaDevice& device = on(x);
+  const float scale = scale_of(op.dropout);
+  const auto* const places = index.data<std::uint8_t>();
+  if (db.defined())
+    kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
+                                   to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
+  if (x.size(0) == 0) return clear(device, dw);
+  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
+  kernels::bias_pool_relu_backward(dy.data<float>(), places, scale, image.data<float>(), tiles(image.shape(), op),
+                                   device.stream());
+  const ConvOperand gradient(device, image);
+  convolve(device, ConvPass::backward_weights, x.shape(), w.shape(), op.conv, {device, x}, gradient, dw);
+  if (dx.defined()) convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
+}
+
+}  // namespace duet::cuda

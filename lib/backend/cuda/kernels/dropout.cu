@@ -1,0 +1,40 @@
+// Dropout's masks.
+#include <cuda_runtime.h>
+
+#include "lib/backend/arithmetic/dropout.h"
+#include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/kernels/reduce.h"
+#include "lib/backend/cuda/launch.h"
+
+namespace duet::cuda::kernels {
+namespace {
+
+using namespace arithmetic;
+
+constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
+
+/// A thread for each lane of each chunk of each row: eight decisions.
+__global__ void __launch_bounds__(kThreads)
+    dropout_mask_kernel(std::uint8_t* __restrict__ mask, std::int64_t rows, std::int64_t columns, std::int64_t lanes,
+                        DropoutDraw draw) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= rows * lanes) return;
+  const std::int64_t row = i / lanes;
+  const auto in_row = static_cast<std::uint32_t>(i - row * lanes);
+  const PhiloxWords words = dropout_words(draw, row, in_row);
+  std::int64_t e = static_cast<std::int64_t>(in_row / kDropoutLanes) * kChunk + in_row % kDropoutLanes;
+#pragma unroll
+  for (int j = 0; j < kDropoutNumbers; ++j, e += kDropoutLanes)
+    if (e < columns) mask[row * columns + e] = dropout_keeps(draw, words, j) ? 1 : 0;
+}
+
+}  // namespace
+
+void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const arithmetic::DropoutDraw& draw,
+                  cudaStream_t stream) {
+  if (rows * columns == 0) return;
+  const std::int64_t lanes = (columns + kChunk - 1) / kChunk * kDropoutLanes;
+  launch(dropout_mask_kernel, blocks_for(rows * lanes), dim3(kThreads), 0, stream, mask, rows, columns, lanes, draw);
+}
+
+}  // namespace duet::cuda::kernels

@@ -1,0 +1,194 @@
+// log_softmax, losses and accuracy.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "lib/backend/arithmetic/softmax.h"
+#include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/kernels/reduce.h"
+#include "lib/backend/cuda/launch.h"
+
+namespace duet::cuda::kernels {
+namespace {
+
+constexpr int kRowThreads = 128;  // of the kernels with a warp for each row
+constexpr int kRowsPerBlock = kRowThreads / kWarp;
+constexpr int kSumThreads = 512;
+
+/// A warp for each row.
+__global__ void __launch_bounds__(kRowThreads)
+    log_softmax_forward_kernel(const float* __restrict__ x, float* __restrict__ y, std::int64_t rows, int classes) {
+  const std::int64_t row = thread_in_grid() / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  if (row >= rows) return;  // whole warps
+  const float* const from = x + row * classes;
+  float largest = -INFINITY;
+  for (int c = lane; c < classes; c += kWarp) largest = fmaxf(largest, from[c]);
+  largest = warp_max(largest);
+  float total = 0;
+  for (int c = lane; c < classes; c += kWarp) total += expf(from[c] - largest);
+  const float log_total = logf(warp_sum(total));
+  for (int c = lane; c < classes; c += kWarp)
+    y[row * classes + c] = arithmetic::log_softmax(from[c], largest, log_total);
+}
+
+__global__ void __launch_bounds__(kRowThreads)
+    log_softmax_backward_kernel(const float* __restrict__ y, const float* __restrict__ dy, float* __restrict__ dx,
+                                std::int64_t rows, int classes) {
+  const std::int64_t row = thread_in_grid() / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  if (row >= rows) return;  // whole warps
+  const std::int64_t begin = row * classes;
+  float total = 0;
+  for (int c = lane; c < classes; c += kWarp) total += dy[begin + c];
+  total = warp_sum(total);
+  for (int c = lane; c < classes; c += kWarp)
+    dx[begin + c] = arithmetic::log_softmax_gradient(y[begin + c], dy[begin + c], total);
+}
+
+/// The smallest value, in every thread. All threads of the block call it.
+__device__ inline std::int64_t block_min(std::int64_t value) {
+  __shared__ std::int64_t part[kSumThreads];
+  part[threadIdx.x] = value;
+  __syncthreads();
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half && part[threadIdx.x + half] < part[threadIdx.x])
+      part[threadIdx.x] = part[threadIdx.x + half];
+    __syncthreads();
+  }
+  return part[0];
+}
+
+/// One block.
+__global__ void __launch_bounds__(kSumThreads)
+    nll_forward_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels, float factor,
+                       float* __restrict__ loss, std::int64_t rows, int classes, LabelFault* fault) {
+  std::int64_t bad_row = rows;
+  float total = 0;
+  for (std::int64_t row = threadIdx.x; row < rows; row += kSumThreads) {
+    const std::int64_t label = labels[row];
+    if (label >= 0 && label < classes) {
+      total += x[row * classes + label];
+    } else if (bad_row == rows) {
+      bad_row = row;
+    }
+  }
+  total = block_sum<kSumThreads>(total);
+  bad_row = block_min(bad_row);
+  if (threadIdx.x != 0) return;
+  *loss = bad_row < rows ? NAN : -total * factor;
+  if (bad_row == rows) return;
+  if (atomicExch(&fault->seen, 1) != 0) return;
+  fault->label = labels[bad_row];
+  fault->row = bad_row;
+  fault->classes = classes;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    nll_backward_kernel(const float* __restrict__ dloss, const std::int64_t* __restrict__ labels, float factor,
+                        float* __restrict__ dx, std::int64_t count, int classes) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= count) return;
+  const std::int64_t row = i / classes;
+  dx[i] = i - row * classes == labels[row] ? -*dloss * factor : 0.0f;
+}
+
+/// Block b writes factor times the sum of its part of the squares.
+__global__ void __launch_bounds__(kSumThreads)
+    squares_kernel(const float* __restrict__ x, const float* __restrict__ target, float factor,
+                   float* __restrict__ sums, std::int64_t count) {
+  float total = 0;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSumThreads;
+  for (std::int64_t i = thread_in_grid(); i < count; i += step) {
+    const float difference = x[i] - target[i];
+    total += difference * difference;
+  }
+  total = block_sum<kSumThreads>(total);
+  if (threadIdx.x == 0) sums[blockIdx.x] = factor * total;
+}
+
+/// One block: factor times the sum of `count` partial sums.
+__global__ void __launch_bounds__(kSumThreads)
+    sum_partials_kernel(const float* __restrict__ partials, float factor, float* __restrict__ loss, int count) {
+  float total = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kSumThreads) total += partials[i];
+  total = block_sum<kSumThreads>(total);
+  if (threadIdx.x == 0) *loss = factor * total;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    mse_backward_kernel(const float* __restrict__ dloss, const float* __restrict__ x, const float* __restrict__ target,
+                        float factor, float* __restrict__ dx, std::int64_t count) {
+  const std::int64_t i = thread_in_grid();
+  if (i < count) dx[i] = 2 * factor * *dloss * (x[i] - target[i]);
+}
+
+/// One block, a thread for each row in turn.
+__global__ void __launch_bounds__(kSumThreads)
+    count_correct_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels,
+                         std::int64_t* __restrict__ correct, std::int64_t rows, int classes) {
+  int found = 0;
+  for (std::int64_t row = threadIdx.x; row < rows; row += kSumThreads) {
+    const float* const from = x + row * classes;
+    int best = 0;
+    float largest = from[0];
+    for (int c = 1; c < classes; ++c) {
+      if (!(largest < from[c])) continue;
+      largest = from[c];
+      best = c;
+    }
+    found += best == labels[row] ? 1 : 0;
+  }
+  found = block_sum<kSumThreads>(found);
+  if (threadIdx.x == 0) *correct = found;
+}
+
+}  // namespace
+
+void log_softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream) {
+  if (rows * classes == 0) return;
+  launch(log_softmax_forward_kernel, blocks_of(rows, kRowsPerBlock), dim3(kRowThreads), 0, stream, x, y, rows, classes);
+}
+
+void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes,
+                          cudaStream_t stream) {
+  if (rows * classes == 0) return;
+  launch(log_softmax_backward_kernel, blocks_of(rows, kRowsPerBlock), dim3(kRowThreads), 0, stream, y, dy, dx, rows,
+         classes);
+}
+
+void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, std::int64_t rows, int classes,
+                 LabelFault* fault, cudaStream_t stream) {
+  launch(nll_forward_kernel, dim3(1), dim3(kSumThreads), 0, stream, x, labels, factor, loss, rows, classes, fault);
+}
+
+void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
+                  int classes, cudaStream_t stream) {
+  const std::int64_t count = rows * classes;
+  if (count == 0) return;
+  launch(nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, labels, factor, dx, count, classes);
+}
+
+void mse_forward(const float* x, const float* target, float factor, float* loss, float* partials, std::int64_t count,
+                 cudaStream_t stream) {
+  constexpr std::int64_t kPerBlock = 8 * kSumThreads;
+  const std::int64_t wanted = (count + kPerBlock - 1) / kPerBlock;
+  const int blocks = wanted < 1 ? 1 : wanted > kMsePartials ? kMsePartials : static_cast<int>(wanted);
+  const bool direct = blocks == 1;
+  launch(squares_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kSumThreads), 0, stream, x, target,
+         direct ? factor : 1.0f, direct ? loss : partials, count);
+  if (!direct) launch(sum_partials_kernel, dim3(1), dim3(kSumThreads), 0, stream, partials, factor, loss, blocks);
+}
+
+void mse_backward(const float* dloss, const float* x, const float* target, float factor, float* dx, std::int64_t count,
+                  cudaStream_t stream) {
+  if (count == 0) return;
+  launch(mse_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, x, target, factor, dx, count);
+}
+
+void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
+                   cudaStream_t stream) {
+  launch(count_correct_kernel, dim3(1), dim3(kSumThreads), 0, stream, x, labels, correct, rows, classes);
+}
+
+}  // namespace duet::cuda::kernels

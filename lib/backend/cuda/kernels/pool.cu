@@ -1,0 +1,80 @@
+// Max pooling with any windows: a thread for each element of the result, so that nothing needs atomics.
+#include <cuda_runtime.h>
+
+#include <cmath>
+
+#include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/kernels/reduce.h"
+#include "lib/backend/cuda/launch.h"
+
+namespace duet::cuda::kernels {
+namespace {
+
+__global__ void __launch_bounds__(kThreads) max_pool_forward_kernel(const float* __restrict__ x, float* __restrict__ y,
+                                                                    std::uint8_t* __restrict__ index, PoolShape g) {
+  const std::int64_t i = thread_in_grid();
+  const int out_pixels = g.out_height * g.out_width;
+  if (i >= g.images * out_pixels) return;
+  const std::int64_t image = i / out_pixels;
+  const int pixel = static_cast<int>(i - image * out_pixels);
+  const int top = pixel / g.out_width * g.stride_h - g.pad_h, left = pixel % g.out_width * g.stride_w - g.pad_w;
+  const float* const from = x + image * g.height * g.width;
+  // A window of -infinity only still sends its gradient into the image.
+  int place = (top < 0 ? -top : 0) * g.kernel_w + (left < 0 ? -left : 0);
+  float best = -INFINITY;
+  for (int r = 0; r < g.kernel_h; ++r) {
+    const int h = top + r;
+    if (h < 0 || h >= g.height) continue;
+    for (int s = 0; s < g.kernel_w; ++s) {
+      const int w = left + s;
+      if (w < 0 || w >= g.width) continue;
+      const float next = from[static_cast<std::int64_t>(h) * g.width + w];
+      if (arithmetic::pool_wins(next, best)) {
+        best = next;
+        place = r * g.kernel_w + s;
+      }
+    }
+  }
+  y[i] = best;
+  index[i] = static_cast<std::uint8_t>(place);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    max_pool_backward_kernel(const float* __restrict__ dy, const std::uint8_t* __restrict__ index,
+                             float* __restrict__ dx, PoolShape g) {
+  const std::int64_t i = thread_in_grid(), pixels = static_cast<std::int64_t>(g.height) * g.width;
+  if (i >= g.images * pixels) return;
+  const std::int64_t image = i / pixels;
+  const int pixel = static_cast<int>(i - image * pixels), h = pixel / g.width + g.pad_h, w = pixel % g.width + g.pad_w;
+  const std::int64_t base = image * g.out_height * g.out_width;
+  // The windows that hold this pixel, in row-major order: that of the sums on the CPU.
+  const int first_p = h < g.kernel_h ? 0 : (h - g.kernel_h) / g.stride_h + 1;
+  const int first_q = w < g.kernel_w ? 0 : (w - g.kernel_w) / g.stride_w + 1;
+  float total = 0;
+  for (int p = first_p; p < g.out_height && p * g.stride_h <= h; ++p) {
+    for (int q = first_q; q < g.out_width && q * g.stride_w <= w; ++q) {
+      const std::int64_t at = base + static_cast<std::int64_t>(p) * g.out_width + q;
+      const int place = (h - p * g.stride_h) * g.kernel_w + w - q * g.stride_w;
+      if (index[at] == place) total += dy[at];
+    }
+  }
+  dx[i] = total;
+}
+
+}  // namespace
+
+void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolShape& shape, cudaStream_t stream) {
+  const std::int64_t count = shape.images * shape.out_height * shape.out_width;
+  if (count == 0) return;
+  launch(max_pool_forward_kernel, blocks_for(count), dim3(kThreads), 0, stream, x, y, index, shape);
+}
+
+void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
+                       cudaStream_t stream) {
+  const std::int64_t count = shape.images * shape.height * shape.width;
+  if (count == 0) return;
+  launch(max_pool_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dy, index, dx, shape);
+}
+
+}  // namespace duet::cuda::kernels

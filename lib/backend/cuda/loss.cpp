@@ -1,0 +1,61 @@
+// log_softmax, losses and accuracy.
+#include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/sizes.h"
+
+namespace duet::cuda {
+
+void CudaBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
+  same_device("log_softmax_forward", {{"x", x}, {"y", y}});
+  CudaDevice& device = on(x);
+  kernels::log_softmax_forward(x.data<float>(), y.data<float>(), x.size(0), to_int(x.size(1), "classes"),
+                               device.stream());
+}
+
+void CudaBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+  same_device("log_softmax_backward", {{"y", y}, {"dy", dy}, {"dx", dx}});
+  CudaDevice& device = on(y);
+  kernels::log_softmax_backward(y.data<float>(), dy.data<float>(), dx.data<float>(), y.size(0),
+                                to_int(y.size(1), "classes"), device.stream());
+}
+
+void CudaBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) {
+  same_device("nll_loss_forward", {{"x", x}, {"labels", labels}, {"loss", loss}});
+  CudaDevice& device = on(x);
+  kernels::nll_forward(x.data<float>(), labels.data<std::int64_t>(), factor, loss.data<float>(), x.size(0),
+                       to_int(x.size(1), "classes"), device.label_fault(), device.stream());
+}
+
+void CudaBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) {
+  same_device("nll_loss_backward", {{"dloss", dloss}, {"labels", labels}, {"dx", dx}});
+  CudaDevice& device = on(dx);
+  kernels::nll_backward(dloss.data<float>(), labels.data<std::int64_t>(), factor, dx.data<float>(), dx.size(0),
+                        to_int(dx.size(1), "classes"), device.stream());
+}
+
+void CudaBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
+  same_device("mse_loss_forward", {{"x", x}, {"target", target}, {"loss", loss}});
+  CudaDevice& device = on(x);
+  auto* const partials = static_cast<float*>(device.workspace(kernels::kMsePartials * sizeof(float)));
+  kernels::mse_forward(x.data<float>(), target.data<float>(), factor, loss.data<float>(), partials, x.count(),
+                       device.stream());
+}
+
+void CudaBackend::mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
+                                    const Tensor& dx) {
+  same_device("mse_loss_backward", {{"dloss", dloss}, {"x", x}, {"target", target}, {"dx", dx}});
+  CudaDevice& device = on(x);
+  kernels::mse_backward(dloss.data<float>(), x.data<float>(), target.data<float>(), factor, dx.data<float>(), x.count(),
+                        device.stream());
+}
+
+std::int64_t CudaBackend::count_correct(const Tensor& x, const Tensor& labels) {
+  same_device("count_correct", {{"x", x}, {"labels", labels}});
+  CudaDevice& device = on(x);
+  if (x.count() == 0) return 0;
+  const Tensor correct = empty({1}, DType::i64, x.device());
+  kernels::count_correct(x.data<float>(), labels.data<std::int64_t>(), correct.data<std::int64_t>(), x.size(0),
+                         to_int(x.size(1), "classes"), device.stream());
+  return *correct.to(Device{}).data<std::int64_t>();
+}
+
+}  // namespace duet::cuda
