@@ -51,10 +51,11 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const Redu
 void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const ReducerSlot& slot = slots_[slots[i]];
+    const ReducerSlot& before = slots_[slots[i] == 0 ? 0 : slots[i] - 1];
     const bool follows = i > 0 && slots[i] == slots[i - 1] + 1 && begin_of(slot) == end_of(slots_[slots[i - 1]]);
-    require<UsageError>(slots[i] == 0 || slot.count == 0 || begin_of(slot) >= end_of(slots_[slots[i] - 1]) ||
-                            end_of(slot) <= begin_of(slots_[slots[i] - 1]),
-                        "the gradients of ", slots_[slots[i] - 1].name, " and ", slot.name, " overlap");
+    require<UsageError>(
+        &slot == &before || slot.count == 0 || begin_of(slot) >= end_of(before) || end_of(slot) <= begin_of(before),
+        "the gradients of ", before.name, " and ", slot.name, " overlap");
     if (!follows) {
       buckets_.push_back(
           {static_cast<int>(slots[i]), 1, 1, Buffer(slot.data, slot.count, slot.dtype, slot.device), Work()});

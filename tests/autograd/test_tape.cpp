@@ -1,5 +1,4 @@
 // The tape: what it records, in which order it runs backwards, and what leaves end up with.
-#include <string>
 #include <thread>
 
 #include "lib/autograd/engine.h"
@@ -14,20 +13,13 @@
 #include "lib/ops/relu.h"
 #include "lib/ops/to_plain.h"
 #include "lib/optim/sgd.h"
+#include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
+using namespace duet_test;
 
 namespace {
-
-Variable leaf(std::vector<float> values) {
-  return Variable(from_values<float>({static_cast<std::int64_t>(values.size())}, values), true);
-}
-
-std::vector<float> numbers(const Tensor& tensor) {
-  const auto values = tensor.span<float>();
-  return {values.begin(), values.end()};
-}
 
 /// An operator that counts its backward calls and passes the gradient on.
 struct CountingNode final : Node {
@@ -45,27 +37,6 @@ Variable counting(const Variable& x, int& calls) {
   node->add_edge(x.edge());
   return Variable(x.value(), std::move(node));
 }
-
-/// Two linear layers of which one may go unused, and one that is used twice.
-struct Branches : nn::Module {
-  Branches() {
-    register_module("shared", shared);
-    register_module("unused", unused);
-    register_module("last", last);
-  }
-  Variable forward(nn::Context& context, const Variable& x) const override {
-    const Variable once = shared.forward(context, x);
-    const Variable twice = shared.forward(context, ops::relu(once));
-    return last.forward(context, ops::add(once, twice));
-  }
-  using Module::forward;
-  std::string type_name() const override { return "Branches"; }
-  nn::Linear shared{3, 3}, unused{3, 3}, last{3, 2};
-};
-
-Tensor input() { return from_values<float>({2, 3}, {1, -2, 3, 0.5f, 4, -1}); }
-Tensor target() { return from_values<float>({2, 2}, {1, 2, 3, 4}); }
-Variable loss_of(nn::Module& net) { return ops::mse_loss(net(input()), target()); }
 
 }  // namespace
 
@@ -216,64 +187,6 @@ TEST_CASE("an exception in a backward leaves the tape's leaves usable") {
   CHECK_THROWS_WITH(bad.backward(from_values<float>({2}, {1, 1})), "failed on purpose");
   ops::relu(x).backward(from_values<float>({2}, {1, 1}));
   CHECK(numbers(x.grad()) == std::vector<float>{1, 1});
-}
-
-TEST_CASE("the hook of a parameter fires once per backward, when its last contribution is in") {
-  Branches net;
-  nn::ParameterStore& store = net.parameters();
-  std::vector<int> fired;
-  std::vector<float> seen;
-  const nn::HookHandle hook = store.on_grad_ready([&](int slot) {
-    fired.push_back(slot);
-    if (slot == 0) seen = numbers(store.gradient(0));
-  });
-  loss_of(net).backward();
-  CHECK(fired.size() == 4);
-  CHECK(std::count(fired.begin(), fired.end(), 0) == 1);
-  CHECK(fired[0] >= 4);  // the last layer's come first
-  CHECK(fired[1] >= 4);
-  CHECK(seen == numbers(store.gradient(0)));
-  CHECK(store.has_gradient(0));
-  CHECK_FALSE(store.has_gradient(2));
-  CHECK_FALSE(store.has_all_gradients());
-}
-
-TEST_CASE("hooks coexist, unregister, and end before a store or after it") {
-  nn::HookHandle survivor;
-  {
-    Branches net;
-    int first = 0, second = 0, ends = 0;
-    nn::HookHandle a = net.parameters().on_grad_ready([&](int) { ++first; });
-    const nn::HookHandle b = net.parameters().on_grad_ready([&](int) { ++second; });
-    survivor = net.parameters().at_backward_end([&] { ++ends; });
-    loss_of(net).backward();
-    CHECK((first == 4 && second == 4 && ends == 1));
-    a.remove();
-    a.remove();
-    loss_of(net).backward();
-    CHECK((first == 4 && second == 8 && ends == 2));
-    // A run that reaches no parameter ends without them.
-    ops::relu(leaf({1})).backward();
-    CHECK(ends == 2);
-  }
-  survivor.remove();
-}
-
-TEST_CASE("a hook may remove itself, or the next one, while it runs") {
-  Branches net;
-  const std::string text = "longer than any buffer inside a string: it dies with the hook";
-  std::string said;
-  int others = 0;
-  nn::HookHandle self, next;
-  self = net.parameters().on_grad_ready([&, text](int) {
-    self.remove();
-    next.remove();
-    said += text;
-  });
-  next = net.parameters().on_grad_ready([&](int) { ++others; });
-  loss_of(net).backward();
-  CHECK(said == text);
-  CHECK(others == 0);
 }
 
 TEST_CASE("zero_grad then backward overwrites, backward twice adds") {
