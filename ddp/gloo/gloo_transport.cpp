@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <deque>
 
 #include "ddp/gloo/module.h"
@@ -47,10 +48,17 @@ std::string plain(const gloo::IoException& error) {
   return text.starts_with("[") && end != std::string::npos ? text.substr(end + 2) : text;
 }
 
+/// Gloo writes to sockets without MSG_NOSIGNAL, so a peer's death would end this process instead of failing a call.
+void ignore_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 class GlooTransport final : public Transport {
  public:
   GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
       : context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
+    ignore_broken_pipes();
     StoreForGloo adapter(store, options.connect_timeout);
     try {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
