@@ -8,18 +8,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace duet {
+#include "lib/source_location.h"
 
-/// std::source_location, which clang 14 does not have with GCC's library.
-struct SourceLocation {
-  const char* file;
-  int line;
-  const char* function;
-  static constexpr SourceLocation current(const char* file = __builtin_FILE(), int line = __builtin_LINE(),
-                                          const char* function = __builtin_FUNCTION()) {
-    return {file, line, function};
-  }
-};
+namespace duet {
 
 /// Base of all duet exceptions. `where()` is the place of the failed check, for developers.
 class Error : public std::runtime_error {

@@ -4,11 +4,12 @@
 #   tools/setup.sh          what a build and its tests need
 #   tools/setup.sh --ci     clang, its sanitizers and clang-format too
 #
-# Uses sudo only when something is missing and you are not root. CUDA is never installed, only looked for.
+# Uses sudo only when something is missing and you are not root. On a machine with an NVIDIA driver and no CUDA toolkit,
+# tools/cuda_from_wheels.sh fetches one into ~/.cache/duet.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-needed=(g++ meson ninja-build pkg-config python3 git ca-certificates
+needed=(g++ meson ninja-build pkg-config python3 python3-venv git ca-certificates
   libdnnl-dev             # CPU kernels
   libboost-dev            # Asio, for sockets
   nlohmann-json3-dev libcli11-dev zlib1g-dev libcurl4-openssl-dev
@@ -17,7 +18,7 @@ optional=(libgloo-dev)    # DDP between processes; without it the Gloo module is
 case "${1:-}" in
   --ci) optional+=(clang libclang-rt-dev clang-format) ;;
   '') ;;
-  *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,8p' "$0" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -55,7 +56,13 @@ if [ ${#absent[@]} -gt 0 ]; then
   mapfile -t absent < <(missing "${needed[@]}")
   [ ${#absent[@]} = 0 ] || { echo "setup: still missing after the installation: ${absent[*]}" >&2; exit 1; }
 fi
-if ! command -v "${NVCC:-nvcc}" >/dev/null && [ ! -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+# CUDA is never installed from packages: where there is an NVIDIA driver and no toolkit, wheels bring it, without root.
+if toolkit=$(tools/find_cuda.py 2>/dev/null); then
+  echo "setup: CUDA $(awk -F '\t' '$1 == "version" {print $2}' <<<"$toolkit") in $(awk -F '\t' '$1 == "root" {print $2}' <<<"$toolkit")"
+elif [ "${DUET_CUDA:-auto}" != off ] && tools/find_cuda.py --driver; then
+  echo "setup: an NVIDIA driver but no CUDA toolkit: fetching one (DUET_CUDA=off: build without)"
+  tools/cuda_from_wheels.sh || echo "setup: no CUDA toolkit could be fetched; building for CPU only" >&2
+else
   echo "setup: no CUDA toolkit found (optional)"
 fi
 echo "setup: everything needed is installed"

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "lib/error.h"
+
 namespace duet::cuda {
 namespace {
 

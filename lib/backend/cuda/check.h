@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 #include <cudnn.h>
 
-#include "lib/error.h"
+#include "lib/source_location.h"  // not lib/error.h: nvcc 13.0 fails on its inherited constructors
 
 namespace duet::cuda {
 

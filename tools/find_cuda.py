@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Finds a CUDA toolkit with cuBLAS, cuDNN and NCCL, and prints what a build needs of it.
+
+    find_cuda.py [FOLDER]      FOLDER: a toolkit's root, or a Python environment with NVIDIA's wheels; nothing else is
+                               looked at then
+    find_cuda.py --driver      exit status 0 when this machine has an NVIDIA driver
+
+Without a folder the first complete one of these is taken: $DUET_CUDA_ENV, $CUDA_HOME, $CUDA_PATH, the nvcc on PATH,
+/usr/local/cuda, and the environment that tools/cuda_from_wheels.sh makes. Prints lines of a key, a tab and a value: root, nvcc, version,
+include (several), library.NAME (full name of the file), folder (of the libraries; several). Where nothing is found, the
+standard error says what each place lacks, and the exit status is 1.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+NEEDED_MAJOR = 13
+HEADERS = ("cuda_runtime.h", "crt/host_defines.h", "nv/target", "cublas_v2.h", "cudnn.h", "nccl.h")
+LIBRARIES = ("cudart_static", "cublas", "cublasLt", "cudnn", "nccl")
+SYSTEM_INCLUDES = ("/usr/include", "/usr/local/include")
+SYSTEM_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+
+def default_environment():
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "duet", "cuda")
+
+
+def wheel_folders(folder):
+    """The folders "nvidia" of a Python environment, or of a site-packages folder."""
+    return sorted(glob.glob(os.path.join(folder, "lib", "python3*", "site-packages", "nvidia"))) + [
+        os.path.join(folder, "nvidia")
+    ]
+
+
+def roots(folder):
+    """A toolkit's root as it is; of an environment, the root inside its wheels."""
+    if os.path.isdir(os.path.join(folder, "bin")) and os.path.exists(os.path.join(folder, "bin", "nvcc")):
+        return [folder]
+    found = []
+    for wheels in wheel_folders(folder):
+        found += [root for root in sorted(glob.glob(os.path.join(wheels, "cu[0-9]*"))) if os.path.isdir(root)]
+    return found or [folder]
+
+
+def places():
+    """(where it was said, folder) in the order of search."""
+    for name in ("DUET_CUDA_ENV", "CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield "$" + name, os.environ[name]
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        # /usr/local/cuda/bin/nvcc may be a link; a distribution's /usr/bin/nvcc has its toolkit elsewhere.
+        yield "nvcc on PATH", os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
+    yield "the usual place", "/usr/local/cuda"
+    yield "tools/cuda_from_wheels.sh", default_environment()
+
+
+def first_existing(folders):
+    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+
+class Toolkit:
+    """What lies at `root`, together with the wheels beside it and what the system has of cuDNN and NCCL."""
+
+    def __init__(self, root):
+        self.root = os.path.abspath(root)
+        beside = os.path.dirname(self.root)
+        homes = [self.root] + [os.path.join(beside, name) for name in ("cudnn", "nccl", "cublas")]
+        self.nvcc = os.path.join(self.root, "bin", "nvcc")
+        self.includes = first_existing(
+            [os.path.join(home, "include") for home in homes]
+            + [os.path.join(self.root, "include", "cccl")]
+            + glob.glob(os.path.join(self.root, "targets", "*-linux", "include"))
+        )
+        self.folders = first_existing(
+            [os.path.join(home, name) for home in homes for name in ("lib64", "lib")]
+            + glob.glob(os.path.join(self.root, "targets", "*-linux", "lib"))
+        )
+        self.version = ""
+        self.libraries = {}
+
+    def missing(self):
+        """What keeps a build from using this toolkit; empty when it can."""
+        if not os.access(self.nvcc, os.X_OK):
+            return f"no {self.nvcc}"
+        run = subprocess.run([self.nvcc, "--version"], capture_output=True, text=True, check=False)
+        version = re.search(r"release (\d+)\.(\d+)", run.stdout)
+        if run.returncode != 0 or not version:
+            return f"{self.nvcc} --version fails: {(run.stderr or run.stdout).strip()[:200]}"
+        self.version = ".".join(version.groups())
+        if int(version.group(1)) < NEEDED_MAJOR:
+            return f"{self.nvcc} is of CUDA {self.version}, {NEEDED_MAJOR} or newer is needed"
+        for header in HEADERS:
+            if not any(os.path.exists(os.path.join(d, header)) for d in (*self.includes, *SYSTEM_INCLUDES)):
+                return f"no {header} in {self.root}"
+        for name in LIBRARIES:
+            file = self.library(name)
+            if not file:
+                return f"no lib{name} in {self.root}"
+            self.libraries[name] = file
+        return ""
+
+    def library(self, name):
+        if name.endswith("_static"):
+            patterns = [f"lib{name}.a"]
+        else:  # wheels have no name without a version
+            patterns = [f"lib{name}.so", f"lib{name}.so.[0-9]*"]
+        for folder in (*self.folders, *SYSTEM_LIBRARIES):
+            for pattern in patterns:
+                files = sorted(glob.glob(os.path.join(folder, pattern)), key=len)
+                if files:
+                    return files[0]
+        return ""
+
+    def lines(self):
+        yield f"root\t{self.root}"
+        yield f"nvcc\t{self.nvcc}"
+        yield f"version\t{self.version}"
+        for include in self.includes:
+            yield f"include\t{include}"
+        for name, file in self.libraries.items():
+            yield f"library.{name}\t{file}"
+        used = [os.path.dirname(file) for file in self.libraries.values()]
+        for folder in dict.fromkeys(used):
+            if folder not in SYSTEM_LIBRARIES:
+                yield f"folder\t{folder}"
+
+
+def find(folder):
+    """(toolkit or None, why not)"""
+    reasons = []
+    seen = set()
+    for name, place in [("the given folder", folder)] if folder else places():
+        for root in roots(place):
+            real = os.path.realpath(root)
+            if real in seen:
+                continue
+            seen.add(real)
+            toolkit = Toolkit(root)
+            why = toolkit.missing()
+            if not why:
+                return toolkit, ""
+            reasons.append(f"{name}: {why}")
+    return None, "; ".join(reasons)
+
+
+def has_driver():
+    if os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl"):
+        return True
+    smi = shutil.which("nvidia-smi")
+    return bool(smi) and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def main(arguments):
+    if arguments == ["--driver"]:
+        return 0 if has_driver() else 1
+    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
+        print(__doc__, file=sys.stderr)
+        return 2
+    toolkit, why = find(arguments[0] if arguments else "")
+    if not toolkit:
+        print(why, file=sys.stderr)
+        return 1
+    print("\n".join(toolkit.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
