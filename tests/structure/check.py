@@ -36,7 +36,7 @@ LAYERS_OF_DATA = ("base", "backend", "data")
 # Vendor header -> files that may include it.
 VENDORS = {
     r"(oneapi/)?dnnl": r"lib/backend/.*",
-    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*",
+    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*|tests/(cuda|fake_cuda|support/fake_cuda)/.*",
     r"gloo/": r"ddp/gloo/.*",
     r"boost/": r"ddp/.*\.cpp|ddp/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",

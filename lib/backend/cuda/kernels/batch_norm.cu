@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kChannelThreads)
   if (training) {  // the same for all threads
     double total = 0, squares = 0;
     for_each_element(g, c, [&](std::int64_t i) { total += static_cast<double>(x[i]); });
-    average = block_sum<kChannelThreads>(total) * per_sample;
+    average = block_sum_for_all<kChannelThreads>(total) * per_sample;
     for_each_element(g, c, [&](std::int64_t i) {
       const double difference = static_cast<double>(x[i]) - average;
       squares += difference * difference;
     });
-    squares = block_sum<kChannelThreads>(squares);
+    squares = block_sum_for_all<kChannelThreads>(squares);
     variance = squares * per_sample;
     if (threadIdx.x == 0) {
       const double keep = static_cast<double>(1 - momentum), take = static_cast<double>(momentum);
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kChannelThreads)
     sum_dy += gradient;
     sum_dy_x += gradient * (static_cast<double>(x[i]) - average) * inverse;
   });
-  sum_dy = block_sum<kChannelThreads>(sum_dy);
-  sum_dy_x = block_sum<kChannelThreads>(sum_dy_x);
+  sum_dy = block_sum_for_all<kChannelThreads>(sum_dy);
+  sum_dy_x = block_sum_for_all<kChannelThreads>(sum_dy_x);
   if (threadIdx.x == 0) {
     dweight[c] = static_cast<float>(sum_dy_x);
     dbias[c] = static_cast<float>(sum_dy);

@@ -14,7 +14,9 @@ namespace {
 
 using namespace arithmetic;
 
-constexpr int kSumThreads = 512;
+// Of the sums over a channel: for up to kFewElements elements, and for more.
+constexpr int kFewThreads = 64, kManyThreads = 512;
+constexpr std::int64_t kFewElements = 4096;
 constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
 
 __global__ void __launch_bounds__(kThreads)
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A block for each channel, a warp for each image in turn.
-template <bool kIndexed>
+template <bool kIndexed, int kSumThreads>
 __global__ void __launch_bounds__(kSumThreads)
     channel_bias_gradient_kernel(const float* __restrict__ dy, const std::uint8_t* __restrict__ index, float scale,
                                  float* __restrict__ db, std::int64_t images, int channels, std::int64_t pixels) {
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
   PhiloxWords words = {};
   if (drops) words = dropout_words(draw, row, in_row);
   int e = static_cast<int>(in_row / kDropoutLanes * kChunk + in_row % kDropoutLanes);
-#pragma unroll
+  DUET_UNROLL
   for (int j = 0; j < kDropoutNumbers; ++j, e += kDropoutLanes) {
     if (e >= columns) return;
     const int channel = e / pixels, pixel = e - channel * pixels;
@@ -181,9 +183,13 @@ void add_channel_bias(float* y, const float* bias, std::int64_t images, int chan
 void channel_bias_gradient(const float* dy, const std::uint8_t* index, float scale, float* db, std::int64_t images,
                            int channels, std::int64_t pixels, cudaStream_t stream) {
   if (channels == 0) return;
-  const auto kernel = index == nullptr ? channel_bias_gradient_kernel<false> : channel_bias_gradient_kernel<true>;
-  launch(kernel, dim3(static_cast<unsigned>(channels)), dim3(kSumThreads), 0, stream, dy, index, scale, db, images,
-         channels, pixels);
+  const bool few = images * pixels <= kFewElements;
+  const auto kernel =
+      index == nullptr
+          ? (few ? channel_bias_gradient_kernel<false, kFewThreads> : channel_bias_gradient_kernel<false, kManyThreads>)
+          : (few ? channel_bias_gradient_kernel<true, kFewThreads> : channel_bias_gradient_kernel<true, kManyThreads>);
+  launch(kernel, dim3(static_cast<unsigned>(channels)), dim3(few ? kFewThreads : kManyThreads), 0, stream, dy, index,
+         scale, db, images, channels, pixels);
 }
 
 void bias_pool_relu_forward(const float* image, const float* bias, float* y, std::uint8_t* index,

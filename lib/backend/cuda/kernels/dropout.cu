@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto in_row = static_cast<std::uint32_t>(i - row * lanes);
   const PhiloxWords words = dropout_words(draw, row, in_row);
   std::int64_t e = static_cast<std::int64_t>(in_row / kDropoutLanes) * kChunk + in_row % kDropoutLanes;
-#pragma unroll
+  DUET_UNROLL
   for (int j = 0; j < kDropoutNumbers; ++j, e += kDropoutLanes)
     if (e < columns) mask[row * columns + e] = dropout_keeps(draw, words, j) ? 1 : 0;
 }

@@ -9,7 +9,7 @@
 namespace duet::cuda::kernels {
 namespace {
 
-constexpr int kSumRows = 16;
+constexpr int kSumRows = 8;
 
 __global__ void __launch_bounds__(kThreads)
     add_row_bias_kernel(float* __restrict__ y, const float* __restrict__ bias, std::int64_t count, int columns) {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) y[i] += bias[i % columns];
 }
 
-/// A block of 32 columns by 16 rows for every 32 columns; each thread adds every 16th row, then the first row of
+/// A block of 32 columns by 8 rows for every 32 columns; each thread adds every 8th row, then the first row of
 /// threads adds what the others have.
 __global__ void __launch_bounds__(kWarp* kSumRows)
     sum_rows_kernel(const float* __restrict__ dy, float* __restrict__ db, std::int64_t rows, int columns) {

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kRowThreads = 128;  // of the kernels with a warp for each row
 constexpr int kRowsPerBlock = kRowThreads / kWarp;
-constexpr int kSumThreads = 512;
+constexpr int kNllThreads = 128;
+constexpr int kSumThreads = 256;
 
 /// A warp for each row.
 __global__ void __launch_bounds__(kRowThreads)
@@ -46,26 +47,17 @@ __global__ void __launch_bounds__(kRowThreads)
     dx[begin + c] = arithmetic::log_softmax_gradient(y[begin + c], dy[begin + c], total);
 }
 
-/// The smallest value, in every thread. All threads of the block call it.
-__device__ inline std::int64_t block_min(std::int64_t value) {
-  __shared__ std::int64_t part[kSumThreads];
-  part[threadIdx.x] = value;
-  __syncthreads();
-  for (int half = kSumThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half && part[threadIdx.x + half] < part[threadIdx.x])
-      part[threadIdx.x] = part[threadIdx.x + half];
-    __syncthreads();
-  }
-  return part[0];
-}
+struct Smaller {
+  __device__ std::int64_t operator()(std::int64_t a, std::int64_t b) const { return b < a ? b : a; }
+};
 
 /// One block.
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kNllThreads)
     nll_forward_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels, float factor,
                        float* __restrict__ loss, std::int64_t rows, int classes, LabelFault* fault) {
   std::int64_t bad_row = rows;
   float total = 0;
-  for (std::int64_t row = threadIdx.x; row < rows; row += kSumThreads) {
+  for (std::int64_t row = threadIdx.x; row < rows; row += kNllThreads) {
     const std::int64_t label = labels[row];
     if (label >= 0 && label < classes) {
       total += x[row * classes + label];
@@ -73,8 +65,8 @@ __global__ void __launch_bounds__(kSumThreads)
       bad_row = row;
     }
   }
-  total = block_sum<kSumThreads>(total);
-  bad_row = block_min(bad_row);
+  total = block_sum<kNllThreads>(total);
+  bad_row = block_reduce<kNllThreads>(bad_row, Smaller());
   if (threadIdx.x != 0) return;
   *loss = bad_row < rows ? NAN : -total * factor;
   if (bad_row == rows) return;
@@ -159,7 +151,7 @@ void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64
 
 void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, std::int64_t rows, int classes,
                  LabelFault* fault, cudaStream_t stream) {
-  launch(nll_forward_kernel, dim3(1), dim3(kSumThreads), 0, stream, x, labels, factor, loss, rows, classes, fault);
+  launch(nll_forward_kernel, dim3(1), dim3(kNllThreads), 0, stream, x, labels, factor, loss, rows, classes, fault);
 }
 
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,

@@ -5,6 +5,13 @@
 
 #include <cstdint>
 
+/// Stands before a loop of a fixed length that indexes an array in registers.
+#if defined(__CUDACC__)
+#define DUET_UNROLL _Pragma("unroll")
+#else
+#define DUET_UNROLL
+#endif
+
 namespace duet::cuda::kernels {
 
 inline constexpr int kWarp = 32;
@@ -37,16 +44,39 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-/// The sum, in every thread. All kThreads threads of the block call it.
+/// Combines the values of a block's kThreads threads, which all call it, once in a kernel for each T and Combine. The
+/// result is in the threads of the first warp.
+template <int kThreads, class T, class Combine>
+__device__ inline T block_reduce(T value, Combine combine) {
+  __shared__ T part[kThreads];
+  part[threadIdx.x] = value;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return value;
+  for (int i = static_cast<int>(threadIdx.x) + kWarp; i < kThreads; i += kWarp) value = combine(value, part[i]);
+  for (int step = kWarp / 2; step > 0; step /= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
 template <int kThreads, class T>
 __device__ inline T block_sum(T value) {
-  __shared__ T part[kThreads / kWarp];
-  value = warp_sum(value);
-  __syncthreads();  // an earlier call's sum may still be read
-  if (threadIdx.x % kWarp == 0) part[threadIdx.x / kWarp] = value;
+  return block_reduce<kThreads>(value, Sum());
+}
+
+/// The sum, in every thread; may be called again and again.
+template <int kThreads, class T>
+__device__ inline T block_sum_for_all(T value) {
+  __shared__ T total;
+  value = block_sum<kThreads>(value);
+  if (threadIdx.x == 0) total = value;
+  // Also keeps the next call from overwriting what the first warp still adds up, and the next but one the total.
   __syncthreads();
-  T total = part[0];
-  for (int i = 1; i < kThreads / kWarp; ++i) total += part[i];
   return total;
 }
 

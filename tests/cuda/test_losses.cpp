@@ -1,0 +1,146 @@
+// Losses, accuracy, updates and the gathering of images on a GPU against the reference and the CPU.
+#include <cmath>
+#include <cstring>
+
+#include "lib/ops/log_softmax.h"
+#include "lib/ops/losses.h"
+#include "tests/cuda/gpu.h"
+
+using namespace duet;
+using namespace duet_test;
+
+TEST_CASE("cuda: log_softmax and nll_loss equal the reference, and stay finite for large inputs") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(121);
+  struct Sizes {
+    std::int64_t rows, classes;
+  };
+  for (const Sizes& s : {Sizes{1, 1}, Sizes{3, 10}, Sizes{17, 33}, Sizes{128, 10}, Sizes{600, 2}})
+    for (const bool large : {false, true}) {
+      Array x = random_array({s.rows, s.classes}, generator);
+      if (large)
+        for (double& value : x.values) value = 8 * std::round(value * 100);  // up to 800: exp overflows
+      const Array dy = random_array(x.shape, generator), y = reference::log_softmax(x);
+      const std::vector<std::int64_t> labels = random_labels(s.rows, s.classes, generator);
+      CAPTURE(s.rows, s.classes, large);
+      const Variable vx = gpu_leaf(x), vy = ops::log_softmax(vx);
+      CHECK(gpu_error(vy.value(), y) < kTolerance);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), reference::log_softmax_backward(x, dy)) < kTolerance);
+      const Variable vz = gpu_leaf(x), loss = ops::nll_loss(vz, on_gpu(label_tensor(labels)));
+      const double expected = reference::nll_loss(x, labels);
+      CHECK(std::abs(static_cast<double>(loss.item()) - expected) <= kTolerance * std::max(1.0, std::abs(expected)));
+      loss.backward();
+      CHECK(gpu_error(vz.grad(), reference::nll_loss_backward(x, labels)) < kTolerance);
+    }
+}
+
+TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(122);
+  const Array x = random_array({4, 5}, generator);
+  Tensor shard = on_gpu(x);
+  shard.set_stamp({0, 8, 16});
+  const std::vector<std::int64_t> labels = random_labels(4, 5, generator);
+  const Variable vx(shard, true), loss = ops::nll_loss(vx, on_gpu(label_tensor(labels)));
+  CHECK(std::abs(static_cast<double>(loss.item()) - reference::nll_loss(x, labels)) < kTolerance);
+  loss.backward();
+  Array dx = reference::nll_loss_backward(x, labels);
+  for (double& value : dx.values) value /= 4;
+  CHECK(gpu_error(vx.grad(), dx) < kTolerance);
+}
+
+TEST_CASE("cuda: a label out of bounds is an error when somebody looks, and only once") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(123);
+  const Variable x = gpu_leaf(random_array({4, 3}, generator));
+  for (const std::int64_t bad : {3, -1, 1000}) {
+    CAPTURE(bad);
+    const Variable loss = ops::nll_loss(x, on_gpu(label_tensor({0, 1, bad, 7})));
+    try {
+      loss.item();
+      FAIL("nothing was thrown");
+    } catch (const ShapeError& error) {
+      CHECK_THAT(error.what(),
+                 ContainsSubstring(concat("Target ", bad, " is out of bounds. (row 2, expected 0 to 2)")));
+    }
+    const Variable good = ops::nll_loss(x, on_gpu(label_tensor({0, 1, 2, 0})));
+    CHECK(std::isfinite(good.item()));
+  }
+}
+
+TEST_CASE("cuda: mse_loss equals the reference, also over many blocks") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(124);
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{17, 2, 3, 5}, Shape{10, 1000}}) {
+    const Array x = random_array(shape, generator), target = random_array(shape, generator);
+    CAPTURE(shape.str());
+    const Variable vx = gpu_leaf(x), loss = ops::mse_loss(vx, on_gpu(target));
+    CHECK(std::abs(static_cast<double>(loss.item()) - reference::mse_loss(x, target)) < kTolerance);
+    loss.backward();
+    CHECK(gpu_error(vx.grad(), reference::mse_loss_backward(x, target)) < kTolerance);
+  }
+}
+
+TEST_CASE("cuda: losses of an empty batch are nan, as in PyTorch") {
+  DUET_NEEDS_CUDA();
+  const Variable x(zeros({0, 10}, DType::f32, kGpu));
+  CHECK(std::isnan(ops::nll_loss(x, empty({0}, DType::i64, kGpu)).item()));
+  CHECK(std::isnan(ops::mse_loss(x, zeros({0, 10}, DType::f32, kGpu)).item()));
+}
+
+TEST_CASE("cuda: count_correct counts as the CPU does, ties and NaN included") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(125);
+  for (const std::int64_t rows : {0, 1, 17, 700}) {
+    const Tensor x = to_tensor(random_grid({rows, 5}, 2, 1, generator));
+    if (rows == 17) x.data<float>()[5] = x.data<float>()[12] = std::nanf("");  // first of its row, and not
+    const Tensor labels = label_tensor(random_labels(rows, 5, generator));
+    CAPTURE(rows);
+    CHECK(backend(DeviceKind::cuda).count_correct(on_gpu(x), on_gpu(labels)) ==
+          backend(DeviceKind::cpu).count_correct(x, labels));
+  }
+}
+
+TEST_CASE("cuda: fill, scale and sgd_step do what the CPU does") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(126);
+  Backend &cpu = backend(DeviceKind::cpu), &gpu = backend(DeviceKind::cuda);
+  const SGDRule rules[] = {{.lr = 0.1f},
+                           {.lr = 0.01f, .momentum = 0.5f},
+                           {.lr = 0.01f, .momentum = 0.9f, .first = true},
+                           {.lr = 0.1f, .momentum = 0.9f, .dampening = 0.1f, .weight_decay = 0.01f},
+                           {.lr = 0.1f, .momentum = 0.9f, .weight_decay = 0.01f, .nesterov = true}};
+  for (const SGDRule& rule : rules)
+    for (const std::int64_t count : {1, 5, 64, 1003}) {
+      const Array value = random_array({count}, generator), gradient = random_array({count}, generator),
+                  buffer = random_array({count}, generator);
+      const Tensor v = to_tensor(value), m = rule.momentum != 0 ? to_tensor(buffer) : Tensor();
+      const Tensor gv = gpu_view(value, 1), gm = m.defined() ? gpu_view(buffer, 2) : Tensor();
+      cpu.sgd_step(v, to_tensor(gradient), m, rule, 0, 1);
+      gpu.sgd_step(gv, gpu_view(gradient, 3), gm, rule, 0, 1);
+      CAPTURE(rule.momentum, rule.dampening, rule.nesterov, rule.first, count);
+      CHECK(gpu_error(gv, as_array(v)) < 1e-6);
+      if (m.defined()) CHECK(gpu_error(gm, as_array(m)) < 1e-6);
+    }
+  const Tensor x = gpu_view(Array({37}), 1);
+  gpu.fill(x, 3.0f);
+  gpu.scale(x, 0.5f);
+  for (const double entry : as_array(x).values) CHECK(entry == 1.5);
+}
+
+TEST_CASE("cuda: images are gathered with the CPU's bits") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(127);
+  for (const Shape& image : {Shape{7, 28, 28}, Shape{5, 3, 3}, Shape{4, 1, 1}}) {
+    const Tensor rows = empty(image, DType::u8);
+    for (std::uint8_t& byte : rows.span<std::uint8_t>()) byte = static_cast<std::uint8_t>(generator.randint(0, 256));
+    const Tensor indices = label_tensor(random_labels(17, image[0], generator));
+    const Shape shape = {17, 1, image[1], image[2]};
+    const Tensor y = empty(shape), gpu_y = empty(shape, DType::f32, kGpu);
+    backend(DeviceKind::cpu).gather_images(rows, indices, 0.1307f, 0.3081f, y);
+    backend(DeviceKind::cuda).gather_images(on_gpu(rows), on_gpu(indices), 0.1307f, 0.3081f, gpu_y);
+    CAPTURE(image.str());
+    CHECK(std::memcmp(on_cpu(gpu_y).raw(), y.raw(), y.bytes()) == 0);
+  }
+}

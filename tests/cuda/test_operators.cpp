@@ -1,0 +1,167 @@
+// Linear layers, pools, elementwise operators and batch norm on a GPU against the reference and the CPU.
+#include <cmath>
+
+#include "lib/ops/add.h"
+#include "lib/ops/batch_norm2d.h"
+#include "lib/ops/dropout.h"
+#include "lib/ops/linear.h"
+#include "lib/ops/max_pool2d.h"
+#include "lib/ops/relu.h"
+#include "tests/cuda/gpu.h"
+
+using namespace duet;
+using namespace duet_test;
+
+TEST_CASE("cuda: linear and its gradients equal the reference, in every precision") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(111);
+  struct Sizes {
+    std::int64_t rows, in, out;
+  };
+  for (const Sizes& s : {Sizes{1, 7, 3}, Sizes{3, 65, 33}, Sizes{17, 31, 10}, Sizes{17, 1, 1}, Sizes{128, 10, 40}})
+    for (const Precision precision : kPrecisions) {
+      const WithPrecision set(precision);
+      const double allowed = tolerance(precision);
+      const Array x = random_array({s.rows, s.in}, generator), w = random_array({s.out, s.in}, generator),
+                  b = random_array({s.out}, generator), dy = random_array({s.rows, s.out}, generator);
+      const auto g = reference::linear_backward(x, w, dy);
+      CAPTURE(s.rows, s.in, s.out, name(precision));
+      // Not at aligned places, as in a flat buffer.
+      const Variable vx = gpu_leaf(x), vw(gpu_view(w, 1), true), vb(gpu_view(b, 3), true);
+      const Variable vy = ops::linear(vx, vw, vb);
+      CHECK(gpu_error(vy.value(), reference::linear(x, w, b)) < allowed);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), g.x) < allowed);
+      CHECK(gpu_error(vw.grad(), g.w) < allowed);
+      CHECK(gpu_error(vb.grad(), g.b) < kTolerance);
+      CHECK(gpu_error(ops::linear(vx, vw, Variable()).value(), reference::linear(x, w, Array())) < allowed);
+    }
+}
+
+TEST_CASE("cuda: linear of no rows has gradients of zero") {
+  DUET_NEEDS_CUDA();
+  const Variable x(zeros({0, 5}, DType::f32, kGpu), true), w(zeros({3, 5}, DType::f32, kGpu), true),
+      b(zeros({3}, DType::f32, kGpu), true);
+  const Variable y = ops::linear(x, w, b);
+  CHECK(y.shape() == Shape{0, 3});
+  y.backward(zeros({0, 3}, DType::f32, kGpu));
+  CHECK(gpu_error(w.grad(), Array({3, 5})) == 0);
+  CHECK(gpu_error(b.grad(), Array({3})) == 0);
+}
+
+TEST_CASE("cuda: max_pool2d equals the reference, ties and overlapping windows included") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(112);
+  struct Case {
+    Shape x;
+    Window2d window;
+  };
+  const Case cases[] = {{{1, 1, 2, 2}, {2, 2, 2, 2, 0, 0}}, {{3, 2, 7, 9}, {2, 2, 2, 2, 0, 0}},
+                        {{2, 3, 8, 7}, {3, 3, 1, 1, 1, 1}}, {{17, 1, 5, 6}, {3, 2, 2, 1, 1, 0}},
+                        {{1, 2, 9, 9}, {2, 2, 3, 3, 0, 0}}, {{2, 1, 6, 5}, {1, 3, 1, 2, 0, 1}}};
+  for (const Case& c : cases)
+    for (const bool ties : {false, true}) {
+      const Array x = ties ? random_grid(c.x, 2, 1, generator) : random_array(c.x, generator);
+      const Array y = reference::max_pool2d(x, c.window), dy = random_array(y.shape, generator);
+      CAPTURE(c.x.str(), c.window.kernel_h, c.window.kernel_w, c.window.stride_h, c.window.pad_h, ties);
+      const Variable vx = gpu_leaf(x), vy = ops::max_pool2d(vx, c.window);
+      CHECK(gpu_error(vy.value(), y) == 0);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), reference::max_pool2d_backward(x, dy, c.window)) < kTolerance);
+      const Tensor cpu_y = empty(y.shape), cpu_index = empty(y.shape, DType::u8),
+                   index = empty(y.shape, DType::u8, kGpu);
+      backend(DeviceKind::cpu).max_pool2d_forward(to_tensor(x), cpu_y, cpu_index, c.window);
+      backend(DeviceKind::cuda).max_pool2d_forward(vx.value(), empty(y.shape, DType::f32, kGpu), index, c.window);
+      CHECK(bytes_of(index) == bytes_of(cpu_index));
+    }
+}
+
+TEST_CASE("cuda: max_pool2d lets NaN through and sends the gradient of -infinity into the image") {
+  DUET_NEEDS_CUDA();
+  const float nan = std::nanf(""), inf = INFINITY;
+  const Variable x(on_gpu(from_values<float>({1, 2, 2, 2}, {1, nan, 3, 2, -inf, -inf, -inf, -inf})), true);
+  const Variable y = ops::max_pool2d(x, {2, 2, 2, 2, 0, 0});
+  const Array values = as_array(y.value());
+  CHECK(std::isnan(values[0]));
+  CHECK(values[1] == -INFINITY);
+  y.backward(on_gpu(from_values<float>({1, 2, 1, 1}, {5, 7})));
+  CHECK(as_array(x.grad()).values == std::vector<double>{0, 5, 0, 0, 7, 0, 0, 0});
+  const Variable padded(on_gpu(from_values<float>({1, 1, 2, 2}, {-inf, -inf, -inf, -inf})), true);
+  ops::max_pool2d(padded, {2, 2, 2, 2, 1, 1}).backward(on_gpu(from_values<float>({1, 1, 2, 2}, {1, 2, 3, 4})));
+  CHECK(as_array(padded.grad()).values == std::vector<double>{1, 2, 3, 4});
+}
+
+TEST_CASE("cuda: relu and add equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(113);
+  for (const Shape& shape : {Shape{1}, Shape{3, 7}, Shape{17, 1, 5, 3}, Shape{2, 8, 16, 16}}) {
+    const Array a = random_grid(shape, 3, 2, generator), b = random_array(shape, generator),
+                dy = random_array(shape, generator);
+    CAPTURE(shape.str());
+    const Variable va(gpu_view(a, 1), true), vb = gpu_leaf(b), vc = gpu_leaf(a);
+    const Variable rectified = ops::relu(vc), sum = ops::add(va, vb);
+    CHECK(gpu_error(rectified.value(), reference::relu(a)) == 0);
+    CHECK(gpu_error(sum.value(), reference::add(a, b)) < kTolerance);
+    rectified.backward(on_gpu(dy));
+    sum.backward(on_gpu(dy));
+    CHECK(gpu_error(vc.grad(), reference::relu_backward(a, dy)) == 0);
+    CHECK(gpu_error(va.grad(), dy) == 0);
+    CHECK(gpu_error(vb.grad(), dy) == 0);
+  }
+}
+
+TEST_CASE("cuda: dropout's masks are the CPU's, bit for bit") {
+  DUET_NEEDS_CUDA();
+  for (const std::int64_t columns : {1, 16, 100, 128, 129, 300, 1000})
+    for (const std::int64_t rows : {1, 3, 17}) {
+      Tensor mask = empty({rows, columns}, DType::u8), gpu_mask = empty({rows, columns}, DType::u8, kGpu);
+      mask.set_stamp({41, 1000, 4096});
+      gpu_mask.set_stamp(mask.stamp());
+      const DropoutKey key = {0x123456789abcdefULL, 41, 9, 0.3f};
+      backend(DeviceKind::cpu).dropout_mask(mask, key);
+      backend(DeviceKind::cuda).dropout_mask(gpu_mask, key);
+      CAPTURE(rows, columns);
+      CHECK(bytes_of(gpu_mask) == bytes_of(mask));
+    }
+}
+
+TEST_CASE("cuda: dropout applies its mask in both directions") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(114);
+  const Array x = random_array({5, 300}, generator), dy = random_array(x.shape, generator);
+  const DropoutKey key = {7, 1, 3, 0.4f};
+  const Tensor mask = empty(x.shape, DType::u8);
+  backend(DeviceKind::cpu).dropout_mask(mask, key);
+  const Variable vx = gpu_leaf(x), vy = ops::dropout(vx, key);
+  CHECK(gpu_error(vy.value(), reference::dropout(x, bytes_of(mask), key.p)) < kTolerance);
+  vy.backward(on_gpu(dy));
+  CHECK(gpu_error(vx.grad(), reference::dropout(dy, bytes_of(mask), key.p)) < kTolerance);
+}
+
+TEST_CASE("cuda: batch_norm2d equals the reference in training and evaluation") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(115);
+  for (const Shape& shape : {Shape{1, 2, 3, 5}, Shape{3, 3, 7, 1}, Shape{17, 1, 4, 4}})
+    for (const bool training : {true, false}) {
+      const Shape channels = {shape[1]};
+      reference::BatchNorm norm = {random_array(channels, generator), random_array(channels, generator),
+                                   random_array(channels, generator), Array(channels), training};
+      for (double& value : norm.running_var.values) value = 0.5 + static_cast<double>(generator.randint(0, 100)) / 64;
+      Array x = random_array(shape, generator);
+      for (double& value : x.values) value = static_cast<double>(static_cast<float>(value + 0.75));
+      const Array dy = random_array(shape, generator);
+      const auto g = reference::batch_norm2d_backward(x, norm, dy);
+      const Variable vx = gpu_leaf(x), weight = gpu_leaf(norm.weight), bias = gpu_leaf(norm.bias);
+      const Tensor mean = on_gpu(norm.running_mean), variance = on_gpu(norm.running_var);
+      const Array y = reference::batch_norm2d(x, norm);
+      CAPTURE(shape.str(), training);
+      const Variable vy = ops::batch_norm2d(vx, weight, bias, mean, variance, {.training = training});
+      CHECK(gpu_error(vy.value(), y) < kTolerance);
+      CHECK(gpu_error(mean, norm.running_mean) < kTolerance);
+      CHECK(gpu_error(variance, norm.running_var) < kTolerance);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), g.x) < kTolerance);
+      CHECK(gpu_error(weight.grad(), g.w) < kTolerance);
+      CHECK(gpu_error(bias.grad(), g.b) < kTolerance);
+    }
+}

@@ -1,0 +1,157 @@
+#include <thread>
+
+#include "tests/fake_cuda/gpu.h"
+
+using namespace duet_test;
+
+namespace {
+
+cudaGraphExec_t record(cudaStream_t stream, const std::function<void()>& work, std::size_t nodes) {
+  good(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  work();
+  cudaGraph_t graph;
+  good(cudaStreamEndCapture(stream, &graph));
+  std::size_t count = 0;
+  good(cudaGraphGetNodes(graph, nullptr, &count));
+  CHECK(count == nodes);
+  cudaGraphExec_t exec;
+  good(cudaGraphInstantiate(&exec, graph));
+  good(cudaGraphDestroy(graph));
+  return exec;
+}
+
+/// y = x * 2 + x + 1 by two branches, `joined` or not.
+bool forked(bool wait) {
+  cudaStream_t one = make_stream(), two = make_stream();
+  cudaEvent_t fork = make_event(), join = make_event();
+  Buffer x(1), y(1);
+  cudaGraphExec_t exec = record(
+      one,
+      [&] {
+        good(cudaEventRecord(fork, one));
+        good(cudaStreamWaitEvent(two, fork));
+        good(launch(multiply, 1, 1, two, x.data, 1, 2.0f));
+        good(cudaEventRecord(join, two));
+        if (wait) good(cudaStreamWaitEvent(one, join));
+        good(cudaMemcpyAsync(y.data, x.data, 4, cudaMemcpyDeviceToDevice, one));
+        if (!wait) good(cudaStreamWaitEvent(one, join));
+      },
+      2);
+  x.set({3}, one);
+  for (int i = 0; i < 3; ++i) good(cudaGraphLaunch(exec, one));
+  const bool right = y.get(one)[0] == 24;
+  good(cudaGraphExecDestroy(exec));
+  good(cudaStreamDestroy(one));
+  good(cudaStreamDestroy(two));
+  good(cudaEventDestroy(fork));
+  good(cudaEventDestroy(join));
+  return right;
+}
+
+}  // namespace
+
+TEST_CASE("a graph runs on memory as it is at each launch") {
+  duet_sim::reset(1);
+  cudaStream_t stream = make_stream();
+  Buffer x(2);
+  x.set({1, 2}, stream);
+  cudaGraphExec_t exec = record(
+      stream,
+      [&] {
+        good(launch(multiply, 1, 2, stream, x.data, 2, 2.0f));
+        good(launch(add_number, 1, 2, stream, x.data, 2, 1.0f));
+      },
+      2);
+  CHECK(x.get(stream) == std::vector<float>{1, 2});  // recording runs nothing
+  for (int i = 0; i < 3; ++i) good(cudaGraphLaunch(exec, stream));
+  CHECK(x.get(stream) == std::vector<float>{15, 23});
+  x.set({0, 0}, stream);
+  good(cudaGraphLaunch(exec, stream));
+  CHECK(x.get(stream) == std::vector<float>{1, 1});
+  good(cudaGraphExecDestroy(exec));
+  good(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("branches of a graph run in any order that its events allow") {
+  CHECK(wrong_seeds([] { return forked(true); }) == 0);
+  CHECK(wrong_seeds([] { return forked(false); }) >= 5);
+}
+
+TEST_CASE("what CUDA refuses inside a capture") {
+  duet_sim::reset(1);
+  cudaStream_t stream = make_stream(), other = make_stream();
+  cudaEvent_t event = make_event(), before = make_event();
+  Buffer x(2);
+  good(cudaEventRecord(before, other));
+  cudaGraph_t graph;
+  void* p;
+  const auto begin = [&](cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
+    good(cudaStreamBeginCapture(stream, mode));
+    good(launch(add_number, 1, 2, stream, x.data, 2, 1.0f));
+  };
+  const auto spoilt = [&] {
+    cudaStreamCaptureStatus status;
+    good(cudaStreamIsCapturing(stream, &status));
+    CHECK(status == cudaStreamCaptureStatusInvalidated);
+    CHECK(launch(add_number, 1, 2, stream, x.data, 2, 1.0f) == cudaErrorStreamCaptureInvalidated);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    CHECK(graph == nullptr);
+    good(cudaStreamIsCapturing(stream, &status));
+    CHECK(status == cudaStreamCaptureStatusNone);
+  };
+  begin();
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  CHECK(cudaMalloc(&p, 4) == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  CHECK(cudaDeviceSynchronize() == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  CHECK(cudaEventQuery(before) == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  float pageable[2];
+  CHECK(cudaMemcpyAsync(pageable, x.data, 8, cudaMemcpyDeviceToHost, stream) == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  CHECK(cudaStreamWaitEvent(stream, before) == cudaErrorStreamCaptureIsolation);
+  spoilt();
+  begin();
+  good(cudaEventRecord(event, stream));
+  CHECK(cudaEventSynchronize(event) == cudaErrorCapturedEvent);
+  spoilt();
+
+  begin();  // a branch that is not joined
+  good(cudaEventRecord(event, stream));
+  good(cudaStreamWaitEvent(other, event));
+  good(launch(add_number, 1, 2, other, x.data, 2, 1.0f));
+  CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureUnjoined);
+
+  begin(cudaStreamCaptureModeRelaxed);  // allows allocation, by this thread and others
+  good(cudaMalloc(&p, 4));
+  std::thread([&] { cudaFree(nullptr); }).join();
+  good(cudaStreamEndCapture(stream, &graph));
+  good(cudaGraphDestroy(graph));
+  good(cudaFree(p));
+
+  begin(cudaStreamCaptureModeGlobal);  // another thread's query spoils it
+  cudaError_t answer = cudaSuccess;
+  std::thread([&] { answer = cudaEventQuery(before); }).join();
+  CHECK(answer == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  begin();
+  good(cudaThreadExchangeStreamCaptureMode(&mode));
+  good(cudaMalloc(&p, 4));
+  good(cudaThreadExchangeStreamCaptureMode(&mode));
+  good(cudaStreamEndCapture(stream, &graph));
+  good(cudaGraphDestroy(graph));
+  good(cudaFree(p));
+  good(cudaEventDestroy(event));
+  good(cudaEventDestroy(before));
+  good(cudaStreamDestroy(stream));
+  good(cudaStreamDestroy(other));
+}

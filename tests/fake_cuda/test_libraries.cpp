@@ -1,0 +1,97 @@
+#include <cublas_v2.h>
+#include <cudnn.h>
+
+#include "tests/fake_cuda/gpu.h"
+
+using namespace duet_test;
+
+TEST_CASE("cuBLAS multiplies on its stream, and rounds to TF32 only when told") {
+  duet_sim::reset(1);
+  cudaStream_t stream = make_stream();
+  cublasHandle_t handle;
+  REQUIRE(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasSetStream(handle, stream) == CUBLAS_STATUS_SUCCESS);
+  Buffer a(6), b(6), c(4);
+  a.set({1, 2, 3, 4, 5, 6}, stream);     // rows of 2 x 3
+  b.set({1, 0, 1, 0, 2, 1.5f}, stream);  // rows of 2 x 3
+  const float one = 1, zero = 0;
+  // Row-major c (2, 2) = a b^T is column-major b a^T.
+  const auto multiply_them = [&] {
+    REQUIRE(cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 2, 3, &one, b.data, 3, a.data, 3, &zero, c.data, 2) ==
+            CUBLAS_STATUS_SUCCESS);
+    return c.get(stream);
+  };
+  CHECK(multiply_them() == std::vector<float>{4, 8.5f, 10, 19});
+  const float fine = 1 + 1.0f / 4096;
+  a.set({fine, 0, 0, 0, 0, 0}, stream);
+  CHECK(multiply_them()[0] == fine);
+  REQUIRE(cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH) == CUBLAS_STATUS_SUCCESS);
+  CHECK(multiply_them()[0] == 1);
+  good(cudaSetDevice(1));
+  CHECK(cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 2, 3, &one, b.data, 3, a.data, 3, &zero, c.data, 2) !=
+        CUBLAS_STATUS_SUCCESS);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("the handle is of device 0, the current device is 1"));
+  good(cudaSetDevice(0));
+  cublasDestroy(handle);
+  good(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("cuDNN convolves forward and back, strictly with FMA_MATH") {
+  duet_sim::reset(1);
+  cudaStream_t stream = make_stream();
+  cudnnHandle_t handle;
+  cudnnTensorDescriptor_t xd, yd;
+  cudnnFilterDescriptor_t wd;
+  cudnnConvolutionDescriptor_t conv;
+  cudnnCreate(&handle);
+  cudnnSetStream(handle, stream);
+  cudnnCreateTensorDescriptor(&xd);
+  cudnnCreateTensorDescriptor(&yd);
+  cudnnCreateFilterDescriptor(&wd);
+  cudnnCreateConvolutionDescriptor(&conv);
+  cudnnSetTensor4dDescriptor(xd, CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, 1, 1, 3, 3);
+  cudnnSetTensor4dDescriptor(yd, CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, 1, 1, 2, 2);
+  cudnnSetFilter4dDescriptor(wd, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 1, 1, 2, 2);
+  cudnnSetConvolution2dDescriptor(conv, 0, 0, 1, 1, 1, 1, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT);
+  cudnnSetConvolutionMathType(conv, CUDNN_FMA_MATH);
+  cudnnConvolutionFwdAlgoPerf_t perf[2];
+  int count = 0;
+  REQUIRE(cudnnGetConvolutionForwardAlgorithm_v7(handle, xd, wd, conv, yd, 2, &count, perf) == CUDNN_STATUS_SUCCESS);
+  REQUIRE(count == 2);
+  Buffer x(9), w(4), y(4), dx(9), dw(4);
+  Buffer<char> workspace(perf[0].memory);
+  x.set({1, 2, 3, 4, 5, 6, 7, 8, 9}, stream);
+  w.set({1, 0, 0, 2}, stream);
+  const float one = 1, zero = 0;
+  const auto forward = [&](std::size_t bytes) {
+    return cudnnConvolutionForward(handle, &one, xd, x.data, wd, w.data, conv, perf[0].algo, workspace.data, bytes,
+                                   &zero, yd, y.data);
+  };
+  CHECK(forward(perf[0].memory - 1) == CUDNN_STATUS_BAD_PARAM);
+  REQUIRE(forward(perf[0].memory) == CUDNN_STATUS_SUCCESS);
+  CHECK(y.get(stream) == std::vector<float>{11, 14, 20, 23});
+  REQUIRE(cudnnConvolutionBackwardData(handle, &one, wd, w.data, yd, y.data, conv, CUDNN_CONVOLUTION_BWD_DATA_ALGO_0,
+                                       nullptr, 0, &zero, xd, dx.data) == CUDNN_STATUS_SUCCESS);
+  CHECK(dx.get(stream) == std::vector<float>{11, 14, 0, 20, 23 + 22, 28, 0, 40, 46});
+  REQUIRE(cudnnConvolutionBackwardFilter(handle, &one, xd, x.data, yd, y.data, conv,
+                                         CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0, nullptr, 0, &zero, wd,
+                                         dw.data) == CUDNN_STATUS_SUCCESS);
+  CHECK(dw.get(stream) ==
+        std::vector<float>{11 + 28 + 80 + 115, 22 + 42 + 100 + 138, 44 + 70 + 140 + 184, 55 + 84 + 160 + 207});
+  const float fine = 1 + 1.0f / 4096;
+  w.set({fine, 0, 0, 0}, stream);
+  REQUIRE(forward(perf[0].memory) == CUDNN_STATUS_SUCCESS);
+  CHECK(y.get(stream)[0] == fine);
+  cudnnSetConvolutionMathType(conv, CUDNN_DEFAULT_MATH);
+  REQUIRE(forward(perf[0].memory) == CUDNN_STATUS_SUCCESS);
+  CHECK(y.get(stream)[0] == 1);
+  duet_sim::reset(1, "cudnnConvolutionForward:1");
+  CHECK(forward(perf[0].memory) == CUDNN_STATUS_EXECUTION_FAILED);
+  duet_sim::reset(1);
+  cudnnDestroyTensorDescriptor(xd);
+  cudnnDestroyTensorDescriptor(yd);
+  cudnnDestroyFilterDescriptor(wd);
+  cudnnDestroyConvolutionDescriptor(conv);
+  cudnnDestroy(handle);
+  good(cudaStreamDestroy(stream));
+}

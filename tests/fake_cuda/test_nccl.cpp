@@ -1,0 +1,221 @@
+#include <nccl.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "tests/fake_cuda/gpu.h"
+
+using namespace duet_test;
+
+namespace {
+
+/// One rank; Catch2's macros are for the main thread, so a rank only answers whether all went well.
+struct Rank {
+  int rank = 0, size = 0;
+  ncclComm_t comm = nullptr;
+  cudaStream_t stream = nullptr;
+  float *in = nullptr, *out = nullptr;  // 4 numbers a rank
+
+  void set(float first) const {
+    float values[16];
+    for (int i = 0; i < 4 * size; ++i) values[i] = first + static_cast<float>(i);
+    cudaMemcpyAsync(in, values, 16 * static_cast<std::size_t>(size), cudaMemcpyHostToDevice, stream);
+    cudaMemsetAsync(out, 0, 16 * static_cast<std::size_t>(size), stream);
+  }
+  std::vector<float> get(int count) const {
+    std::vector<float> values(static_cast<std::size_t>(count));
+    cudaMemcpyAsync(values.data(), out, values.size() * 4, cudaMemcpyDeviceToHost, stream);
+    return values;
+  }
+};
+
+/// Runs `body` on `size` ranks, each a thread with its device; returns how many said true.
+int ranks(
+    int size, const std::function<bool(Rank&)>& body, ncclResult_t joining = ncclSuccess,
+    const std::function<int(int)>& device = [](int rank) { return rank; }) {
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  std::atomic<int> right = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < size; ++i)
+    threads.emplace_back([&, i] {
+      Rank rank{i, size};
+      cudaSetDevice(device(i));
+      cudaStreamCreateWithPriority(&rank.stream, cudaStreamNonBlocking, 0);
+      const auto bytes = static_cast<std::size_t>(size) * 16;
+      cudaMalloc(reinterpret_cast<void**>(&rank.in), bytes);
+      cudaMalloc(reinterpret_cast<void**>(&rank.out), bytes);
+      if (ncclCommInitRankConfig(&rank.comm, size, id, i, nullptr) == joining) right += body(rank);
+      cudaFree(rank.in);
+      cudaFree(rank.out);
+      cudaStreamDestroy(rank.stream);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return right;
+}
+
+std::vector<float> from(float first, int count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+bool all_collectives(Rank& r) {
+  const int n = r.size;
+  const auto sum = [&](float first) {  // of first + rank over the ranks
+    return first * static_cast<float>(n) + static_cast<float>(n * (n - 1) / 2);
+  };
+  bool good = true;
+  r.set(static_cast<float>(r.rank));
+  good &= ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream) == ncclSuccess;
+  good &= r.get(4) == std::vector<float>{sum(0), sum(1), sum(2), sum(3)};
+  ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclMax, r.comm, r.stream);
+  good &= r.get(4) == from(static_cast<float>(n - 1), 4);
+  ncclReduce(r.in, r.out, 1, ncclFloat, ncclSum, 1, r.comm, r.stream);
+  if (r.rank == 1) good &= r.get(1) == std::vector<float>{sum(0)};
+  ncclBroadcast(r.in, r.out, 4, ncclFloat, 1, r.comm, r.stream);
+  good &= r.get(4) == from(1, 4);
+  ncclAllGather(r.in, r.out, 2, ncclFloat, r.comm, r.stream);
+  const auto gathered = r.get(2 * n);
+  for (int i = 0; i < n; ++i) good &= gathered[static_cast<std::size_t>(2 * i)] == static_cast<float>(i);
+  ncclReduceScatter(r.in, r.out, 2, ncclFloat, ncclSum, r.comm, r.stream);
+  good &= r.get(1) == std::vector<float>{sum(2.0f * static_cast<float>(r.rank))};
+  ncclGroupStart();
+  ncclSend(r.in, 2, ncclFloat, (r.rank + 1) % n, r.comm, r.stream);
+  ncclRecv(r.out, 2, ncclFloat, (r.rank + n - 1) % n, r.comm, r.stream);
+  good &= ncclGroupEnd() == ncclSuccess;
+  good &= r.get(2) == from(static_cast<float>((r.rank + n - 1) % n), 2);
+  return ncclCommDestroy(r.comm) == ncclSuccess && good;
+}
+
+}  // namespace
+
+TEST_CASE("collectives of ranks that are threads") {
+  const int size = GENERATE(2, 3, 4);
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    duet_sim::reset(seed);
+    CHECK(ranks(size, all_collectives) == size);
+  }
+}
+
+TEST_CASE("a collective comes after the work of every rank's stream, and only of that") {
+  const auto run = [](bool wait) {
+    return ranks(2, [wait](Rank& r) {
+             cudaStream_t other;
+             cudaEvent_t event;
+             cudaStreamCreateWithPriority(&other, cudaStreamNonBlocking, 0);
+             cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+             r.set(0);
+             cudaEventRecord(event, r.stream);
+             cudaStreamWaitEvent(other, event);
+             launch(add_number, 1, 4, r.stream, r.in, 4, 1.0f);
+             cudaEventRecord(event, r.stream);
+             if (wait) cudaStreamWaitEvent(other, event);
+             ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, other);
+             cudaEventRecord(event, other);
+             cudaStreamWaitEvent(r.stream, event);
+             const bool right = r.get(1)[0] == 2;
+             cudaEventDestroy(event);
+             cudaStreamDestroy(other);
+             return right;
+           }) == 2;
+  };
+  CHECK(wrong_seeds([&] { return run(true); }) == 0);
+  CHECK(wrong_seeds([&] { return run(false); }) >= 5);
+}
+
+TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
+  duet_sim::reset(1);
+  CHECK(ranks(2, [](Rank& r) {
+          if (r.rank == 0) return true;
+          ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+          bool right = cudaStreamSynchronize(r.stream) == cudaErrorLaunchTimeout;
+          right &= ncclCommAbort(r.comm) == ncclSuccess;
+          return right && cudaStreamSynchronize(r.stream) == cudaSuccess;
+        }) == 2);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("deadlock: ncclAllReduce waits for what nobody asks for"));
+  // An abort is heard by the others.
+  duet_sim::reset(1);
+  CHECK(ranks(2, [](Rank& r) {
+          if (r.rank == 0) return ncclCommAbort(r.comm) == ncclSuccess;
+          ncclResult_t error = ncclSuccess;
+          while (error == ncclSuccess) ncclCommGetAsyncError(r.comm, &error);
+          return error == ncclRemoteError && ncclCommAbort(r.comm) == ncclSuccess;
+        }) == 2);
+}
+
+TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that disagree") {
+  duet_sim::reset(1);
+  CHECK(ranks(
+            2, [](Rank&) { return true; }, ncclInvalidUsage, [](int) { return 0; }) == 2);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("Duplicate GPU detected"));
+  ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  CHECK(ranks(2, all_collectives, ncclSuccess, [](int) { return 0; }) == 2);
+  ::setenv("DUET_SIM_NCCL_VERSION", "22809", 1);
+  CHECK(ranks(
+            2, [](Rank&) { return true; }, ncclInvalidUsage, [](int) { return 0; }) == 2);
+  ::unsetenv("DUET_SIM_NCCL_VERSION");
+  ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  id.internal[16] = static_cast<char>(id.internal[16] ^ 1);  // the process
+  ncclComm_t comm;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, nullptr) == ncclSystemError);
+  CHECK_THAT(std::string(ncclGetLastError(nullptr)), ContainsSubstring("joins threads of one process"));
+
+  duet_sim::reset(1);
+  ranks(2, [](Rank& r) {
+    ncclAllReduce(r.in, r.out, r.rank == 0 ? 4 : 3, ncclFloat, ncclSum, r.comm, r.stream);
+    return cudaStreamSynchronize(r.stream) == cudaSuccess;
+  });
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("ranks disagree"));
+  duet_sim::reset(1);
+}
+
+TEST_CASE("a clique of one thread, and a communicator that does not block") {
+  duet_sim::reset(1);
+  ncclComm_t comms[3];
+  REQUIRE(ncclCommInitAll(comms, 3, nullptr) == ncclSuccess);
+  cudaStream_t streams[3];
+  float* x[3];
+  ncclGroupStart();
+  for (int i = 0; i < 3; ++i) {
+    const float value = static_cast<float>(i + 1);
+    streams[i] = make_stream(i);
+    good(cudaMalloc(reinterpret_cast<void**>(&x[i]), 4));
+    good(cudaMemcpyAsync(x[i], &value, 4, cudaMemcpyHostToDevice, streams[i]));
+    REQUIRE(ncclReduce(x[i], x[i], 1, ncclFloat, ncclSum, 0, comms[i], streams[i]) == ncclSuccess);
+  }
+  REQUIRE(ncclGroupEnd() == ncclSuccess);
+  float sum = 0;
+  good(cudaMemcpyAsync(&sum, x[0], 4, cudaMemcpyDeviceToHost, streams[0]));
+  CHECK(sum == 6);
+  for (int i = 0; i < 3; ++i) {
+    good(cudaSetDevice(i));
+    good(cudaFree(x[i]));
+    ncclCommDestroy(comms[i]);
+    good(cudaStreamDestroy(streams[i]));
+  }
+  CHECK(ncclReduce(x[0], x[0], 1, ncclFloat, ncclSum, 0, comms[0], streams[0]) == ncclInvalidArgument);
+
+  good(cudaSetDevice(0));
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t comm, other;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
+  ncclResult_t state;
+  ncclCommGetAsyncError(comm, &state);
+  CHECK(state == ncclInProgress);
+  good(cudaSetDevice(1));
+  CHECK(ncclCommInitRankConfig(&other, 2, id, 1, &config) == ncclInProgress);
+  ncclCommGetAsyncError(comm, &state);
+  CHECK(state == ncclSuccess);
+  good(cudaSetDevice(0));
+  duet_sim::reset(1);
+}

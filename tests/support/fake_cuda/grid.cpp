@@ -1,0 +1,233 @@
+// The grid executor. Blocks run one after the other, in random order. The threads of a block run in one loop, in random
+// order, as long as none reaches a barrier or shuffle; the first that does goes on as one of many: each thread of the
+// block that did not run yet gets a std::thread of a pool. So kernels without barriers cost little, and those with
+// barriers have a real thread per CUDA thread.
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "tests/support/fake_cuda/sim.h"
+
+constinit thread_local uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
+constinit thread_local dim3 blockDim{1, 1, 1}, gridDim{1, 1, 1};
+
+namespace duet_sim {
+namespace {
+
+constexpr unsigned kLanes = 32;
+
+struct Warp {
+  struct Slot {
+    std::uint64_t bits = 0;
+    unsigned turn = 0;
+  };
+  std::optional<std::barrier<>> meet;
+  // Two sets in turn, so that one barrier per shuffle is enough: a set is written again only after everybody has passed
+  // the next barrier.
+  Slot slots[2][kLanes];
+};
+
+struct Block {
+  Block(const std::function<void()>& kernel, const Op& work, uint3 place, dim3 threads, dim3 blocks)
+      : call(&kernel), op(&work), index(place), size(threads), grid(blocks) {}
+
+  const std::function<void()>* call;
+  const Op* op;
+  uint3 index;
+  dim3 size, grid;
+  std::vector<unsigned> order;  // of its threads
+  std::size_t position = 0;
+  bool parallel = false;
+  std::atomic<bool> failed = false;
+  std::optional<std::barrier<>> all;
+  std::vector<Warp> warps;
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::size_t running = 0;  // threads of the pool
+};
+
+thread_local Block* block = nullptr;
+thread_local unsigned self = 0, turns = 0;
+
+void become(Block& owner, unsigned thread) {
+  block = &owner;
+  self = thread;
+  turns = 0;
+  const dim3 d = owner.size;
+  threadIdx = {thread % d.x, thread / d.x % d.y, thread / d.x / d.y};
+  blockIdx = owner.index;
+  blockDim = d;
+  gridDim = owner.grid;
+}
+
+/// Those who still wait at barriers need not wait for this thread any more.
+void leave() {
+  block->all->arrive_and_drop();
+  block->warps[self / kLanes].meet->arrive_and_drop();
+}
+
+/// One thread of the pool; runs one CUDA thread at a time.
+class Worker {
+ public:
+  Worker() {
+    std::thread([this] { work(); }).detach();
+  }
+  void start(Block& owner, unsigned thread) {
+    owner_ = &owner;
+    thread_ = thread;
+    jobs_.fetch_add(1);
+    jobs_.notify_one();
+  }
+
+ private:
+  void work() {
+    for (int seen = 0;; ++seen) {
+      jobs_.wait(seen);
+      become(*owner_, thread_);
+      current_op() = owner_->op;
+      if (!guarded(*owner_->call)) owner_->failed = true;
+      leave();
+      current_op() = nullptr;
+      std::lock_guard lock(owner_->mutex);
+      if (--owner_->running == 0) owner_->ended.notify_one();
+    }
+  }
+  std::atomic<int> jobs_ = 0;
+  Block* owner_ = nullptr;
+  unsigned thread_ = 0;
+};
+
+/// Kernels run one at a time, so the pool has one user. Its threads are never ended: they wait when the process ends.
+std::vector<Worker*>& pool() {
+  static auto* workers = new std::vector<Worker*>;
+  return *workers;
+}
+
+/// From here on, the block's other threads that did not run yet run beside this one.
+void go_parallel() {
+  Block& b = *block;
+  b.parallel = true;
+  const std::vector<unsigned> rest(b.order.begin() + static_cast<std::ptrdiff_t>(b.position), b.order.end());
+  b.all.emplace(static_cast<std::ptrdiff_t>(rest.size()));
+  b.warps = std::vector<Warp>((b.order.size() + kLanes - 1) / kLanes);
+  std::vector<std::ptrdiff_t> lanes(b.warps.size());
+  for (unsigned thread : rest) ++lanes[thread / kLanes];
+  for (std::size_t i = 0; i < lanes.size(); ++i) b.warps[i].meet.emplace(lanes[i]);
+  b.running = rest.size() - 1;
+  while (pool().size() < b.running) pool().push_back(new Worker);
+  for (std::size_t i = 1; i < rest.size(); ++i) pool()[i - 1]->start(b, rest[i]);
+}
+
+void wait_for_others(Block& b) {
+  leave();
+  std::unique_lock lock(b.mutex);
+  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
+  if (b.ended.wait_for(lock, patience, [&] { return b.running == 0; })) return;
+  report("deadlock: %zu threads of a block of %s wait at a barrier that others never reach", b.running, name_of(*b.op));
+  std::abort();  // their stacks cannot be given back
+}
+
+void shuffle_order(std::vector<unsigned>& order) {
+  std::lock_guard lock(state().mutex);
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_number(i)]);
+}
+
+void run_block(Block& b) {
+  const bool threads = setting("DUET_SIM_THREADS", 0) != 0 && b.order.size() > 1;
+  const bool good = guarded([&] {
+    for (b.position = 0; b.position < b.order.size() && !b.parallel; ++b.position) {
+      become(b, b.order[b.position]);
+      if (threads) go_parallel();
+      (*b.call)();
+    }
+  });
+  if (!good) b.failed = true;
+  if (b.parallel) wait_for_others(b);
+}
+
+std::vector<unsigned> first_numbers(std::size_t count) {
+  std::vector<unsigned> numbers(count);
+  for (std::size_t i = 0; i < count; ++i) numbers[i] = static_cast<unsigned>(i);
+  return numbers;
+}
+
+}  // namespace
+
+void block_barrier() {
+  if (!block->parallel) go_parallel();
+  block->all->arrive_and_wait();
+}
+
+void warp_barrier(unsigned mask) { shuffle(mask, 0, lane()); }
+
+unsigned lane() { return self % kLanes; }
+
+std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned source) {
+  if (!block->parallel) go_parallel();
+  if (mask != ~0u) {
+    report("%s names part of a warp (mask %08x): not simulated", name_of(*block->op), mask);
+    block->failed = true;
+  }
+  Warp& warp = block->warps[self / kLanes];
+  const unsigned turn = ++turns;
+  warp.slots[turn & 1][lane()] = {bits, turn};
+  warp.meet->arrive_and_wait();
+  const Warp::Slot& slot = warp.slots[turn & 1][source];
+  return slot.turn == turn ? slot.bits : ~std::uint64_t{0};
+}
+
+void run_grid(dim3 grid, dim3 size, const std::function<void()>& call, const Op& op) {
+  std::vector<unsigned> blocks = first_numbers(std::size_t{grid.x} * grid.y * grid.z);
+  std::vector<unsigned> order = first_numbers(std::size_t{size.x} * size.y * size.z);
+  shuffle_order(blocks);
+  for (unsigned number : blocks) {
+    shuffle_order(order);
+    Block b(call, op, {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y}, size, grid);
+    b.order = order;
+    run_block(b);
+    if (b.failed) return fail_current_op(cudaErrorIllegalAddress);
+  }
+}
+
+cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> call,
+                          std::vector<PointerArgument> pointers) {
+  if (cudaError_t error = enter("cudaLaunchKernelEx")) return error;
+  const dim3 grid = config.gridDim, size = config.blockDim;
+  const std::size_t threads = std::size_t{size.x} * size.y * size.z;
+  if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y - 1 >= 65535 || grid.z - 1 >= 65535 || size.z > 64)
+    return set_last(cudaErrorInvalidConfiguration);
+  if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return set_last(cudaErrorNotSupported);
+  std::lock_guard lock(state().mutex);
+  cudaStream_t stream = resolve(config.stream);
+  Op op{"kernel"};
+  op.kernel = kernel;
+  op.device = current_device();
+  if (stream == nullptr || stream->device != op.device) {
+    report("%s is launched on device %d in a stream of another", name_of(op), op.device);
+    return set_last(cudaErrorInvalidResourceHandle);
+  }
+  const auto sound = [pointers = std::move(pointers)](const Op& o) {
+    for (const PointerArgument& p : pointers) {
+      const std::string fault = pointer_fault(p.value, p.certain, o.device, o.reach);
+      if (fault.empty()) continue;
+      report("argument %d of %s %s", p.argument, name_of(o), fault.c_str());
+      return false;
+    }
+    return true;
+  };
+  op.reach = 1u << op.device;
+  if (!sound(op)) return set_last(cudaErrorIllegalAddress);
+  op.body = [=, call = std::move(call)] {
+    const Op& running = *current_op();
+    if (const int error = injected("kernel", cudaErrorLaunchFailure))
+      return fail_current_op(static_cast<cudaError_t>(error));
+    if (!sound(running)) return fail_current_op(cudaErrorIllegalAddress);
+    run_grid(grid, size, call, running);
+  };
+  return set_last(submit(config.stream, op));
+}
+
+}  // namespace duet_sim

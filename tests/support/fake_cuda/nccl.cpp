@@ -1,0 +1,282 @@
+// NCCL among ranks that are threads of one process. A collective is one operation of the scheduler: it waits for what
+// every rank's stream did before, and every rank's stream goes on after it.
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "tests/support/fake_cuda/nccl_group.h"
+#include "tests/support/fake_cuda/sim.h"
+
+namespace duet_sim {
+namespace {
+
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<ncclComm*, Request>> deferred;
+thread_local std::vector<ncclComm*> arriving;
+thread_local std::string last_error = "no error";
+
+int version() { return static_cast<int>(setting("DUET_SIM_NCCL_VERSION", NCCL_VERSION_CODE)); }
+
+ncclResult_t refuse(ncclResult_t result, const std::string& why) {
+  report("%s", why.c_str());
+  last_error = why;
+  return result;
+}
+
+struct Id {
+  char magic[16];
+  long process, number;
+};
+constexpr char kMagic[16] = "simulated NCCL";
+
+/// All groups that ever were, by number; communicators are kept, so that a late use of one is seen.
+std::map<long, std::unique_ptr<Group>>& groups() {
+  static auto* all = new std::map<long, std::unique_ptr<Group>>;
+  return *all;
+}
+
+/// Adds a rank to its group; refused where NCCL would.
+ncclResult_t join(ncclComm_t* made, long number, int size, int rank, int device) {
+  std::unique_ptr<Group>& group = groups()[number];
+  if (!group) group = std::make_unique<Group>(size);
+  if (size != static_cast<int>(group->ranks.size()) || rank < 0 || rank >= size ||
+      group->ranks[static_cast<std::size_t>(rank)])
+    return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(size) + " cannot join");
+  const bool shared = version() >= 23000 && setting("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;
+  for (const auto& other : group->ranks) {
+    if (!other || other->device != device || shared) continue;
+    group->failed = true;
+    state().changed.notify_all();
+    return refuse(ncclInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(rank) + " and rank " +
+                                        std::to_string(other->rank) + " both on CUDA device " + std::to_string(device));
+  }
+  *made = (group->ranks[static_cast<std::size_t>(rank)] = std::make_unique<ncclComm>(group.get(), rank, device)).get();
+  ++group->arrived;
+  state().changed.notify_all();
+  return ncclSuccess;
+}
+
+ncclResult_t wait_for_ranks(std::unique_lock<std::mutex>& lock, ncclComm* comm) {
+  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
+  Group& group = *comm->group;
+  const bool came = state().changed.wait_for(lock, patience, [&] { return group.failed || group.complete(); });
+  if (!came) return refuse(ncclSystemError, "not all ranks came to the communicator");
+  return group.failed ? refuse(ncclInvalidUsage, "another rank was refused") : ncclSuccess;
+}
+
+/// Whether a communicator can be given work.
+ncclResult_t usable(ncclComm* comm) {
+  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator was destroyed or aborted");
+  if (!comm->group->complete() || comm->in_progress)
+    return refuse(ncclInvalidArgument, "the communicator is used before its last operation returned ncclSuccess");
+  return comm->error;
+}
+
+/// Queues requests of one rank on one stream, side by side.
+ncclResult_t queue(ncclComm* comm, const std::vector<Request>& requests, cudaStream_t given) {
+  cudaStream_t stream = resolve(given);
+  if (stream == nullptr || stream->device != comm->device)
+    return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
+  Ops made;
+  std::vector<std::size_t> nodes;
+  const std::vector<std::size_t> last = stream->last;
+  for (const Request& request : requests) {
+    for (const void* p : {request.send, static_cast<const void*>(request.receive)}) {
+      const std::string fault = pointer_fault(p, true, comm->device, 1u << comm->device);
+      if (!fault.empty()) return refuse(ncclInvalidArgument, std::string("a buffer of ") + request.name + " " + fault);
+    }
+    const Maker make = [comm, request](const Ops& before) { return enqueue(*comm, request, before); };
+    if (stream->capture == nullptr) {
+      made.push_back(make({stream->tail}));
+      continue;
+    }
+    stream->last = last;
+    if (record_node(stream, make) != cudaSuccess) return ncclUnhandledCudaError;
+    nodes.push_back(stream->last[0]);
+  }
+  if (stream->capture != nullptr) {
+    stream->last = nodes;
+  } else {
+    Op end("ncclGroupEnd");
+    end.device = stream->device;
+    stream->tail = schedule(end, made);
+  }
+  comm->in_progress = !comm->blocking && random_number(2) == 0;
+  return comm->in_progress ? ncclInProgress : ncclSuccess;
+}
+
+ncclResult_t ask(ncclComm* comm, Request request, cudaStream_t stream) {
+  if (enter(request.name) != cudaSuccess) return ncclUnhandledCudaError;
+  std::lock_guard lock(state().mutex);
+  if (const ncclResult_t result = usable(comm)) return result;
+  if (request.peer < 0 || request.peer >= static_cast<int>(comm->group->ranks.size()))
+    return refuse(ncclInvalidArgument, "no such root or peer");
+  if (size_of(request.type) == 0) return refuse(ncclInvalidArgument, "this data type is not simulated");
+  request.stream = stream;
+  if (group_depth == 0) return queue(comm, {request}, stream);
+  deferred.emplace_back(comm, request);
+  return ncclSuccess;
+}
+
+}  // namespace
+}  // namespace duet_sim
+
+using namespace duet_sim;
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* out) {
+  *out = version();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
+  static std::atomic<long> number = 0;
+  Id id{};
+  std::memcpy(id.magic, kMagic, sizeof kMagic);
+  id.process = ::getpid();
+  id.number = ++number;
+  std::memset(out, 0, sizeof *out);
+  std::memcpy(out, &id, sizeof id);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId given, int rank, ncclConfig_t* config) {
+  *comm = nullptr;
+  if (enter("ncclCommInitRankConfig") != cudaSuccess) return ncclSystemError;
+  Id id;
+  std::memcpy(&id, &given, sizeof id);
+  if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) return refuse(ncclInvalidArgument, "this is no unique id");
+  if (id.process != ::getpid())
+    return refuse(ncclSystemError, "rank " + std::to_string(rank) + " is another process than the one that made the " +
+                                       "unique id; simulated NCCL joins threads of one process");
+  std::unique_lock lock(state().mutex);
+  if (const ncclResult_t result = join(comm, id.number, nranks, rank, current_device())) return result;
+  (*comm)->blocking = config == nullptr || config->blocking != 0;
+  if (!(*comm)->blocking) return ncclInProgress;
+  if (group_depth == 0) return wait_for_ranks(lock, *comm);
+  arriving.push_back(*comm);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
+  if (enter("ncclCommInitAll") != cudaSuccess) return ncclSystemError;
+  static std::atomic<long> number = 0;
+  const long id = --number;
+  std::lock_guard lock(state().mutex);
+  for (int rank = 0; rank < count; ++rank)
+    if (const ncclResult_t result = join(&comms[rank], id, count, rank, devices == nullptr ? rank : devices[rank]))
+      return result;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  return comm != nullptr && comm->alive ? ncclSuccess : ncclInvalidArgument;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  std::lock_guard lock(state().mutex);
+  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is destroyed twice");
+  comm->alive = false;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  std::lock_guard lock(state().mutex);
+  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is aborted twice");
+  comm->alive = false;
+  abandon(*comm);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  std::lock_guard lock(state().mutex);
+  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator was destroyed or aborted");
+  if (const int wrong = injected("ncclCommGetAsyncError", ncclRemoteError))
+    comm->error = static_cast<ncclResult_t>(wrong);
+  *error = comm->error;
+  if (comm->group->failed) *error = ncclInvalidUsage;
+  if (*error == ncclSuccess && (!comm->group->complete() || comm->in_progress)) *error = ncclInProgress;
+  comm->in_progress = false;
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error";
+    case ncclSystemError: return "unhandled system error";
+    case ncclInternalError: return "internal error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    case ncclInProgress: return "NCCL operation in progress";
+    case ncclTimeout: return "timeout";
+  }
+  return "unknown result code";
+}
+const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
+
+ncclResult_t ncclGroupStart() {
+  ++group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+  if (--group_depth != 0) return ncclSuccess;
+  const auto calls = std::exchange(deferred, {});
+  std::unique_lock lock(state().mutex);
+  for (ncclComm* comm : std::exchange(arriving, {}))
+    if (const ncclResult_t result = wait_for_ranks(lock, comm)) return result;
+  std::vector<std::pair<ncclComm*, cudaStream_t>> seen;
+  ncclResult_t result = ncclSuccess;
+  for (const auto& [comm, first] : calls) {
+    const std::pair<ncclComm*, cudaStream_t> key{comm, first.stream};
+    if (std::find(seen.begin(), seen.end(), key) != seen.end()) continue;
+    seen.push_back(key);
+    std::vector<Request> requests;
+    for (const auto& [other, request] : calls)
+      if (other == key.first && request.stream == key.second) requests.push_back(request);
+    const ncclResult_t one = queue(comm, requests, key.second);
+    if (one != ncclSuccess && one != ncclInProgress) return one;
+    if (one != ncclSuccess) result = one;
+  }
+  return result;
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return ask(comm, {"ncclAllReduce", Kind::all_reduce, send, receive, count, type, op, 0, nullptr}, stream);
+}
+ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return ask(comm, {"ncclReduce", Kind::reduce, send, receive, count, type, op, root, nullptr}, stream);
+}
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return ask(comm, {"ncclReduceScatter", Kind::reduce_scatter, send, receive, count, type, op, 0, nullptr}, stream);
+}
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return ask(comm, {"ncclBroadcast", Kind::broadcast, send, receive, count, type, ncclSum, root, nullptr}, stream);
+}
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return ask(comm, {"ncclAllGather", Kind::all_gather, send, receive, count, type, ncclSum, 0, nullptr}, stream);
+}
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return ask(comm, {"ncclSend", Kind::send, send, nullptr, count, type, ncclSum, peer, nullptr}, stream);
+}
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return ask(comm, {"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, nullptr}, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,64 @@
+// Ranks, and what they do together.
+#pragma once
+
+#include <nccl.h>
+
+#include <deque>
+#include <map>
+
+#include "tests/support/fake_cuda/sim.h"
+
+namespace duet_sim {
+
+enum class Kind { all_reduce, reduce, reduce_scatter, broadcast, all_gather, send, receive };
+
+/// What one rank asks for.
+struct Request {
+  const char* name;
+  Kind kind;
+  const void* send;
+  void* receive;
+  std::size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int peer;  // or root
+  cudaStream_t stream;
+};
+
+/// One operation of a group, from the first rank's call on.
+struct Meeting {
+  std::vector<Request> requests;  // by rank; of a transfer: the sender's, the receiver's
+  std::vector<bool> present;
+  std::vector<int> devices;
+  OpPtr op;
+};
+
+struct Group {
+  explicit Group(int size) : ranks(static_cast<std::size_t>(size)) {}
+  bool complete() const { return arrived == ranks.size(); }
+
+  std::vector<std::unique_ptr<ncclComm>> ranks;
+  std::size_t arrived = 0;
+  bool failed = false;
+  std::map<std::uint64_t, std::shared_ptr<Meeting>> collectives;                  // by number, not complete
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Meeting>>> transfers;  // by sender and receiver, half
+};
+
+std::size_t size_of(ncclDataType_t type);  // 0: not simulated
+/// Takes a rank's part in an operation; returns that after which its stream goes on. Under the mutex, like all here.
+OpPtr enqueue(ncclComm& comm, const Request& request, const Ops& before);
+/// The rank's stream goes on without what it waits for; the others never get it, and hear of it as an async error.
+void abandon(ncclComm& comm);
+
+}  // namespace duet_sim
+
+struct ncclComm {
+  ncclComm(duet_sim::Group* owner, int own_rank, int own_device) : group(owner), rank(own_rank), device(own_device) {}
+
+  duet_sim::Group* group;
+  int rank, device;
+  bool blocking = true, alive = true, in_progress = false;
+  std::uint64_t calls = 0;
+  ncclResult_t error = ncclSuccess;
+  std::deque<std::pair<duet_sim::OpPtr, duet_sim::OpPtr>> waiting;  // the rank's operation and the meeting's
+};

@@ -1,0 +1,236 @@
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "tests/support/fake_cuda/sim.h"
+#include "tests/support/fake_cuda/simulator.h"
+
+namespace duet_sim {
+namespace {
+
+thread_local sigjmp_buf* escape = nullptr;
+thread_local cudaError_t failure = cudaSuccess;
+struct sigaction previous;
+std::mutex report_mutex;
+char kept[4096];
+
+/// Opens memory that an operation touches for the first time, ends a kernel's thread that touches what it may not.
+void on_fault(int signal, siginfo_t* info, void*) {
+  void* address = info->si_addr;
+  if (in_arena(address)) {
+    if (current_op() != nullptr) {
+      if (open_memory(address, *current_op())) return;
+      if (escape != nullptr) siglongjmp(*escape, 1);
+    }
+    report("host code touches device memory at %p", address);
+  }
+  sigaction(signal, &previous, nullptr);  // the access is tried again, and ends as without the simulator
+}
+
+/// Test frameworks take the signal for themselves, so it is looked at before every operation.
+void take_signal() {
+  struct sigaction now;
+  sigaction(SIGSEGV, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) return;
+  previous = now;
+  struct sigaction own = {};
+  own.sa_sigaction = on_fault;
+  own.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &own, nullptr);
+}
+
+/// Runs the body, unless the device failed before.
+void execute(const OpPtr& op, cudaError_t& sticky) {
+  if (sticky != cudaSuccess || !op->body) return;
+  take_signal();
+  current_op() = op.get();
+  failure = cudaSuccess;
+  const bool good = guarded(op->body);
+  if (!close_memory(*op) || !good) sticky = cudaErrorIllegalAddress;
+  if (failure != cudaSuccess) sticky = failure;
+  current_op() = nullptr;
+}
+
+/// What `targets` wait for, themselves included.
+std::unordered_set<Op*> needed_by(const Ops& targets) {
+  std::unordered_set<Op*> needed;
+  std::vector<Op*> open;
+  for (const OpPtr& op : targets) open.push_back(op.get());
+  while (!open.empty()) {
+    Op* op = open.back();
+    open.pop_back();
+    if (op->done || !needed.insert(op).second) continue;
+    for (const OpPtr& before : op->before) open.push_back(before.get());
+  }
+  return needed;
+}
+
+enum class Order { any, needed_first, needed_last };
+
+void run(std::unique_lock<std::mutex>& lock, std::size_t chosen) {
+  State& s = state();
+  OpPtr op = s.runnable[chosen];
+  s.runnable.erase(s.runnable.begin() + static_cast<std::ptrdiff_t>(chosen));
+  s.executing = true;
+  cudaError_t sticky = s.sticky[op->device];
+  lock.unlock();
+  execute(op, sticky);
+  lock.lock();
+  if (s.sticky[op->device] == cudaSuccess) s.sticky[op->device] = sticky;
+  s.executing = false;
+  finish(op);
+}
+
+bool run_some(std::unique_lock<std::mutex>& lock, Order order, const std::unordered_set<Op*>& needed) {
+  State& s = state();
+  if (s.executing || s.runnable.empty()) return false;
+  std::vector<std::size_t> preferred;
+  for (std::size_t i = 0; i < s.runnable.size() && order != Order::any; ++i)
+    if (needed.count(s.runnable[i].get()) == (order == Order::needed_first)) preferred.push_back(i);
+  run(lock, preferred.empty() ? random_number(s.runnable.size()) : preferred[random_number(preferred.size())]);
+  return true;
+}
+
+}  // namespace
+
+State& state() {
+  static State* shared = [] {
+    auto* made = new State;
+    made->random = static_cast<std::uint64_t>(setting("DUET_SIM_SEED", 1));
+    return made;
+  }();
+  return *shared;
+}
+
+std::uint64_t random_number(std::uint64_t below) {
+  // splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)
+  std::uint64_t x = state().random += 0x9E3779B97F4A7C15u;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return (x ^ x >> 31) % below;
+}
+
+const Op*& current_op() {
+  thread_local const Op* op = nullptr;
+  return op;
+}
+
+void fail_current_op(cudaError_t error) { failure = error; }
+
+bool guarded(const std::function<void()>& call) {
+  sigjmp_buf place;
+  sigjmp_buf* volatile outer = escape;
+  if (sigsetjmp(place, 1) != 0) {
+    escape = outer;
+    return false;
+  }
+  escape = &place;
+  call();
+  escape = outer;
+  return true;
+}
+
+void report(const char* format, ...) {
+  char line[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "simulator: %s\n", line);
+  std::lock_guard lock(report_mutex);
+  std::strncat(kept, line, sizeof kept - std::strlen(kept) - 2);
+  std::strcat(kept, "\n");
+}
+
+std::string take_report() {
+  std::lock_guard lock(report_mutex);
+  std::string text = kept;
+  kept[0] = 0;
+  return text;
+}
+
+const char* name_of(const Op& op) {
+  Dl_info info{};
+  if (op.kernel != nullptr && ::dladdr(op.kernel, &info) != 0 && info.dli_sname != nullptr) return info.dli_sname;
+  return op.what.c_str();
+}
+
+void add_before(const OpPtr& op, const Ops& before) {
+  for (const OpPtr& other : before) {
+    if (other == nullptr || other->done) continue;
+    other->next.push_back(op);
+    op->before.push_back(other);
+    ++op->waiting;
+  }
+}
+
+void release(const OpPtr& op) {
+  if (--op->waiting == 0 && !op->done) state().runnable.push_back(op);
+  state().changed.notify_all();
+}
+
+OpPtr schedule(Op made, const Ops& before, int holds) {
+  auto op = std::make_shared<Op>(std::move(made));
+  op->waiting = holds + 1;
+  state().pending.insert(op);
+  add_before(op, before);
+  release(op);
+  return op;
+}
+
+void finish(const OpPtr& op) {
+  State& s = state();
+  op->done = true;
+  op->body = nullptr;
+  op->before.clear();
+  for (const OpPtr& other : op->next) release(other);
+  op->next.clear();
+  s.pending.erase(op);
+  ++s.finished;
+  s.changed.notify_all();
+}
+
+void run_one(std::unique_lock<std::mutex>& lock) { run_some(lock, Order::any, {}); }
+
+cudaError_t drain(std::unique_lock<std::mutex>& lock, const Ops& targets) {
+  State& s = state();
+  const auto order = static_cast<Order>(random_number(3));
+  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
+  const auto needed = needed_by(targets);
+  const auto done = [](const OpPtr& op) { return op == nullptr || op->done; };
+  while (!std::all_of(targets.begin(), targets.end(), done)) {
+    if (run_some(lock, order, needed)) continue;
+    const std::uint64_t seen = s.finished;
+    const auto can_go_on = [&] { return s.finished != seen || (!s.executing && !s.runnable.empty()); };
+    const bool moved = s.changed.wait_for(lock, patience, can_go_on);
+    if (moved || s.executing) continue;
+    for (Op* op : needed_by(targets))
+      if (op->waiting > 0) report("deadlock: %s waits for what nobody asks for", name_of(*op));
+    return cudaErrorLaunchTimeout;
+  }
+  return cudaSuccess;
+}
+
+void reset(std::uint64_t seed, const std::string& fail) {
+  State& s = state();
+  std::unique_lock lock(s.mutex);
+  s.changed.wait(lock, [&] { return !s.executing; });
+  for (const OpPtr& op : std::vector<OpPtr>(s.pending.begin(), s.pending.end())) finish(op);
+  s.runnable.clear();
+  s.captures.clear();
+  for (cudaStream_t stream : s.streams) stream->capture = nullptr;
+  for (cudaError_t& sticky : s.sticky) sticky = cudaSuccess;
+  s.random = seed;
+  set_failures(fail);
+  lock.unlock();
+  set_last(cudaSuccess);
+  take_report();
+}
+
+}  // namespace duet_sim

@@ -1,0 +1,32 @@
+// A simulated CUDA for tests: libfake_cuda.so stands in for the runtime, cuDNN, cuBLAS and NCCL on a machine without
+// any.
+//
+// Everything asked of a stream is queued and runs only when somebody synchronises or queries, in a seeded random order
+// among what streams, events and graphs allow: a missing event or wait shows as a wrong result. Device memory can be
+// touched only while an operation of its device (or of one with peer access) runs; freed memory never again. What goes
+// wrong is printed as "simulator: ..." and becomes the sticky error that CUDA would give.
+//
+// Environment: DUET_SIM_SEED; DUET_SIM_DEVICES (4); DUET_SIM_MEMORY, MiB per device (4096); DUET_SIM_PEER=0: no peer
+// access; DUET_SIM_FAIL=cudaMalloc:3,kernel:5+: the 3rd call fails, kernels do from the 5th on; DUET_SIM_THREADS=1: no
+// block runs in one thread; DUET_SIM_TIMEOUT_S (20) until a deadlock is reported; DUET_SIM_NCCL_VERSION.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace duet_sim {
+
+struct Live {
+  std::size_t allocations = 0, bytes = 0;
+};
+/// Memory allocated and not freed: of a device, or pinned host memory with device -1.
+Live live(int device);
+/// Whether the device got a context: was set, or given memory, a stream or an event.
+bool has_context(int device);
+/// Forgets queued work and sticky errors, seeds the order, and sets failures to inject (as DUET_SIM_FAIL).
+void reset(std::uint64_t seed, const std::string& fail = "");
+/// What was reported since the last call.
+std::string take_report();
+
+}  // namespace duet_sim
