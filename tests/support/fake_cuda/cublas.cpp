@@ -81,6 +81,10 @@ cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
   *version = CUBLAS_VERSION;
   return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasGetProperty(libraryPropertyType type, int* value) {
+  *value = type == MAJOR_VERSION ? CUBLAS_VER_MAJOR : 0;
+  return CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
   if (!stream_of_device(stream, handle->device)) return CUBLAS_STATUS_INVALID_VALUE;
   handle->stream = stream;
