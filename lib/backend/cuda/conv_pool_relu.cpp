@@ -13,7 +13,8 @@ Shape image_shape(const Tensor& x, const Tensor& w, const ConvPoolRelu& op) {
 }
 
 kernels::TiledPool tiles(const Shape& image, const ConvPoolRelu& op) {
-  to_int(image.count_from(1), "elements of a row of the convolution");  // the kernels count them in ints
+  // The kernels count the elements of a row in ints, in whole chunks of dropout's.
+  to_int(image.count_from(1) + arithmetic::kDropoutLanes * arithmetic::kDropoutNumbers, "a row of the convolution");
   return {.rows = image[0],
           .channels = static_cast<int>(image[1]),
           .height = static_cast<int>(image[2]),
