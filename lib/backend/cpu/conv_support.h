@@ -38,6 +38,46 @@ class Weights {
   const ConvPlan* plan_ = nullptr;
 };
 
+/// Shapes of one call of a fused convolution, the same forward and backward.
+struct Fused {
+  Fused(const Tensor& x, const Tensor& w, const Tensor& y, const ConvPoolRelu& op, Layout conv_layout)
+      : layout(conv_layout),
+        block(block_of(conv_layout)),
+        transpose(y.layout() != conv_layout),
+        channels(w.size(0)),
+        height(op.conv.out_h(x.size(2))),
+        width(op.conv.out_w(x.size(3))),
+        pool{height,
+             width,
+             op.pool.out_h(height),
+             op.pool.out_w(width),
+             op.pool.kernel_h,
+             op.pool.kernel_w,
+             op.pool.stride_h,
+             op.pool.stride_w,
+             0,
+             0},
+        pixels(pool.out_height * pool.out_width),
+        row_count(channels * pixels) {}
+
+  Layout layout;  // of the convolution's output
+  int block;
+  bool transpose;  // y has another layout than the convolution's output
+  std::int64_t channels, height, width;
+  PoolGeometry pool;
+  std::int64_t pixels;     // of a pooled image
+  std::int64_t row_count;  // elements of a row of y
+};
+
+/// Whether the kernels for a 3x3 convolution with a 2x2 pool (PooledConv) take this one.
+inline bool has_pooled_kernels(const Fused& f, const Tensor& x, const ConvPoolRelu& op) {
+  const Window2d conv = {3, 3, 1, 1, 1, 1}, pool = {2, 2, 2, 2, 0, 0};
+  constexpr std::int64_t kLargestOffset = std::int64_t{1} << 31;
+  const std::int64_t padded = x.size(0) * x.size(1) * (f.height + 2) * (f.width + 2);
+  return op.conv == conv && op.pool == pool && f.block > 1 && x.layout() == f.layout && f.height % 2 == 0 &&
+         f.width % 2 == 0 && padded < kLargestOffset;
+}
+
 /// Whether the weight gradient is left to own loops: oneDNN 2.6 has no vector code for one input channel and outputs in
 /// blocks of 8, and takes a hundred times as long.
 inline bool reads_plain_image(const Tensor& x, Layout y_layout) {

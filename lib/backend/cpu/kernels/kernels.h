@@ -27,13 +27,13 @@ struct PoolGeometry {
 
 using arithmetic::kDead;
 
-/// A 3x3 convolution with padding 1, a 2x2 max-pool and relu, seen from its backward. Images are blocked by
-/// channel_block channels and padded by one pixel of zeros on each side.
-struct LiveConv {
-  std::int64_t height, width;  // of the image, even
-  std::int64_t in_channels, out_channels;
-  bool blocked_output;  // the pooled outputs are blocked too, else plain
-  float scale;          // factor of all gradients (dropout)
+/// A 3x3 convolution with padding 1, bias, a 2x2 max-pool and relu. Images are blocked by channel_block channels and
+/// padded by one pixel of zeros on each side.
+struct PooledConv {
+  std::int64_t height, width;              // of the image, even
+  std::int64_t in_channels, out_channels;  // multiples of channel_block
+  bool blocked_output;                     // backward: the pooled outputs are blocked too, else plain
+  float scale;                             // backward: factor of all gradients (dropout)
 };
 
 /// A convolution of images with few channels in the plain layout, padded already; its outputs are blocked by
@@ -73,13 +73,21 @@ struct Kernels {
   void (*block)(const float* x, float* y, std::int64_t pixels, int block);
   void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 
+  /// Floats of scratch memory that winograd_forward takes.
+  std::int64_t (*winograd_scratch_floats)(const PooledConv& g);
+  /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward wants them: 16 / 9 of their number.
+  void (*winograd_weights)(const PooledConv& g, const float* w, float* u);
+  /// One row: padded image x to pooled y and index, both blocked.
+  void (*winograd_forward)(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
+                           std::uint8_t* index, float* scratch);
+
   /// Bytes of scratch memory that the next two take.
-  std::int64_t (*live_scratch_bytes)(const LiveConv& g);
+  std::int64_t (*live_scratch_bytes)(const PooledConv& g);
   /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only; x: the padded images.
-  void (*live_backward_weights)(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
+  void (*live_backward_weights)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                 std::int64_t rows, float* dw, float* db, void* scratch);
   /// dx, padded, of one row; w (in_channels / channel_block, out_channels, 9, channel_block).
-  void (*live_backward_data)(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
+  void (*live_backward_data)(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                              void* scratch);
 
   /// dw (out_channels, in_channels, kernel_h, kernel_w) and db = sums over `rows` rows.

@@ -17,14 +17,14 @@ struct LiveGradient {
 };
 
 /// Place of (channel, pixel) in one row of pooled outputs.
-std::int64_t pooled_at(const LiveConv& g, std::int64_t channel, std::int64_t pixel) {
+std::int64_t pooled_at(const PooledConv& g, std::int64_t channel, std::int64_t pixel) {
   const std::int64_t pixels = g.height / 2 * (g.width / 2);
   if (!g.blocked_output) return channel * pixels + pixel;
   return (channel / kBlock * pixels + pixel) * kBlock + channel % kBlock;
 }
 
 /// The live gradients of one output channel in one row; returns their number.
-std::int64_t collect_channel(const LiveConv& g, const float* dy, const std::uint8_t* index, std::int64_t channel,
+std::int64_t collect_channel(const PooledConv& g, const float* dy, const std::uint8_t* index, std::int64_t channel,
                              LiveGradient* list) {
   const std::int64_t pooled_width = g.width / 2, pitch = g.width + 2;
   const std::int64_t step = pooled_at(g, channel, 1) - pooled_at(g, channel, 0);
@@ -84,7 +84,7 @@ struct CornerLists {
 };
 
 /// Sorts the gradients of pooled pixels [begin, end) by pixel and corner, in the order of channels.
-void collect_corners(const LiveConv& g, const float* dy, const std::uint8_t* index, std::int64_t begin,
+void collect_corners(const PooledConv& g, const float* dy, const std::uint8_t* index, std::int64_t begin,
                      std::int64_t end, CornerLists& lists) {
   for (std::int64_t i = 0; i < (end - begin) * CornerLists::kLists; ++i) lists.counts[i] = 0;
   const std::int64_t step = pooled_at(g, 0, 1) - pooled_at(g, 0, 0);
@@ -98,7 +98,7 @@ void collect_corners(const LiveConv& g, const float* dy, const std::uint8_t* ind
 }
 
 /// How many lines of pooled pixels are sorted at a time: as many as stay in the cache.
-std::int64_t lines_at_once(const LiveConv& g) {
+std::int64_t lines_at_once(const PooledConv& g) {
   constexpr std::int64_t kBytes = 256 * 1024;
   const std::int64_t line = g.width / 2 * CornerLists::kLists * g.out_channels * std::int64_t{sizeof(LiveGradient)};
   const std::int64_t lines = kBytes / line;
@@ -107,7 +107,7 @@ std::int64_t lines_at_once(const LiveConv& g) {
 
 }  // namespace
 
-std::int64_t live_scratch_bytes(const LiveConv& g) {
+std::int64_t live_scratch_bytes(const PooledConv& g) {
   const std::int64_t pixels = lines_at_once(g) * (g.width / 2);
   const std::int64_t corners = pixels * CornerLists::kLists;
   const std::int64_t data = corners * (g.out_channels * std::int64_t{sizeof(LiveGradient)} + 4);
@@ -115,7 +115,7 @@ std::int64_t live_scratch_bytes(const LiveConv& g) {
   return data > weights ? data : weights;
 }
 
-void live_backward_weights(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
+void live_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                            std::int64_t rows, float* dw, float* db, void* scratch) {
   auto* const list = static_cast<LiveGradient*>(scratch);
   const std::int64_t pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
@@ -142,7 +142,7 @@ void live_backward_weights(const LiveConv& g, const float* x, const float* dy, c
   }
 }
 
-void live_backward_data(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
+void live_backward_data(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                         void* scratch) {
   const std::int64_t pooled_width = g.width / 2, pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
   const std::int64_t group = lines_at_once(g) * pooled_width, pixels = g.height / 2 * pooled_width;

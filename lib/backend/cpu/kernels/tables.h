@@ -21,10 +21,14 @@ void unblock(const float* x, float* y, std::int64_t pixels, int block);
 void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
-std::int64_t live_scratch_bytes(const LiveConv& g);
-void live_backward_weights(const LiveConv& g, const float* x, const float* dy, const std::uint8_t* index,
+std::int64_t winograd_scratch_floats(const PooledConv& g);
+void winograd_weights(const PooledConv& g, const float* w, float* u);
+void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
+                      std::uint8_t* index, float* scratch);
+std::int64_t live_scratch_bytes(const PooledConv& g);
+void live_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                            std::int64_t rows, float* dw, float* db, void* scratch);
-void live_backward_data(const LiveConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
+void live_backward_data(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
                         void* scratch);
 void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                             float* db);

@@ -32,9 +32,21 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
   return v;
 }
 [[gnu::always_inline]] inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-[[gnu::always_inline]] inline Vec broadcast(float x) { return Vec{} + x; }
+/// x in all lanes. Minus zero, not plus: the compiler must keep an addition of +0, which changes -0.
+[[gnu::always_inline]] inline Vec broadcast(float x) { return x - Vec{}; }
 /// a * b + c, fused where the machine can: these files, and only these, are compiled with contraction on.
 [[gnu::always_inline]] inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+
+/// kWidth 32-bit integers: what comparing Vecs gives, and what chooses between them.
+typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
+
+/// The lanes' low bytes.
+[[gnu::always_inline]] inline void store_bytes(std::uint8_t* p, Ints v) {
+  typedef std::uint8_t Bytes __attribute__((vector_size(kWidth)));
+  const Bytes bytes = __builtin_convertvector(v, Bytes);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+
 /// The sum of all lanes, always in the same order.
 [[gnu::always_inline]] inline float sum(Vec v) {
   float lanes[kWidth];

@@ -1,0 +1,180 @@
+// Forward of a 3x3 convolution, bias, 2x2 max-pool and relu in one pass, by Winograd's F(2x2, 3x3): four products a
+// pixel and channel instead of nine (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016). A tile
+// of 2x2 outputs is one window of the pool, so the convolution's outputs never leave the registers.
+//
+// Values that are not finite spread over their tile: the transforms only add and subtract, so they never become finite.
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+namespace {
+
+constexpr int kPoints = 16;                            // products of a tile and channel
+constexpr int kBlock = kWidth >= 8 ? kWidth : 8;       // channels of a block of the image
+constexpr int kMostTiles = kRegisters == 32 ? 13 : 6;  // accumulators of kPanelVecs vectors that fit the registers
+constexpr int kPanelVecs = 2;
+constexpr int kPanel = kPanelVecs * kWidth;  // output channels computed together
+constexpr std::int64_t kApart = 16;          // keeps points from lying a multiple of a page apart
+
+/// Output channels of the panel that begins at channel k: the last may be narrower.
+std::int64_t panel_width(const PooledConv& g, std::int64_t k) {
+  return g.out_channels - k < kPanel ? g.out_channels - k : kPanel;
+}
+
+/// Floats between the points of a group of tiles.
+std::int64_t point_pitch(int tiles, std::int64_t channels) { return tiles * channels + kApart; }
+
+/// The 4x4 products of kWidth filters' taps: G w G^T.
+void transform_filters(const float (&taps)[9][kWidth], float* u, std::int64_t pitch) {
+  const Vec half = broadcast(0.5f);
+  Vec rows[4][3];
+  for (int s = 0; s < 3; ++s) {
+    const Vec top = load(taps[s]), middle = load(taps[3 + s]), bottom = load(taps[6 + s]);
+    rows[0][s] = top;
+    rows[1][s] = half * (top + bottom + middle);
+    rows[2][s] = half * (top + bottom - middle);
+    rows[3][s] = bottom;
+  }
+  for (int r = 0; r < 4; ++r) {
+    const Vec outer = rows[r][0] + rows[r][2];
+    store(u + (4 * r) * pitch, rows[r][0]);
+    store(u + (4 * r + 1) * pitch, half * (outer + rows[r][1]));
+    store(u + (4 * r + 2) * pitch, half * (outer - rows[r][1]));
+    store(u + (4 * r + 3) * pitch, rows[r][2]);
+  }
+}
+
+/// B^T d B of the 4x4 pixels at `corner`, kWidth channels: point i at v + i * pitch.
+[[gnu::always_inline]] inline void transform_pixels(const float* corner, std::int64_t line, float* v,
+                                                    std::int64_t pitch) {
+  Vec rows[4][4];
+  for (int s = 0; s < 4; ++s) {
+    Vec d[4];
+    for (int r = 0; r < 4; ++r) d[r] = load(corner + r * line + s * kBlock);
+    rows[0][s] = d[0] - d[2];
+    rows[1][s] = d[1] + d[2];
+    rows[2][s] = d[2] - d[1];
+    rows[3][s] = d[1] - d[3];
+  }
+  for (int r = 0; r < 4; ++r) {
+    store(v + (4 * r) * pitch, rows[r][0] - rows[r][2]);
+    store(v + (4 * r + 1) * pitch, rows[r][1] + rows[r][2]);
+    store(v + (4 * r + 2) * pitch, rows[r][2] - rows[r][1]);
+    store(v + (4 * r + 3) * pitch, rows[r][1] - rows[r][3]);
+  }
+}
+
+/// m (kTiles, kVecs vectors) = v (kTiles, channels) * u (channels, kVecs vectors). Each element has one accumulator
+/// that walks the channels in order, so it does not depend on the tiles beside it.
+template <int kTiles, int kVecs>
+void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
+  Vec total[kTiles][kVecs] = {};
+  for (std::int64_t c = 0; c < channels; ++c) {
+    Vec weights[kVecs];
+    for (int j = 0; j < kVecs; ++j) weights[j] = load(u + (c * kVecs + j) * kWidth);
+    for (int t = 0; t < kTiles; ++t) {
+      const Vec pixel = broadcast(v[t * channels + c]);
+      for (int j = 0; j < kVecs; ++j) total[t][j] = fma(pixel, weights[j], total[t][j]);
+    }
+  }
+  for (int t = 0; t < kTiles; ++t)
+    for (int j = 0; j < kVecs; ++j) store(m + (t * kVecs + j) * kWidth, total[t][j]);
+}
+
+/// A^T m A: the four outputs of a tile; then their maximum, its place, and relu. Ties go to the first; a NaN wins.
+[[gnu::always_inline]] inline void pool_tile(const float* m, std::int64_t pitch, Vec bias, float* y,
+                                             std::uint8_t* index) {
+  Vec rows[2][4];
+  for (int s = 0; s < 4; ++s) {
+    Vec p[4];
+    for (int r = 0; r < 4; ++r) p[r] = load(m + (4 * r + s) * pitch);
+    if (s == 1) p[1] = p[1] + bias;  // point (1, 1) enters each of the four outputs once
+    rows[0][s] = p[0] + (p[1] + p[2]);
+    rows[1][s] = (p[1] - p[2]) - p[3];
+  }
+  Vec best = rows[0][0] + (rows[0][1] + rows[0][2]);
+  Ints place = {};
+  for (int i = 1; i < 4; ++i) {
+    const Vec* const row = rows[i / 2];
+    const Vec next = i % 2 ? (row[1] - row[2]) - row[3] : row[0] + (row[1] + row[2]);
+    const Ints wins = (next > best) | (next != next);
+    best = wins ? next : best;
+    place = wins ? Ints{} + i : place;
+  }
+  const Ints dead = best <= Vec{};
+  store(y, dead ? Vec{} : best);
+  store_bytes(index, dead ? Ints{} + kDead : place);
+}
+
+/// Tiles [first, first + kTiles) of one image, all output channels.
+template <int kTiles>
+void forward_tiles(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
+                   std::uint8_t* index, std::int64_t first, float* scratch) {
+  const std::int64_t width = g.width / 2, pixels = g.height / 2 * width, line = (g.width + 2) * kBlock;
+  const std::int64_t v_pitch = point_pitch(kTiles, g.in_channels), m_pitch = point_pitch(kTiles, kPanel);
+  float* const v = scratch;
+  float* const m = scratch + kPoints * v_pitch;
+  for (std::int64_t c = 0; c < g.in_channels; c += kWidth) {
+    const float* const plane = x + c / kBlock * (g.height + 2) * line + c % kBlock;
+    for (int t = 0; t < kTiles; ++t) {
+      const std::int64_t row = (first + t) / width, column = (first + t) % width;
+      transform_pixels(plane + 2 * row * line + 2 * column * kBlock, line, v + t * g.in_channels + c, v_pitch);
+    }
+  }
+  for (std::int64_t k = 0; k < g.out_channels; k += kPanel) {
+    const std::int64_t channels = panel_width(g, k);
+    const float* const weights = u + kPoints * k * g.in_channels;
+    for (int i = 0; i < kPoints; ++i) {
+      const float* const from = weights + i * g.in_channels * channels;
+      if (channels == kPanel) {
+        multiply<kTiles, kPanelVecs>(v + i * v_pitch, from, m + i * m_pitch, g.in_channels);
+      } else {
+        multiply<kTiles, 1>(v + i * v_pitch, from, m + i * m_pitch, g.in_channels);
+      }
+    }
+    for (std::int64_t j = 0; j < channels; j += kWidth)
+      for (int t = 0; t < kTiles; ++t) {
+        const std::int64_t at = ((k + j) / kBlock * pixels + first + t) * kBlock + (k + j) % kBlock;
+        pool_tile(m + t * channels + j, m_pitch, load(bias + k + j), y + at, index + at);
+      }
+  }
+}
+
+/// forward_tiles<tiles>.
+template <int kTiles>
+void forward_group(int tiles, const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
+                   std::uint8_t* index, std::int64_t first, float* scratch) {
+  if (tiles == kTiles) return forward_tiles<kTiles>(g, u, bias, x, y, index, first, scratch);
+  if constexpr (kTiles > 1) forward_group<kTiles - 1>(tiles, g, u, bias, x, y, index, first, scratch);
+}
+
+}  // namespace
+
+std::int64_t winograd_scratch_floats(const PooledConv& g) {
+  return kPoints * (point_pitch(kMostTiles, g.in_channels) + point_pitch(kMostTiles, kPanel));
+}
+
+// Order: (panel of output channels, point, input channel, output channel of the panel).
+void winograd_weights(const PooledConv& g, const float* w, float* u) {
+  for (std::int64_t k = 0; k < g.out_channels; k += kPanel) {
+    const std::int64_t channels = panel_width(g, k);
+    for (std::int64_t j = 0; j < channels; j += kWidth)
+      for (std::int64_t c = 0; c < g.in_channels; ++c) {
+        float taps[9][kWidth];
+        for (int lane = 0; lane < kWidth; ++lane)
+          for (int t = 0; t < 9; ++t) taps[t][lane] = w[((k + j + lane) * g.in_channels + c) * 9 + t];
+        transform_filters(taps, u + kPoints * k * g.in_channels + c * channels + j, g.in_channels * channels);
+      }
+  }
+}
+
+void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
+                      std::uint8_t* index, float* scratch) {
+  const std::int64_t tiles = g.height / 2 * (g.width / 2), groups = (tiles + kMostTiles - 1) / kMostTiles;
+  for (std::int64_t i = 0; i < groups; ++i) {
+    const std::int64_t first = tiles * i / groups, count = tiles * (i + 1) / groups - first;
+    forward_group<kMostTiles>(static_cast<int>(count), g, u, bias, x, y, index, first, scratch);
+  }
+}
+
+}  // namespace duet::cpu::DUET_ISA

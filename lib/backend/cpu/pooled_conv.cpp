@@ -1,0 +1,118 @@
+// A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, backward
+// over live gradients only. Images are padded row by row, in the cache.
+#include "lib/backend/cpu/conv_support.h"
+
+namespace duet::cpu {
+namespace {
+
+/// Copies blocked images into ones with a border of one zero pixel, or back.
+void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
+  const std::int64_t pitch = (w + 2) * block;
+  for (std::int64_t i = 0; i < images; ++i) {
+    float* const to = padded + i * (h + 2) * pitch;
+    std::fill_n(to, pitch, 0.0f);
+    for (std::int64_t row = 0; row < h; ++row) {
+      float* const line = to + (row + 1) * pitch;
+      std::fill_n(line, block, 0.0f);
+      std::copy_n(x + (i * h + row) * w * block, w * block, line + block);
+      std::fill_n(line + pitch - block, block, 0.0f);
+    }
+    std::fill_n(to + (h + 1) * pitch, pitch, 0.0f);
+  }
+}
+
+void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
+  const std::int64_t pitch = (w + 2) * block;
+  for (std::int64_t i = 0; i < images; ++i)
+    for (std::int64_t row = 0; row < h; ++row)
+      std::copy_n(padded + i * (h + 2) * pitch + (row + 1) * pitch + block, w * block, x + (i * h + row) * w * block);
+}
+
+/// Plain (K, C, 9) to (C / block, K, 9, block).
+void block_inputs(const float* plain, float* w, std::int64_t outs, std::int64_t ins, int block) {
+  for (std::int64_t c = 0; c < ins; ++c)
+    for (std::int64_t k = 0; k < outs; ++k)
+      for (std::int64_t t = 0; t < 9; ++t)
+        w[((c / block * outs + k) * 9 + t) * block + c % block] = plain[(k * ins + c) * 9 + t];
+}
+
+/// (K, 9, C) to plain (K, C, 9).
+void taps_last(const float* w, float* plain, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t c = 0; c < ins; ++c)
+      for (std::int64_t t = 0; t < 9; ++t) plain[(k * ins + c) * 9 + t] = w[(k * 9 + t) * ins + c];
+}
+
+}  // namespace
+
+void CpuBackend::winograd_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                  const Tensor& index, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, w, y, op, x.layout());
+  const PooledConv g = {.height = f.height,
+                        .width = f.width,
+                        .in_channels = x.size(1),
+                        .out_channels = f.channels,
+                        .blocked_output = true,
+                        .scale = 1};
+  const std::int64_t planes = g.in_channels / f.block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
+  const std::int64_t first = x.stamp_or_self().first;
+  const Tensor filters = empty({16, f.channels, g.in_channels});
+  kernels_.winograd_weights(g, w.data<float>(), filters.data<float>());
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
+    Worker& worker = device.worker(id);
+    float* const image = worker.image.floats(padded);
+    float* const scratch = worker.gradient.floats(kernels_.winograd_scratch_floats(g));
+    float* const pooled = worker.row.floats(f.row_count);
+    std::uint8_t* const places = worker.index.bytes(f.row_count);
+    for (std::int64_t row = begin; row < end; ++row) {
+      float* const out = rows_of(y, row);
+      std::uint8_t* const out_index = index.data<std::uint8_t>() + row * f.row_count;
+      pad(rows_of(x, row), image, planes, f.height, f.width, f.block);
+      kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, f.transpose ? pooled : out,
+                                f.transpose ? places : out_index, scratch);
+      for (std::int64_t i = 0; f.transpose && i < f.row_count; i += f.pixels * f.block) {
+        kernels_.unblock(pooled + i, out + i, f.pixels, f.block);
+        kernels_.unblock_bytes(places + i, out_index + i, f.pixels, f.block);
+      }
+      if (op.dropout.p > 0) drop_row(op.dropout, first + row, y, out, out_index, worker);
+    }
+  });
+}
+
+void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                               const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, w, dy, op, x.layout());
+  const PooledConv g = {.height = f.height,
+                        .width = f.width,
+                        .in_channels = x.size(1),
+                        .out_channels = f.channels,
+                        .blocked_output = dy.layout() != Layout::plain,
+                        .scale = op.dropout.p > 0 ? op.dropout.scale() : 1.0f};
+  const std::int64_t planes = g.in_channels / f.block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
+  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  LeafGradients gradients(device, blocks, dw, db);
+  const Tensor taps = empty({f.channels, 9, g.in_channels});
+  if (dx.defined()) block_inputs(w.data<float>(), taps.data<float>(), f.channels, g.in_channels, f.block);
+  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
+    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const std::int64_t rows = end - begin;
+    if (rows == 0) return;
+    Worker& worker = device.worker(id);
+    float* const images = worker.image.floats((rows + 1) * padded);
+    pad(rows_of(x, begin), images, rows * planes, f.height, f.width, f.block);
+    void* const scratch = worker.gradient.bytes(kernels_.live_scratch_bytes(g));
+    kernels_.live_backward_weights(g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count,
+                                   rows, gradients.weights(leaf), gradients.bias(leaf), scratch);
+    for (std::int64_t row = begin; dx.defined() && row < end; ++row) {
+      float* const image = images + rows * padded;
+      kernels_.live_backward_data(g, taps.data<float>(), rows_of(dy, row),
+                                  index.data<std::uint8_t>() + row * f.row_count, image, scratch);
+      crop(image, rows_of(dx, row), planes, f.height, f.width, f.block);
+    }
+  });
+  taps_last(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
+}
+
+}  // namespace duet::cpu
