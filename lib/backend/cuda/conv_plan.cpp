@@ -115,7 +115,10 @@ void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
 
 void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) const {
   const cudnnHandle_t handle = device.cudnn();
-  void* const workspace = workspace_bytes_ > 0 ? device.workspace(workspace_bytes_) : nullptr;
+  // From the pool each time: a recorded step keeps what it got.
+  Tensor scratch;
+  if (workspace_bytes_ > 0) scratch = empty({static_cast<std::int64_t>(workspace_bytes_)}, DType::u8, device.device());
+  void* const workspace = scratch.defined() ? scratch.raw() : nullptr;
   const char* const op = current_operator();
   switch (pass_) {
     case ConvPass::forward:

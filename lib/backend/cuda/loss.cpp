@@ -35,9 +35,9 @@ void CudaBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, f
 void CudaBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
   same_device("mse_loss_forward", {{"x", x}, {"target", target}, {"loss", loss}});
   CudaDevice& device = on(x);
-  auto* const partials = static_cast<float*>(device.workspace(kernels::kMsePartials * sizeof(float)));
-  kernels::mse_forward(x.data<float>(), target.data<float>(), factor, loss.data<float>(), partials, x.count(),
-                       device.stream());
+  const Tensor partials = empty({kernels::kMsePartials}, DType::f32, x.device());
+  kernels::mse_forward(x.data<float>(), target.data<float>(), factor, loss.data<float>(), partials.data<float>(),
+                       x.count(), device.stream());
 }
 
 void CudaBackend::mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
