@@ -94,21 +94,26 @@ class CudaBackend final : public Backend {
   CudaDevice& on(Device device, const char* op = __builtin_FUNCTION());
   CudaDevice& on(const Tensor& tensor, const char* op = __builtin_FUNCTION()) { return on(tensor.device(), op); }
 
-  /// Makes copies from `from` to `to` direct where the two GPUs can; once per pair.
-  void enable_peer_access(CudaDevice& to, CudaDevice& from);
-  /// Gives the cached memory of all devices on a GPU back to the driver.
-  void trim(int physical);
+  /// A copy between two devices, in the order of Note [Order] in backend.h.
+  void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
+  /// Gives the cached memory of the other devices on the same GPU back to the driver.
+  void trim_others(const CudaDevice& device);
+  /// What this process holds on a GPU.
+  std::size_t held_bytes(int physical) const;
 
  private:
   static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
-  CudaDevice* find(std::size_t gpu, std::size_t logical) const;
+  using Slot = std::atomic<CudaDevice*>;
+  CudaDevice& find(Device device);
+  /// Lets the two GPUs reach each other's memory, where the machine allows it; tried once per pair.
+  void enable_peer_access(const CudaDevice& a, const CudaDevice& b);
 
   int gpus_ = 0;
   std::atomic<Precision> precision_{Precision::fp32};
   std::mutex devices_mutex_;
-  std::array<std::array<std::atomic<CudaDevice*>, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
+  std::array<std::array<Slot, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
   std::mutex peers_mutex_;
-  std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers_{};  // [to][from]: access was tried
+  std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers_tried_{};
 };
 
 }  // namespace duet::cuda

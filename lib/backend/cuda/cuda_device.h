@@ -38,6 +38,7 @@ class CudaDevice {
   /// At least `bytes` bytes, ordered on stream(); valid until the next call.
   void* workspace(std::size_t bytes);
   DeviceMemory& memory() { return *memory_; }
+  const DeviceMemory& memory() const { return *memory_; }
   Precision precision() const;
   /// The convolutions prepared so far.
   ConvPlans& conv_plans();

@@ -1,7 +1,9 @@
 // Memory of one device on a GPU: a cache over cudaMalloc, and copies.
 #pragma once
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -30,17 +32,19 @@ class DeviceMemory final : public Allocator {
   /// The recording will not be replayed any more: its blocks are anybody's.
   void drop_recording(int recording);
 
-  /// Gives cached blocks back to the driver, unless recordings live.
+  /// Gives cached blocks back to the driver, unless recordings live or another thread is at work here.
   void trim();
   /// Bytes held from the driver, those of them that tensors use, and the most they ever used.
   struct Use {
     std::size_t held = 0, used = 0, peak = 0;
   };
   Use use() const;
+  std::size_t held() const { return held_; }
 
  private:
   using FreeLists = std::map<std::size_t, std::vector<void*>>;  // by size
   void* from_driver(std::size_t size);
+  void give_back_cached();
   void copy_from_host(void* destination, const void* source, std::size_t bytes);
   void copy_to_host(void* destination, const void* source, std::size_t bytes);
 
@@ -50,6 +54,7 @@ class DeviceMemory final : public Allocator {
     std::size_t bytes = 0;
     cudaEvent_t done = nullptr;  // after the last copy that used it
     bool taken = false;          // by a thread that fills or empties it
+    std::uint64_t used = 0;      // when it was last taken
   };
   Stage& take_stage(std::size_t bytes);
   void give_stage(Stage& stage);
@@ -57,12 +62,15 @@ class DeviceMemory final : public Allocator {
   CudaBackend& backend_;
   CudaDevice& device_;
   mutable std::mutex mutex_;
-  std::unordered_map<int, FreeLists> free_;  // by recording; 0: of everybody
+  std::unordered_map<int, FreeLists> free_;  // by recording; 0: everybody's
   std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
   int recording_ = 0, last_recording_ = 0;   // the one that runs, and the newest number
-  Use use_;
+  int live_recordings_ = 0;
+  std::atomic<std::size_t> held_{0};
+  std::size_t used_ = 0, peak_ = 0;
   std::mutex stages_mutex_;
   std::vector<std::unique_ptr<Stage>> stages_;
+  std::uint64_t stage_count_ = 0;
 };
 
 }  // namespace duet::cuda

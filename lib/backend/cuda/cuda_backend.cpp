@@ -1,0 +1,167 @@
+#include "lib/backend/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/backend/cuda/memory.h"
+
+namespace duet::cuda {
+namespace {
+
+/// A version number as CUDA counts: 13020 is 13.2.
+std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
+
+int driver_version() {
+  int version = 0;
+  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+/// The number of GPUs; throws the reason when there is none. Touches no GPU.
+int count_gpus() {
+  int gpus = 0;
+  const cudaError_t status = cudaGetDeviceCount(&gpus);
+  if (status != cudaSuccess) cudaGetLastError();
+  const int driver = driver_version();
+  require<DeviceError>(driver > 0, "no NVIDIA driver is loaded");
+  require<DeviceError>(status != cudaErrorInsufficientDriver, "the driver is too old: it serves CUDA ",
+                       version_text(driver), ", duet was built for CUDA ", version_text(CUDART_VERSION));
+  require<DeviceError>(status != cudaErrorNoDevice, "the driver finds no GPU");
+  check(status, "cudaGetDeviceCount");
+  return gpus;
+}
+
+cudaDeviceProp properties_of(int gpu) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties");
+  return properties;
+}
+
+}  // namespace
+
+void same_device(const char* op, std::initializer_list<Operand> operands) {
+  const Operand* first = nullptr;
+  for (const Operand& operand : operands) {
+    if (!operand.tensor.defined()) continue;
+    if (first == nullptr) first = &operand;
+    require<DeviceError>(operand.tensor.device() == first->tensor.device(), op, ": ", first->name, " is on ",
+                         first->tensor.device(), ", ", operand.name, " on ", operand.tensor.device());
+  }
+}
+
+CudaBackend::CudaBackend() : gpus_(count_gpus()) {
+  require<DeviceError>(gpus_ <= static_cast<int>(kMaxGpus), gpus_, " GPUs, duet knows at most ", kMaxGpus);
+}
+
+std::string CudaBackend::describe(Device device) const {
+  require<DeviceError>(device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_,
+                       "there is no device ", device, ", only ", gpus_, gpus_ == 1 ? " GPU" : " GPUs");
+  const cudaDeviceProp gpu = properties_of(device.index);
+  const std::string text = concat(gpu.name, ", sm_", gpu.major, gpu.minor, ", ", gpu.totalGlobalMem >> 20, " MiB");
+  return device.logical < 0 ? text : concat("logical device ", device.logical, " on ", text);
+}
+
+std::string CudaBackend::libraries() const {
+  int runtime = 0, major = 0, minor = 0;
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  check(cublasGetProperty(MAJOR_VERSION, &major), "cublasGetProperty");
+  check(cublasGetProperty(MINOR_VERSION, &minor), "cublasGetProperty");
+  const std::size_t cudnn = cudnnGetVersion();
+  return concat("CUDA ", version_text(runtime), " (driver ", version_text(driver_version()), "), cuDNN ", cudnn / 10000,
+                ".", cudnn / 100 % 100, ".", cudnn % 100, ", cuBLAS ", major, ".", minor);
+}
+
+void CudaBackend::bind_thread(Device device) { on(device); }
+
+void CudaBackend::set_threads_per_device(int threads) {
+  require<UsageError>(threads == 1, "a GPU is driven by one thread, got ", threads);
+}
+
+Allocator& CudaBackend::allocator(Device device) { return find(device).memory(); }
+
+void CudaBackend::synchronize(Device device) { on(device).synchronize(); }
+
+void* CudaBackend::stream(Device device) { return on(device).stream(); }
+
+CudaDevice& CudaBackend::find(Device device) {
+  const bool exists = device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_ &&
+                      device.logical >= -1 && device.logical < static_cast<int>(kMaxLogical);
+  require<DeviceError>(exists, "there is no device ", device, ", only ", gpus_, gpus_ == 1 ? " GPU" : " GPUs",
+                       " of up to ", kMaxLogical, " logical devices");
+  Slot& slot = devices_[static_cast<std::size_t>(device.index)][static_cast<std::size_t>(device.logical + 1)];
+  if (CudaDevice* const made = slot.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(devices_mutex_);
+  if (CudaDevice* const made = slot.load(std::memory_order_acquire)) return *made;
+  auto* const fresh = new CudaDevice(*this, device, device.index);
+  slot.store(fresh, std::memory_order_release);
+  return *fresh;
+}
+
+CudaDevice& CudaBackend::on(Device device, const char* op) {
+  set_current_operator(op);
+  CudaDevice& found = find(device);
+  found.activate();
+  return found;
+}
+
+void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source,
+                               std::size_t bytes) {
+  to.wait_for(from);
+  to.activate();
+  if (to.physical() == from.physical()) {
+    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, to.stream()), "copy");
+  } else {
+    // Without peer access the driver takes this copy through pinned memory of its own, in the same order.
+    enable_peer_access(to, from);
+    check(cudaMemcpyPeerAsync(destination, to.physical(), source, from.physical(), bytes, to.stream()), "copy");
+  }
+  // The source may be written or given back now, and used for something else on its own stream.
+  from.wait_for(to);
+  to.activate();
+}
+
+void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
+  const auto [low, high] = std::minmax(static_cast<std::size_t>(a.physical()), static_cast<std::size_t>(b.physical()));
+  const std::lock_guard lock(peers_mutex_);
+  if (peers_tried_[low][high]) return;
+  for (const auto& [own, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
+    int possible = 0;
+    check(cudaDeviceCanAccessPeer(&possible, own->physical(), other->physical()), "cudaDeviceCanAccessPeer");
+    if (!possible) continue;
+    own->activate();
+    const cudaError_t status = cudaDeviceEnablePeerAccess(other->physical(), 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+    } else {
+      check(status, "cudaDeviceEnablePeerAccess");
+    }
+  }
+  peers_tried_[low][high] = true;
+  a.activate();
+}
+
+void CudaBackend::trim_others(const CudaDevice& device) {
+  for (const Slot& slot : devices_[static_cast<std::size_t>(device.physical())]) {
+    CudaDevice* const other = slot.load(std::memory_order_acquire);
+    if (other != nullptr && other != &device) other->memory().trim();
+  }
+}
+
+std::size_t CudaBackend::held_bytes(int physical) const {
+  std::size_t held = 0;
+  for (const Slot& slot : devices_[static_cast<std::size_t>(physical)])
+    if (const CudaDevice* const device = slot.load(std::memory_order_acquire)) held += device->memory().held();
+  return held;
+}
+
+void CudaBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source,
+                          std::size_t source_pitch, std::size_t width, std::size_t rows, Device device) {
+  check(cudaMemcpy2DAsync(destination, destination_pitch, source, source_pitch, width, rows, cudaMemcpyDeviceToDevice,
+                          on(device).stream()),
+        "copy_2d");
+}
+
+void CudaBackend::to_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y); }
+
+void CudaBackend::from_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y); }
+
+}  // namespace duet::cuda

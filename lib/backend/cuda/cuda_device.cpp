@@ -1,0 +1,119 @@
+#include "lib/backend/cuda/cuda_device.h"
+
+#include <algorithm>
+
+#include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/memory.h"
+
+namespace duet::cuda {
+namespace {
+
+// What NVIDIA recommends for Hopper; fixed, because cuBLAS must not allocate while a graph is recorded.
+constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
+
+}  // namespace
+
+CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
+    : backend_(backend), device_(device), physical_(physical) {
+  activate();
+  check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical), "cudaDeviceGetAttribute");
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), "cudaStreamCreateWithPriority");
+  void* fault = nullptr;
+  check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
+  label_fault_ = new (fault) kernels::LabelFault{};
+  memory_ = std::make_unique<DeviceMemory>(backend, *this);
+}
+
+CudaDevice::~CudaDevice() = default;
+
+Precision CudaDevice::precision() const { return backend_.precision(); }
+
+void CudaDevice::activate() const {
+  int current = -1;  // asked each time: other libraries change it too
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current != physical_) check(cudaSetDevice(physical_), "cudaSetDevice");
+}
+
+cudnnHandle_t CudaDevice::cudnn() {
+  if (cudnn_ != nullptr) return cudnn_;
+  const auto major = static_cast<int>(cudnnGetVersion() / 10000);
+  require<DeviceError>(major == CUDNN_MAJOR, "cuDNN ", cudnnGetVersion(), " was found, but duet was built for cuDNN ",
+                       CUDNN_MAJOR);
+  activate();
+  cudnnHandle_t handle = nullptr;
+  check(cudnnCreate(&handle), "cudnnCreate");
+  check(cudnnSetStream(handle, stream_), "cudnnSetStream");
+  return cudnn_ = handle;
+}
+
+cublasHandle_t CudaDevice::cublas() {
+  if (cublas_ != nullptr) return cublas_;
+  activate();
+  cublasHandle_t handle = nullptr;
+  check(cublasCreate(&handle), "cublasCreate");
+  check(cublasSetStream(handle, stream_), "cublasSetStream");
+  check(cublasSetWorkspace(handle, memory_->allocate(kCublasWorkspaceBytes), kCublasWorkspaceBytes),
+        "cublasSetWorkspace");
+  return cublas_ = handle;
+}
+
+void* CudaDevice::workspace(std::size_t bytes) {
+  if (bytes <= workspace_bytes_) return workspace_;
+  void* const larger = memory_->allocate(bytes);
+  // Work that was asked for may still use the old one: see Note [Order].
+  if (workspace_ != nullptr) memory_->release(workspace_, workspace_bytes_);
+  workspace_ = larger;
+  workspace_bytes_ = bytes;
+  return workspace_;
+}
+
+cudaEvent_t CudaDevice::take_event() {
+  {
+    const std::lock_guard lock(events_mutex_);
+    if (!events_.empty()) {
+      const cudaEvent_t event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  activate();  // an event belongs to the GPU on which it is made
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  return event;
+}
+
+void CudaDevice::give_event(cudaEvent_t event) {
+  const std::lock_guard lock(events_mutex_);
+  events_.push_back(event);
+}
+
+void CudaDevice::wait_for(CudaDevice& other) {
+  if (&other == this) return;
+  other.activate();
+  const cudaEvent_t event = other.take_event();
+  check(cudaEventRecord(event, other.stream_), "cudaEventRecord");
+  activate();
+  check(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
+  // A wait is for what was recorded when it was asked for, so the event can be recorded anew at once.
+  other.give_event(event);
+}
+
+void CudaDevice::synchronize() {
+  activate();
+  check(cudaStreamSynchronize(stream_), "synchronize");
+  throw_fault();
+}
+
+void CudaDevice::throw_fault() {
+  // Written by the GPU, and read after waiting for it.
+  const volatile kernels::LabelFault& seen = *label_fault_;
+  if (seen.seen == 0) return;
+  const kernels::LabelFault fault = {1, seen.label, seen.row, seen.classes};
+  *label_fault_ = {};
+  throw ShapeError(concat("nll_loss: Target ", fault.label, " is out of bounds. (row ", fault.row, ", expected 0 to ",
+                          fault.classes - 1, ")"));
+}
+
+}  // namespace duet::cuda

@@ -1,0 +1,81 @@
+// The optimizer's update and the sum over devices, over flat buffers.
+#include <cuda_runtime.h>
+
+#include "lib/backend/arithmetic/sgd.h"
+#include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/kernels/reduce.h"
+#include "lib/backend/cuda/launch.h"
+
+namespace duet::cuda::kernels {
+namespace {
+
+template <bool kPlain>
+__global__ void __launch_bounds__(kThreads)
+    sgd_kernel(float* value, const float* gradient, float* momentum, std::int64_t n, SGDFactors factors) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= n) return;
+  const float keep = factors.first ? 0.0f : factors.momentum, take = factors.first ? 1.0f : 1.0f - factors.dampening;
+  float v = value[i], buffer = factors.first ? 0.0f : momentum[i];
+  arithmetic::sgd_with_momentum<kPlain>(v, gradient[i], buffer, factors.lr, factors.momentum, keep, take,
+                                        factors.weight_decay, factors.nesterov);
+  value[i] = v;
+  momentum[i] = buffer;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    plain_sgd_kernel(float* value, const float* gradient, std::int64_t n, float lr, float weight_decay) {
+  const std::int64_t i = thread_in_grid();
+  if (i < n) arithmetic::sgd_without_momentum(value[i], gradient[i], lr, weight_decay);
+}
+
+/// kTree parts by the tree of Note [Sums over samples]; 0: `count` parts in order.
+template <int kTree>
+__device__ float sum_at(const Parts& parts, int count, std::int64_t i) {
+  if constexpr (kTree == 0) {
+    float total = parts.at[0][i];
+    for (int k = 1; k < count; ++k) total += parts.at[k][i];
+    return total;
+  } else {
+    float part[kTree];
+    DUET_UNROLL
+    for (int k = 0; k < kTree; ++k) part[k] = parts.at[k][i];
+    DUET_UNROLL
+    for (int step = 1; step < kTree; step *= 2)
+      for (int k = 0; k < kTree; k += 2 * step) part[k] += part[k + step];
+    return part[0];
+  }
+}
+
+template <int kTree>
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(Parts parts, int count, bool accumulate, float* y, std::int64_t n) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= n) return;
+  const float sum = sum_at<kTree>(parts, count, i);
+  y[i] = accumulate ? y[i] + sum : sum;
+}
+
+}  // namespace
+
+void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, const SGDFactors& factors,
+         cudaStream_t stream) {
+  const dim3 grid = blocks_for(n);
+  if (momentum == nullptr) {
+    launch(plain_sgd_kernel, grid, dim3(kThreads), 0, stream, value, gradient, n, factors.lr, factors.weight_decay);
+    return;
+  }
+  const bool plain = factors.dampening == 0 && factors.weight_decay == 0 && !factors.nesterov && !factors.first;
+  const auto kernel = plain ? sgd_kernel<true> : sgd_kernel<false>;
+  launch(kernel, grid, dim3(kThreads), 0, stream, value, gradient, momentum, n, factors);
+}
+
+void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream) {
+  auto kernel = sum_parts_kernel<0>;
+  if (count == 1) kernel = sum_parts_kernel<1>;
+  if (count == 2) kernel = sum_parts_kernel<2>;
+  if (count == 4) kernel = sum_parts_kernel<4>;
+  if (count == 8) kernel = sum_parts_kernel<8>;
+  launch(kernel, blocks_for(n), dim3(kThreads), 0, stream, parts, count, accumulate, y, n);
+}
+
+}  // namespace duet::cuda::kernels

@@ -1,0 +1,242 @@
+#include "lib/backend/cuda/memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "lib/backend/cuda/cuda_backend.h"
+
+namespace duet::cuda {
+namespace {
+
+constexpr std::size_t kSmallest = 512;                     // the alignment of cudaMalloc's memory, and of vector loads
+constexpr std::size_t kStageBytes = std::size_t{4} << 20;  // larger copies go piece by piece
+constexpr std::size_t kSmallestStage = std::size_t{4} << 10;
+constexpr std::size_t kMaxStages = 8;
+
+/// The size class of a request: multiples of 512 bytes, from 4 KiB on eight classes per power of two, so that at most
+/// an eighth of a block is wasted.
+std::size_t rounded(std::size_t bytes) {
+  const std::size_t step = std::max(kSmallest, std::bit_floor(std::max(bytes, kSmallest)) / 8);
+  return std::max(kSmallest, (bytes + step - 1) / step * step);
+}
+
+/// Lets the calling thread allocate while some stream is being recorded, which is otherwise refused.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode"); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+/// Calls something at the end of a block, however it is left.
+template <class F>
+struct Finally {
+  explicit Finally(F call) : end(std::move(call)) {}
+  ~Finally() { end(); }
+  Finally(const Finally&) = delete;
+  Finally& operator=(const Finally&) = delete;
+  F end;
+};
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void require_not_recorded(const CudaDevice& device, const char* what) {
+  require<DeviceError>(!is_capturing(device.stream()), "a copy ", what, " the host on ", device.device(),
+                       " cannot be part of a recorded step");
+}
+
+}  // namespace
+
+void* DeviceMemory::allocate(std::size_t bytes) {
+  const std::size_t size = rounded(bytes);
+  const std::lock_guard lock(mutex_);
+  std::vector<void*>& cached = free_[recording_][size];
+  void* block = nullptr;
+  if (!cached.empty()) {
+    block = cached.back();
+    cached.pop_back();
+  } else {
+    // Room for this block to come back without an allocation in release(), which must not throw. A block of a
+    // recording becomes everybody's when that is dropped.
+    cached.reserve(cached.capacity() + 1);
+    if (recording_ != 0) free_[0][size].reserve(free_[0][size].capacity() + 1);
+    block = from_driver(size);
+    if (recording_ != 0) owner_[block] = recording_;
+  }
+  used_ += size;
+  peak_ = std::max(peak_, used_);
+  return block;
+}
+
+void* DeviceMemory::from_driver(std::size_t size) {
+  device_.activate();
+  const RelaxedCapture relaxed;
+  void* block = nullptr;
+  cudaError_t status = cudaMalloc(&block, size);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    give_back_cached();
+    backend_.trim_others(device_);
+    status = cudaMalloc(&block, size);
+  }
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    throw DeviceError(concat("out of memory on ", device_.device(), ": asked for ", size, " bytes, but ", free, " of ",
+                             total, " bytes are free; this process holds ", backend_.held_bytes(device_.physical()),
+                             " bytes there"));
+  }
+  check(status, "cudaMalloc");
+  held_ += size;
+  return block;
+}
+
+void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
+  const std::size_t size = rounded(bytes);
+  const std::lock_guard lock(mutex_);
+  const auto owner = owner_.find(memory);
+  free_[owner == owner_.end() ? 0 : owner->second][size].push_back(memory);
+  used_ -= size;
+}
+
+void DeviceMemory::give_back_cached() {
+  if (live_recordings_ > 0) return;  // a recorded graph may use any block
+  // The driver itself waits for work that still uses a block.
+  for (auto& [size, blocks] : free_[0]) {
+    for (void* const block : blocks) check(cudaFree(block), "cudaFree");
+    held_ -= size * blocks.size();
+    blocks.clear();
+  }
+}
+
+void DeviceMemory::trim() {
+  // Only if nobody is at work in it: two devices that run out of memory together must not wait for each other.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  device_.activate();
+  give_back_cached();
+}
+
+int DeviceMemory::begin_recording() {
+  const std::lock_guard lock(mutex_);
+  require<UsageError>(recording_ == 0, device_.device(), " is recording a step already");
+  ++live_recordings_;
+  return recording_ = ++last_recording_;
+}
+
+void DeviceMemory::end_recording() {
+  const std::lock_guard lock(mutex_);
+  recording_ = 0;
+}
+
+void DeviceMemory::drop_recording(int recording) {
+  const std::lock_guard lock(mutex_);
+  if (recording_ == recording) recording_ = 0;
+  for (auto& [size, blocks] : free_[recording]) {
+    std::vector<void*>& everybodys = free_[0][size];
+    everybodys.insert(everybodys.end(), blocks.begin(), blocks.end());
+  }
+  free_.erase(recording);
+  std::erase_if(owner_, [recording](const auto& block) { return block.second == recording; });
+  --live_recordings_;
+}
+
+DeviceMemory::Use DeviceMemory::use() const {
+  const std::lock_guard lock(mutex_);
+  return {held_, used_, peak_};
+}
+
+void DeviceMemory::clear(void* memory, std::size_t bytes) {
+  device_.activate();
+  check(cudaMemsetAsync(memory, 0, bytes, device_.stream()), "clear");
+}
+
+void DeviceMemory::copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) {
+  if (bytes == 0 || (destination == source && to == from)) return;
+  device_.activate();
+  if (from.kind == DeviceKind::cpu) return copy_from_host(destination, source, bytes);
+  if (to.kind == DeviceKind::cpu) return copy_to_host(destination, source, bytes);
+  if (from == to) {
+    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, device_.stream()), "copy");
+    return;
+  }
+  backend_.copy_between(backend_.on(to, "copy"), destination, backend_.on(from, "copy"), source, bytes);
+}
+
+void DeviceMemory::copy_from_host(void* destination, const void* source, std::size_t bytes) {
+  require_not_recorded(device_, "from");
+  for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
+    const std::size_t piece = std::min(kStageBytes, bytes - begin);
+    Stage& stage = take_stage(piece);
+    const Finally give([&] { give_stage(stage); });
+    std::memcpy(stage.memory, static_cast<const std::byte*>(source) + begin, piece);
+    check(cudaMemcpyAsync(static_cast<std::byte*>(destination) + begin, stage.memory, piece, cudaMemcpyHostToDevice,
+                          device_.stream()),
+          "copy from the host");
+    check(cudaEventRecord(stage.done, device_.stream()), "cudaEventRecord");
+  }
+}
+
+void DeviceMemory::copy_to_host(void* destination, const void* source, std::size_t bytes) {
+  require_not_recorded(device_, "to");
+  for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
+    const std::size_t piece = std::min(kStageBytes, bytes - begin);
+    Stage& stage = take_stage(piece);
+    const Finally give([&] { give_stage(stage); });
+    check(cudaMemcpyAsync(stage.memory, static_cast<const std::byte*>(source) + begin, piece, cudaMemcpyDeviceToHost,
+                          device_.stream()),
+          "copy to the host");
+    check(cudaEventRecord(stage.done, device_.stream()), "cudaEventRecord");
+    check(cudaEventSynchronize(stage.done), "copy to the host");
+    std::memcpy(static_cast<std::byte*>(destination) + begin, stage.memory, piece);
+  }
+  device_.throw_fault();
+}
+
+DeviceMemory::Stage& DeviceMemory::take_stage(std::size_t bytes) {
+  const RelaxedCapture relaxed;
+  const auto lend = [this](Stage& stage) -> Stage& {
+    stage.taken = true;
+    stage.used = ++stage_count_;
+    return stage;
+  };
+  std::unique_lock lock(stages_mutex_);
+  // One that is large enough and idle; else a new one; else the one that was used first, when its copy is done.
+  Stage* oldest = nullptr;
+  for (const auto& stage : stages_) {
+    if (stage->taken || stage->bytes < bytes) continue;
+    const cudaError_t status = cudaEventQuery(stage->done);
+    if (status == cudaSuccess) return lend(*stage);
+    if (status != cudaErrorNotReady) check(status, "copy");
+    cudaGetLastError();
+    if (oldest == nullptr || stage->used < oldest->used) oldest = stage.get();
+  }
+  if (stages_.size() < kMaxStages || oldest == nullptr) {
+    auto fresh = std::make_unique<Stage>();
+    fresh->bytes = std::bit_ceil(std::max(bytes, kSmallestStage));
+    check(cudaMallocHost(&fresh->memory, fresh->bytes), "cudaMallocHost");
+    check(cudaEventCreateWithFlags(&fresh->done, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    return lend(*stages_.emplace_back(std::move(fresh)));
+  }
+  lend(*oldest);
+  lock.unlock();
+  check(cudaEventSynchronize(oldest->done), "copy");
+  return *oldest;
+}
+
+void DeviceMemory::give_stage(Stage& stage) {
+  const std::lock_guard lock(stages_mutex_);
+  stage.taken = false;
+}
+
+}  // namespace duet::cuda
