@@ -17,7 +17,7 @@ cudaError_t ask_for(std::unique_lock<std::mutex>& lock, const OpPtr& work, int d
   if (forbidden_by_capture()) return set_last(cudaErrorStreamCaptureUnsupported);
   if (work != nullptr && !work->done) run_one(lock);
   if (state().sticky[device] != cudaSuccess) return set_last(state().sticky[device]);
-  return work == nullptr || work->done ? cudaSuccess : cudaErrorNotReady;
+  return set_last(work == nullptr || work->done ? cudaSuccess : cudaErrorNotReady);
 }
 
 }  // namespace
