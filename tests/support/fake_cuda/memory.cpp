@@ -161,6 +161,7 @@ std::string pointer_fault(const void* p, bool certain, int device, std::uint32_t
   std::lock_guard lock(memory().mutex);
   const Allocation* a = find(p);
   const Address at = reinterpret_cast<Address>(p);
+  if (!certain && (a == nullptr || at < a->base || at > a->end)) return "";  // padding, or two integers
   if (a == nullptr) return "is no memory at all";
   if (at < a->base || at > a->end) return "lies beside " + describe(*a);
   if (!a->live) return "is " + describe(*a);
