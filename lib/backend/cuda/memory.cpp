@@ -6,8 +6,17 @@
 
 #include "lib/backend/cuda/cuda_backend.h"
 
+/// Defined by the simulated devices of the tests only, which then see what is used after its end, in the stream's
+/// order.
+extern "C" __attribute__((weak)) void duet_sim_hand_over(void* block, std::size_t bytes, cudaStream_t stream);
+
 namespace duet::cuda {
 namespace {
+
+/// A block has a new user of so many bytes; none when it comes back.
+void hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
+  if (duet_sim_hand_over != nullptr) duet_sim_hand_over(block, bytes, stream);
+}
 
 constexpr std::size_t kSmallest = 512;                     // the alignment of cudaMalloc's memory, and of vector loads
 constexpr std::size_t kStageBytes = std::size_t{4} << 20;  // larger copies go piece by piece
@@ -74,6 +83,7 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   }
   used_ += size;
   peak_ = std::max(peak_, used_);
+  hand_over(block, bytes, device_.stream());
   return block;
 }
 
@@ -104,6 +114,7 @@ void* DeviceMemory::from_driver(std::size_t size) {
 void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
+  hand_over(memory, 0, device_.stream());
   const auto owner = owner_.find(memory);
   free_[owner == owner_.end() ? 0 : owner->second][size].push_back(memory);
   used_ -= size;

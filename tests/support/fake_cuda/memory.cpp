@@ -19,7 +19,7 @@ constexpr int kEmpty = 0xFF;  // fresh memory and what lies around it: NaN as fl
 /// Allocations end at the end of a page, and a page that is never opened follows.
 struct Allocation {
   Address pages, base, end;  // the bytes asked for end at base + size, the pages at `end`
-  std::size_t size;
+  std::size_t size, used;    // a pool over it may have lent out less: see duet_sim_hand_over
   int device;
   bool live;
 };
@@ -71,7 +71,7 @@ cudaError_t allocate(void** result, std::size_t size, int device) {
   const Address pages = (room + kPage - 1) / kPage * kPage, start = m.next[slot(device)];
   if (m.arena == 0 || (device != kHost && live.bytes + size > capacity())) return cudaErrorMemoryAllocation;
   if (start + pages + kPage > m.arena + kSpan * (slot(device) + 1)) return cudaErrorMemoryAllocation;
-  const Allocation made{start, start + pages - room, start + pages, size, device, true};
+  const Allocation made{start, start + pages - room, start + pages, size, size, device, true};
   protect(made, PROT_READ | PROT_WRITE);
   std::memset(pointer(start), kEmpty, pages);
   if (device != kHost) protect(made, PROT_NONE);
@@ -193,10 +193,10 @@ bool close_memory(const Op& op) {
   bool good = true;
   for (const Allocation* a : m.opened) {
     if (!a->live) continue;
-    if (!only_empty(a->pages, a->base) || !only_empty(a->base + a->size, a->end)) {
-      report("%s writes past %s", name_of(op), describe(*a).c_str());
+    if (!only_empty(a->pages, a->base) || !only_empty(a->base + a->used, a->end)) {
+      report("%s writes past %s, of which %zu are lent out", name_of(op), describe(*a).c_str(), a->used);
       std::memset(pointer(a->pages), kEmpty, a->base - a->pages);
-      std::memset(pointer(a->base + a->size), kEmpty, a->end - a->base - a->size);
+      std::memset(pointer(a->base + a->used), kEmpty, a->end - a->base - a->used);
       good = false;
     }
     protect(*a, PROT_NONE);
@@ -215,6 +215,22 @@ Live live(int device) {
 using namespace duet_sim;
 
 extern "C" {
+
+/// A pool over cudaMalloc lends the first bytes of a block out, or gets it back (0 bytes), in the stream's order: what
+/// a user leaves is gone, and what lies beyond its bytes is not to be written.
+void duet_sim_hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
+  std::lock_guard lock(state().mutex);
+  Op op("a block's new user");
+  op.body = [=] {
+    std::unique_lock memory_lock(memory().mutex);
+    Allocation* a = find(block);
+    a->used = bytes;
+    const std::size_t all = a->size;
+    memory_lock.unlock();
+    std::memset(block, kEmpty, all);
+  };
+  submit(stream, op);
+}
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   if (cudaError_t error = enter("cudaMemGetInfo")) return error;
