@@ -18,6 +18,7 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.mode = name(cell.mode);
   run.device = duet::name(options.device);
   run.devices = cell.devices;
+  run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
   return run;
 }
@@ -53,6 +54,8 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         std::to_string(cell.devices),
                                         "--device",
                                         duet::name(options.device),
+                                        "--precision",
+                                        duet::name(options.precision),
                                         "--threads-per-device",
                                         std::to_string(cell.threads_per_device),
                                         "--model",
@@ -132,6 +135,10 @@ Run combined(const std::vector<Run>& repeats) {
     row.step_us.*part.member = median_of([&](const Run& run) { return run.step_us.*part.member; });
   for (std::size_t p = 0; p < row.peak_memory_mb.size(); ++p)
     row.peak_memory_mb[p] = median_of([&](const Run& run) { return run.peak_memory_mb.at(p); });
+  for (std::size_t d = 0; d < row.device_memory_mb.size(); ++d)
+    row.device_memory_mb[d] = median_of([&](const Run& run) { return run.device_memory_mb.at(d); });
+  for (std::size_t d = 0; d < row.moved_bytes_per_step.size(); ++d)
+    row.moved_bytes_per_step[d] = median_of([&](const Run& run) { return run.moved_bytes_per_step.at(d); });
   return row;
 }
 

@@ -15,6 +15,10 @@ void check_training(const Training& training) {
                       training.model, "', expected simple_cnn or linear");
   require<UsageError>(training.threads_per_device >= 1 && training.threads_per_device <= 1024,
                       "--threads-per-device is ", training.threads_per_device, ", expected 1 to 1024");
+  require<UsageError>(training.device == DeviceKind::cuda || training.precision == Precision::fp32, "--precision is ",
+                      name(training.precision), ", but CPU devices compute in fp32");
+  require<UsageError>(training.device == DeviceKind::cpu || training.threads_per_device == 1,
+                      "--threads-per-device is ", training.threads_per_device, ", but one thread drives a GPU");
   require<UsageError>(training.epochs >= 1, "--epochs is ", training.epochs, ", expected 1 or more");
   require<UsageError>(training.batch >= 1, "--batch is ", training.batch, ", expected 1 or more images");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
@@ -70,6 +74,8 @@ void check(const CompareOptions& options) {
 
 void check(const BenchOptions& options) {
   check_training(options);
+  require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
+                      "bench overhead: --device cuda is not measured there, bench step does it");
   for (int devices : options.devices) check_devices(devices, options.batch);
   require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
   require<UsageError>(options.steps >= 5, "--steps is ", options.steps, ", expected 5 or more");

@@ -4,6 +4,7 @@
 
 #include "cli/cells.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/files.h"
 #include "cli/findings.h"
 #include "cli/images.h"
@@ -34,6 +35,14 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
   for (const Library& library : libraries())
     if (library.name == "Gloo") gloo = library.present ? " · Gloo" : " · no Gloo";
   std::string names;
+  if (options.device == DeviceKind::cuda) {
+    for (const Device device : devices_for(options.device, most)) names += " " + device.str();
+    const int gpus = physical_devices(options.device, most);
+    std::string text = concat("duet ", DUET_VERSION, " · ", most, most > gpus ? " logical" : "",
+                              most == 1 ? " device:" : " devices:", names, " on ", gpus, gpus == 1 ? " GPU" : " GPUs");
+    for (int i = 0; i < gpus; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
+    return concat(text, " · precision ", name(options.precision), " · ", backend(options.device).libraries(), gloo);
+  }
   for (const Device device : first_devices(options.device, most)) names += " " + device.str();
   return concat("duet ", DUET_VERSION, " · ", most, most == 1 ? " device:" : " devices:", names, " (", machine.isa,
                 ", ", options.threads_per_device, options.threads_per_device == 1 ? " thread each)" : " threads each)",
@@ -48,7 +57,7 @@ void find_first_differences(Results& results, const std::vector<Cell>& cells, Ce
   std::vector<std::string> expected;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     Run& run = results.runs[i];
-    const bool comparable = run.ok && cells[i].mode != Mode::seed && &run != single;
+    const bool comparable = run.ok && run.on_cpu() && cells[i].mode != Mode::seed && &run != single;
     if (!comparable || run.parameters_sha256 == single->parameters_sha256) continue;
     if (expected.empty()) expected = runner.fingerprints({Mode::single, 1, single->threads_per_device});
     run.first_differing_step = first_difference(expected, runner.fingerprints(cells[i]));
@@ -62,6 +71,7 @@ Settings settings_of(const CompareOptions& options, const Images& images) {
   settings.lr = options.lr;
   settings.momentum = options.momentum;
   settings.seed = options.seed;
+  settings.precision = name(options.precision);
   settings.data = images.name;
   settings.train_images = images.train->size();
   return settings;

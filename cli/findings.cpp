@@ -98,8 +98,15 @@ void hidden(const Results& results, std::vector<std::string>& out) {
 
 void crowded(const Results& results, std::vector<std::string>& out) {
   std::set<int> counts;
-  for (const Run& run : results.runs)
-    if (run.ok && oversubscribed(results, run)) counts.insert(run.devices);
+  std::set<std::string> shared;
+  for (const Run& run : results.runs) {
+    if (!run.ok) continue;
+    if (!sharing(run).empty())
+      shared.insert(sharing(run));
+    else if (oversubscribed(results, run))
+      counts.insert(run.devices);
+  }
+  for (const std::string& what : shared) out.push_back(what + ": this measures overhead, not scaling.");
   for (int devices : counts)
     out.push_back(std::to_string(devices) + " devices share " + std::to_string(results.machine.cores) +
                   (results.machine.cores == 1 ? " core" : " cores") + ": this measures overhead, not scaling.");
@@ -124,7 +131,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
       if (!run.ok || run.mode != mode) continue;
       if (run.parameters_sha256 == single->parameters_sha256)
         same.insert(run.devices);
-      else
+      else if (run.on_cpu())
         others.push_back(std::string(mode) + " on " + std::to_string(run.devices) +
                          " devices does not end with single's bits" +
                          (run.first_differing_step
@@ -149,9 +156,14 @@ std::vector<std::string> findings(const Results& results) {
   std::vector<std::string> out;
   if (enough_steps(results)) {
     reached(results, out);
-    lost(results, "dp", out);
-    lost(results, "ddp", out);
-    hidden(results, out);
+    // A GPU works on its own: the host's clock does not see how long each part took there.
+    const bool seen =
+        std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.on_cpu(); });
+    if (seen) {
+      lost(results, "dp", out);
+      lost(results, "ddp", out);
+      hidden(results, out);
+    }
   }
   crowded(results, out);
   bits(results, out);

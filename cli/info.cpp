@@ -1,4 +1,5 @@
 // duet info: what there is to compute with, and what the program was built from.
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,17 +12,49 @@
 namespace duet::cli {
 namespace {
 
+void line(const std::string& name, const std::string& value) { std::printf("%-16s %s\n", name.c_str(), value.c_str()); }
+
+nlohmann::ordered_json gpus_json(const std::vector<Gpu>& gpus) {
+  auto out = nlohmann::ordered_json::array();
+  for (const Gpu& gpu : gpus) {
+    auto direct = nlohmann::ordered_json::array();
+    for (const Device other : gpu.direct) direct.push_back(other.str());
+    out.push_back({{"device", gpu.device.str()},
+                   {"name", gpu.name},
+                   {"memory_mb", gpu.memory_mb},
+                   {"free_mb", gpu.free_mb},
+                   {"direct_copies_to", direct}});
+  }
+  return out;
+}
+
+/// Which GPUs reach which without a detour through the host, one line each.
+void print_peers(const std::vector<Gpu>& gpus) {
+  if (gpus.size() < 2) return;
+  std::printf("\ncopies between GPUs\n");
+  for (const Gpu& gpu : gpus) {
+    std::string text;
+    for (const Gpu& other : gpus) {
+      if (other.device == gpu.device) continue;
+      const bool direct = std::find(gpu.direct.begin(), gpu.direct.end(), other.device) != gpu.direct.end();
+      text += (text.empty() ? "to " : ", ") + other.device.str() + (direct ? " direct" : " through the host");
+    }
+    line("  " + gpu.device.str(), text);
+  }
+}
+
 int info_json(const Machine& machine) {
   nlohmann::ordered_json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
                                 {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
                                 {"kernel", machine.kernel}};
+  std::string why;
+  out["devices"] = gpus_json(all_gpus());
+  out["why_no_cuda"] = kind_available(DeviceKind::cuda, why) ? "" : why;
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
   std::printf("%s\n", out.dump(1).c_str());
   return 0;
 }
-
-void line(const std::string& name, const std::string& value) { std::printf("%-16s %s\n", name.c_str(), value.c_str()); }
 
 }  // namespace
 
@@ -38,12 +71,12 @@ int info(const InfoOptions& options) {
   for (int i = 0; i < machine.cores; ++i) devices += (i ? " " : "") + Device{DeviceKind::cpu, i}.str();
   line("devices", devices + " (" + backend(DeviceKind::cpu).describe({}) + " each; more may be asked for)");
   std::string why;
-  if (kind_available(DeviceKind::cuda, why)) {
-    for (std::size_t i = 0; i < machine.gpus.size(); ++i)
-      line("", Device{DeviceKind::cuda, static_cast<int>(i)}.str() + " " + machine.gpus[i]);
-  } else {
-    line("", "no GPU: " + why);
-  }
+  if (!kind_available(DeviceKind::cuda, why)) line("", "no GPU: " + why);
+  const std::vector<Gpu> gpus = all_gpus();
+  for (const Gpu& gpu : gpus)
+    line("",
+         concat(gpu.device, " (", gpu.name, ", ", fixed(gpu.free_mb, 0), " of ", fixed(gpu.memory_mb, 0), " MB free)"));
+  print_peers(gpus);
   std::printf("\nlibraries\n");
   for (const Library& library : libraries())
     line("  " + library.name, (library.present ? "" : "absent: ") + library.version);

@@ -11,7 +11,10 @@ namespace duet::cli {
 bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
                  const std::function<bool()>& after_step) {
   nn::Module& net = trainee.net;
-  for (auto& [images, labels] : loader) {
+  for (auto& [host_images, host_labels] : loader) {
+    const bool whole = !trainee.scatters;
+    const Tensor images = whole ? host_images.to(trainee.device) : host_images;
+    const Tensor labels = trainee.scatters && trainee.loss_in_replica ? host_labels : host_labels.to(trainee.device);
     recorder.lap(&StepParts::input);
     trainee.optimizer.zero_grad();
     Variable loss;
@@ -31,8 +34,9 @@ bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorde
       recorder.lap(&StepParts::communication);
     }
     trainee.optimizer.step();
+    const float mean = loss.item();  // waits for a device that works on its own
     recorder.lap(&StepParts::update);
-    recorder.end_step(static_cast<double>(loss.item()), images.size(0), images.stamp_or_self().global);
+    recorder.end_step(static_cast<double>(mean), images.size(0), images.stamp_or_self().global);
     if (!after_step()) return false;
   }
   return true;
@@ -47,10 +51,11 @@ std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank,
                           samplers::BlockedOptions{.global_batch = kRows, .world_size = world_size, .rank = rank}));
   net.eval();
   std::int64_t correct = 0;
+  const Device device = net.parameters().device();
   for (auto& [images, labels] : loader) {
     if (images.size(0) == 0) continue;
-    const Variable output = net(images);
-    correct += backend(output.value()).count_correct(output.value(), labels);
+    const Variable output = net(images.to(device));
+    correct += backend(output.value()).count_correct(output.value(), labels.to(output.device()));
   }
   net.train();
   return correct;

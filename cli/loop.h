@@ -16,6 +16,8 @@ struct Trainee {
   optim::SGD& optimizer;
   bool loss_in_replica = false;     // net takes a list {images, labels} and gives the loss
   std::function<void()> average{};  // seed: averages gradients after backward
+  Device device{};                  // of the model: batches go there, unless net cuts them up itself
+  bool scatters = false;            // net does
 };
 
 /// Trains over what is left of an epoch. `after_step` is called after every step and may end the pass by returning
@@ -23,7 +25,8 @@ struct Trainee {
 bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
                  const std::function<bool()>& after_step);
 
-/// Rows of `data` that this process classifies rightly; rank and world_size divide every batch of 1,000 rows.
+/// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch of
+/// 1,000 rows.
 std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size);
 
 }  // namespace duet::cli

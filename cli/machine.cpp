@@ -11,6 +11,7 @@
 
 #include "cli/text.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/cuda_module.h"
 #include "lib/thread_pool.h"
 
 namespace duet::cli {
@@ -52,6 +53,25 @@ Machine this_machine() {
   return machine;
 }
 
+std::vector<Gpu> all_gpus() {
+  std::vector<Gpu> gpus;
+  std::string why;
+  if (!kind_available(DeviceKind::cuda, why)) return gpus;
+  Backend& cuda = backend(DeviceKind::cuda);
+  for (const Device device : first_devices(DeviceKind::cuda, cuda.device_count())) {
+    const DeviceUse use = cuda.use(device);
+    Gpu gpu{.device = device,
+            .name = cuda.describe(device),
+            .memory_mb = static_cast<double>(use.total) / 1e6,
+            .free_mb = static_cast<double>(use.free) / 1e6,
+            .direct = {}};
+    for (const Device other : first_devices(DeviceKind::cuda, cuda.device_count()))
+      if (other != device && cuda.copies_directly(device, other)) gpu.direct.push_back(other);
+    gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
 std::vector<Library> libraries() {
   std::vector<Library> list;
   const std::string kernels = backend(DeviceKind::cpu).libraries();
@@ -71,10 +91,17 @@ std::vector<Library> libraries() {
   list.push_back({"nlohmann_json", concat(NLOHMANN_JSON_VERSION_MAJOR, ".", NLOHMANN_JSON_VERSION_MINOR, ".",
                                           NLOHMANN_JSON_VERSION_PATCH)});
   std::string why;
-  if (kind_available(DeviceKind::cuda, why))
-    list.push_back({"CUDA", backend(DeviceKind::cuda).libraries()});
-  else
+  if (!kind_available(DeviceKind::cuda, why)) {
     list.push_back({"CUDA", why, false});
+    return list;
+  }
+  std::string cuda = backend(DeviceKind::cuda).libraries();  // "CUDA 13.0 (driver 13.0), cuDNN 9.19.0, cuBLAS 13.1"
+  for (std::size_t end = 0; !cuda.empty(); cuda.erase(0, end)) {
+    end = std::min(cuda.find(", "), cuda.size());
+    const std::string item = cuda.substr(0, end);
+    list.push_back({item.substr(0, item.find(' ')), item.substr(item.find(' ') + 1)});
+    end = std::min(end + 2, cuda.size());
+  }
   return list;
 }
 
@@ -86,6 +113,10 @@ std::string libraries_line() {
 }
 
 bool kind_available(DeviceKind kind, std::string& why) {
+  if (kind == DeviceKind::cuda && !why_no_cuda().empty()) {
+    why = why_no_cuda();
+    return false;
+  }
   try {
     if (backend(kind).device_count() > 0) return true;
     why = "no device found";

@@ -12,6 +12,16 @@ namespace duet::cli {
 /// Reads /proc and the devices. Cores are those that this process may use.
 Machine this_machine();
 
+/// A GPU, as duet info lists it.
+struct Gpu {
+  Device device;
+  std::string name;  // with compute capability and memory
+  double memory_mb = 0, free_mb = 0;
+  std::vector<Device> direct;  // GPUs to which copies need no detour through the host
+};
+/// Makes contexts on all GPUs, because that is how free memory is asked for. Empty without CUDA.
+std::vector<Gpu> all_gpus();
+
 /// One library and its version, or why it is not there.
 struct Library {
   std::string name, version;

@@ -16,13 +16,20 @@ constexpr const char* kAbout =
 
 /// Options that CLI11 can only take as text; they become typed values after reading.
 struct Texts {
-  std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", compat, json;
+  std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", precision = "fp32",
+              compat, json;
 };
 
 void add_training(CLI::App& app, Training& training, Texts& texts) {
   app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
       ->capture_default_str();
-  app.add_option("--device", texts.device, "kind of device: cpu or cuda")->capture_default_str();
+  app.add_option(
+         "--device", texts.device,
+         "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them")
+      ->capture_default_str();
+  app.add_option("--precision", texts.precision,
+                 "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32")
+      ->capture_default_str();
   app.add_option("--threads-per-device", training.threads_per_device,
                  "threads of one CPU device, each pinned to a core")
       ->capture_default_str();
@@ -140,6 +147,7 @@ void finish(Training& training, const Texts& texts) {
   require<UsageError>(texts.device.find(':') == std::string::npos, "--device takes a kind, cpu or cuda, got '",
                       texts.device, "'; --devices says how many");
   training.device = device.kind;
+  training.precision = parse_precision(texts.precision);
   require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
                       "', expected torch");
   training.compat_torch = texts.compat == "torch";

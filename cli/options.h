@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "lib/backend/backend.h"
 #include "lib/device.h"
 
 namespace duet::cli {
@@ -20,6 +21,7 @@ struct Training {
   std::string model = "simple_cnn";  // or "linear"
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
+  Precision precision = Precision::fp32;
   std::string data;  // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
   bool download = false;
   int epochs = 10;

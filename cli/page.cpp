@@ -45,20 +45,20 @@ std::string mode_styles() {
 
 std::string html_table(const Results& results) {
   std::string out = "<div class=\"wide\"><table>\n<tr>";
-  for (const std::string& column : table_columns()) out += "<th>" + escaped(column) + "</th>";
+  for (const std::string& column : table_columns(results)) out += "<th>" + escaped(column) + "</th>";
   out += "</tr>\n";
   for (const Run& run : results.runs) {
     const auto row = table_row(results, run);
     out += "<tr>";
     for (std::size_t c = 0; c < row.size(); ++c) {
-      const bool last = c + 1 == table_columns().size();
+      const bool last = c + 1 == table_columns(results).size();
       out += last && row[c] == "yes"            ? "<td class=\"yes\">"
              : last && row[c].starts_with("no") ? "<td class=\"no\">"
                                                 : "<td>";
       out += escaped(row[c]) + "</td>";
     }
     if (!run.ok)
-      out += "<td class=\"why\" colspan=\"" + std::to_string(table_columns().size() - row.size()) +
+      out += "<td class=\"why\" colspan=\"" + std::to_string(table_columns(results).size() - row.size()) +
              "\">failed: " + escaped(run.error) + "</td>";
     out += "</tr>\n";
   }

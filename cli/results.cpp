@@ -47,7 +47,13 @@ bool all_cores_row(const Results& results, const Run& run) {
 }
 
 bool oversubscribed(const Results& results, const Run& run) {
-  return run.device == "cpu" && run.threads() > results.machine.cores;
+  return run.on_cpu() ? run.threads() > results.machine.cores : run.devices > run.physical_devices;
+}
+
+std::string sharing(const Run& run) {
+  if (run.on_cpu() || run.devices <= run.physical_devices) return "";
+  return std::to_string(run.devices) + (run.mode == "dp" ? " logical devices on " : " ranks on ") +
+         std::to_string(run.physical_devices) + (run.physical_devices == 1 ? " GPU" : " GPUs");
 }
 
 const Run* find_run(const Results& results, const std::string& mode, int devices) {
@@ -62,7 +68,7 @@ void compare_with_single(Results& results) {
   for (Run& run : results.runs) {
     run.speedup.reset();
     run.efficiency.reset();
-    if (!single || !run.ok || single->samples_per_s <= 0) continue;
+    if (!single || !run.ok || single->samples_per_s <= 0 || !sharing(run).empty()) continue;
     run.speedup = run.samples_per_s / single->samples_per_s;
     if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
   }
@@ -70,20 +76,23 @@ void compare_with_single(Results& results) {
 
 std::string to_csv(const Results& results) {
   std::string out =
-      "mode,device,devices,threads_per_device,ok,error,startup_s,epoch_s,samples_per_s,speedup,efficiency,waiting_"
+      "mode,device,devices,physical_devices,precision,threads_per_device,ok,error,startup_s,epoch_s,samples_per_s,"
+      "speedup,efficiency,waiting_"
       "share,"
       "communication_us,parameters_sha256,first_differing_step";
   for (const PartName& part : step_part_names()) out += std::string(",") + part.name + "_us";
-  out += ",train_loss,test_accuracy,peak_memory_mb\n";
+  out += ",train_loss,test_accuracy,peak_memory_mb,device_memory_mb,moved_bytes_per_step\n";
   for (const Run& run : results.runs) {
     out += run.mode + "," + run.device + "," + std::to_string(run.devices) + "," +
-           std::to_string(run.threads_per_device) + "," + (run.ok ? "true" : "false") + "," + quoted(run.error) + "," +
-           shortest(run.startup_s) + "," + joined(run.epoch_s) + "," + shortest(run.samples_per_s) + "," +
-           optional_text(run.speedup) + "," + optional_text(run.efficiency) + "," + shortest(run.waiting_share) + "," +
-           shortest(run.communication_us) + "," + run.parameters_sha256 + "," +
+           std::to_string(run.physical_devices) + "," + run.precision + "," + std::to_string(run.threads_per_device) +
+           "," + (run.ok ? "true" : "false") + "," + quoted(run.error) + "," + shortest(run.startup_s) + "," +
+           joined(run.epoch_s) + "," + shortest(run.samples_per_s) + "," + optional_text(run.speedup) + "," +
+           optional_text(run.efficiency) + "," + shortest(run.waiting_share) + "," + shortest(run.communication_us) +
+           "," + run.parameters_sha256 + "," +
            (run.first_differing_step ? std::to_string(*run.first_differing_step) : "");
     for (const PartName& part : step_part_names()) out += "," + shortest(run.step_us.*part.member);
-    out += "," + joined(run.train_loss) + "," + joined(run.test_accuracy) + "," + joined(run.peak_memory_mb) + "\n";
+    out += "," + joined(run.train_loss) + "," + joined(run.test_accuracy) + "," + joined(run.peak_memory_mb) + "," +
+           joined(run.device_memory_mb) + "," + joined(run.moved_bytes_per_step) + "\n";
   }
   return out;
 }

@@ -28,16 +28,18 @@ const std::vector<PartName>& step_part_names();
 /// other numbers are medians over repeats.
 struct Run {
   std::string mode;
-  std::string device = "cpu";
+  std::string device = "cpu";  // "cuda", "cuda (simulated)"
   int devices = 1;
+  int physical_devices = 1;  // that they occupy; fewer where logical devices or ranks share GPUs
+  std::string precision = "fp32";
   int threads_per_device = 1;
   bool ok = true;
   std::string error;            // why not, in plain words
   double startup_s = 0;         // exec to the end of the first step, less a median step
   std::vector<double> epoch_s;  // training only, first step of the run excluded
   double samples_per_s = 0;
-  std::optional<double> speedup;     // against single on one device with as many threads; null without single
-  std::optional<double> efficiency;  // speedup / devices; null also where devices outnumber cores
+  std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
+  std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
   double waiting_share = 0;          // of the step in which compute stands still for communication
   double communication_us = 0;       // of a step, hidden or not
   std::string parameters_sha256;
@@ -46,7 +48,11 @@ struct Run {
   std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
   std::vector<double> test_accuracy;   // 0..1, after each epoch
   std::vector<double> peak_memory_mb;  // per process
+  // CUDA, per device; empty on CPU.
+  std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
+  std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
 
+  bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
 };
 
@@ -65,7 +71,7 @@ struct Settings {
   double lr = 0.01;
   double momentum = 0.5;
   std::uint64_t seed = 1234;
-  std::string precision = "f32";
+  std::string precision = "fp32";
   std::string data;
   std::int64_t train_images = 0;
 };
@@ -99,7 +105,9 @@ void compare_with_single(Results& results);
 const Run* find_run(const Results& results, const std::string& mode, int devices);
 /// True for the extra row "single, all cores".
 bool all_cores_row(const Results& results, const Run& run);
-/// True where devices (times threads) outnumber the cores.
+/// True where devices (times threads) outnumber the cores, or share GPUs: what is measured then is overhead.
 bool oversubscribed(const Results& results, const Run& run);
+/// "2 logical devices on 1 GPU", "4 ranks on 1 GPU"; empty unless GPUs are shared.
+std::string sharing(const Run& run);
 
 }  // namespace duet::cli

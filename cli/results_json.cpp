@@ -52,6 +52,8 @@ Json run_json(const Run& run) {
   return {{"mode", run.mode},
           {"device", run.device},
           {"devices", run.devices},
+          {"physical_devices", run.physical_devices},
+          {"precision", run.precision},
           {"threads_per_device", run.threads_per_device},
           {"ok", run.ok},
           {"error", run.error},
@@ -67,7 +69,9 @@ Json run_json(const Run& run) {
           {"step_us", parts},
           {"train_loss", run.train_loss},
           {"test_accuracy", run.test_accuracy},
-          {"peak_memory_mb", run.peak_memory_mb}};
+          {"peak_memory_mb", run.peak_memory_mb},
+          {"device_memory_mb", run.device_memory_mb},
+          {"moved_bytes_per_step", run.moved_bytes_per_step}};
 }
 
 Run read_run(const Json& from) {
@@ -75,6 +79,8 @@ Run read_run(const Json& from) {
   read(from, "mode", run.mode);
   read(from, "device", run.device);
   read(from, "devices", run.devices);
+  read(from, "physical_devices", run.physical_devices);
+  read(from, "precision", run.precision);
   read(from, "threads_per_device", run.threads_per_device);
   read(from, "ok", run.ok);
   read(from, "error", run.error);
@@ -93,6 +99,8 @@ Run read_run(const Json& from) {
   read(from, "train_loss", run.train_loss);
   read(from, "test_accuracy", run.test_accuracy);
   read(from, "peak_memory_mb", run.peak_memory_mb);
+  read(from, "device_memory_mb", run.device_memory_mb);
+  read(from, "moved_bytes_per_step", run.moved_bytes_per_step);
   return run;
 }
 

@@ -67,7 +67,7 @@ void read_own_part(Setup& setup, const TrainOptions& options, const data::Datase
 }
 
 void wrap_dp(Setup& setup, const TrainOptions& options) {
-  dp::DataParallelOptions wrap{.devices = first_devices(options.device, options.devices)};
+  dp::DataParallelOptions wrap{.devices = setup.devices};
   wrap.replicas = options.replicas == "resident" ? dp::Refresh::resident : dp::Refresh::per_forward;
   setup.loss_in_replica = options.loss == "in_replica";
   if (setup.loss_in_replica)
@@ -95,11 +95,14 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
 
 }  // namespace
 
-Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group) {
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group,
+                 std::vector<Device> devices) {
   const Place place{group.rank(), group.size()};
   Setup setup;
+  setup.devices = std::move(devices);
   if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options.model, options.seed, setup.generator.get());
+  setup.model().to(setup.devices.at(0));
   if (options.mode == Mode::seed)
     read_own_part(setup, options, train, place);
   else if (!setup.generator)

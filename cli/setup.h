@@ -24,12 +24,14 @@ struct Setup {
   std::function<void()> average;        // seed
   std::function<WrapperTimes()> times;  // dp and ddp
   bool loss_in_replica = false;
+  std::vector<Device> devices;  // of this process; the first holds the model
 
   nn::Module& model() { return *network.model; }
   nn::Module& net() { return wrapper ? *wrapper : *network.model; }
 };
 
-/// `group`: the ranks, or a group of one. Throws what the wrappers throw.
-Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group);
+/// `group`: the ranks, or a group of one; `devices`: those of this process. Throws what the wrappers throw.
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group,
+                 std::vector<Device> devices = {Device{}});
 
 }  // namespace duet::cli

@@ -11,9 +11,11 @@ namespace duet::cli {
 
 /// One run as text, one entry per column of table_columns(); a failed run's second part is empty.
 std::vector<std::string> table_row(const Results& results, const Run& run);
-const std::vector<std::string>& table_columns();
+/// With two more, memory and moved bytes of the fullest and the busiest device, where a run was on GPUs.
+std::vector<std::string> table_columns(const Results& results);
 
-/// Whether the parameters equal those of single: "yes", "step 17", "own data split", "differs", "-".
+/// Whether the parameters equal those of single: "yes", "no: differs from step 17", "own data split", "-"; on GPUs,
+/// where equal bits are not promised, also "loss within 0.1 %".
 std::string same_result(const Results& results, const Run& run);
 /// "single, all cores", else the mode.
 std::string row_name(const Results& results, const Run& run);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/machine.h"
 #include "cli/signals.h"
 #include "cli/trainer.h"
@@ -53,14 +54,38 @@ Team team_of(ddp::ProcessGroup& group) {
           }};
 }
 
+/// The devices that this process drives. Ranks share GPUs that are too few for them.
+std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
+  if (options.mode == Mode::dp) return devices_for(options.device, options.devices);
+  if (group.size() == 1) return devices_for(options.device, 1);
+  const ddp::RankInfo place = ddp::rank_info();
+  return {device_of_rank(options.device, place.local_rank, place.local_world_size)};
+}
+
+/// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32".
+void say_devices(const TrainOptions& options, const std::vector<Device>& devices) {
+  std::string names;
+  for (const Device device : devices) names += " " + device.str();
+  const bool logical = devices.size() > 1 && devices[1].logical >= 0;
+  if (logical)
+    names +=
+        concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
+  std::printf("devices:%s (%s), precision %s\n", names.c_str(),
+              backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
+              name(options.precision));
+}
+
 /// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
 int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
-  Backend& devices = backend(options.device);
-  devices.set_threads_per_device(options.threads_per_device);
-  devices.bind_thread({options.device, 0});
+  Backend& kernels = backend(options.device);
+  kernels.set_threads_per_device(options.threads_per_device);
+  kernels.set_precision(options.precision);
+  const std::vector<Device> devices = devices_of(options, group);
+  kernels.bind_thread(devices[0]);
   const Images images = find_images(options);
+  if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu) say_devices(options, devices);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
-  Setup setup = make_setup(options, *images.train, group);
+  Setup setup = make_setup(options, *images.train, group, devices);
   return train_and_report(options, images, setup, team_of(group), started).signal;
 }
 
@@ -74,7 +99,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   return ddp::spawn(
       [&](int) {
         const auto group = ddp::init_process_group();
-        take_cores(ddp::rank_info(), options.threads_per_device);
+        if (options.device == DeviceKind::cpu) take_cores(ddp::rank_info(), options.threads_per_device);
         train_as_rank(options, *group, started);
       },
       options.devices);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cli/devices.h"
 #include "cli/keeper.h"
 #include "cli/loop.h"
 #include "cli/machine.h"
@@ -14,6 +15,7 @@
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "lib/atomic_file.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -78,12 +80,15 @@ class Trainer {
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
     Position position = keeper_.resume();
-    const Trainee trainee{setup_.net(), *setup_.optimizer, setup_.loss_in_replica, setup_.average};
+    const Trainee trainee{setup_.net(),   *setup_.optimizer,    setup_.loss_in_replica,
+                          setup_.average, setup_.devices.at(0), options_.mode == Mode::dp && setup_.devices.size() > 1};
     const std::int64_t steps = setup_.loader->steps();
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
       recorder_.begin_epoch(steps, position.step);
+      const std::vector<double> before = moved_bytes();
       train_epoch(trainee, *setup_.loader, recorder_, [&] { return after_step(epoch); });
+      add_moved_bytes(before, recorder_.epoch_step() - position.step);
       position.step = recorder_.epoch_step();
       if (position.step < steps) return interrupted(position);
       position = {position.epoch + 1, 0};
@@ -162,6 +167,37 @@ class Trainer {
     std::fflush(stdout);
   }
 
+  /// Copied to and from this process's devices so far.
+  std::vector<double> moved_bytes() const {
+    std::vector<double> bytes;
+    if (options_.device == DeviceKind::cpu) return bytes;
+    for (const Device device : setup_.devices)
+      bytes.push_back(static_cast<double>(backend(options_.device).use(device).moved));
+    return bytes;
+  }
+
+  void add_moved_bytes(const std::vector<double>& before, std::int64_t steps) {
+    const std::vector<double> after = moved_bytes();
+    moved_.resize(after.size(), 0);
+    for (std::size_t i = 0; i < after.size(); ++i) moved_[i] += after[i] - before[i];
+    steps_ += static_cast<double>(steps);
+  }
+
+  /// Memory and traffic of every device of all ranks.
+  void fill_devices() {
+    if (options_.device == DeviceKind::cpu) return;
+    const std::size_t own = setup_.devices.size(), first = static_cast<std::size_t>(team_.rank) * own;
+    run_.device_memory_mb.assign(static_cast<std::size_t>(team_.size) * own, 0);
+    run_.moved_bytes_per_step = run_.device_memory_mb;
+    for (std::size_t i = 0; i < own; ++i) {
+      const DeviceUse use = backend(options_.device).use(setup_.devices[i]);
+      run_.device_memory_mb[first + i] = static_cast<double>(use.peak) / 1e6;
+      run_.moved_bytes_per_step[first + i] = steps_ > 0 ? moved_.at(i) / steps_ : 0;
+    }
+    team_.sum(run_.device_memory_mb);
+    team_.sum(run_.moved_bytes_per_step);
+  }
+
   Outcome interrupted(const Position& position) {
     teller_.clear();
     if (position.step > 0) keeper_.save(position, 0);
@@ -170,8 +206,10 @@ class Trainer {
 
   Outcome finish() {
     run_.mode = name(options_.mode);
-    run_.device = duet::name(options_.device);
+    run_.device = kind_title(options_.device);
     run_.devices = options_.devices;
+    run_.physical_devices = physical_devices(options_.device, options_.devices);
+    run_.precision = duet::name(options_.precision);
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
     recorder_.fill(run_);
@@ -179,6 +217,7 @@ class Trainer {
     run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.size), 0);
     run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
     team_.sum(run_.peak_memory_mb);
+    fill_devices();
     if (leader() && !options_.fingerprints.empty()) write_atomically(options_.fingerprints, fingerprints_);
     if (leader() && !options_.step_times.empty()) {
       std::string lines;
@@ -198,6 +237,8 @@ class Trainer {
   Teller teller_;
   Run run_;
   std::vector<double> rates_;  // images per second of each epoch
+  std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
+  double steps_ = 0;
   std::string fingerprints_;
 };
 

@@ -74,6 +74,13 @@ struct ConvPoolRelu {
   DropoutKey dropout;
 };
 
+/// Memory of one device, and what was copied to and from it, in bytes. All 0 on CPU, whose memory is the process's.
+struct DeviceUse {
+  std::size_t total = 0, free = 0;           // of the whole GPU, all processes together
+  std::size_t held = 0, used = 0, peak = 0;  // by this process for this device: from the driver, in use, most in use
+  std::uint64_t moved = 0;                   // copied between it and the host or other devices so far
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -99,6 +106,9 @@ class Backend {
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
   virtual Precision precision() const = 0;
+  virtual DeviceUse use(Device device) = 0;
+  /// Whether copies from one device to another need no detour through the host.
+  virtual bool copies_directly(Device from, Device to) = 0;
 
   // --- copies ---
   /// Copies `rows` runs of `width` bytes; runs start `pitch` bytes apart.

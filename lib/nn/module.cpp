@@ -110,6 +110,19 @@ void Module::initialise(std::uint64_t seed) {
   context().seed = seed;
 }
 
+void Module::to(Device device) {
+  require<UsageError>(parent_ == nullptr, "move the whole model, not ", type_name(), ", a part of it");
+  if (is_wrapper()) return children_.front().module->to(device);
+  const ParameterStore& old = parameters();
+  if (old.device() == device) return;
+  std::vector<NamedTensor> buffers;
+  for (const NamedTensor& buffer : old.buffers()) buffers.push_back({buffer.name, buffer.tensor.to(device)});
+  auto moved = std::make_unique<ParameterStore>(old.slots(), std::move(buffers), device);
+  copy(old.values(), moved->values());
+  store_ = std::move(moved);
+  context_.store = store_.get();
+}
+
 std::vector<NamedTensor> Module::state_dict() {
   std::vector<NamedTensor> state;
   append_state("", context(), state);

@@ -42,6 +42,10 @@ class Module {
   void initialise(Mt19937& generator);
   void initialise(std::uint64_t seed);
 
+  /// Moves all values of the whole model to `device`, as they are, and drops the gradients. Before an optimizer or a
+  /// wrapper is made: those keep hold of the values. Throws UsageError for a part of a model.
+  void to(Device device);
+
   void train(bool on = true) { context().training = on; }
   void eval() { train(false); }
   bool training() { return context().training; }

@@ -59,6 +59,9 @@ TEST_CASE("results.json has the names that other programs read") {
                            "train_loss",
                            "test_accuracy",
                            "peak_memory_mb",
+                           "physical_devices",
+                           "device_memory_mb",
+                           "moved_bytes_per_step",
                            "model"}) {
     INFO(name);
     CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));

@@ -163,6 +163,21 @@ TEST_CASE("a module belongs to one parent, and only whole models are initialised
   CHECK_THROWS_AS(Dropout(1.0), UsageError);
 }
 
+TEST_CASE("a model moves to another device with its values and buffers") {
+  nn::SimpleCNN model(7), same(7);
+  const Device there{DeviceKind::cpu, 1};
+  model.to(there);
+  CHECK(model.parameters().device() == there);
+  const auto moved = model.state_dict(), kept = same.state_dict();
+  REQUIRE(moved.size() == kept.size());
+  for (std::size_t i = 0; i < moved.size(); ++i) {
+    CHECK(moved[i].name == kept[i].name);
+    CHECK(moved[i].tensor.device() == there);
+    CHECK(std::ranges::equal(moved[i].tensor.span<float>(), kept[i].tensor.span<float>()));
+  }
+  CHECK(model(zeros({1, 1, 28, 28}, DType::f32, there)).device() == there);
+}
+
 TEST_CASE("train and eval switch dropout and batch norm of the whole model") {
   Sequential model;
   model.add<Dropout>(0.5);

@@ -34,6 +34,8 @@ class CpuBackend final : public Backend {
   void* stream(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
   Precision precision() const override { return Precision::fp32; }
+  DeviceUse use(Device) override { return {}; }
+  bool copies_directly(Device, Device) override { return true; }
 
   void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
                std::size_t width, std::size_t rows, Device device) override;

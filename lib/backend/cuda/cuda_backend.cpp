@@ -107,6 +107,8 @@ void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& fr
                                std::size_t bytes) {
   to.wait_for(from);
   to.activate();
+  to.memory().count_moved(bytes);
+  from.memory().count_moved(bytes);
   if (to.physical() == from.physical()) {
     check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, to.stream()), "copy");
   } else {

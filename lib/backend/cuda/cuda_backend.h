@@ -36,6 +36,8 @@ class CudaBackend final : public Backend {
   void* stream(Device device) override;
   void set_precision(Precision precision) override { precision_ = precision; }
   Precision precision() const override { return precision_; }
+  DeviceUse use(Device device) override;
+  bool copies_directly(Device from, Device to) override;
 
   void copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,
                std::size_t width, std::size_t rows, Device device) override;

@@ -186,6 +186,7 @@ void DeviceMemory::copy(void* destination, Device to, const void* source, Device
 
 void DeviceMemory::copy_from_host(void* destination, const void* source, std::size_t bytes) {
   require_not_recorded(device_, "from");
+  count_moved(bytes);
   for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
     const std::size_t piece = std::min(kStageBytes, bytes - begin);
     Stage& stage = take_stage(piece);
@@ -200,6 +201,7 @@ void DeviceMemory::copy_from_host(void* destination, const void* source, std::si
 
 void DeviceMemory::copy_to_host(void* destination, const void* source, std::size_t bytes) {
   require_not_recorded(device_, "to");
+  count_moved(bytes);
   for (std::size_t begin = 0; begin < bytes; begin += kStageBytes) {
     const std::size_t piece = std::min(kStageBytes, bytes - begin);
     Stage& stage = take_stage(piece);

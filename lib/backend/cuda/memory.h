@@ -40,6 +40,9 @@ class DeviceMemory final : public Allocator {
   };
   Use use() const;
   std::size_t held() const { return held_; }
+  /// Counts bytes that were copied between this device and another place.
+  void count_moved(std::size_t bytes) { moved_ += bytes; }
+  std::uint64_t moved() const { return moved_; }
 
  private:
   using FreeLists = std::map<std::size_t, std::vector<void*>>;  // by size
@@ -67,6 +70,7 @@ class DeviceMemory final : public Allocator {
   int recording_ = 0, last_recording_ = 0;   // the one that runs, and the newest number
   int live_recordings_ = 0;
   std::atomic<std::size_t> held_{0};
+  std::atomic<std::uint64_t> moved_{0};
   std::size_t used_ = 0, peak_ = 0;
   std::mutex stages_mutex_;
   std::vector<std::unique_ptr<Stage>> stages_;

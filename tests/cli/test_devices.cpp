@@ -1,0 +1,51 @@
+#include "cli/devices.h"
+#include "cli/machine.h"
+#include "lib/backend/cuda_module.h"
+#include "lib/error.h"
+#include "tests/cli/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+
+namespace {
+
+std::string names(const std::vector<Device>& devices) {
+  std::string text;
+  for (const Device device : devices) text += (text.empty() ? "" : " ") + device.str();
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("CPU devices are real, however many") {
+  CHECK(names(devices_for(DeviceKind::cpu, 3)) == "cpu:0 cpu:1 cpu:2");
+  CHECK(physical_devices(DeviceKind::cpu, 3) == 3);
+  CHECK(device_of_rank(DeviceKind::cpu, 2, 3) == Device{});
+  CHECK(kind_title(DeviceKind::cpu) == "cpu");
+}
+
+TEST_CASE("runs on shared GPUs are spelled so, and have neither speed-up nor efficiency") {
+  Results results = duet_test::made_up();
+  for (Run& run : results.runs) run.device = "cuda (simulated)";
+  results.runs[4].physical_devices = 2;
+  compare_with_single(results);
+  CHECK(sharing(results.runs[3]) == "2 logical devices on 1 GPU");
+  CHECK(sharing(results.runs[5]) == "4 ranks on 1 GPU");
+  CHECK(sharing(results.runs[4]).empty());
+  CHECK_FALSE(results.runs[3].speedup);
+  CHECK_FALSE(results.runs[3].efficiency);
+  CHECK(results.runs[4].efficiency);
+}
+
+TEST_CASE("more devices than GPUs are logical ones that share them evenly", "[gpu]") {
+  std::string why;
+  if (!kind_available(DeviceKind::cuda, why)) DUET_SKIP(why.c_str());
+  const int gpus = backend(DeviceKind::cuda).device_count();
+  CHECK(names(devices_for(DeviceKind::cuda, 1)) == "cuda:0");
+  CHECK(physical_devices(DeviceKind::cuda, gpus + 1) == gpus);
+  CHECK(device_of_rank(DeviceKind::cuda, gpus, gpus + 1).index == gpus - 1);
+  if (gpus == 1) CHECK(names(devices_for(DeviceKind::cuda, 3)) == "cuda:0.0 cuda:0.1 cuda:0.2");
+  if (gpus == 4)
+    CHECK(names(devices_for(DeviceKind::cuda, 6)) == "cuda:0.0 cuda:0.1 cuda:1.0 cuda:2.0 cuda:2.1 cuda:3.0");
+}
