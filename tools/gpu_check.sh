@@ -43,9 +43,7 @@ find_mnist() {
 }
 
 make_bundle() {
-  local stage file mnist
-  stage=$(mktemp -d)
-  trap 'rm -rf "$stage"' EXIT
+  local stage=$work file mnist
   mkdir -p "$stage/bin" "$stage/lib/duet" "$bundle/mnist"
   cp build-gpu/cli/duet build-gpu/tests/cuda/test_cuda "$stage/bin/"
   cp -L build-gpu/libduet.so.* "$stage/lib/" 2>/dev/null
@@ -71,17 +69,23 @@ make_bundle() {
 
 # In a bundle: unpacks it, and finds CUDA's libraries on this machine.
 use_bundle() {
-  work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
   tar -C "$work" -xzf "$here/programs.tar.gz" || exit 1
   local folders= site
   for site in "${python:-python3}" python3; do
     site=$("$site" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null) || continue
     folders+=$(ls -d "$site"/nvidia/*/lib 2>/dev/null | tr '\n' ':')
   done
-  export LD_LIBRARY_PATH="$work/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders${CUDA_HOME:-/usr/local/cuda}/lib64"
-  duet=$work/bin/duet tests=$work/bin/test_cuda
+  folders="$work/lib:${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders${CUDA_HOME:-/usr/local/cuda}/lib64"
+  # Only for these programs: PyTorch has a C++ library of its own.
+  for program in duet test_cuda; do
+    printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$@"\n' "$folders" "$work/bin/$program" >"$work/$program"
+    chmod +x "$work/$program"
+  done
+  duet=$work/duet tests=$work/test_cuda
 }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
 if [ -f "$here/programs.tar.gz" ]; then
   use_bundle
@@ -89,8 +93,6 @@ else
   build_all
   if [ -n "$bundle" ]; then make_bundle; exit 0; fi
   duet=$PWD/build-gpu/cli/duet tests=$PWD/build-gpu/tests/cuda/test_cuda
-  work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
 fi
 
 unset DUET_CUDA_MODULE  # nothing here is simulated
@@ -127,7 +129,7 @@ if [ -z "$sanitizer" ]; then
 else
   for tool in memcheck racecheck; do
     # A short training: every kernel of the step, eager.
-    if timeout 70 "$sanitizer" --tool "$tool" --error-exitcode 9 "$duet" train --quiet --device cuda --mode dp --devices 2 \
+    if timeout 70 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 "$duet" train --quiet --device cuda --mode dp --devices 2 \
       --data synthetic --epochs 1 --batch 32 --train-images 96 --test-images 32 >"$work/$tool.log" 2>&1; then
       good
       say "compute-sanitizer $tool: nothing found"
@@ -173,7 +175,7 @@ for file in "$work/times "*; do printf '%-45s %10s\n' "${file##*/times }" "$(med
 say 'ten epochs at lr 0.05'
 data=(--data synthetic)
 if [ -n "$mnist" ]; then data=(--data "$mnist"); else bad 'ten epochs: no MNIST was found'; fi
-if "$duet" train --quiet --device cuda --precision tf32 --epochs 10 --lr 0.05 "${data[@]}" --result "$work/result" >"$work/log" 2>&1; then
+if "$duet" train --quiet --device cuda --precision tf32 ${graphs[@]+--graph} --epochs 10 --lr 0.05 "${data[@]}" --result "$work/result" >"$work/log" 2>&1; then
   tail -n 1 "$work/log"
   accuracy=$(tail -n 1 "$work/log" | grep -o 'accuracy [0-9.]*' | cut -d ' ' -f 2)
   if awk -v a="$accuracy" 'BEGIN {exit !(a >= 98.9)}'; then good; else bad "accuracy $accuracy %, expected 98.90 % or more"; fi
@@ -189,6 +191,7 @@ ratio() { awk -v a="$1" -v b="$2" 'BEGIN {if (a == "nan" || b == "nan") print "n
 say 'goals (on an H200; a missed one fails nothing)'
 best=$(step_of 'duet graph tf32')
 goal 'us a step in TF32 with a graph' "$best" 60
+goal 'ms an epoch of 60,000 in TF32' "$(grep -oE '[0-9.]+ s ' "$work/log" | median | awk '{print 1000 * $1}')" 30
 goal 'us a step in TF32, eager' "$(step_of 'duet single tf32')" 400
 goal 'DP on 2 logical devices over single' "$(ratio "$(step_of 'duet dp, 2 logical devices on 1 GPU tf32')" "$(step_of 'duet single tf32')")" 1.15
 [ -z "$python" ] || {
