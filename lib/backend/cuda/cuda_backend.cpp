@@ -122,7 +122,8 @@ void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& fr
 }
 
 void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
-  const auto [low, high] = std::minmax(static_cast<std::size_t>(a.physical()), static_cast<std::size_t>(b.physical()));
+  const auto [low, high] =
+      std::minmax({static_cast<std::size_t>(a.physical()), static_cast<std::size_t>(b.physical())});
   const std::lock_guard lock(peers_mutex_);
   if (peers_tried_[low][high]) return;
   for (const auto& [own, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {

@@ -1,0 +1,127 @@
+// Several devices at work: copies between them, sums over them, errors that name them. On one GPU: logical devices.
+#include <thread>
+
+#include "tests/cuda/gpu.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+Backend& cuda() { return backend(DeviceKind::cuda); }
+
+/// Up to four devices, logical ones and distinct ones, as far as there are.
+std::vector<std::vector<Device>> sets_of_devices() {
+  std::vector<Device> logical, distinct;
+  for (int i = 0; i < 4; ++i) logical.push_back({DeviceKind::cuda, 0, i});
+  for (int i = 0; i < std::min(4, cuda().device_count()); ++i) distinct.push_back({DeviceKind::cuda, i});
+  std::vector<std::vector<Device>> sets{logical};
+  if (distinct.size() > 1) sets.push_back(distinct);
+  return sets;
+}
+
+Tensor filled(std::int64_t count, float value, Device device) {
+  const Tensor x = empty({count}, DType::f32, device);
+  cuda().fill(x, value);
+  return x;
+}
+
+bool all_are(const Tensor& tensor, float value) {
+  const Tensor host = on_cpu(tensor);
+  const auto values = host.span<float>();
+  return std::all_of(values.begin(), values.end(), [value](float x) { return x == value; });
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a copy between devices comes after what both were asked before, and before what follows") {
+  DUET_NEEDS_CUDA();
+  for (const auto& devices : sets_of_devices())
+    for (int round = 0; round < 5; ++round) {
+      // A number goes around; each device adds one to it and spoils its own copy at once.
+      Tensor x = filled(1000, 1, devices[0]);
+      for (int turn = 1; turn <= 8; ++turn) {
+        const Device next = devices[static_cast<std::size_t>(turn) % devices.size()];
+        const Tensor there = filled(1000, -5, next);
+        copy(x, there);
+        cuda().fill(x, -7);
+        cuda().add(there, filled(1000, 1, next), there);
+        x = there;
+      }
+      CAPTURE(devices[0].str(), devices[1].str());
+      CHECK(all_are(x, 9));
+    }
+}
+
+TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else") {
+  DUET_NEEDS_CUDA();
+  for (const auto& devices : sets_of_devices()) {
+    std::vector<Tensor> copies;
+    for (int i = 0; i < 10; ++i) {
+      const float value = static_cast<float>(i);
+      copies.push_back(filled(500, value, devices[0]).to(devices[1]));  // the source is given back here
+      cuda().fill(filled(500, -1, devices[0]), -2);                     // in the same block
+    }
+    for (int i = 0; i < 10; ++i) CHECK(all_are(copies[static_cast<std::size_t>(i)], static_cast<float>(i)));
+  }
+}
+
+TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(141);
+  for (const auto& devices : sets_of_devices())
+    for (std::size_t count = 1; count <= devices.size(); ++count)
+      for (const bool accumulate : {false, true}) {
+        std::vector<Tensor> parts, cpu_parts;
+        for (std::size_t i = 0; i < count; ++i) {
+          cpu_parts.push_back(to_tensor(random_array({333}, generator)));
+          parts.push_back(cpu_parts[i].to(devices[i]));
+        }
+        const Tensor expected = to_tensor(random_array({333}, generator));
+        const Tensor sum = expected.to(devices[0]);
+        backend(DeviceKind::cpu).sum_devices(cpu_parts, expected, accumulate, 0, 1);
+        cuda().sum_devices(parts, sum, accumulate, 0, 2);
+        cuda().sum_devices(parts, sum, accumulate, 1, 2);  // all of it is share 0's
+        CAPTURE(count, accumulate, devices[0].str());
+        CHECK(as_array(sum).values == as_array(expected).values);
+      }
+}
+
+TEST_CASE("cuda: each device has a thread that works for it, all at once") {
+  DUET_NEEDS_CUDA();
+  for (const auto& devices : sets_of_devices()) {
+    std::vector<Tensor> results(devices.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < devices.size(); ++i)
+      threads.emplace_back([&, i] {
+        cuda().bind_thread(devices[i]);
+        Tensor x = filled(100, 0, devices[i]);
+        for (int turn = 0; turn < 30; ++turn) {
+          const Tensor y = empty(x.shape(), DType::f32, devices[i]);
+          cuda().add(x, filled(100, 1, devices[i]), y);
+          x = y;
+        }
+        cuda().synchronize(devices[i]);
+        results[i] = x;
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const Tensor& result : results) CHECK(all_are(result, 30));
+  }
+}
+
+TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
+  DUET_NEEDS_CUDA();
+  const Device one{DeviceKind::cuda, 0, 0}, two{DeviceKind::cuda, 0, 1};
+  const Tensor x = filled(6, 1, one), y = filled(6, 1, two);
+  CHECK_THROWS_WITH(cuda().add(x, y, x), ContainsSubstring("cuda:0.0") && ContainsSubstring("cuda:0.1"));
+  CHECK_THROWS_AS(cuda().add(x, y, x), DeviceError);
+  CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, cuda().device_count()}), DeviceError);
+}
+
+TEST_CASE("cuda: too large a tensor is an error that says who holds the memory; smaller ones still fit") {
+  DUET_NEEDS_CUDA();
+  CHECK_THROWS_WITH(empty({std::int64_t{1} << 40}, DType::f32, kGpu),
+                    ContainsSubstring("out of memory on cuda:0: asked for 4398046511104 bytes") &&
+                        ContainsSubstring("this process holds"));
+  CHECK(all_are(filled(10, 3, kGpu), 3));
+}
