@@ -13,10 +13,14 @@ void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& 
 }
 
 void CpuBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  const std::int64_t in = w.size(1), out = w.size(0);
-  for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int) {
-    kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in,
-                                  end - begin, in, out);
+  const std::int64_t in = w.size(1), out = w.size(0), n = dy.size(0);
+  CpuDevice& device = this->device(dy);
+  const int workers = device.pool().workers();
+  // Not by blocks: a row depends on itself only, and the weights are read once for all rows of a worker.
+  device.pool().run(workers, [&](int part, int id) {
+    const std::int64_t begin = block_begin(part, n, workers), rows = block_begin(part + 1, n, workers) - begin;
+    kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in, rows,
+                                  in, out, device.worker(id).row.bytes(kernels_.linear_scratch_bytes(rows, out)));
   });
 }
 
@@ -25,12 +29,14 @@ void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, cons
   const std::int64_t in = dw.size(1), out = dw.size(0);
   constexpr std::int64_t kColumns = 64;
   const std::int64_t groups = (in + kColumns - 1) / kColumns;
-  ThreadPool& pool = device(x).pool();
-  pool.run(pool.workers(), [&](int part, int) {
+  CpuDevice& device = this->device(x);
+  ThreadPool& pool = device.pool();
+  pool.run(pool.workers(), [&](int part, int id) {
     const std::int64_t begin = groups * part / pool.workers() * kColumns;
     const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
     kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
-                                     batch.leaves);
+                                     batch.leaves,
+                                     device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
   });
   if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, batch.leaves);
 }

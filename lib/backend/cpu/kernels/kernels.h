@@ -101,11 +101,13 @@ struct Kernels {
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
                  std::int64_t out);
+  /// Bytes of scratch memory that the next two take; they skip zeros of dy.
+  std::int64_t (*linear_scratch_bytes)(std::int64_t n, std::int64_t out);
   void (*linear_backward_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
-                               std::int64_t out);
-  /// Columns [begin, end) of dw (out, in), summed over rows as `leaves` says. begin is a multiple of 64.
+                               std::int64_t out, void* scratch);
+  /// Columns [begin, end) of dw (out, in), summed over rows as `leaves` says.
   void (*linear_backward_weights)(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                                  std::int64_t begin, std::int64_t end, const Leaves& leaves);
+                                  std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
   /// db (columns) = sum of the rows of dy (n, columns).
   void (*sum_rows)(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
 };

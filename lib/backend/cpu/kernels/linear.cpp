@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows x vectors of accumulators fit the registers
 constexpr int kTileVecs = 4;
-constexpr std::int64_t kColumns = 64;  // columns walked at a time; every begin is a multiple of it
+constexpr std::int64_t kColumns = 64;  // columns walked at a time
 
 /// y[r][o] = x[r] . w[o] + bias[o] for a tile of kR rows and kO outputs. Each element has one accumulator that walks
 /// the inputs in order, so it does not depend on the tile that it is in.
@@ -112,10 +112,10 @@ void linear(const float* x, const float* w, const float* bias, float* y, std::in
   }
 }
 
-void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
-                          std::int64_t out) {
-  for (std::int64_t c = 0; c < in; c += kColumns) {
-    const std::int64_t columns = smaller(kColumns, in - c);
+void dense_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
+                         std::int64_t begin, std::int64_t end) {
+  for (std::int64_t c = begin; c < end; c += kColumns) {
+    const std::int64_t columns = smaller(kColumns, end - c);
     std::int64_t r = 0;
     for (; r + kTileRows <= n; r += kTileRows)
       outer_columns<kTileRows>(out, dy + r * out, 1, out, w + c, in, dx + r * in + c, in, columns);
@@ -123,8 +123,8 @@ void linear_backward_data(const float* dy, const float* w, float* dx, std::int64
   }
 }
 
-void linear_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                             std::int64_t begin, std::int64_t end, const Leaves& leaves) {
+void dense_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                            std::int64_t begin, std::int64_t end, const Leaves& leaves) {
   for (std::int64_t c = begin; c < end; c += kColumns) {
     const std::int64_t columns = smaller(kColumns, end - c);
     std::int64_t o = 0;

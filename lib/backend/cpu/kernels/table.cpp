@@ -33,6 +33,7 @@ constinit const Kernels table = {
     .plain_backward_weights = plain_backward_weights,
     .dropout_mask = dropout_mask,
     .linear = linear,
+    .linear_scratch_bytes = linear_scratch_bytes,
     .linear_backward_data = linear_backward_data,
     .linear_backward_weights = linear_backward_weights,
     .sum_rows = sum_rows,

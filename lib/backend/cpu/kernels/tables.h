@@ -36,13 +36,20 @@ void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::u
                   std::uint32_t layer, std::uint32_t threshold);
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
             std::int64_t out);
-void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,
-                          std::int64_t out);
+std::int64_t linear_scratch_bytes(std::int64_t n, std::int64_t out);
+void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
+                          void* scratch);
 void linear_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                             std::int64_t begin, std::int64_t end, const Leaves& leaves);
+                             std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
 void sum_rows(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
 
 /// All of the above.
 extern const Kernels table;
+
+/// Columns [begin, end) of what linear_backward_data and linear_backward_weights compute, by loops over all of dy.
+void dense_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
+                         std::int64_t begin, std::int64_t end);
+void dense_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                            std::int64_t begin, std::int64_t end, const Leaves& leaves);
 
 }  // namespace duet::cpu::DUET_ISA

@@ -1,0 +1,165 @@
+// Gradients of a linear layer over its live outputs only: behind it, relu and dropout make most of dy zero. A term that
+// is zero changes no sum unless its other factor is not finite; columns with such a factor take the dense loops.
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+namespace {
+
+constexpr int kStrip = 4;   // vectors of columns summed at once, from rows that fit the first cache
+constexpr int kLeaves = 8;  // at most
+
+struct LiveGradient {
+  std::int32_t row;
+  float value;
+};
+
+/// Copies kVecs vectors of each of `count` rows side by side: rows far apart would each need a page of the address
+/// cache. Returns whether all numbers are finite.
+template <int kVecs>
+bool pack(const float* rows, std::int64_t count, std::int64_t pitch, float* strip) {
+  Vec zero[kVecs] = {};
+  for (std::int64_t i = 0; i < count; ++i)
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec value = load(rows + i * pitch + v * kWidth);
+      store(strip + (i * kVecs + v) * kWidth, value);
+      zero[v] = fma(value, Vec{}, zero[v]);
+    }
+  float total = 0;
+  for (int v = 0; v < kVecs; ++v) total += sum(zero[v]);
+  return total == 0;
+}
+
+/// to = sum over the list of value * row of the strip. Even and odd entries are summed apart: one chain of additions
+/// would wait for its own results.
+template <int kVecs>
+[[gnu::always_inline]] inline void add_rows(const LiveGradient* list, std::int64_t count, const float* strip,
+                                            float* to) {
+  Vec even[kVecs] = {}, odd[kVecs] = {};
+  std::int64_t i = 0;
+  for (; i + 2 <= count; i += 2) {
+    const Vec a = broadcast(list[i].value), b = broadcast(list[i + 1].value);
+    const float* const first = strip + list[i].row * (kVecs * kWidth);
+    const float* const second = strip + list[i + 1].row * (kVecs * kWidth);
+    for (int v = 0; v < kVecs; ++v) even[v] = fma(a, load(first + v * kWidth), even[v]);
+    for (int v = 0; v < kVecs; ++v) odd[v] = fma(b, load(second + v * kWidth), odd[v]);
+  }
+  if (i < count) {
+    const Vec a = broadcast(list[i].value);
+    const float* const first = strip + list[i].row * (kVecs * kWidth);
+    for (int v = 0; v < kVecs; ++v) even[v] = fma(a, load(first + v * kWidth), even[v]);
+  }
+  for (int v = 0; v < kVecs; ++v) store(to + v * kWidth, even[v] + odd[v]);
+}
+
+/// The live outputs of each row: up to `out` entries from lists + row * out on.
+void collect_rows(const float* dy, std::int64_t n, std::int64_t out, LiveGradient* lists, std::int32_t* counts) {
+  for (std::int64_t r = 0; r < n; ++r) {
+    std::int32_t count = 0;
+    for (std::int64_t o = 0; o < out; ++o) {
+      lists[r * out + count] = {static_cast<std::int32_t>(o), dy[r * out + o]};
+      count += dy[r * out + o] != 0;
+    }
+    counts[r] = count;
+  }
+}
+
+template <int kVecs>
+void data_strip(const LiveGradient* lists, const std::int32_t* counts, const float* dy, const float* w, float* dx,
+                std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t c, float* strip) {
+  if (!pack<kVecs>(w + c, out, in, strip)) return dense_backward_data(dy, w, dx, n, in, out, c, c + kVecs * kWidth);
+  for (std::int64_t r = 0; r < n; ++r) add_rows<kVecs>(lists + r * out, counts[r], strip, dx + r * in + c);
+}
+
+/// For each output the rows where it is live, in order, and where each leaf begins among them.
+struct LiveRows {
+  LiveGradient* entries;
+  std::int32_t* bounds;  // kLeaves + 1 per output
+  std::int64_t rows;
+
+  const LiveGradient* list(std::int64_t o) const { return entries + o * rows; }
+  std::int32_t* bound(std::int64_t o) const { return bounds + o * (kLeaves + 1); }
+};
+
+void collect_outputs(const float* dy, std::int64_t out, const Leaves& leaves, const LiveRows& live) {
+  for (std::int64_t o = 0; o < out; ++o) live.bound(o)[0] = 0;
+  for (int leaf = 0; leaf < leaves.count; ++leaf) {
+    for (std::int64_t o = 0; o < out; ++o) live.bound(o)[leaf + 1] = live.bound(o)[leaf];
+    for (std::int64_t r = leaves.ranges[2 * leaf]; r < leaves.ranges[2 * leaf + 1]; ++r) {
+      const auto row = static_cast<std::int32_t>(r - leaves.ranges[0]);
+      for (std::int64_t o = 0; o < out; ++o) {
+        std::int32_t& end = live.bound(o)[leaf + 1];
+        live.entries[o * live.rows + end] = {row, dy[r * out + o]};
+        end += dy[r * out + o] != 0;
+      }
+    }
+  }
+}
+
+template <int kVecs>
+void weight_strip(const LiveRows& live, const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                  std::int64_t c, const Leaves& leaves, float* strip) {
+  constexpr int kColumns = kVecs * kWidth;
+  if (!pack<kVecs>(x + leaves.ranges[0] * in + c, live.rows, in, strip))
+    return dense_backward_weights(x, dy, dw, in, out, c, c + kColumns, leaves);
+  alignas(64) float part[kLeaves][kColumns];
+  for (std::int64_t o = 0; o < out; ++o) {
+    const std::int32_t* const bound = live.bound(o);
+    for (int leaf = 0; leaf < leaves.count; ++leaf)
+      add_rows<kVecs>(live.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf], strip, part[leaf]);
+    for (int k = 0; k < leaves.addition_count; ++k) {
+      float* const to = part[leaves.additions[2 * k]];
+      const float* const from = part[leaves.additions[2 * k + 1]];
+      for (int v = 0; v < kColumns; v += kWidth) store(to + v, load(to + v) + load(from + v));
+    }
+    for (int v = 0; v < kColumns; v += kWidth)
+      store(dw + o * in + c + v, leaves.add_zero ? load(part[0] + v) + Vec{} : load(part[0] + v));
+  }
+}
+
+/// What lies in the scratch memory: the strip, the lists with room for one entry more, and their lengths.
+struct Scratch {
+  Scratch(void* memory, std::int64_t n, std::int64_t out) {
+    const std::int64_t rows = n > out ? n : out, lengths = n > out * (kLeaves + 1) ? n : out * (kLeaves + 1);
+    strip = static_cast<float*>(memory);
+    const std::int64_t strip_floats = rows * kStrip * kWidth, list_floats = 2 * (n * out + 1);
+    bytes = (strip_floats + list_floats + lengths) * 4;
+    if (memory == nullptr) return;
+    entries = reinterpret_cast<LiveGradient*>(strip + strip_floats);
+    counts = reinterpret_cast<std::int32_t*>(strip + strip_floats + list_floats);
+  }
+  float* strip;
+  LiveGradient* entries = nullptr;
+  std::int32_t* counts = nullptr;
+  std::int64_t bytes;
+};
+
+}  // namespace
+
+std::int64_t linear_scratch_bytes(std::int64_t n, std::int64_t out) { return Scratch(nullptr, n, out).bytes; }
+
+void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
+                          void* memory) {
+  const Scratch s(memory, n, out);
+  collect_rows(dy, n, out, s.entries, s.counts);
+  std::int64_t c = 0;
+  for (; c + kStrip * kWidth <= in; c += kStrip * kWidth)
+    data_strip<kStrip>(s.entries, s.counts, dy, w, dx, n, in, out, c, s.strip);
+  for (; c + kWidth <= in; c += kWidth) data_strip<1>(s.entries, s.counts, dy, w, dx, n, in, out, c, s.strip);
+  if (c < in) dense_backward_data(dy, w, dx, n, in, out, c, in);
+}
+
+void linear_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
+                             std::int64_t begin, std::int64_t end, const Leaves& leaves, void* memory) {
+  const std::int64_t rows = leaves.ranges[2 * leaves.count - 1] - leaves.ranges[0];
+  const Scratch s(memory, rows, out);
+  const LiveRows live = {s.entries, s.counts, rows};
+  collect_outputs(dy, out, leaves, live);
+  std::int64_t c = begin;
+  for (; c + kStrip * kWidth <= end; c += kStrip * kWidth)
+    weight_strip<kStrip>(live, x, dy, dw, in, out, c, leaves, s.strip);
+  for (; c + kWidth <= end; c += kWidth) weight_strip<1>(live, x, dy, dw, in, out, c, leaves, s.strip);
+  if (c < end) dense_backward_weights(x, dy, dw, in, out, c, end, leaves);
+}
+
+}  // namespace duet::cpu::DUET_ISA
