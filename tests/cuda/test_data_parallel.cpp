@@ -1,0 +1,130 @@
+// DataParallel over GPUs, or over logical devices of one; models and checkpoints on GPUs.
+#include <algorithm>
+
+#include "dp/data_parallel.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "lib/safetensors.h"
+#include "tests/cuda/gpu.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+struct Batch {
+  Tensor images, labels;
+};
+
+Batch make_batch(std::int64_t rows, std::int64_t step, Device device) {
+  Mt19937 generator(static_cast<std::uint64_t>(step) + 99);
+  Batch batch = {empty({rows, 1, 28, 28}), empty({rows}, DType::i64)};
+  generator.uniform(batch.images.span<float>(), -1.0, 1.0);
+  for (std::int64_t& label : batch.labels.span<std::int64_t>()) label = generator.randint(0, 10);
+  batch.images.set_stamp({step, 0, rows});
+  batch.labels.set_stamp({step, 0, rows});
+  return {batch.images.to(device), batch.labels.to(device)};
+}
+
+struct Trained {
+  Array values{Shape{0}};
+  float loss = 0;
+};
+
+/// Two steps, dropout on.
+Trained train(nn::Module& model, nn::Module& net, std::int64_t rows) {
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  Trained trained;
+  for (std::int64_t step = 0; step < 2; ++step) {
+    const Batch batch = make_batch(rows, step, model.parameters().device());
+    opt.zero_grad();
+    const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
+    loss.backward();
+    opt.step();
+    trained.loss = loss.item();
+  }
+  trained.values = as_array(model.parameters().values());
+  return trained;
+}
+
+Trained train_single(Device device, std::int64_t rows) {
+  nn::SimpleCNN model(7);
+  model.to(device);
+  return train(model, model, rows);
+}
+
+Trained train_parallel(const std::vector<Device>& devices, std::int64_t rows, dp::Refresh refresh) {
+  nn::SimpleCNN model(7);
+  model.to(devices[0]);
+  dp::DataParallel net(model, {.devices = devices, .replicas = refresh});
+  return train(model, net, rows);
+}
+
+double difference(const Array& a, const Array& b) {
+  double largest = 0, scale = 0;
+  for (std::size_t i = 0; i < a.values.size(); ++i) {
+    largest = std::max(largest, std::abs(a.values[i] - b.values[i]));
+    scale = std::max(scale, std::abs(b.values[i]));
+  }
+  return largest / scale;
+}
+
+std::vector<Device> logical_devices(int count) {
+  std::vector<Device> devices;
+  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
+  return devices;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device does", "[dp]") {
+  DUET_NEEDS_CUDA();
+  const std::int64_t rows = 12;
+  const Trained single = train_single(kGpu, rows), cpu = train_single({}, rows);
+  CHECK(difference(single.values, cpu.values) < 1e-5);
+  for (const int count : {2, 3, 4}) {
+    std::vector<std::vector<Device>> choices = {logical_devices(count)};
+    if (backend(DeviceKind::cuda).device_count() >= count) choices.push_back(first_devices(DeviceKind::cuda, count));
+    for (const std::vector<Device>& devices : choices)
+      for (const dp::Refresh refresh : {dp::Refresh::resident, dp::Refresh::per_forward}) {
+        CAPTURE(count, devices[1].str(), refresh == dp::Refresh::resident);
+        const Trained parallel = train_parallel(devices, rows, refresh);
+        CHECK(difference(parallel.values, single.values) < 1e-5);
+        CHECK(std::abs(parallel.loss - single.loss) < 1e-5 * std::abs(single.loss));
+      }
+  }
+}
+
+TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
+  DUET_NEEDS_CUDA();
+  nn::SimpleCNN model(7);
+  model.to({DeviceKind::cuda, 0, 0});
+  dp::DataParallel net(model, {.devices = logical_devices(2)});
+  CHECK_THROWS_WITH(net(zeros({4, 3, 28, 28}, DType::f32, model.parameters().device())),
+                    ContainsSubstring("replica 0 on device cuda:0.0: conv"));
+  CHECK_THROWS_AS(net(zeros({4, 3, 28, 28}, DType::f32, model.parameters().device())), ShapeError);
+}
+
+TEST_CASE("cuda: a model keeps its values when it moves", "[core]") {
+  DUET_NEEDS_CUDA();
+  nn::SimpleCNN model(3);
+  const Array before = as_array(model.parameters().values());
+  model.to(kGpu);
+  CHECK(model.parameters().device() == kGpu);
+  CHECK(as_array(model.parameters().values()).values == before.values);
+}
+
+TEST_CASE("cuda: checkpoints of models on a GPU", "[core]") {
+  DUET_NEEDS_CUDA();
+  const Scratch scratch;
+  const std::string path = scratch.path("model.safetensors");
+  nn::SimpleCNN model(3), other(4);
+  model.to(kGpu);
+  save_tensors(path, model.state_dict());
+  other.to({DeviceKind::cuda, 0, 1});
+  other.load_state_dict(load_tensors(path).tensors);
+  CHECK(as_array(other.parameters().values()).values == as_array(model.parameters().values()).values);
+}
