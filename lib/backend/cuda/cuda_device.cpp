@@ -59,16 +59,6 @@ cublasHandle_t CudaDevice::cublas() {
   return cublas_ = handle;
 }
 
-void* CudaDevice::workspace(std::size_t bytes) {
-  if (bytes <= workspace_bytes_) return workspace_;
-  void* const larger = memory_->allocate(bytes);
-  // Work that was asked for may still use the old one: see Note [Order].
-  if (workspace_ != nullptr) memory_->release(workspace_, workspace_bytes_);
-  workspace_ = larger;
-  workspace_bytes_ = bytes;
-  return workspace_;
-}
-
 cudaEvent_t CudaDevice::take_event() {
   {
     const std::lock_guard lock(events_mutex_);

@@ -35,8 +35,6 @@ class CudaDevice {
   /// Made when first needed, bound to stream().
   cudnnHandle_t cudnn();
   cublasHandle_t cublas();
-  /// At least `bytes` bytes, ordered on stream(); valid until the next call.
-  void* workspace(std::size_t bytes);
   DeviceMemory& memory() { return *memory_; }
   const DeviceMemory& memory() const { return *memory_; }
   Precision precision() const;
@@ -69,8 +67,6 @@ class CudaDevice {
   cublasHandle_t cublas_ = nullptr;
   std::unique_ptr<DeviceMemory> memory_;
   std::shared_ptr<ConvPlans> conv_plans_;  // shared only because its type is not known here
-  void* workspace_ = nullptr;
-  std::size_t workspace_bytes_ = 0;
   kernels::LabelFault* label_fault_ = nullptr;
   std::mutex events_mutex_;
   std::vector<cudaEvent_t> events_;
