@@ -6,6 +6,7 @@
 
 #include "cli/cells.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/files.h"
 #include "cli/machine.h"
 #include "cli/signals.h"
@@ -39,12 +40,13 @@ void print(const Timed& timed, std::int64_t batch) {
   const double middle = median(timed.steps_us);
   const auto us = [](double value) { return grouped(std::llround(value)); };
   const StepParts& parts = row.step_us;
-  std::printf(" %-8s %7d  %10s  %10s..%-10s  %10s  %9s  %9s  %13s  %9s\n", name(timed.cell.mode), timed.cell.devices,
+  const std::string shared = sharing(row).empty() ? "" : "  " + sharing(row);
+  std::printf(" %-8s %7d  %10s  %10s..%-10s  %10s  %9s  %9s  %13s  %9s%s\n", name(timed.cell.mode), timed.cell.devices,
               us(middle).c_str(), us(*low).c_str(), us(*high).c_str(),
               us(static_cast<double>(batch) / middle * 1e6).c_str(), us(parts.forward + parts.loss).c_str(),
               us(parts.backward).c_str(),
               us(parts.scatter + parts.replicate + parts.gather + parts.communication).c_str(),
-              us(parts.input + parts.update).c_str());
+              us(parts.input + parts.update).c_str(), shared.c_str());
 }
 
 }  // namespace
@@ -80,6 +82,9 @@ int bench(const BenchOptions& options) {
   }
   std::printf("whole steps of %lld images, %d repeats, in us: median, fastest..slowest; parts are means\n",
               static_cast<long long>(options.batch), options.repeats);
+  if (options.device == DeviceKind::cuda)
+    std::printf("on %s, precision %s; parts are the host's times, the rest holds its wait for the GPU\n",
+                kind_title(options.device).c_str(), name(options.precision));
   std::printf(" %-8s %7s  %10s  %22s  %10s  %9s  %9s  %13s  %9s\n", "mode", "devices", "median", "range", "samples/s",
               "forward", "backward", "communication", "the rest");
   bool good = true;

@@ -35,7 +35,8 @@ double low(const std::vector<double>& values) { return *std::min_element(values.
 double high(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
 std::string row_label(const Results& results, const Run& run) {
-  return row_name(results, run) + (run.mode == "single" ? "" : " " + std::to_string(run.devices));
+  const std::string count = sharing(run).empty() ? std::to_string(run.devices) : sharing(run);
+  return row_name(results, run) + (run.mode == "single" ? "" : " " + count);
 }
 
 /// Name labels at the right ends of lines, moved apart where they would cover each other, and up where they would leave
@@ -60,7 +61,8 @@ std::string epoch_chart(const Results& results) {
   std::set<int> counts;
   double largest = 0;
   for (const Run& run : results.runs) {
-    if (!run.ok || run.epoch_s.empty() || all_cores_row(results, run)) continue;
+    // Shared GPUs show what sharing costs; in a picture of scaling they would mislead.
+    if (!run.ok || run.epoch_s.empty() || all_cores_row(results, run) || !sharing(run).empty()) continue;
     counts.insert(run.devices);
     largest = std::max(largest, high(run.epoch_s));
   }
@@ -88,7 +90,7 @@ std::string epoch_chart(const Results& results) {
     std::vector<std::pair<double, double>> points;
     for (int devices : columns) {
       const Run* run = find_run(results, mode, devices);
-      if (!run || run->epoch_s.empty()) continue;
+      if (!run || run->epoch_s.empty() || !sharing(*run).empty()) continue;
       // A few pixels apart, so that the min..max bars of two modes do not cover each other.
       const double at = x(devices) + 4 * (shift - 1);
       points.emplace_back(at, axes.y(median(run->epoch_s)));

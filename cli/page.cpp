@@ -71,6 +71,17 @@ std::string section(const std::string& title, const std::string& body, const std
          (note.empty() ? "" : "<p class=\"note\">" + escaped(note) + "</p>\n") + "</section>\n";
 }
 
+/// What the columns of runs on GPUs say; empty for CPU.
+std::string gpu_note(const Results& results) {
+  for (const Run& run : results.runs)
+    if (!run.on_cpu())
+      return "<p class=\"note\">Devices are " + escaped(run.device) + ", precision " + escaped(run.precision) +
+             ". per device: the most that tensors and workspaces took on one of them. moved/step: bytes copied to and "
+             "from the busiest of them in a training step. Parts of a step are the host's times; update holds its "
+             "wait for the GPU.</p>\n";
+  return "";
+}
+
 std::string sentences(const Results& results) {
   std::string out;
   for (const std::string& sentence : findings(results)) out += "<li>" + escaped(sentence) + "</li>\n";
@@ -110,7 +121,7 @@ std::string to_html(const Results& results, const Provenance& provenance) {
          "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
          "median (min..max). waiting: share of a step in which compute stands still for communication. memory: the "
          "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
-         section("What the clock says", sentences(results), "") +
+         gpu_note(results) + section("What the clock says", sentences(results), "") +
          section(
              "Time of an epoch against devices", epoch_chart(results),
              "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "

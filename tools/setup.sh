@@ -61,7 +61,8 @@ if toolkit=$(tools/find_cuda.py 2>/dev/null); then
   echo "setup: CUDA $(awk -F '\t' '$1 == "version" {print $2}' <<<"$toolkit") in $(awk -F '\t' '$1 == "root" {print $2}' <<<"$toolkit")"
 elif [ "${DUET_CUDA:-auto}" != off ] && tools/find_cuda.py --driver; then
   echo "setup: an NVIDIA driver but no CUDA toolkit: fetching one (DUET_CUDA=off: build without)"
-  tools/cuda_from_wheels.sh || echo "setup: no CUDA toolkit could be fetched; building for CPU only" >&2
+  # Build folders that were set up without it look again.
+  (tools/cuda_from_wheels.sh && touch meson_options.txt) || echo "setup: no CUDA toolkit could be fetched; building for CPU only" >&2
 else
   echo "setup: no CUDA toolkit found (optional)"
 fi

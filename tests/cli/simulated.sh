@@ -32,6 +32,11 @@ assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
 assert abs(runs[0]["train_loss"][-1] - dp["train_loss"][-1]) < 1e-4, (runs[0]["train_loss"], dp["train_loss"])
 PYTHON
+"$duet" bench step --quiet --device cuda --model linear --modes single,dp --devices 2 --steps 5 --repeats 1 --batch 16 \
+  --data synthetic >text
+cat text
+expect 'on cuda (simulated), precision fp32' text
+expect '^ dp .*  2 logical devices on 1 GPU$' text
 # Where there is no such GPU: one line, and exit status 1.
 status=0
 DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" train --device cuda >text 2>&1 || status=$?
