@@ -78,9 +78,9 @@ void CudaBackend::set_threads_per_device(int threads) {
 
 Allocator& CudaBackend::allocator(Device device) { return find(device).memory(); }
 
-void CudaBackend::synchronize(Device device) { on(device).synchronize(); }
+void CudaBackend::synchronize(Device device) { find(device).synchronize(); }
 
-void* CudaBackend::stream(Device device) { return on(device).stream(); }
+void* CudaBackend::stream(Device device) { return find(device).stream(); }
 
 CudaDevice& CudaBackend::find(Device device) {
   const bool exists = device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_ &&

@@ -96,6 +96,8 @@ class CudaBackend final : public Backend {
   CudaDevice& on(Device device, const char* op = __builtin_FUNCTION());
   CudaDevice& on(const Tensor& tensor, const char* op = __builtin_FUNCTION()) { return on(tensor.device(), op); }
 
+  /// The same, but not current and not for messages.
+  CudaDevice& find(Device device);
   /// A copy between two devices, in the order of Note [Order] in backend.h.
   void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
   /// Gives the cached memory of the other devices on the same GPU back to the driver.
@@ -106,7 +108,6 @@ class CudaBackend final : public Backend {
  private:
   static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
   using Slot = std::atomic<CudaDevice*>;
-  CudaDevice& find(Device device);
   /// Lets the two GPUs reach each other's memory, where the machine allows it; tried once per pair.
   void enable_peer_access(const CudaDevice& a, const CudaDevice& b);
 

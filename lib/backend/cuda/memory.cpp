@@ -181,7 +181,7 @@ void DeviceMemory::copy(void* destination, Device to, const void* source, Device
     check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, device_.stream()), "copy");
     return;
   }
-  backend_.copy_between(backend_.on(to, "copy"), destination, backend_.on(from, "copy"), source, bytes);
+  backend_.copy_between(backend_.find(to), destination, backend_.find(from), source, bytes);
 }
 
 void DeviceMemory::copy_from_host(void* destination, const void* source, std::size_t bytes) {

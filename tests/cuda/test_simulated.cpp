@@ -1,0 +1,80 @@
+// What only simulated devices can show: contexts, the driver's memory, and calls that fail.
+#include <algorithm>
+
+#include "dp/data_parallel.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "tests/cuda/gpu.h"
+#include "tests/support/catch2.h"
+#include "tests/support/fake_cuda/simulator.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+constexpr Device kOne = {DeviceKind::cuda, 1}, kTwo = {DeviceKind::cuda, 2};
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+void train_step(nn::Module& net, optim::SGD& opt, Device device, std::int64_t step) {
+  const Tensor images = zeros({4, 1, 28, 28}), labels = zeros({4}, DType::i64);
+  Tensor stamped = images.to(device);
+  stamped.set_stamp({step, 0, 4});
+  opt.zero_grad();
+  ops::nll_loss(net(stamped), labels.to(device)).backward();
+  opt.step();
+}
+
+}  // namespace
+
+TEST_CASE("simulated: only the chosen GPUs get a context, and steps stop asking the driver for memory") {
+  Backend& cuda = backend(DeviceKind::cuda);
+  for (int i = 0; i < cuda.device_count(); ++i) CHECK_FALSE(cuda.describe({DeviceKind::cuda, i}).empty());
+  CHECK_FALSE(cuda.libraries().empty());
+  nn::SimpleCNN model(7);
+  model.to(kOne);
+  dp::DataParallel net(model, {.devices = {kOne, kTwo}});
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  for (int step = 0; step < 2; ++step) train_step(net, opt, kOne, step);
+  const std::size_t one = duet_sim::live(1).bytes, two = duet_sim::live(2).bytes;
+  for (int step = 2; step < 5; ++step) train_step(net, opt, kOne, step);
+  cuda.synchronize(kOne);
+  cuda.synchronize(kTwo);
+  CHECK(duet_sim::live(1).bytes == one);
+  CHECK(duet_sim::live(2).bytes == two);
+  CHECK(duet_sim::has_context(1));
+  CHECK(duet_sim::has_context(2));
+  CHECK_FALSE(duet_sim::has_context(0));
+  CHECK_FALSE(duet_sim::has_context(3));
+}
+
+TEST_CASE("simulated: cached memory is given back when something larger is asked for, on any device of the GPU") {
+  // 160 MiB in all, as tests/cuda/meson.build says.
+  { const Tensor passing = empty({88 * kMiB}, DType::u8, kOne); }
+  { const Tensor passing = empty({96 * kMiB}, DType::u8, kOne); }
+  CHECK(duet_sim::live(1).bytes < static_cast<std::size_t>(160 * kMiB));
+  const Device logical = {DeviceKind::cuda, 1, 0};
+  const Tensor held = empty({96 * kMiB}, DType::u8, logical);
+  CHECK_THROWS_WITH(empty({96 * kMiB}, DType::u8, kOne),
+                    ContainsSubstring("out of memory on cuda:1: asked for " + std::to_string(96 * kMiB) + " bytes"));
+}
+
+TEST_CASE("simulated: a failed allocation is tried again, and failures name what was asked for") {
+  Backend& cuda = backend(DeviceKind::cuda);
+  const Tensor x = zeros({10}, DType::f32, kTwo);
+  cuda.synchronize(kTwo);
+  duet_sim::reset(1, "cudaMalloc:1");
+  CHECK(empty({5 * kMiB}, DType::u8, kTwo).defined());
+  duet_sim::reset(1, "cudaMemsetAsync:1");
+  CHECK_THROWS_WITH(zeros({10}, DType::f32, kTwo), ContainsSubstring("cuda: clear: "));
+  CHECK_NOTHROW(cuda.synchronize(kTwo));
+  duet_sim::reset(1, "kernel:1");
+  CHECK_THROWS_WITH(
+      [&] {
+        cuda.relu_forward(x, x);
+        cuda.synchronize(kTwo);
+      }(),
+      ContainsSubstring("cuda: synchronize: ") && ContainsSubstring("caused by relu_forward"));
+  duet_sim::reset(1);
+}
