@@ -20,6 +20,7 @@ import sys
 NEEDED_MAJOR = 13
 HEADERS = ("cuda_runtime.h", "crt/host_defines.h", "nv/target", "cublas_v2.h", "cudnn.h", "nccl.h")
 LIBRARIES = ("cudart_static", "cublas", "cublasLt", "cudnn", "nccl")
+PACKAGED_APART = ("cudnn.h", "nccl.h")  # may lie where distributions' packages put them
 SYSTEM_INCLUDES = ("/usr/include", "/usr/local/include")
 SYSTEM_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
 
@@ -94,7 +95,8 @@ class Toolkit:
         if int(version.group(1)) < NEEDED_MAJOR:
             return f"{self.nvcc} is of CUDA {self.version}, {NEEDED_MAJOR} or newer is needed"
         for header in HEADERS:
-            if not any(os.path.exists(os.path.join(d, header)) for d in (*self.includes, *SYSTEM_INCLUDES)):
+            system = SYSTEM_INCLUDES if header in PACKAGED_APART else ()
+            if not any(os.path.exists(os.path.join(d, header)) for d in (*self.includes, *system)):
                 return f"no {header} in {self.root}"
         for name in LIBRARIES:
             file = self.library(name)

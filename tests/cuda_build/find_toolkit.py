@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Lets tools/find_cuda.py look at made-up toolkits: the order of places, and what is said of incomplete ones."""
+import os
+import subprocess
+import sys
+import tempfile
+
+FIND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/find_cuda.py")
+HEADERS = ("cuda_runtime.h", "crt/host_defines.h", "nv/target", "cublas_v2.h", "cudnn.h", "nccl.h")
+LIBRARIES = ("libcudart_static.a", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2")
+
+
+def write(file, text=""):
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def toolkit(root, version="13.1", headers=HEADERS, libraries=LIBRARIES):
+    nvcc = os.path.join(root, "bin/nvcc")
+    write(nvcc, f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.0'\n")
+    os.chmod(nvcc, 0o755)
+    for header in headers:
+        write(os.path.join(root, "include", header))
+    for library in libraries:
+        write(os.path.join(root, "lib", library))
+    return root
+
+
+def run(home, *arguments, **variables):
+    environment = {"PATH": "/usr/bin:/bin", "HOME": home, **variables}
+    return subprocess.run([sys.executable, FIND, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def found(result):
+    values = dict(line.split("\t") for line in result.stdout.splitlines())
+    return values.get("root"), values.get("version")
+
+
+def cases(folder):
+    home = os.path.join(folder, "home")
+    good = toolkit(os.path.join(folder, "good"))
+    other = toolkit(os.path.join(folder, "other"), version="13.2")
+    old = toolkit(os.path.join(folder, "old"), version="12.4")
+    bare = toolkit(os.path.join(folder, "bare"), headers=[h for h in HEADERS if h != "cublas_v2.h"])
+    wheels = toolkit(os.path.join(home, ".cache/duet/cuda/lib/python3.11/site-packages/nvidia/cu13"), version="13.9",
+                     libraries=[name for name in LIBRARIES if "nccl" not in name])
+    write(os.path.join(os.path.dirname(wheels), "nccl/lib/libnccl.so.2"))
+    yield "CUDA_HOME goes first", found(run(home, CUDA_HOME=good, CUDA_PATH=other)) == (good, "13.1")
+    yield "CUDA_PATH is next", found(run(home, CUDA_HOME="/nowhere", CUDA_PATH=other)) == (other, "13.2")
+    yield "nvcc on PATH", found(run(home, PATH=f"{other}/bin:/usr/bin:/bin")) == (other, "13.2")
+    yield "an environment of one's own goes first of all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
+    yield "an old toolkit is passed over", found(run(home, CUDA_HOME=old, CUDA_PATH=good))[0] == good
+    yield "wheels beside each other", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
+    result = run(home, old)
+    yield "too old, said so", result.returncode == 1 and "is of CUDA 12.4, 13 or newer is needed" in result.stderr
+    result = run(home, bare)
+    yield "what is missing is named", result.returncode == 1 and f"no cublas_v2.h in {bare}" in result.stderr
+    result = run(home, "/nowhere")
+    yield "nothing there", result.returncode == 1 and "no /nowhere/bin/nvcc" in result.stderr and not result.stdout
+    yield "wrong use", run(home, "--what").returncode == 2
+
+
+def main():
+    failed = passed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, good in cases(os.path.realpath(folder)):
+            passed += bool(good)
+            failed += not good
+            if not good:
+                print(f"FAILED: {name}")
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
