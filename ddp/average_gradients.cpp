@@ -9,7 +9,9 @@ void average_gradients(nn::Module& model, ProcessGroup& group) {
     if (!store.has_gradient(slot)) continue;
     const Tensor gradient = store.gradient(slot);
     group.all_reduce(gradient).wait();
-    for (float& value : gradient.span<float>()) value /= size;
+    const Tensor host = gradient.to(Device{});
+    for (float& value : host.span<float>()) value /= size;
+    if (!host.same_memory(gradient)) copy(host, gradient);
   }
 }
 

@@ -24,10 +24,11 @@ Found find() {
   }
 }
 
-/// Decided once: a machine's driver and GPUs do not come while a program runs.
+/// Decided once: a machine's driver and GPUs do not come while a program runs. Never destroyed: tensors in static
+/// storage may outlive it.
 const Found& found() {
-  static const Found result = find();
-  return result;
+  static const auto* const result = new Found(find());
+  return *result;
 }
 
 }  // namespace

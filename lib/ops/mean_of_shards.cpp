@@ -26,14 +26,22 @@ Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::i
                       " losses and ", rows.size(), " numbers of rows");
   std::int64_t total = 0;
   for (const std::int64_t n : rows) total += n;
-  float mean = 0;
+  // On the device, so that the host need not wait for the losses.
+  Tensor value;
   bool record = false;
   for (std::size_t i = 0; i < losses.size(); ++i) {
-    if (rows[i] > 0) mean += static_cast<float>(rows[i]) / static_cast<float>(total) * losses[i].item();
     record |= grad_enabled() && losses[i].requires_grad();
+    if (rows[i] == 0) continue;
+    const Tensor part = empty({}, DType::f32, device);
+    copy(losses[i].value().reshape({}), part);
+    backend(part).scale(part, static_cast<float>(rows[i]) / static_cast<float>(total));
+    if (value.defined()) {
+      backend(value).add(value, part, value);
+    } else {
+      value = part;
+    }
   }
-  const Tensor value = empty({}, DType::f32, device);
-  backend(value).fill(value, mean);
+  if (!value.defined()) value = zeros({}, DType::f32, device);
   if (!record) return Variable(value);
   auto node = make_pooled<MeanOfShardsNode>();
   for (std::size_t i = 0; i < losses.size(); ++i) {

@@ -98,6 +98,25 @@ TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device doe
   }
 }
 
+TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch", "[dp]") {
+  DUET_NEEDS_CUDA();
+  const Batch batch = make_batch(10, 0, {});  // on the host: scattered from there
+  nn::SimpleCNN single(7), model(7);
+  const Variable expected = ops::nll_loss(single(batch.images), batch.labels);
+  expected.backward();
+  const std::vector<Device> devices = logical_devices(3);
+  model.to(devices[0]);
+  dp::DataParallel net(model, {.devices = devices, .loss = [](const Variable& output, const Tensor& target) {
+                                 return ops::nll_loss(output, target);
+                               }});
+  const Variable loss =
+      net(nn::Value(nn::List{nn::Value(Variable(batch.images)), nn::Value(Variable(batch.labels))})).variable();
+  CHECK(loss.device() == devices[0]);
+  CHECK(std::abs(loss.item() - expected.item()) < 1e-5f * std::abs(expected.item()));
+  loss.backward();
+  CHECK(difference(as_array(model.parameters().gradients()), as_array(single.parameters().gradients())) < 1e-5);
+}
+
 TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
   DUET_NEEDS_CUDA();
   nn::SimpleCNN model(7);
