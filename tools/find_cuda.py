@@ -6,9 +6,9 @@
     find_cuda.py --driver      exit status 0 when this machine has an NVIDIA driver
 
 Without a folder the first complete one of these is taken: $DUET_CUDA_ENV, $CUDA_HOME, $CUDA_PATH, the nvcc on PATH,
-/usr/local/cuda, and the environment that tools/cuda_from_wheels.sh makes. Prints lines of a key, a tab and a value: root, nvcc, version,
-include (several), library.NAME (full name of the file), folder (of the libraries; several). Where nothing is found, the
-standard error says what each place lacks, and the exit status is 1.
+/usr/local/cuda, and the environment that tools/cuda_from_wheels.sh makes. Prints lines of a key, a tab and a value:
+root, nvcc, version, include (several), library.NAME (full name of the file), folder (of the libraries; several). Where
+nothing is found, the standard error says what each place lacks, and the exit status is 1.
 """
 import glob
 import os

@@ -29,7 +29,8 @@ def toolkit(root, version="13.1", headers=HEADERS, libraries=LIBRARIES):
 
 def run(home, *arguments, **variables):
     environment = {"PATH": "/usr/bin:/bin", "HOME": home, **variables}
-    return subprocess.run([sys.executable, FIND, *arguments], capture_output=True, text=True, env=environment, check=False)
+    command = [sys.executable, FIND, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 def found(result):
@@ -49,7 +50,7 @@ def cases(folder):
     yield "CUDA_HOME goes first", found(run(home, CUDA_HOME=good, CUDA_PATH=other)) == (good, "13.1")
     yield "CUDA_PATH is next", found(run(home, CUDA_HOME="/nowhere", CUDA_PATH=other)) == (other, "13.2")
     yield "nvcc on PATH", found(run(home, PATH=f"{other}/bin:/usr/bin:/bin")) == (other, "13.2")
-    yield "an environment of one's own goes first of all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
+    yield "one's own environment goes before all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
     yield "an old toolkit is passed over", found(run(home, CUDA_HOME=old, CUDA_PATH=good))[0] == good
     yield "wheels beside each other", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
     result = run(home, old)

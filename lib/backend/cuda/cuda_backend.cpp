@@ -67,7 +67,7 @@ std::string CudaBackend::libraries() const {
   check(cublasGetProperty(MINOR_VERSION, &minor), "cublasGetProperty");
   const std::size_t cudnn = cudnnGetVersion();
   return concat("CUDA ", version_text(runtime), " (driver ", version_text(driver_version()), "), cuDNN ", cudnn / 10000,
-                ".", cudnn / 100 % 100, ".", cudnn % 100, ", cuBLAS ", major, ".", minor);
+                ".", cudnn / 100 % 100, ".", cudnn % 100, ", cuBLAS ", major, ".", minor, nccl_version());
 }
 
 void CudaBackend::bind_thread(Device device) { on(device); }

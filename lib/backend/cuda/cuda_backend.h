@@ -19,6 +19,9 @@ struct Operand {
 /// Throws DeviceError "linear_forward: x is on cuda:0, w on cuda:1" unless all defined operands lie on one device.
 void same_device(const char* op, std::initializer_list<Operand> operands);
 
+/// ", NCCL 2.28.9", or empty where it is not installed. Loads it for the question only: it is large.
+std::string nccl_version();
+
 /// All GPUs that this process sees. A GPU gets a context when something is first asked of it.
 class CudaBackend final : public Backend {
  public:
