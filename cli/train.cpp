@@ -1,6 +1,4 @@
 // duet train: one run, in one mode.
-#include <sched.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -15,6 +13,7 @@
 #include "ddp/solo_group.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/thread_pool.h"
 
 namespace duet::cli {
 namespace {
@@ -29,23 +28,6 @@ std::int64_t started_ns() {
     given = std::getenv(kStarted);
   }
   return std::strtoll(given, nullptr, 10);
-}
-
-/// Leaves this process's main thread, and the threads that it starts from now on, the cores of this rank's device.
-/// Nothing changes where the ranks of this machine outnumber its cores.
-void take_cores(const ddp::RankInfo& place, int threads_per_device) {
-  cpu_set_t all, own;
-  CPU_ZERO(&own);
-  if (sched_getaffinity(0, sizeof all, &all) != 0) return;
-  if (place.local_world_size * threads_per_device > CPU_COUNT(&all)) return;
-  const int first = place.local_rank * threads_per_device;
-  int seen = 0;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &all)) continue;
-    if (seen >= first && seen < first + threads_per_device) CPU_SET(core, &own);
-    ++seen;
-  }
-  sched_setaffinity(0, sizeof own, &own);
 }
 
 Team team_of(ddp::ProcessGroup& group) {
@@ -99,7 +81,11 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   return ddp::spawn(
       [&](int) {
         const auto group = ddp::init_process_group();
-        if (options.device == DeviceKind::cpu) take_cores(ddp::rank_info(), options.threads_per_device);
+        const ddp::RankInfo place = ddp::rank_info();
+        const int threads = options.threads_per_device;
+        // Where the ranks of this machine outnumber its cores, they share them.
+        if (options.device == DeviceKind::cpu && place.local_world_size * threads <= usable_cores())
+          take_cores(place.local_rank * threads, threads);
         train_as_rank(options, *group, started);
       },
       options.devices);

@@ -4,22 +4,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "lib/error.h"
 
 namespace duet {
 namespace {
 
-/// Tells the core that this is a waiting loop.
-void pause_core() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
-
-/// The cores of the process, read once: pinning narrows the mask of the thread that asks.
+/// The cores that the process was given, read once: pinning narrows the mask of the thread that asks.
 const cpu_set_t& process_cores() {
   static const cpu_set_t cores = [] {
     cpu_set_t set;
@@ -28,6 +20,28 @@ const cpu_set_t& process_cores() {
     return set;
   }();
   return cores;
+}
+
+/// `count` of these cores from the first-th on.
+cpu_set_t part_of(const cpu_set_t& cores, int first, int count) {
+  cpu_set_t part;
+  CPU_ZERO(&part);
+  for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &cores)) continue;
+    if (seen >= first && seen < first + count) CPU_SET(cpu, &part);
+    ++seen;
+  }
+  return part;
+}
+
+/// What take_cores() left of process_cores().
+struct TakenCores {
+  std::mutex mutex;
+  cpu_set_t cores = process_cores();
+};
+TakenCores& taken_cores() {
+  static TakenCores taken;
+  return taken;
 }
 
 /// Waits until `value` differs from `old`: a short spin, because the next round usually comes within microseconds, then
@@ -43,20 +57,36 @@ void wait_for_change(const std::atomic<T>& value, T old, bool spin) {
 
 }  // namespace
 
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
 int usable_cores() { return std::max(1, CPU_COUNT(&process_cores())); }
 
 bool pin_current_thread(int core) {
-  const cpu_set_t& allowed = process_cores();
-  if (core < 0 || core >= CPU_COUNT(&allowed)) return false;
-  int seen = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed) || seen++ != core) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    return pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0;
-  }
-  return false;
+  TakenCores& taken = taken_cores();
+  const std::lock_guard lock(taken.mutex);
+  if (core < 0 || core >= CPU_COUNT(&taken.cores)) return false;
+  const cpu_set_t one = part_of(taken.cores, core, 1);
+  return pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0;
+}
+
+int own_cores() {
+  TakenCores& taken = taken_cores();
+  const std::lock_guard lock(taken.mutex);
+  return std::max(1, CPU_COUNT(&taken.cores));
+}
+
+bool take_cores(int first, int count) {
+  TakenCores& taken = taken_cores();
+  const std::lock_guard lock(taken.mutex);
+  if (first < 0 || count < 1 || first + count > CPU_COUNT(&process_cores())) return false;
+  taken.cores = part_of(process_cores(), first, count);
+  return pthread_setaffinity_np(pthread_self(), sizeof taken.cores, &taken.cores) == 0;
 }
 
 ThreadPool::ThreadPool(int workers, std::function<void(int)> started)
@@ -85,7 +115,7 @@ void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
     round_.notify_all();
   }
   work(0);
-  const bool spin = workers_ <= usable_cores();
+  const bool spin = workers_ <= own_cores();
   for (int left = busy_.load(std::memory_order_acquire); left != 0; left = busy_.load(std::memory_order_acquire))
     wait_for_change(busy_, left, spin);
   for (std::exception_ptr& failure : failures_) {
@@ -106,7 +136,7 @@ void ThreadPool::work(int worker) {
 }
 
 void ThreadPool::serve(int worker) {
-  const bool spin = workers_ <= usable_cores();
+  const bool spin = workers_ <= own_cores();
   std::uint64_t seen = 0;
   for (;;) {
     wait_for_change(round_, seen, spin);

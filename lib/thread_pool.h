@@ -67,10 +67,20 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-/// Pins the calling thread to one core, if the process may run there. Returns whether it did.
+/// Tells the core that the calling thread is in a waiting loop.
+void pause_core();
+
+/// Pins the calling thread to one of the process's cores, counted from 0 among those that take_cores() left. Returns
+/// whether it did.
 bool pin_current_thread(int core);
 
-/// Number of cores that this process may use (its affinity mask, not the machine's count).
+/// Leaves the process `count` of its cores, from the first-th on: for processes that share a machine. Moves the calling
+/// thread there; threads that it starts later follow. Returns false, and changes nothing, if there are not so many.
+bool take_cores(int first, int count);
+
+/// Number of cores that this process was given (its affinity mask, not the machine's count).
 int usable_cores();
+/// Number of them that take_cores() left.
+int own_cores();
 
 }  // namespace duet

@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <atomic>
 #include <mutex>
 #include <set>
@@ -89,6 +91,28 @@ TEST_CASE("cores can be counted and pinned to") {
   bool pinned = false;
   std::thread([&] { pinned = pin_current_thread(0); }).join();
   CHECK(pinned);
+}
+
+TEST_CASE("a process can be left a part of its cores, whoever asked for their number before") {
+  const int all = usable_cores();
+  if (all < 2) DUET_SKIP("one core only");
+  CHECK_FALSE(take_cores(1, all));
+  CHECK_FALSE(take_cores(0, 0));
+  int first = -1, seen = -1;
+  std::thread([&] {  // its own affinity changes, not that of the other tests' thread
+    CHECK(take_cores(1, 1));
+    CHECK(pin_current_thread(0));
+    CHECK_FALSE(pin_current_thread(1));
+    seen = sched_getcpu();
+    CHECK(own_cores() == 1);
+    CHECK(usable_cores() == all);
+    CHECK(take_cores(0, all));
+    CHECK(pin_current_thread(0));
+    first = sched_getcpu();
+  })
+      .join();
+  CHECK(seen >= 0);
+  CHECK(seen != first);
 }
 
 TEST_CASE("pooled objects are made, shared and destroyed like others") {

@@ -34,7 +34,7 @@ CpuDevice& CpuBackend::device(Device device) {
 
 void CpuBackend::bind_thread(Device device) {
   const int threads = threads_per_device_;
-  if ((device.index + 1) * threads <= usable_cores()) pin_current_thread(device.index * threads);
+  if ((device.index + 1) * threads <= own_cores()) pin_current_thread(device.index * threads);
 }
 
 void CpuBackend::set_threads_per_device(int threads) {

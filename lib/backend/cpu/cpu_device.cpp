@@ -9,7 +9,7 @@ float* Scratch::floats(std::int64_t count) {
 
 CpuDevice::CpuDevice(int index, int threads)
     : workers_(static_cast<std::size_t>(threads)), pool_(threads, [index, threads](int worker) {
-        if ((index + 1) * threads <= usable_cores()) pin_current_thread(index * threads + worker);
+        if ((index + 1) * threads <= own_cores()) pin_current_thread(index * threads + worker);
       }) {}
 
 }  // namespace duet::cpu
