@@ -132,6 +132,12 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                    std::span(store.slots())
                        .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots)));
   group_.broadcast(store.values_of(range.first_slot, range.slots)).wait();
+  // Where the ranks share memory, gradients are summed in place.
+  if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu) {
+    const Tensor& gradients = store.gradients();
+    if (const auto shared = group_.shared_storage(gradients.bytes()))
+      store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()));
+  }
   broadcast_buffers(module_.context());
   hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_);
 }

@@ -12,6 +12,8 @@
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
+#include "ddp/shm/segment.h"
+#include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
@@ -153,6 +155,7 @@ void join(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
   const std::string size = std::to_string(meeting.world_size);
   const std::string other = store.compare_set("world_size", "", size);
   require<CommError>(other == size, "rank ", meeting.rank, " counts ", size, " ranks, but another rank counts ", other);
+  store.set(concat("host/", meeting.rank), host_identity());
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   const std::string self = concat("process ", ::getpid(), " on ", host.data());
@@ -161,6 +164,30 @@ void join(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
       holder == self, "two processes claim to be rank ", meeting.rank, ": ", holder, ", and ", self,
       meeting.scheme == "file" ? "; or the file is left over: give every run a new one, or a run_id" : "");
   store_barrier(store, "joined", "join", meeting, timeout);
+}
+
+/// The first rank that cannot share memory with this one; -1: there is none.
+int rank_elsewhere(Store& store, const Rendezvous& meeting) {
+  const std::vector<std::string> hosts = store.multi_get(rank_keys("host", meeting.world_size));
+  const auto other = std::find_if(hosts.begin(), hosts.end(), [](const auto& host) { return host != host_identity(); });
+  return other == hosts.end() ? -1 : static_cast<int>(other - hosts.begin());
+}
+
+/// Null if the ranks cannot share memory and may do without.
+std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const Rendezvous& meeting,
+                                             const std::shared_ptr<Store>& store) {
+  const bool needed = options.backend == "shm";
+  if (!needed && options.backend != "auto") return nullptr;
+  const int elsewhere = rank_elsewhere(*store, meeting);
+  require<CommError>(!needed || elsewhere < 0, "backend shm: rank ", elsewhere,
+                     " is on another host, or in another container, than rank ", meeting.rank);
+  if (elsewhere >= 0) return nullptr;
+  try {
+    return make_shm_group(store, meeting.rank, meeting.world_size, options.join_timeout, {.timeout = options.timeout});
+  } catch (const CommError&) {  // on all ranks alike
+    if (needed) throw;
+    return nullptr;
+  }
 }
 
 std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting) {
@@ -175,13 +202,14 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
     gloo.address = tcp->local_address();
     store = tcp;
   }
-  PrefixStore init(store, "duet/init/");
-  join(init, meeting, options.join_timeout);
+  const auto init = std::make_shared<PrefixStore>(store, "duet/init/");
+  join(*init, meeting, options.join_timeout);
   gloo.connect_timeout = options.join_timeout;
   gloo.group.timeout = options.timeout;
-  auto group = make_gloo_group(init, meeting.rank, meeting.world_size, gloo);
-  init.set(concat("ready/", meeting.rank), "");
-  store_barrier(init, "ready", "connect", meeting, options.join_timeout);
+  auto group = connect_shared(options, meeting, init);
+  if (group == nullptr) group = make_gloo_group(*init, meeting.rank, meeting.world_size, gloo);
+  init->set(concat("ready/", meeting.rank), "");
+  store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));
   return group;
 }
@@ -201,8 +229,9 @@ RankInfo rank_info() {
 }
 
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
-  require<UsageError>(options.backend == "gloo" || options.backend == "solo", "Invalid backend: '", options.backend,
-                      "'");
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "solo"};
+  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
+                      "Invalid backend: '", options.backend, "'");
   require<UsageError>(options.timeout.count() > 0 && options.join_timeout.count() > 0,
                       "timeouts must be positive, got ", options.timeout.count(), " ms and ",
                       options.join_timeout.count(), " ms");

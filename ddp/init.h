@@ -19,7 +19,9 @@ struct RankInfo {
 RankInfo rank_info();
 
 struct InitOptions {
-  std::string backend = "gloo";
+  /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "solo": one rank. "auto": shm where
+  /// it can be had, else gloo.
+  std::string backend = "auto";
   /// "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), "tcp://host:port", "file://path"; rank and world_size may
   /// stand in the URL ("tcp://host:port?rank=0&world_size=2").
   std::string init_method = "env://";

@@ -51,6 +51,8 @@ ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
                       size - 1, "]");
 }
 
+std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }
+
 Work ProcessGroup::checked(const Call& call) {
   require<UsageError>(call.root >= 0 && call.root < size_, name(call.op), ": rank ", call.root,
                       " is not one of the group's ", size_);

@@ -79,12 +79,16 @@ class ProcessGroup {
   int size() const { return size_; }
   /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
   virtual double busy_us() const { return 0; }
-  /// "gloo", "solo", "memory".
+  /// "shm", "gloo", "solo", "memory".
   virtual const char* backend() const = 0;
 
   /// The store through which the ranks met, where init_process_group() made the group.
   const std::shared_ptr<Store>& store() const { return store_; }
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
+
+  /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
+  /// number of bytes. It may outlive the group.
+  virtual std::shared_ptr<Storage> shared_storage(std::size_t bytes);
 
   /// Copies the root's buffer to all ranks.
   [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);

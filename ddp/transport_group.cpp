@@ -107,6 +107,7 @@ Work TransportGroup::start_message(const Call& call) {
     } catch (const Error& error) {
       core->fail(concat(name(call.op), sends ? " to" : " from", " rank ", call.root), error);
     }
+    return true;
   };
   auto state = std::make_shared<WorkState>();
   state->begin(name(call.op), finish);

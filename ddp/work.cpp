@@ -6,7 +6,7 @@
 
 namespace duet::ddp {
 
-void WorkState::begin(std::string_view name, std::function<void(Clock::time_point)> finisher) {
+void WorkState::begin(std::string_view name, std::function<bool(Clock::time_point)> finisher) {
   const std::lock_guard lock(mutex_);
   name_.assign(name);
   done_ = false;
@@ -29,15 +29,17 @@ bool WorkState::done() const {
 void WorkState::wait(Clock::time_point deadline, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (!done_ && finisher_) {
-    const auto finisher = std::exchange(finisher_, nullptr);
+    auto finisher = std::exchange(finisher_, nullptr);
     lock.unlock();
+    bool ended = true;
     try {
-      finisher(deadline);
-      end();
+      ended = finisher(deadline);
+      if (ended) end();
     } catch (...) {
       end(std::current_exception());
     }
     lock.lock();
+    if (!ended && !done_) finisher_ = std::move(finisher);
   }
   // Not wait_until(max): some implementations overflow on it.
   const bool forever = deadline == Clock::time_point::max();

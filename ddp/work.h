@@ -19,8 +19,9 @@ using Clock = std::chrono::steady_clock;
 /// Where one operation stands. Thread-safe; reused by WorkPool.
 class WorkState {
  public:
-  /// Makes the state that of a new operation. With `finisher`, whoever waits first runs it, and it ends the operation.
-  void begin(std::string_view name, std::function<void(Clock::time_point deadline)> finisher = {});
+  /// Makes the state that of a new operation. With `finisher`, whoever waits first runs it: if it returns true or
+  /// throws, that ends the operation; after false somebody else calls end().
+  void begin(std::string_view name, std::function<bool(Clock::time_point deadline)> finisher = {});
   /// Ends the operation and wakes those who wait.
   void end(std::exception_ptr failure = nullptr);
   bool done() const;
@@ -32,7 +33,7 @@ class WorkState {
   std::string name_;
   bool done_ = false;
   std::exception_ptr failure_;
-  std::function<void(Clock::time_point)> finisher_;
+  std::function<bool(Clock::time_point)> finisher_;
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.

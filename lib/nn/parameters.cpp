@@ -89,7 +89,19 @@ ParameterStore::ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor>
       filled_(slots_.size(), 0),
       hooks_(std::make_shared<Hooks>()) {
   lay_out(slots_);
+  make_variables();
+}
+
+void ParameterStore::make_variables() {
+  variables_.clear();
   for (int i = 0; i < slot_count(); ++i) variables_.emplace_back(value(i), make_pooled<SlotLeaf>(*this, i));
+}
+
+void ParameterStore::move_gradients(const Tensor& memory) {
+  require<DeviceError>(memory.device() == device(), "gradients on ", device(), " cannot move to ", memory.device());
+  copy(gradients_, memory);
+  gradients_ = memory;
+  make_variables();
 }
 
 ParameterStore::~ParameterStore() = default;

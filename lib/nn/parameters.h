@@ -78,6 +78,10 @@ class ParameterStore final : public BackwardListener {
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] = 1; }
 
+  /// Moves the gradients, with what they hold, to other memory of this device; tensors of them taken earlier stay where
+  /// they are. Not during a backward. Throws ShapeError unless `memory` is a flat f32 tensor of the same size.
+  void move_gradients(const Tensor& memory);
+
   /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
   [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
   /// Called at the end of each backward run that reached a slot.
@@ -108,6 +112,7 @@ class ParameterStore final : public BackwardListener {
   ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values, Tensor gradients);
   Tensor view(const Tensor& flat, int slot) const;
   void grad_ready(int slot);
+  void make_variables();
 
   std::vector<Slot> slots_;
   std::vector<NamedTensor> buffers_;

@@ -10,23 +10,30 @@
 #include "ddp/gloo_group.h"
 #include "ddp/memory_store.h"
 #include "ddp/memory_transport.h"
+#include "ddp/shm_group.h"
 #include "ddp/transport_group.h"
 
 namespace duet_test {
 
 using duet::ddp::ProcessGroup;
 
-inline std::unique_ptr<ProcessGroup> make_group(bool gloo, std::unique_ptr<duet::ddp::Transport>& transport,
-                                                duet::ddp::Store& store, int rank, int size,
+/// What the ranks of a test are connected by.
+enum class Over { memory, gloo, shm };
+
+inline bool missing(Over over) { return over == Over::gloo && !duet::ddp::why_no_gloo().empty(); }
+
+inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet::ddp::Transport>& transport,
+                                                const std::shared_ptr<duet::ddp::Store>& store, int rank, int size,
                                                 const duet::ddp::GroupOptions& options) {
-  if (!gloo) return std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
-  return duet::ddp::make_gloo_group(store, rank, size, {.group = options});
+  if (over == Over::memory) return std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
+  if (over == Over::shm) return duet::ddp::make_shm_group(store, rank, size, std::chrono::seconds(20), options);
+  return duet::ddp::make_gloo_group(*store, rank, size, {.group = options});
 }
 
 /// Runs `body` as `size` ranks and returns what each of them threw.
-inline std::vector<std::exception_ptr> try_ranks(bool gloo, int size, const duet::ddp::GroupOptions& options,
+inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet::ddp::GroupOptions& options,
                                                  const std::function<void(ProcessGroup&)>& body) {
-  duet::ddp::MemoryStore store;
+  const auto store = std::make_shared<duet::ddp::MemoryStore>();
   auto transports = duet::ddp::make_memory_transports(size);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -34,7 +41,7 @@ inline std::vector<std::exception_ptr> try_ranks(bool gloo, int size, const duet
     threads.emplace_back([&, rank] {
       const auto i = static_cast<std::size_t>(rank);
       try {
-        const auto group = make_group(gloo, transports[i], store, rank, size, options);
+        const auto group = make_group(over, transports[i], store, rank, size, options);
         body(*group);
       } catch (...) {
         failures[i] = std::current_exception();
@@ -46,9 +53,9 @@ inline std::vector<std::exception_ptr> try_ranks(bool gloo, int size, const duet
 }
 
 /// As try_ranks; rethrows the first.
-inline void run_ranks(bool gloo, int size, const std::function<void(ProcessGroup&)>& body) {
+inline void run_ranks(Over over, int size, const std::function<void(ProcessGroup&)>& body) {
   const duet::ddp::GroupOptions options{.timeout = std::chrono::seconds(20), .leave_timeout = std::chrono::seconds(2)};
-  for (const auto& failure : try_ranks(gloo, size, options, body)) {
+  for (const auto& failure : try_ranks(over, size, options, body)) {
     if (failure) std::rethrow_exception(failure);
   }
 }

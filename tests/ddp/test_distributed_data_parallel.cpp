@@ -96,7 +96,7 @@ TEST_CASE("a parameter without a gradient is named, or counts as zeros") {
 
 TEST_CASE("construction gives all ranks the values of rank 0") {
   std::vector<std::vector<float>> results(2);
-  run_ranks(false, 2, [&](ProcessGroup& group) {
+  run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
     nn::BatchNorm2d model(2);
     const auto value = static_cast<float>(5 + group.rank());
     for (auto& [name, tensor] : model.state_dict()) {
@@ -115,7 +115,7 @@ TEST_CASE("construction gives all ranks the values of rank 0") {
 
 TEST_CASE("ranks with different models are all told so") {
   const bool other_shape = GENERATE(false, true);
-  const auto failures = try_ranks(false, 3, {}, [&](ProcessGroup& group) {
+  const auto failures = try_ranks(Over::memory, 3, {}, [&](ProcessGroup& group) {
     const bool odd = group.rank() == 2;
     nn::Linear model(odd && other_shape ? 2 : 3, 1, !odd || other_shape);
     DistributedDataParallel net(model, group);

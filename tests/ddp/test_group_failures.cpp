@@ -1,4 +1,5 @@
 // What a process group does when something is wrong.
+#include <latch>
 #include <vector>
 
 #include "lib/error.h"
@@ -15,14 +16,12 @@ namespace {
 using Floats = std::vector<float>;
 
 std::span<float> span(Floats& values) { return values; }
-bool gloo_missing(bool gloo) { return gloo && !why_no_gloo().empty(); }
-
 }  // namespace
 
 TEST_CASE("ranks that disagree about a collective are named on both sides") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
-  const auto failures = try_ranks(gloo, 2, {.timeout = 5s}, [](ProcessGroup& group) {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const auto failures = try_ranks(over, 2, {.timeout = 5s}, [](ProcessGroup& group) {
     Floats values(group.rank() == 0 ? 20000 : 8);
     group.all_reduce(span(values)).wait();
   });
@@ -37,9 +36,9 @@ TEST_CASE("ranks that disagree about a collective are named on both sides") {
 }
 
 TEST_CASE("a message of another size than expected is an error") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
-  const auto failures = try_ranks(gloo, 2, {.timeout = 5s, .leave_timeout = 10ms}, [](ProcessGroup& group) {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const auto failures = try_ranks(over, 2, {.timeout = 5s, .leave_timeout = 10ms}, [](ProcessGroup& group) {
     Floats values(group.rank() == 0 ? 8 : 4);
     if (group.rank() == 0)
       group.send(span(values), 1).wait();
@@ -50,28 +49,30 @@ TEST_CASE("a message of another size than expected is an error") {
 }
 
 TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
-  const auto failures = try_ranks(gloo, 3, {.timeout = 100ms, .leave_timeout = 500ms}, [](ProcessGroup& group) {
-    if (group.rank() == 1) return;  // leaves after waiting for the others in vain
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  std::latch failed(2);
+  const auto failures = try_ranks(over, 3, {.timeout = 100ms, .leave_timeout = 500ms}, [&](ProcessGroup& group) {
+    if (group.rank() == 1) return failed.wait();  // there, but without a call
     Floats values(100);
     try {
       group.all_reduce(span(values)).wait();
     } catch (const CommError&) {
+      failed.count_down();
       group.barrier().wait();
     }
   });
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}})
     CHECK_THAT(text_of(failures[rank]), ContainsSubstring("of no more use since all_reduce #0 failed on rank"));
   const std::string both = text_of(failures[0]) + text_of(failures[2]);
-  CHECK_THAT(both, ContainsSubstring("rank 1 sent nothing"));
+  CHECK_THAT(both, ContainsSubstring(over == Over::shm ? "rank 1 did not come in time" : "rank 1 sent nothing"));
 }
 
 TEST_CASE("an exception in one rank ends the others at once") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto begin = Clock::now();
-  const auto failures = try_ranks(gloo, 3, {.timeout = 60s, .leave_timeout = 30s}, [](ProcessGroup& group) {
+  const auto failures = try_ranks(over, 3, {.timeout = 60s, .leave_timeout = 30s}, [](ProcessGroup& group) {
     if (group.rank() == 1) throw DataError("the label is 10");
     Floats values(100);
     group.all_reduce(span(values)).wait();
@@ -83,7 +84,7 @@ TEST_CASE("an exception in one rank ends the others at once") {
 }
 
 TEST_CASE("waiting has a limit of its own") {
-  run_ranks(false, 2, [](ProcessGroup& group) {
+  run_ranks(Over::memory, 2, [](ProcessGroup& group) {
     Floats values(10);
     if (group.rank() == 0) {
       Work work = group.all_reduce(span(values));
@@ -103,7 +104,7 @@ TEST_CASE("waiting has a limit of its own") {
 }
 
 TEST_CASE("wrong arguments are refused at once") {
-  run_ranks(false, 2, [](ProcessGroup& group) {
+  run_ranks(Over::memory, 2, [](ProcessGroup& group) {
     Floats two(2), three(3);
     std::int64_t number = 0;
     const auto refused = [](auto&& call) {

@@ -34,9 +34,9 @@ Floats random_floats(int rank, std::size_t count) {
 }
 
 /// Runs one operation on all ranks and returns what their buffers then hold.
-Table after(bool gloo, int size, const std::function<Floats(ProcessGroup&)>& body) {
+Table after(Over over, int size, const std::function<Floats(ProcessGroup&)>& body) {
   Table results(static_cast<std::size_t>(size));
-  run_ranks(gloo, size, [&](ProcessGroup& group) { results[static_cast<std::size_t>(group.rank())] = body(group); });
+  run_ranks(over, size, [&](ProcessGroup& group) { results[static_cast<std::size_t>(group.rank())] = body(group); });
   return results;
 }
 
@@ -65,16 +65,14 @@ Floats expected_sum(int size, std::size_t count) {
   return sums;
 }
 
-bool gloo_missing(bool gloo) { return gloo && !why_no_gloo().empty(); }
-
 }  // namespace
 
 TEST_CASE("all_reduce adds in the tree's order, to the same bits on all ranks") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(2, 3, 4, 8);
   for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1003}, std::size_t{421642}}) {
-    const Table results = after(gloo, size, [&](ProcessGroup& group) {
+    const Table results = after(over, size, [&](ProcessGroup& group) {
       Floats values = random_floats(group.rank(), count);
       group.all_reduce(span(values)).wait();
       return values;
@@ -120,8 +118,8 @@ TEST_CASE("every reduction on every dtype") {
 }
 
 TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(2, 3, 4);
   const int root = size - 1;
   const auto mine = [](ProcessGroup& group) {
@@ -140,7 +138,7 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
     return Floats{10.0f * static_cast<float>(rank), 10.0f * static_cast<float>(rank) + 1};
   };
 
-  const Table broadcast = after(gloo, size, [&](ProcessGroup& group) {
+  const Table broadcast = after(over, size, [&](ProcessGroup& group) {
     Floats values = mine(group);
     group.broadcast(span(values), root).wait();
     group.barrier().wait();
@@ -149,7 +147,7 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
   for (const Floats& values : broadcast) CHECK(values == input(root));
 
   const float ranks = static_cast<float>(size * (size - 1)) / 2;
-  at_root(after(gloo, size,
+  at_root(after(over, size,
                 [&](ProcessGroup& group) {
                   Floats values = mine(group);
                   group.reduce(span(values), root).wait();
@@ -157,7 +155,7 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
                 }),
           {10 * ranks, 10 * ranks + static_cast<float>(size)}, input);
 
-  at_root(after(gloo, size,
+  at_root(after(over, size,
                 [&](ProcessGroup& group) {
                   Floats values = mine(group);
                   Floats all(group.rank() == root ? values.size() * static_cast<std::size_t>(size) : 0);
@@ -166,7 +164,7 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
                 }),
           pieces, [](int) { return Floats{}; });
 
-  const Table scattered = after(gloo, size, [&](ProcessGroup& group) {
+  const Table scattered = after(over, size, [&](ProcessGroup& group) {
     Floats all = group.rank() == root ? pieces : Floats{};
     Floats values(2);
     group.scatter(span(all), span(values), root).wait();
@@ -174,7 +172,7 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
   });
   for (int rank = 0; rank < size; ++rank) CHECK(scattered[static_cast<std::size_t>(rank)] == input(rank));
 
-  const Table gathered = after(gloo, size, [&](ProcessGroup& group) {
+  const Table gathered = after(over, size, [&](ProcessGroup& group) {
     Floats values = mine(group);
     Floats all(values.size() * static_cast<std::size_t>(size));
     group.all_gather(span(values), span(all)).wait();
@@ -184,9 +182,9 @@ TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
 }
 
 TEST_CASE("queued collectives run in order and may all be under way at once") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
-  const Table results = after(gloo, 2, [](ProcessGroup& group) {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const Table results = after(over, 2, [](ProcessGroup& group) {
     Floats sums(20, 1.0f);
     std::vector<Work> works;
     for (float& sum : sums) works.push_back(group.all_reduce({&sum, 1, DType::f32}));
@@ -202,9 +200,9 @@ TEST_CASE("queued collectives run in order and may all be under way at once") {
 }
 
 TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
-  const Table results = after(gloo, 2, [](ProcessGroup& group) {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const Table results = after(over, 2, [](ProcessGroup& group) {
     const int peer = 1 - group.rank();
     Floats out(3, static_cast<float>(group.rank()));
     Floats got(5, -1.0f);
@@ -225,11 +223,11 @@ TEST_CASE("messages: both ways at once, by tag, in order, and empty") {
 }
 
 TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked ring does not") {
-  const bool gloo = GENERATE(false, true);
-  if (gloo_missing(gloo)) DUET_SKIP("Gloo is not built");
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(2, 3, 4);
   const std::size_t count = 1003;
-  const Table naive = after(gloo, size, [&](ProcessGroup& group) {
+  const Table naive = after(over, size, [&](ProcessGroup& group) {
     const Floats values = random_floats(group.rank(), count);
     Floats sums(count);
     naive_ring_all_reduce(group, values, sums);
@@ -239,7 +237,7 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
   for (std::size_t i = 0; i < count; ++i) CHECK(naive[0][i] == duet_test::Approx(exact[i]).epsilon(1e-4).margin(0.01));
   CHECK(same_bits(naive[0], naive[1]) == (size == 2));
 
-  const Table chunked = after(gloo, size, [&](ProcessGroup& group) {
+  const Table chunked = after(over, size, [&](ProcessGroup& group) {
     Floats values = random_floats(group.rank(), count);
     chunked_ring_all_reduce(group, values);
     return values;

@@ -21,14 +21,18 @@ int free_port() { return TcpStore({.port = 0, .serve = true}).port(); }
 
 /// The sum of 1..size over ranks that meet by `url`, and what went wrong.
 std::vector<std::string> meet(const std::string& url, const std::vector<int>& ranks, int size,
-                              Milliseconds timeout = 20s) {
+                              Milliseconds timeout = 20s, const std::string& backend = "auto") {
   std::vector<std::string> outcomes(ranks.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        const auto group = init_process_group(
-            {.init_method = url, .rank = ranks[i], .world_size = size, .join_timeout = timeout, .run_id = "test"});
+        const auto group = init_process_group({.backend = backend,
+                                               .init_method = url,
+                                               .rank = ranks[i],
+                                               .world_size = size,
+                                               .join_timeout = timeout,
+                                               .run_id = "test"});
         float sum = static_cast<float>(ranks[i] + 1);
         group->all_reduce({&sum, 1, DType::f32}).wait();
         outcomes[i] = concat(group->backend(), " ", sum);
@@ -49,11 +53,13 @@ void refused(const InitOptions& options, const std::string& text) {
 }  // namespace
 
 TEST_CASE("ranks meet over tcp:// and file://") {
-  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const Scratch scratch;
   const bool tcp = GENERATE(true, false);
+  const std::string backend = GENERATE("auto", "shm", "gloo");
+  if (backend == "gloo" && !why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const std::string url = tcp ? concat("tcp://127.0.0.1:", free_port()) : "file://" + scratch.path("meet");
-  for (const std::string& outcome : meet(url, {0, 1, 2}, 3)) CHECK(outcome == "gloo 6");
+  const std::string expected = backend == "gloo" ? "gloo 6" : "shm 6";
+  for (const std::string& outcome : meet(url, {0, 1, 2}, 3, 20s, backend)) CHECK(outcome == expected);
   CHECK_FALSE(std::filesystem::exists(scratch.path("meet")));
 }
 

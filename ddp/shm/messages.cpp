@@ -1,0 +1,157 @@
+#include "ddp/shm/messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+void check_expected(int peer, const Header& expected, const Header& arrived) {
+  require<CommError>(expected.count == arrived.count && expected.dtype == arrived.dtype, "rank ", peer, " sends ",
+                     arrived.count, " ", static_cast<DType>(arrived.dtype), ", expected ", expected.count, " ",
+                     static_cast<DType>(expected.dtype));
+}
+
+}  // namespace
+
+Messages::Messages(Board& board) : board_(board), lines_(static_cast<std::size_t>(board.size())) {}
+
+std::size_t Messages::bytes_of(const Header& header) {
+  return static_cast<std::size_t>(header.count) * size_of(static_cast<DType>(header.dtype));
+}
+
+std::uint64_t Messages::send(int peer, const Header& header, void* data) {
+  lines_[static_cast<std::size_t>(peer)].out.push_back({next_, header, static_cast<std::byte*>(data), 0});
+  return next_++;
+}
+
+std::uint64_t Messages::receive(int peer, const Header& header, void* data) {
+  Line& line = lines_[static_cast<std::size_t>(peer)];
+  const auto early = std::find_if(line.early.begin(), line.early.end(),
+                                  [&](const Early& one) { return one.header.tag == header.tag; });
+  const bool whole =
+      early != line.early.end() && !(line.arrived > 0 && line.target == nullptr && &*early == &line.early.back());
+  if (whole) {
+    check_expected(peer, header, early->header);
+    if (!early->data.empty()) std::memcpy(data, early->data.data(), early->data.size());
+    line.early.erase(early);
+    return next_++;
+  }
+  line.in.push_back({next_, header, static_cast<std::byte*>(data), 0});
+  return next_++;
+}
+
+void Messages::progress() {
+  for (int peer = 0; peer < board_.size(); ++peer) {
+    Line& line = lines_[static_cast<std::size_t>(peer)];
+    write(peer, line);
+    read(peer, line);
+  }
+}
+
+bool Messages::movable() const {
+  for (int peer = 0; peer < board_.size(); ++peer) {
+    if (peer == board_.rank()) continue;
+    if (pipe_from(peer).readable()) return true;
+    if (!lines_[static_cast<std::size_t>(peer)].out.empty() && pipe_to(peer).writable()) return true;
+  }
+  return false;
+}
+
+void Messages::write(int peer, Line& line) {
+  bool moved = false;
+  while (!line.out.empty()) {
+    Message& message = line.out.front();
+    const std::size_t payload = bytes_of(message.header), end = sizeof(Header) + payload;
+    const auto* const head = reinterpret_cast<const std::byte*>(&message.header);
+    const std::span<const std::byte> rest =
+        message.done < sizeof(Header)
+            ? std::span(head + message.done, sizeof(Header) - message.done)
+            : std::span<const std::byte>(message.data + (message.done - sizeof(Header)), end - message.done);
+    const std::size_t bytes = rest.empty() ? 0 : pipe_to(peer).write(rest);
+    moved |= bytes > 0;
+    message.done += bytes;
+    if (message.done == end)
+      line.out.pop_front();
+    else if (bytes == 0)
+      break;
+  }
+  if (moved) board_.ring(peer);
+}
+
+void Messages::read(int peer, Line& line) {
+  if (peer == board_.rank()) return;
+  bool moved = false;
+  for (;;) {
+    std::span<std::byte> rest;
+    if (line.arrived < sizeof(Header)) {
+      rest = std::span(reinterpret_cast<std::byte*>(&line.arriving) + line.arrived, sizeof(Header) - line.arrived);
+    } else {
+      const std::size_t done = line.arrived - sizeof(Header);
+      std::byte* const to = line.target ? line.target->data : line.early.back().data.data();
+      rest = std::span(to + done, bytes_of(line.arriving) - done);
+    }
+    const std::size_t bytes = rest.empty() ? 0 : pipe_from(peer).read(rest);
+    moved |= bytes > 0;
+    line.arrived += bytes;
+    if (line.arrived < sizeof(Header) || (bytes == 0 && !rest.empty())) {
+      if (bytes == 0) break;
+      continue;
+    }
+    if (line.arrived == sizeof(Header)) begin_arrival(peer, line);
+    if (line.arrived == sizeof(Header) + bytes_of(line.arriving)) end_arrival(peer, line);
+  }
+  if (moved) board_.ring(peer);
+}
+
+/// Finds where the payload goes: the first receive of its tag, or memory of its own.
+void Messages::begin_arrival(int peer, Line& line) {
+  const auto wanted = std::find_if(line.in.begin(), line.in.end(),
+                                   [&](const Message& one) { return one.header.tag == line.arriving.tag; });
+  if (wanted != line.in.end()) {
+    check_expected(peer, wanted->header, line.arriving);
+    line.target = &*wanted;
+    return;
+  }
+  line.target = nullptr;
+  line.early.push_back({line.arriving, std::vector<std::byte>(bytes_of(line.arriving))});
+}
+
+void Messages::end_arrival(int peer, Line& line) {
+  line.arrived = 0;
+  if (line.target != nullptr) {
+    const std::uint64_t number = line.target->number;
+    line.target = nullptr;
+    std::erase_if(line.in, [&](const Message& one) { return one.number == number; });
+    return;
+  }
+  // Its receive may have been called while it was on the way.
+  Early& early = line.early.back();
+  const auto wanted = std::find_if(line.in.begin(), line.in.end(),
+                                   [&](const Message& one) { return one.header.tag == early.header.tag; });
+  if (wanted == line.in.end()) return;
+  check_expected(peer, wanted->header, early.header);
+  if (!early.data.empty()) std::memcpy(wanted->data, early.data.data(), early.data.size());
+  line.in.erase(wanted);
+  line.early.pop_back();
+}
+
+bool Messages::pending(std::uint64_t number) const { return peer_of(number) >= 0; }
+
+bool Messages::any_pending() const {
+  return std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return !line.out.empty() || !line.in.empty(); });
+}
+
+int Messages::peer_of(std::uint64_t number) const {
+  const auto has = [&](const std::deque<Message>& list) {
+    return std::any_of(list.begin(), list.end(), [&](const Message& one) { return one.number == number; });
+  };
+  for (std::size_t peer = 0; peer < lines_.size(); ++peer)
+    if (has(lines_[peer].out) || has(lines_[peer].in)) return static_cast<int>(peer);
+  return -1;
+}
+
+}  // namespace duet::ddp

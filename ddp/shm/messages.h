@@ -1,0 +1,66 @@
+// Sends and receives between two ranks of one host.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include "ddp/collectives.h"
+#include "ddp/shm/board.h"
+#include "ddp/shm/pipe.h"
+
+namespace duet::ddp {
+
+/// All messages of one rank. Those of one tag between two ranks arrive in order; nothing here waits. Used by one thread
+/// at a time.
+class Messages {
+ public:
+  explicit Messages(Board& board);
+
+  /// A new message; `header` says its tag, count and dtype, and the memory stays the caller's. Returns its number.
+  std::uint64_t send(int peer, const Header& header, void* data);
+  std::uint64_t receive(int peer, const Header& header, void* data);
+  /// Moves what can be moved without waiting. Throws CommError when a peer sends something else than was expected.
+  void progress();
+  /// Whether progress() would move anything.
+  bool movable() const;
+  /// True until the message is over; then it is forgotten.
+  bool pending(std::uint64_t number) const;
+  bool any_pending() const;
+  /// The other rank of a message that is pending.
+  int peer_of(std::uint64_t number) const;
+
+ private:
+  struct Message {
+    std::uint64_t number = 0;
+    Header header;
+    std::byte* data = nullptr;
+    std::size_t done = 0;  // bytes of header and data together
+  };
+  /// A message that came before its receive() was called.
+  struct Early {
+    Header header;
+    std::vector<std::byte> data;
+  };
+  /// What goes on with one peer.
+  struct Line {
+    std::deque<Message> out, in;  // in the order of the calls
+    std::deque<Early> early;
+    Header arriving;            // of the message whose bytes come in now
+    std::size_t arrived = 0;    // bytes of it, header included
+    Message* target = nullptr;  // where they go; null: the last of `early`
+  };
+  static std::size_t bytes_of(const Header& header);
+  void write(int peer, Line& line);
+  void read(int peer, Line& line);
+  void begin_arrival(int peer, Line& line);
+  void end_arrival(int peer, Line& line);
+  Pipe pipe_to(int peer) const { return Pipe(board_.pipe_memory(board_.rank(), peer)); }
+  Pipe pipe_from(int peer) const { return Pipe(board_.pipe_memory(peer, board_.rank())); }
+
+  Board& board_;
+  std::vector<Line> lines_;  // by peer
+  std::uint64_t next_ = 1;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,37 @@
+#include "ddp/shm/pipe.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace duet::ddp {
+
+std::size_t Pipe::write(std::span<const std::byte> data) {
+  const std::uint32_t at = written().load(std::memory_order_relaxed);
+  const std::size_t room = kRoom - (at - taken().load(std::memory_order_acquire));
+  const std::size_t bytes = std::min(room, data.size()), place = at % kRoom;
+  const std::size_t first = std::min(bytes, kRoom - place);
+  std::memcpy(ring() + place, data.data(), first);
+  std::memcpy(ring(), data.data() + first, bytes - first);
+  written().store(at + static_cast<std::uint32_t>(bytes));
+  return bytes;
+}
+
+std::size_t Pipe::read(std::span<std::byte> data) {
+  const std::uint32_t at = taken().load(std::memory_order_relaxed);
+  const std::size_t there = written().load(std::memory_order_acquire) - at;
+  const std::size_t bytes = std::min(there, data.size()), place = at % kRoom;
+  const std::size_t first = std::min(bytes, kRoom - place);
+  std::memcpy(data.data(), ring() + place, first);
+  std::memcpy(data.data() + first, ring(), bytes - first);
+  taken().store(at + static_cast<std::uint32_t>(bytes));
+  return bytes;
+}
+
+bool Pipe::readable() const {
+  return written().load(std::memory_order_acquire) != taken().load(std::memory_order_relaxed);
+}
+bool Pipe::writable() const {
+  return written().load(std::memory_order_relaxed) - taken().load(std::memory_order_acquire) < kRoom;
+}
+
+}  // namespace duet::ddp

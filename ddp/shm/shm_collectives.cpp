@@ -1,0 +1,197 @@
+#include "ddp/shm/shm_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ddp/reduce_kernels.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::int64_t kLine = 64;         // elements; shards are cut at whole cache lines
+constexpr std::int64_t kCached = 2048;     // elements of a shard that stay in the first cache while they are reduced
+constexpr std::uint64_t kArenaShift = 48;  // of a place: the arena's number, then the offset in it
+
+std::byte* at(const Buffer& buffer, std::int64_t element) {
+  return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(element) * size_of(buffer.dtype);
+}
+
+/// What one rank contributes and takes: the buffer of one piece.
+const Buffer& piece_of(const Call& call) { return call.op == Collective::scatter ? call.out : call.in; }
+
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+ShmCollectives::Pass ShmCollectives::pass_at(const Call& call, std::int64_t begin) const {
+  const Buffer& piece = piece_of(call);
+  // The root of a scatter stages the pieces of all ranks side by side.
+  const std::size_t room =
+      Board::kHalfBytes / (call.op == Collective::scatter ? static_cast<std::size_t>(board_.size()) : 1);
+  const auto most = static_cast<std::int64_t>(room / size_of(piece.dtype));
+  return {begin, std::min(most, piece.count - begin)};
+}
+
+ShmCollectives::Pass ShmCollectives::shard_of(std::int64_t count, int rank) const {
+  const std::int64_t lines = (count + kLine - 1) / kLine;
+  const std::int64_t begin = std::min(count, lines * rank / board_.size() * kLine);
+  return {begin, std::min(count, lines * (rank + 1) / board_.size() * kLine) - begin};
+}
+
+std::uint64_t ShmCollectives::place_of(const Buffer& buffer) const {
+  for (std::size_t i = 0; i < arenas_.size(); ++i) {
+    const std::byte* const own = arenas_[i].of(board_.rank());
+    const auto* const data = static_cast<const std::byte*>(buffer.data);
+    if (data < own || data + buffer.bytes() > own + arenas_[i].bytes) continue;
+    return (static_cast<std::uint64_t>(i) << kArenaShift) + static_cast<std::uint64_t>(data - own) + 1;
+  }
+  return 0;
+}
+
+void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
+  Notice& notice = board_.notice(board_.rank(), sequence);
+  notice.header = header_of(call, sequence);
+  notice.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
+  if (notice.shared_at == 0) stage(call, pass_at(call, 0));
+  board_.post();
+}
+
+void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) {
+  const auto meet = [&] {
+    board_.post();
+    board_.await_posts(deadline, spin);
+  };
+  board_.await_posts(deadline, spin);
+  check_notices(call, sequence);
+  Pass pass = pass_at(call, 0);
+  const bool reduces = call.op == Collective::all_reduce;
+  if (const int shared = reduces ? shared_count(sequence) : 0; shared == board_.size()) {
+    reduce_shared(call, sequence);
+    return meet();
+  } else if (shared > 0) {  // some have staged nothing yet
+    if (board_.notice(board_.rank(), sequence).shared_at != 0) stage(call, pass);
+    meet();
+  }
+  for (;;) {
+    if (reduces) {
+      reduce_shard(call, pass.count);
+      meet();
+    }
+    read(call, pass);
+    board_.turn_half();
+    pass = pass_at(call, pass.begin + pass.count);
+    if (pass.count <= 0) return;
+    stage(call, pass);
+    meet();
+  }
+}
+
+void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
+  const Header own = header_of(call, sequence);
+  for (int peer = 0; peer < board_.size(); ++peer) {
+    const Header heard = board_.notice(peer, sequence).header;
+    if (heard == own) continue;  // the texts below are made for errors only
+    throw CommError(concat("the ranks disagree: rank ", board_.rank(), " calls ", describe(own), ", rank ", peer,
+                           " calls ", describe(heard)));
+  }
+}
+
+int ShmCollectives::shared_count(std::uint64_t sequence) {
+  int count = 0;
+  for (int peer = 0; peer < board_.size(); ++peer) count += board_.notice(peer, sequence).shared_at != 0;
+  return count;
+}
+
+void ShmCollectives::stage(const Call& call, Pass pass) {
+  std::byte* const to = board_.staging(board_.rank());
+  const bool on_root = call.root == board_.rank();
+  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(piece_of(call).dtype);
+  switch (call.op) {
+    case Collective::broadcast:
+      if (on_root) copy_bytes(to, at(call.in, pass.begin), bytes);
+      return;
+    case Collective::scatter:
+      for (int peer = 0; on_root && peer < board_.size(); ++peer)
+        copy_bytes(to + static_cast<std::size_t>(peer) * bytes, at(call.in, peer * call.out.count + pass.begin), bytes);
+      return;
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::gather:
+    case Collective::all_gather: return copy_bytes(to, at(call.in, pass.begin), bytes);
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv: return;
+  }
+}
+
+void ShmCollectives::read(const Call& call, Pass pass) {
+  const bool on_root = call.root == board_.rank();
+  const std::size_t size = size_of(piece_of(call).dtype), bytes = static_cast<std::size_t>(pass.count) * size;
+  switch (call.op) {
+    case Collective::all_reduce:
+      for (int peer = 0; peer < board_.size(); ++peer) {
+        const Pass shard = shard_of(pass.count, peer);
+        copy_bytes(at(call.in, pass.begin + shard.begin),
+                   board_.staging(peer) + static_cast<std::size_t>(shard.begin) * size,
+                   static_cast<std::size_t>(shard.count) * size);
+      }
+      return;
+    case Collective::reduce:
+      if (!on_root) return;
+      parts_.clear();
+      for (int peer = 0; peer < board_.size(); ++peer) parts_.push_back(board_.staging(peer));
+      reduce_parts(parts_, pass.count, call.in.dtype, call.reduce);
+      return copy_bytes(at(call.in, pass.begin), parts_[0], bytes);
+    case Collective::broadcast:
+      if (!on_root) copy_bytes(at(call.in, pass.begin), board_.staging(call.root), bytes);
+      return;
+    case Collective::scatter:
+      return copy_bytes(at(call.out, pass.begin),
+                        board_.staging(call.root) + static_cast<std::size_t>(board_.rank()) * bytes, bytes);
+    case Collective::gather:
+      if (!on_root) return;
+      [[fallthrough]];
+    case Collective::all_gather:
+      for (int peer = 0; peer < board_.size(); ++peer)
+        copy_bytes(at(call.out, peer * call.in.count + pass.begin), board_.staging(peer), bytes);
+      return;
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv: return;
+  }
+}
+
+/// Reduces this rank's shard of the staged elements in place: nobody else reads or writes it before the next post.
+void ShmCollectives::reduce_shard(const Call& call, std::int64_t count) {
+  const Pass shard = shard_of(count, board_.rank());
+  const std::size_t offset = static_cast<std::size_t>(shard.begin) * size_of(call.in.dtype);
+  parts_.clear();
+  for (int peer = 0; peer < board_.size(); ++peer) parts_.push_back(board_.staging(peer) + offset);
+  reduce_parts(parts_, shard.count, call.in.dtype, call.reduce);
+  copy_bytes(board_.staging(board_.rank()) + offset, parts_[0],
+             static_cast<std::size_t>(shard.count) * size_of(call.in.dtype));
+}
+
+/// Reduces this rank's shard where the ranks' buffers lie, and writes the result to all of them.
+void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
+  const Pass shard = shard_of(call.in.count, board_.rank());
+  const std::size_t size = size_of(call.in.dtype);
+  for (std::int64_t done = 0; done < shard.count; done += kCached) {
+    const std::int64_t count = std::min(kCached, shard.count - done);
+    parts_.clear();
+    for (int peer = 0; peer < board_.size(); ++peer) {
+      const std::uint64_t place = board_.notice(peer, sequence).shared_at - 1;
+      std::byte* const buffer =
+          arenas_[place >> kArenaShift].of(peer) + (place & ((std::uint64_t{1} << kArenaShift) - 1));
+      parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
+    }
+    reduce_parts(parts_, count, call.in.dtype, call.reduce);
+    for (std::size_t peer = 1; peer < parts_.size(); ++peer)
+      copy_bytes(parts_[peer], parts_[0], static_cast<std::size_t>(count) * size);
+  }
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,55 @@
+// The collectives among ranks of one host, over memory that they share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ddp/collectives.h"
+#include "ddp/shm/board.h"
+
+namespace duet::ddp {
+
+/// Memory of all ranks that every rank maps: `bytes` for each, rank after rank.
+struct SharedArena {
+  std::shared_ptr<SharedSegment> segment;
+  std::size_t bytes = 0;
+  std::byte* of(int rank) const { return segment->data() + static_cast<std::size_t>(rank) * bytes; }
+};
+
+/// One collective in two parts: begin() shows this rank's first contribution and never waits; finish() does the rest.
+/// Used by one thread at a time.
+class ShmCollectives {
+ public:
+  explicit ShmCollectives(Board& board) : board_(board) {}
+
+  /// Buffers in the arena are reduced where they lie.
+  void add_arena(SharedArena arena) { arenas_.push_back(std::move(arena)); }
+  void begin(const Call& call, std::uint64_t sequence);
+  /// Throws CommError.
+  void finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin);
+
+ private:
+  /// Elements of one pass through the staging memory.
+  struct Pass {
+    std::int64_t begin = 0, count = 0;
+  };
+  Pass pass_at(const Call& call, std::int64_t begin) const;
+  void stage(const Call& call, Pass pass);
+  void read(const Call& call, Pass pass);
+  void check_notices(const Call& call, std::uint64_t sequence);
+  /// How many ranks have the buffer of an all_reduce in shared memory.
+  int shared_count(std::uint64_t sequence);
+  std::uint64_t place_of(const Buffer& buffer) const;
+
+  void reduce_shard(const Call& call, std::int64_t count);
+  void reduce_shared(const Call& call, std::uint64_t sequence);
+  /// The part of `count` elements that a rank reduces.
+  Pass shard_of(std::int64_t count, int rank) const;
+
+  Board& board_;
+  std::vector<SharedArena> arenas_;
+  std::vector<void*> parts_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,275 @@
+#include "ddp/shm_group.h"
+
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/shm/board.h"
+#include "ddp/shm/messages.h"
+#include "ddp/shm/shm_collectives.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
+
+class ShmGroup final : public ProcessGroup {
+ public:
+  ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, const GroupOptions& options);
+  ~ShmGroup() override;
+  const char* backend() const override { return "shm"; }
+  double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
+
+ protected:
+  Work start(const Call& call) override;
+
+ private:
+  struct Task {
+    Call call;
+    WorkState* state = nullptr;  // works_ keeps it until it has ended
+    bool begun = false;
+  };
+  Work start_message(const Call& call);
+  /// Carries out the collectives up to `number`; engine_ is held.
+  void run_until(std::uint64_t number, bool spin);
+  void run(const Task& task, bool spin);
+  bool finish(std::uint64_t number, Clock::time_point deadline);
+  bool finish_message(std::uint64_t number, Clock::time_point deadline);
+  std::string fail(const std::string& operation, const Error& error);
+  void check_alive() const;
+  /// The helper's thread: what nobody waits for goes on too.
+  void help();
+  void help_messages();
+
+  const std::unique_ptr<Board> board_;
+  const std::shared_ptr<Store> store_;
+  const GroupOptions options_;
+  const bool spins_;
+  const int exceptions_at_birth_;
+  int arenas_ = 0;
+
+  // Held by whoever carries out collectives, or messages, for as long as that takes.
+  std::mutex engine_;
+  ShmCollectives collectives_;
+  std::mutex messages_mutex_;
+  Messages messages_;
+
+  mutable std::mutex mutex_;            // of what follows; the last one taken, and never held while waiting
+  std::vector<Task> tasks_;             // in the order of the calls
+  std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
+  std::string failure_;
+  WorkPool works_;
+  std::atomic<std::int64_t> busy_ns_{0};
+  std::condition_variable wake_helper_;
+  bool urgent_ = false, stopping_ = false;
+  std::thread helper_;
+};
+
+ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, const GroupOptions& options)
+    : ProcessGroup(board->rank(), board->size()),
+      board_(std::move(board)),
+      store_(std::move(store)),
+      options_(options),
+      spins_(board_->size() <= usable_cores()),
+      exceptions_at_birth_(std::uncaught_exceptions()),
+      collectives_(*board_),
+      messages_(*board_),
+      helper_([this] { help(); }) {}
+
+ShmGroup::~ShmGroup() {
+  if (std::uncaught_exceptions() > exceptions_at_birth_) board_->close();
+  {
+    const std::lock_guard engine(engine_);
+    run_until(~std::uint64_t{0}, spins_);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_helper_.notify_all();
+  }
+  helper_.join();
+  for (const auto deadline = Clock::now() + options_.leave_timeout;
+       messages_.any_pending() && !board_->closed(rank()) && Clock::now() < deadline;) {
+    help_messages();
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  board_->close();
+}
+
+std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
+  const std::size_t room = (bytes + 4095) / 4096 * 4096;
+  const auto segment = std::make_shared<SharedSegment>(*store_, concat("shm/arena/", arenas_++), rank(), size(),
+                                                       room * static_cast<std::size_t>(size()), options_.timeout);
+  SharedArena arena{segment, room};
+  auto* const storage = new Storage(Device{}, arena.of(rank()), bytes);
+  const std::lock_guard engine(engine_);
+  collectives_.add_arena(std::move(arena));
+  return {storage, [segment](Storage* used) { delete used; }};
+}
+
+void ShmGroup::check_alive() const {
+  const std::lock_guard lock(mutex_);
+  require<CommError>(failure_.empty(), "the process group is of no more use since ", failure_);
+}
+
+std::string ShmGroup::fail(const std::string& operation, const Error& error) {
+  const std::string text = concat(operation, " failed on rank ", rank(), ": ", error.what());
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
+  }
+  board_->close();  // the peers must not wait for this rank
+  return text;
+}
+
+Work ShmGroup::start(const Call& call) {
+  require<UsageError>(call.in.device.kind == DeviceKind::cpu && call.out.device.kind == DeviceKind::cpu, name(call.op),
+                      " over shm needs buffers on a CPU, got ", call.in.device);
+  if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
+  const std::unique_lock engine(engine_, std::try_to_lock);
+  const std::lock_guard lock(mutex_);
+  auto state = works_.take();
+  state->begin(name(call.op), [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+  tasks_.push_back({call, state.get()});
+  // The others need not wait for this rank's contribution until this rank waits for theirs.
+  if (engine.owns_lock() && asked_ == done_ && failure_.empty()) {
+    collectives_.begin(call, asked_);
+    tasks_.back().begun = true;
+  }
+  ++asked_;
+  return Work(std::move(state));
+}
+
+bool ShmGroup::finish(std::uint64_t number, Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) {
+    const std::lock_guard engine(engine_);
+    run_until(number, spins_);
+  } else {  // it goes on after the deadline, so somebody else must do it
+    const std::lock_guard lock(mutex_);
+    urgent_ = true;
+    wake_helper_.notify_one();
+  }
+  return false;
+}
+
+void ShmGroup::run_until(std::uint64_t number, bool spin) {
+  for (;;) {
+    Task task;
+    {
+      const std::lock_guard lock(mutex_);
+      if (tasks_.empty() || done_ > number) return;
+      task = tasks_.front();
+    }
+    run(task, spin);
+  }
+}
+
+void ShmGroup::run(const Task& task, bool spin) {
+  std::exception_ptr failure;
+  try {
+    check_alive();
+    try {
+      const Clock::time_point start = Clock::now();
+      if (!task.begun) collectives_.begin(task.call, done_);
+      collectives_.finish(task.call, done_, start + options_.timeout, spin);
+      busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+    } catch (const Error& error) {
+      throw CommError(fail(concat(name(task.call.op), " #", done_), error));
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.erase(tasks_.begin());
+    ++done_;
+  }
+  task.state->end(failure);
+}
+
+Work ShmGroup::start_message(const Call& call) {
+  check_alive();
+  Call both = call;  // as both sides describe it
+  both.op = Collective::send;
+  both.root = 0;
+  const Header header = header_of(both, 0);
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(messages_mutex_);
+    const bool sends = call.op == Collective::send;
+    number =
+        sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
+    if (sends) messages_.progress();
+  }
+  auto state = std::make_shared<WorkState>();
+  state->begin(name(call.op), [this, number, call](Clock::time_point deadline) {
+    try {
+      return finish_message(number, deadline);
+    } catch (const Error& error) {
+      const char* const way = call.op == Collective::send ? " to" : " from";
+      throw CommError(fail(concat(name(call.op), way, " rank ", call.root), error));
+    }
+  });
+  return Work(std::move(state));
+}
+
+bool ShmGroup::finish_message(std::uint64_t number, Clock::time_point deadline) {
+  const std::lock_guard lock(messages_mutex_);
+  deadline = std::min(deadline, Clock::now() + options_.timeout);
+  const auto ready = [&] {
+    messages_.progress();
+    return !messages_.pending(number);
+  };
+  const auto check = [&] {
+    const int peer = messages_.peer_of(number);
+    board_->check_alive(peer);
+    require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
+  };
+  board_->await(ready, check, deadline, spins_);
+  return true;
+}
+
+void ShmGroup::help() {
+  std::unique_lock lock(mutex_);
+  std::uint64_t seen = ~std::uint64_t{0};
+  while (!stopping_) {
+    wake_helper_.wait_for(lock, kPatience, [this] { return urgent_ || stopping_; });
+    if (stopping_) return;
+    const bool waits = !tasks_.empty() && (urgent_ || seen == done_);
+    seen = done_;
+    urgent_ = false;
+    const std::uint64_t last = asked_;
+    lock.unlock();
+    if (waits) {
+      const std::lock_guard engine(engine_);
+      run_until(last, false);
+    }
+    help_messages();
+    lock.lock();
+  }
+}
+
+void ShmGroup::help_messages() {
+  const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !messages_.any_pending()) return;
+  try {
+    messages_.progress();
+  } catch (const Error& error) {
+    fail("a message", error);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::shared_ptr<Store> store, int rank, int size,
+                                             Milliseconds connect_timeout, const GroupOptions& options) {
+  auto segment = std::make_unique<SharedSegment>(*store, "shm/board", rank, size, Board::bytes(size), connect_timeout);
+  auto board = std::make_unique<Board>(std::move(segment), rank, size);
+  return std::make_unique<ShmGroup>(std::move(board), std::move(store), options);
+}
+
+}  // namespace duet::ddp
