@@ -15,7 +15,7 @@ namespace duet::dp {
 /// When the replicas get their values.
 enum class Refresh {
   per_forward,  // copied from the first device in every forward, as PyTorch does
-  resident,     // kept on every device; devices that share memory read the same values
+  resident,     // devices that share memory read the same values; others get a copy in every forward, too
 };
 
 /// One context of a module per device, and a long-lived thread for each device but the first, whose thread is the

@@ -122,7 +122,8 @@ void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
 
 void DeviceMemory::give_back_cached() {
   if (live_recordings_ > 0) return;  // a recorded graph may use any block
-  // The driver itself waits for work that still uses a block.
+  // Nothing may be left that uses a block; copies by other devices stand on this stream too.
+  check(cudaStreamSynchronize(device_.stream()), "giving memory back");
   for (auto& [size, blocks] : free_[0]) {
     for (void* const block : blocks) check(cudaFree(block), "cudaFree");
     held_ -= size * blocks.size();
