@@ -10,7 +10,7 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
                                         const Tensor& index, const ConvPoolRelu& op) {
   CpuDevice& device = this->device(x);
   const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
-  if (has_pooled_kernels(f, x, op)) return winograd_forward(x, w, b, y, index, op);
+  if (has_pooled_kernels(f, x, op)) return pooled_forward(x, w, b, y, index, op);
   const Rows stamp = x.stamp_or_self();
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
@@ -60,7 +60,10 @@ void CpuBackend::drop_row(const DropoutKey& key, std::int64_t row, const Tensor&
 void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
                                          const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
   const Fused f(x, w, dy, op, conv2d_layout(x.shape(), w.shape()));
-  if (has_pooled_kernels(f, x, op)) return live_backward(dy, index, x, w, dx, dw, db, op);
+  if (has_pooled_kernels(f, x, op)) {
+    if (x.layout() == f.layout) return live_backward(dy, index, x, w, dx, dw, db, op);
+    if (!dx.defined() && dy.layout() == f.layout) return plain_pooled_backward(dy, index, x, dw, db, op);
+  }
   CpuDevice& device = this->device(x);
   const bool scaled = op.dropout.p > 0;
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));

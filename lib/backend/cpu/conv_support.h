@@ -74,8 +74,8 @@ inline bool has_pooled_kernels(const Fused& f, const Tensor& x, const ConvPoolRe
   const Window2d conv = {3, 3, 1, 1, 1, 1}, pool = {2, 2, 2, 2, 0, 0};
   constexpr std::int64_t kLargestOffset = std::int64_t{1} << 31;
   const std::int64_t padded = x.size(0) * x.size(1) * (f.height + 2) * (f.width + 2);
-  return op.conv == conv && op.pool == pool && f.block > 1 && x.layout() == f.layout && f.height % 2 == 0 &&
-         f.width % 2 == 0 && padded < kLargestOffset;
+  return op.conv == conv && op.pool == pool && f.block > 1 && (x.layout() == f.layout || x.layout() == Layout::plain) &&
+         f.height % 2 == 0 && f.width % 2 == 0 && padded < kLargestOffset;
 }
 
 /// Whether the weight gradient is left to own loops: oneDNN 2.6 has no vector code for one input channel and outputs in

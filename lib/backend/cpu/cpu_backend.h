@@ -99,8 +99,11 @@ class CpuBackend final : public Backend {
   void drop_row(const DropoutKey& key, std::int64_t row, const Tensor& y, float* out, std::uint8_t* out_index,
                 Worker& worker);
   /// conv_pool_relu_forward by one kernel that keeps the convolution's outputs in registers.
-  void winograd_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
-                        const ConvPoolRelu& op);
+  void pooled_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
+                      const ConvPoolRelu& op);
+  /// conv_pool_relu_backward for plain images whose gradient nobody wants.
+  void plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw, const Tensor& db,
+                             const ConvPoolRelu& op);
   /// conv_pool_relu_backward over live gradients only.
   void live_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w, const Tensor& dx,
                      const Tensor& dw, const Tensor& db, const ConvPoolRelu& op);

@@ -1,5 +1,5 @@
-// A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, backward
-// over live gradients only. Images are padded row by row, in the cache.
+// A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, or directly
+// from plain images of few channels; backward over live gradients only. Images are padded row by row, in the cache.
 #include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {
@@ -43,22 +43,43 @@ void taps_last(const float* w, float* plain, std::int64_t outs, std::int64_t ins
       for (std::int64_t t = 0; t < 9; ++t) plain[(k * ins + c) * 9 + t] = w[(k * 9 + t) * ins + c];
 }
 
+/// Plain (K, C, 9) to (C, 9, K), and back.
+void outputs_last(const float* plain, float* w, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t i = 0; i < ins * 9; ++i) w[i * outs + k] = plain[k * ins * 9 + i];
+}
+
+void outputs_first(const float* w, float* plain, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t i = 0; i < ins * 9; ++i) plain[k * ins * 9 + i] = w[i * outs + k];
+}
+
+PooledConv geometry(const Fused& f, const Tensor& x, const Tensor& y, const ConvPoolRelu& op) {
+  return {.height = f.height,
+          .width = f.width,
+          .in_channels = x.size(1),
+          .out_channels = f.channels,
+          .blocked_output = y.layout() != Layout::plain,
+          .scale = op.dropout.p > 0 ? op.dropout.scale() : 1.0f};
+}
+
 }  // namespace
 
-void CpuBackend::winograd_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
-                                  const Tensor& index, const ConvPoolRelu& op) {
+void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
+                                const ConvPoolRelu& op) {
   CpuDevice& device = this->device(x);
-  const Fused f(x, w, y, op, x.layout());
-  const PooledConv g = {.height = f.height,
-                        .width = f.width,
-                        .in_channels = x.size(1),
-                        .out_channels = f.channels,
-                        .blocked_output = true,
-                        .scale = 1};
-  const std::int64_t planes = g.in_channels / f.block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
+  const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
+  const PooledConv g = geometry(f, x, y, op);
+  const bool plain = x.layout() == Layout::plain;
+  const int block = block_of(x.layout());
+  const std::int64_t planes = g.in_channels / block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
   const std::int64_t first = x.stamp_or_self().first;
   const Tensor filters = empty({16, f.channels, g.in_channels});
-  kernels_.winograd_weights(g, w.data<float>(), filters.data<float>());
+  if (plain) {
+    outputs_last(w.data<float>(), filters.data<float>(), f.channels, g.in_channels);
+  } else {
+    kernels_.winograd_weights(g, w.data<float>(), filters.data<float>());
+  }
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     Worker& worker = device.worker(id);
     float* const image = worker.image.floats(padded);
@@ -68,9 +89,14 @@ void CpuBackend::winograd_forward(const Tensor& x, const Tensor& w, const Tensor
     for (std::int64_t row = begin; row < end; ++row) {
       float* const out = rows_of(y, row);
       std::uint8_t* const out_index = index.data<std::uint8_t>() + row * f.row_count;
-      pad(rows_of(x, row), image, planes, f.height, f.width, f.block);
-      kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, f.transpose ? pooled : out,
-                                f.transpose ? places : out_index, scratch);
+      float* const to = f.transpose ? pooled : out;
+      std::uint8_t* const to_index = f.transpose ? places : out_index;
+      pad(rows_of(x, row), image, planes, f.height, f.width, block);
+      if (plain) {
+        kernels_.plain_pooled_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index);
+      } else {
+        kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index, scratch);
+      }
       for (std::int64_t i = 0; f.transpose && i < f.row_count; i += f.pixels * f.block) {
         kernels_.unblock(pooled + i, out + i, f.pixels, f.block);
         kernels_.unblock_bytes(places + i, out_index + i, f.pixels, f.block);
@@ -84,12 +110,7 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
                                const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
   CpuDevice& device = this->device(x);
   const Fused f(x, w, dy, op, x.layout());
-  const PooledConv g = {.height = f.height,
-                        .width = f.width,
-                        .in_channels = x.size(1),
-                        .out_channels = f.channels,
-                        .blocked_output = dy.layout() != Layout::plain,
-                        .scale = op.dropout.p > 0 ? op.dropout.scale() : 1.0f};
+  const PooledConv g = geometry(f, x, dy, op);
   const std::int64_t planes = g.in_channels / f.block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
   LeafGradients gradients(device, blocks, dw, db);
@@ -113,6 +134,27 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
     }
   });
   taps_last(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
+}
+
+void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw,
+                                       const Tensor& db, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, dw, dy, op, dy.layout());
+  const PooledConv g = geometry(f, x, dy, op);
+  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  LeafGradients gradients(device, blocks, dw, db);
+  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
+    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const std::int64_t planes = (end - begin) * g.in_channels;
+    if (planes == 0) return;
+    Worker& worker = device.worker(id);
+    float* const images = worker.image.floats(planes * (f.height + 2) * (f.width + 2));
+    pad(rows_of(x, begin), images, planes, f.height, f.width, 1);
+    kernels_.plain_pooled_backward_weights(
+        g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count, end - begin,
+        gradients.weights(leaf), gradients.bias(leaf), worker.gradient.floats(kernels_.plain_pooled_scratch_floats(g)));
+  });
+  outputs_first(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
 }
 
 }  // namespace duet::cpu

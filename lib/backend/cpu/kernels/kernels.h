@@ -81,6 +81,14 @@ struct Kernels {
   void (*winograd_forward)(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
                            std::uint8_t* index, float* scratch);
 
+  /// The same of one row from a plain padded image of few channels; w (in_channels, 9, out_channels), y blocked.
+  void (*plain_pooled_forward)(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
+                               std::uint8_t* index);
+  std::int64_t (*plain_pooled_scratch_floats)(const PooledConv& g);
+  /// dw (in_channels, 9, out_channels) and db = sums over `rows` rows; dy is blocked.
+  void (*plain_pooled_backward_weights)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                                        std::int64_t rows, float* dw, float* db, float* scratch);
+
   /// Bytes of scratch memory that the next two take.
   std::int64_t (*live_scratch_bytes)(const PooledConv& g);
   /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only; x: the padded images.

@@ -25,6 +25,11 @@ std::int64_t winograd_scratch_floats(const PooledConv& g);
 void winograd_weights(const PooledConv& g, const float* w, float* u);
 void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
                       std::uint8_t* index, float* scratch);
+void plain_pooled_forward(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
+                          std::uint8_t* index);
+std::int64_t plain_pooled_scratch_floats(const PooledConv& g);
+void plain_pooled_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                                   std::int64_t rows, float* dw, float* db, float* scratch);
 std::int64_t live_scratch_bytes(const PooledConv& g);
 void live_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                            std::int64_t rows, float* dw, float* db, void* scratch);

@@ -40,11 +40,43 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 /// kWidth 32-bit integers: what comparing Vecs gives, and what chooses between them.
 typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
 
-/// The lanes' low bytes.
+/// The lanes' low bytes. GCC 12 converts vectors of bytes lane by lane, so the instructions are named.
 [[gnu::always_inline]] inline void store_bytes(std::uint8_t* p, Ints v) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_maskz_cvtepi32_epi8(0xFFFF, (__m512i)v);
+#elif defined(__AVX2__)
+  const __m256i low = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0C080400));  // four bytes in each half
+  const __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+#else
   typedef std::uint8_t Bytes __attribute__((vector_size(kWidth)));
   const Bytes bytes = __builtin_convertvector(v, Bytes);
-  std::memcpy(p, &bytes, sizeof bytes);
+#endif
+  std::memcpy(p, &bytes, kWidth);
+}
+[[gnu::always_inline]] inline Ints load_bytes(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  typedef std::uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, Ints);
+#endif
+}
+
+/// Lane i is p[index[i]], for indices below 8. May read kWidth floats.
+[[gnu::always_inline]] inline Vec pick(const float* p, Ints index) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)index, (__m512)load(p));
+#elif defined(__AVX2__)
+  return (Vec)_mm256_permutevar8x32_ps((__m256)load(p), (__m256i)index);
+#else
+  Vec v;
+  for (int i = 0; i < kWidth; ++i) v[i] = p[index[i]];
+  return v;
+#endif
 }
 
 /// The sum of all lanes, always in the same order.

@@ -3,6 +3,7 @@
 // of 2x2 outputs is one window of the pool, so the convolution's outputs never leave the registers.
 //
 // Values that are not finite spread over their tile: the transforms only add and subtract, so they never become finite.
+#include "lib/backend/cpu/kernels/pool_window.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 
@@ -81,10 +82,10 @@ void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
     for (int j = 0; j < kVecs; ++j) store(m + (t * kVecs + j) * kWidth, total[t][j]);
 }
 
-/// A^T m A: the four outputs of a tile; then their maximum, its place, and relu. Ties go to the first; a NaN wins.
+/// A^T m A, the four outputs of a tile, and from there to y and index.
 [[gnu::always_inline]] inline void pool_tile(const float* m, std::int64_t pitch, Vec bias, float* y,
                                              std::uint8_t* index) {
-  Vec rows[2][4];
+  Vec rows[2][4], outputs[4];
   for (int s = 0; s < 4; ++s) {
     Vec p[4];
     for (int r = 0; r < 4; ++r) p[r] = load(m + (4 * r + s) * pitch);
@@ -92,18 +93,11 @@ void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
     rows[0][s] = p[0] + (p[1] + p[2]);
     rows[1][s] = (p[1] - p[2]) - p[3];
   }
-  Vec best = rows[0][0] + (rows[0][1] + rows[0][2]);
-  Ints place = {};
-  for (int i = 1; i < 4; ++i) {
-    const Vec* const row = rows[i / 2];
-    const Vec next = i % 2 ? (row[1] - row[2]) - row[3] : row[0] + (row[1] + row[2]);
-    const Ints wins = (next > best) | (next != next);
-    best = wins ? next : best;
-    place = wins ? Ints{} + i : place;
+  for (int r = 0; r < 2; ++r) {
+    outputs[2 * r] = rows[r][0] + (rows[r][1] + rows[r][2]);
+    outputs[2 * r + 1] = (rows[r][1] - rows[r][2]) - rows[r][3];
   }
-  const Ints dead = best <= Vec{};
-  store(y, dead ? Vec{} : best);
-  store_bytes(index, dead ? Ints{} + kDead : place);
+  pool_window(outputs, y, index);
 }
 
 /// Tiles [first, first + kTiles) of one image, all output channels.

@@ -1,0 +1,121 @@
+// A 3x3 convolution of plain images with few channels, bias, 2x2 max-pool and relu: the first layer of a network. The
+// forward keeps a window's outputs in registers, the weight gradient picks the pixels that the pool's index names.
+#include "lib/backend/cpu/kernels/pool_window.h"
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+namespace {
+
+constexpr int kTaps = 9;
+constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // output channels that lie beside each other
+constexpr int kPatch = 16;                        // pixels under a window's four outputs
+
+/// Adds one input channel to a window's outputs.
+template <int kVecs>
+[[gnu::always_inline]] inline void add_channel(const Vec (&taps)[kTaps][kVecs], const float* corner, std::int64_t line,
+                                               Vec (&outputs)[kVecs][4]) {
+  for (int q = 0; q < 4; ++q)
+    for (int t = 0; t < kTaps; ++t) {
+      const Vec pixel = broadcast(corner[(q / 2 + t / 3) * line + q % 2 + t % 3]);
+      for (int v = 0; v < kVecs; ++v) outputs[v][q] = fma(pixel, taps[t][v], outputs[v][q]);
+    }
+}
+
+template <int kVecs>
+[[gnu::always_inline]] inline void load_taps(const float* w, std::int64_t pitch, Vec (&taps)[kTaps][kVecs]) {
+  for (int t = 0; t < kTaps; ++t)
+    for (int v = 0; v < kVecs; ++v) taps[t][v] = load(w + t * pitch + v * kWidth);
+}
+
+/// kVecs vectors of output channels from channel k on. One input channel's weights stay in registers.
+template <int kVecs, bool kOneChannel>
+void forward_channels(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
+                      std::uint8_t* index, std::int64_t k) {
+  const std::int64_t width = g.width / 2, pixels = g.height / 2 * width, line = g.width + 2;
+  Vec taps[kTaps][kVecs];
+  load_taps<kVecs>(w + k, g.out_channels, taps);
+  for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
+    const float* const corner = x + 2 * (pixel / width) * line + 2 * (pixel % width);
+    Vec outputs[kVecs][4];
+    for (int v = 0; v < kVecs; ++v)
+      for (int q = 0; q < 4; ++q) outputs[v][q] = load(bias + k + v * kWidth);
+    for (std::int64_t c = 0; c < (kOneChannel ? 1 : g.in_channels); ++c) {
+      if constexpr (!kOneChannel) load_taps<kVecs>(w + c * kTaps * g.out_channels + k, g.out_channels, taps);
+      add_channel<kVecs>(taps, corner + c * (g.height + 2) * line, line, outputs);
+    }
+    for (int v = 0; v < kVecs; ++v) {
+      const std::int64_t channel = k + v * kWidth;
+      const std::int64_t at = (channel / kBlock * pixels + pixel) * kBlock + channel % kBlock;
+      pool_window(outputs[v], y + at, index + at);
+    }
+  }
+}
+
+/// The 4x4 pixels under each window of one padded image of one channel. Returns 0, or NaN if a pixel is not finite.
+float collect_patches(const PooledConv& g, const float* x, float* patches) {
+  const std::int64_t width = g.width / 2, line = g.width + 2;
+  for (std::int64_t p = 0; p < g.height / 2; ++p)
+    for (std::int64_t q = 0; q < width; ++q, patches += kPatch)
+      for (int r = 0; r < 4; ++r) std::memcpy(patches + 4 * r, x + (2 * p + r) * line + 2 * q, 4 * sizeof(float));
+  const std::int64_t count = (g.height + 2) * line;
+  Vec zero = {};
+  std::int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) zero = fma(load(x + i), Vec{}, zero);
+  float total = sum(zero);
+  for (; i < count; ++i) total += x[i] * 0.0f;
+  return total;
+}
+
+/// Adds one image and input channel to the gradients dw (9, out) and, if given, db of kWidth output channels.
+void add_image(const PooledConv& g, const float* patches, float spoil, const float* dy, const std::uint8_t* index,
+               std::int64_t k, float* dw, float* db) {
+  const std::int64_t pixels = g.height / 2 * (g.width / 2);
+  const Vec scale = broadcast(g.scale);
+  Vec total[kTaps], bias = {};
+  for (int t = 0; t < kTaps; ++t) total[t] = load(dw + t * g.out_channels) + broadcast(spoil);
+  for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
+    const std::int64_t at = (k / kBlock * pixels + pixel) * kBlock + k % kBlock;
+    const Ints place = load_bytes(index + at);
+    const Vec gradient = place != kDead ? load(dy + at) * scale : Vec{};
+    const Ints corner = ((place & 2) << 1) + (place & 1);  // of the 3x3 pixels in the patch
+    bias = bias + gradient;
+    for (int t = 0; t < kTaps; ++t)
+      total[t] = fma(gradient, pick(patches + pixel * kPatch + t / 3 * 4, corner + t % 3), total[t]);
+  }
+  for (int t = 0; t < kTaps; ++t) store(dw + t * g.out_channels, total[t]);
+  if (db) store(db, load(db) + bias);
+}
+
+}  // namespace
+
+void plain_pooled_forward(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
+                          std::uint8_t* index) {
+  constexpr int kVecs = kRegisters == 32 ? 2 : 1;
+  std::int64_t k = 0;
+  for (; k + kVecs * kWidth <= g.out_channels; k += kVecs * kWidth)
+    g.in_channels == 1 ? forward_channels<kVecs, true>(g, w, bias, x, y, index, k)
+                       : forward_channels<kVecs, false>(g, w, bias, x, y, index, k);
+  for (; k < g.out_channels; k += kWidth) forward_channels<1, false>(g, w, bias, x, y, index, k);
+}
+
+std::int64_t plain_pooled_scratch_floats(const PooledConv& g) {
+  return g.height / 2 * (g.width / 2) * kPatch + kWidth;  // pick() may read past the last patch
+}
+
+void plain_pooled_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                                   std::int64_t rows, float* dw, float* db, float* scratch) {
+  const std::int64_t image = (g.height + 2) * (g.width + 2), outputs = g.out_channels * (g.height * g.width / 4);
+  for (std::int64_t i = 0; i < g.in_channels * kTaps * g.out_channels; ++i) dw[i] = 0;
+  for (std::int64_t k = 0; k < g.out_channels; ++k) db[k] = 0;
+  for (std::int64_t i = 0; i < kWidth; ++i) scratch[plain_pooled_scratch_floats(g) - kWidth + i] = 0;
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t c = 0; c < g.in_channels; ++c) {
+      const float spoil = collect_patches(g, x + (row * g.in_channels + c) * image, scratch);
+      for (std::int64_t k = 0; k < g.out_channels; k += kWidth)
+        add_image(g, scratch, spoil, dy + row * outputs, index + row * outputs, k, dw + c * kTaps * g.out_channels + k,
+                  c == 0 ? db + k : nullptr);
+    }
+}
+
+}  // namespace duet::cpu::DUET_ISA
