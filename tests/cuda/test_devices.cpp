@@ -34,7 +34,7 @@ bool all_are(const Tensor& tensor, float value) {
 
 }  // namespace
 
-TEST_CASE("cuda: a copy between devices comes after what both were asked before, and before what follows") {
+TEST_CASE("cuda: a copy between devices comes after what both were asked before, and before what follows", "[order]") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices())
     for (int round = 0; round < 5; ++round) {
@@ -53,7 +53,7 @@ TEST_CASE("cuda: a copy between devices comes after what both were asked before,
     }
 }
 
-TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else") {
+TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else", "[order]") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> copies;
@@ -66,7 +66,7 @@ TEST_CASE("cuda: memory given back while a copy of it is under way is not used f
   }
 }
 
-TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device") {
+TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device", "[order]") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(141);
   for (const auto& devices : sets_of_devices())
@@ -87,7 +87,7 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
       }
 }
 
-TEST_CASE("cuda: each device has a thread that works for it, all at once") {
+TEST_CASE("cuda: each device has a thread that works for it, all at once", "[order]") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices()) {
     std::vector<Tensor> results(devices.size());
@@ -109,7 +109,7 @@ TEST_CASE("cuda: each device has a thread that works for it, all at once") {
   }
 }
 
-TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
+TEST_CASE("cuda: tensors of two devices in one operator are refused, by name", "[order]") {
   DUET_NEEDS_CUDA();
   const Device one{DeviceKind::cuda, 0, 0}, two{DeviceKind::cuda, 0, 1};
   const Tensor x = filled(6, 1, one), y = filled(6, 1, two);
@@ -118,7 +118,7 @@ TEST_CASE("cuda: tensors of two devices in one operator are refused, by name") {
   CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, cuda().device_count()}), DeviceError);
 }
 
-TEST_CASE("cuda: too large a tensor is an error that says who holds the memory; smaller ones still fit") {
+TEST_CASE("cuda: too large a tensor is an error that says who holds the memory; smaller ones still fit", "[order]") {
   DUET_NEEDS_CUDA();
   CHECK_THROWS_WITH(empty({std::int64_t{1} << 40}, DType::f32, kGpu),
                     ContainsSubstring("out of memory on cuda:0: asked for 4398046511104 bytes") &&
