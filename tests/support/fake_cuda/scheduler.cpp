@@ -61,7 +61,8 @@ void execute(const OpPtr& op, cudaError_t& sticky) {
 std::unordered_set<Op*> needed_by(const Ops& targets) {
   std::unordered_set<Op*> needed;
   std::vector<Op*> open;
-  for (const OpPtr& op : targets) open.push_back(op.get());
+  for (const OpPtr& op : targets)
+    if (op != nullptr) open.push_back(op.get());  // null: of a stream that nothing was asked of
   while (!open.empty()) {
     Op* op = open.back();
     open.pop_back();
