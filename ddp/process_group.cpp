@@ -65,7 +65,47 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
     check_pieces(call, call.out, call.in, size_);
   if (call.op == Collective::scatter && on_root) check_pieces(call, call.in, call.out, size_);
-  return start(call);
+  return takes(call.in.device.kind) && takes(call.out.device.kind) ? start(call) : start_on_host(call);
+}
+
+namespace {
+
+Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
+
+/// Whether a collective leaves its result in `in`.
+bool in_place(const Call& call, bool on_root) {
+  switch (call.op) {
+    case Collective::all_reduce:
+    case Collective::recv: return true;
+    case Collective::broadcast: return !on_root;
+    case Collective::reduce: return on_root;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+Work ProcessGroup::start_on_host(const Call& call) {
+  struct Staged {
+    Tensor in, out;
+    Work work;
+  };
+  const auto staged = std::make_shared<Staged>();
+  Call host = call;
+  if (call.in.count > 0) host.in = staged->in = tensor_of(call.in).to(Device{});
+  if (call.out.count > 0) host.out = staged->out = tensor_of(call.out).to(Device{});
+  staged->work = start(host);
+  auto state = std::make_shared<WorkState>();
+  state->begin(name(call.op), [staged, call, changes_in = in_place(call, call.root == rank_)](Clock::time_point limit) {
+    if (limit == Clock::time_point::max())
+      staged->work.wait();
+    else
+      staged->work.wait(std::chrono::ceil<Milliseconds>(limit - Clock::now()));
+    if (changes_in && call.in.count > 0) copy(staged->in, tensor_of(call.in));
+    if (call.out.count > 0) copy(staged->out, tensor_of(call.out));
+    return true;
+  });
+  return Work(std::move(state));
 }
 
 Work ProcessGroup::broadcast(const Buffer& buffer, int root) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -15,18 +15,22 @@ std::byte* end_of(const ReducerSlot& slot) {
   return begin_of(slot) + static_cast<std::size_t>(slot.count) * size_of(slot.dtype);
 }
 
-template <class T>
-void multiply(const Buffer& buffer, double factor) {
-  T* values = static_cast<T*>(buffer.data);
-  const T narrow = static_cast<T>(factor);
-  for (std::int64_t i = 0; i < buffer.count; ++i) values[i] *= narrow;
-}
+/// The buffer as a tensor, for the device's own kernels.
+Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
 
 void scale(const Buffer& buffer, double factor) {
   if (factor == 1.0) return;
-  if (buffer.dtype == DType::f32) return multiply<float>(buffer, factor);
-  require<UsageError>(buffer.dtype == DType::f64, "cannot scale gradients of ", buffer.dtype);
-  multiply<double>(buffer, factor);
+  if (buffer.dtype == DType::f64 && buffer.device.kind == DeviceKind::cpu) {
+    for (double& value : tensor_of(buffer).span<double>()) value *= factor;
+    return;
+  }
+  require<UsageError>(buffer.dtype == DType::f32, "cannot scale gradients of ", buffer.dtype, " on ", buffer.device);
+  backend(buffer.device.kind).scale(tensor_of(buffer), static_cast<float>(factor));
+}
+
+void set_to_zero(const Buffer& buffer) {
+  const Tensor tensor = tensor_of(buffer);
+  copy(zeros(tensor.shape(), tensor.dtype(), tensor.device()), tensor);
 }
 
 }  // namespace
@@ -89,7 +93,7 @@ void Reducer::finish() {
   if (sent_ < buckets_.size() && options_.zero_unused) {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       if (ready_[i]) continue;
-      std::memset(slots_[i].data, 0, static_cast<std::size_t>(end_of(slots_[i]) - begin_of(slots_[i])));
+      set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
       mark_ready(static_cast<int>(i));
     }
   }

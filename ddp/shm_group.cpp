@@ -127,8 +127,6 @@ std::string ShmGroup::fail(const std::string& operation, const Error& error) {
 }
 
 Work ShmGroup::start(const Call& call) {
-  require<UsageError>(call.in.device.kind == DeviceKind::cpu && call.out.device.kind == DeviceKind::cpu, name(call.op),
-                      " over shm needs buffers on a CPU, got ", call.in.device);
   if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
   const std::unique_lock engine(engine_, std::try_to_lock);
   const std::lock_guard lock(mutex_);

@@ -13,6 +13,7 @@ class SoloGroup final : public ProcessGroup {
 
  protected:
   Work start(const Call& call) override;
+  bool takes(DeviceKind) const override { return true; }
 };
 
 }  // namespace duet::ddp

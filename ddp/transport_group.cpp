@@ -55,8 +55,6 @@ TransportGroup::~TransportGroup() {
 const char* TransportGroup::backend() const { return core_->transport->name(); }
 
 Work TransportGroup::start(const Call& call) {
-  require<UsageError>(call.in.device.kind == DeviceKind::cpu && call.out.device.kind == DeviceKind::cpu, name(call.op),
-                      " over ", backend(), " needs buffers on a CPU, got ", call.in.device);
   if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
   auto state = works_.take();
   state->begin(name(call.op));
