@@ -65,7 +65,7 @@ void ByteReader::State::begin() {
   const bool magic = input.size() >= 2 && input[0] == 0x1f && input[1] == 0x8b;
   if (name.ends_with(".gz")) {
     require<DataError>(magic, name, ": is not gzip data: begins with ", hex_byte(input[0]),
-                       input.size() > 1 ? " " + hex_byte(input[1]) : "", ", expected 1f 8b");
+                       input.size() > 1 ? concat(" ", hex_byte(input[1])) : "", ", expected 1f 8b");
   }
   if (!magic) return;
   const int status = inflateInit2(&stream, kGzipOnly);
