@@ -1,0 +1,39 @@
+// Lists of gradients that are not zero, made a vector at a time.
+#pragma once
+
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+
+inline constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // channels of a block of an image
+
+using Block = Lanes<kBlock>;
+
+/// Entry i is values[i] at places[i]. append() writes up to kBlock entries past the end.
+struct LiveList {
+  std::int32_t* places;
+  float* values;
+
+  /// Memory for lists of up to `count` entries.
+  static std::int64_t room(std::int64_t count) { return count + kBlock; }
+};
+
+/// Adds those lanes whose `chosen` is not zero after the first `count` entries; returns the new count.
+[[gnu::always_inline]] inline std::int32_t append(const LiveList& list, std::int32_t count, Block::Ints places,
+                                                  Block::Floats values, Block::Ints chosen) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = _mm512_test_epi32_mask((__m512i)chosen, (__m512i)chosen);
+  _mm512_storeu_si512(list.places + count, _mm512_maskz_compress_epi32(mask, (__m512i)places));
+  _mm512_storeu_ps(list.values + count, _mm512_maskz_compress_ps(mask, (__m512)values));
+  return count + __builtin_popcount(mask);
+#else
+  for (int lane = 0; lane < kBlock; ++lane) {
+    list.places[count] = places[lane];
+    list.values[count] = values[lane];
+    count += chosen[lane] != 0;
+  }
+  return count;
+#endif
+}
+
+}  // namespace duet::cpu::DUET_ISA
