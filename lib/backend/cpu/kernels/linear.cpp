@@ -8,35 +8,43 @@ constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // rows x vectors of accumu
 constexpr int kTileVecs = 4;
 constexpr std::int64_t kColumns = 64;  // columns walked at a time
 
-/// y[r][o] = x[r] . w[o] + bias[o] for a tile of kR rows and kO outputs. Each element has one accumulator that walks
-/// the inputs in order, so it does not depend on the tile that it is in.
+constexpr std::int64_t kDepth = 784;  // inputs walked at a time: so many of kGroup rows stay in the first cache
+constexpr std::int64_t kGroup = 8;
+
+/// y[r][o] += x[r] . w[o] over `depth` inputs, for a tile of kR rows and kO outputs. Each element has one accumulator
+/// that walks the inputs in order, so it does not depend on the tile that it is in.
 template <int kR, int kO>
-void dot_tile(const float* x, const float* w, const float* bias, float* y, std::int64_t in, std::int64_t out) {
-  Vec total[kR][kO] = {};
+void dot_tile(const float* x, const float* w, float* y, std::int64_t depth, std::int64_t in, std::int64_t out) {
+  Vec total[kR * kO] = {};
   std::int64_t i = 0;
-  for (; i + kWidth <= in; i += kWidth) {
+  for (; i + kWidth <= depth; i += kWidth) {
     Vec a[kR];
     for (int r = 0; r < kR; ++r) a[r] = load(x + r * in + i);
     for (int o = 0; o < kO; ++o) {
       const Vec b = load(w + o * in + i);
-      for (int r = 0; r < kR; ++r) total[r][o] = fma(a[r], b, total[r][o]);
+      for (int r = 0; r < kR; ++r) total[r * kO + o] = fma(a[r], b, total[r * kO + o]);
     }
+  }
+  float dots[kR * kO];
+  if constexpr (kR * kO % kWidth == 0) {
+    for (int t = 0; t < kR * kO; t += kWidth) store(dots + t, sums(total + t));
+  } else {
+    for (int t = 0; t < kR * kO; ++t) dots[t] = sum(total[t]);
   }
   for (int r = 0; r < kR; ++r) {
     for (int o = 0; o < kO; ++o) {
-      float value = sum(total[r][o]);
-      for (std::int64_t k = i; k < in; ++k) value += x[r * in + k] * w[o * in + k];
-      y[r * out + o] = bias ? value + bias[o] : value;
+      float value = dots[r * kO + o];
+      for (std::int64_t k = i; k < depth; ++k) value += x[r * in + k] * w[o * in + k];
+      y[r * out + o] += value;
     }
   }
 }
 
 template <int kR>
-void dot_rows(const float* x, const float* w, const float* bias, float* y, std::int64_t in, std::int64_t out,
+void dot_rows(const float* x, const float* w, float* y, std::int64_t depth, std::int64_t in, std::int64_t out,
               std::int64_t o) {
-  const float* const b = bias ? bias + o : nullptr;
-  if (o + 4 <= out) return dot_tile<kR, 4>(x, w + o * in, b, y + o, in, out);
-  for (; o < out; ++o) dot_tile<kR, 1>(x, w + o * in, bias ? bias + o : nullptr, y + o, in, out);
+  if (o + 4 <= out) return dot_tile<kR, 4>(x, w + o * in, y + o, depth, in, out);
+  for (; o < out; ++o) dot_tile<kR, 1>(x, w + o * in, y + o, depth, in, out);
 }
 
 /// tile[r][v] = sum over k of a[k * a_step + r * a_row] * b[k * b_step + v], kR rows by kV vectors.
@@ -105,10 +113,19 @@ void weight_tile(const float* x, const float* dy, float* dw, std::int64_t in, st
 
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
             std::int64_t out) {
-  for (std::int64_t o = 0; o < out; o += 4) {
-    std::int64_t r = 0;
-    for (; r + kTileRows <= n; r += kTileRows) dot_rows<kTileRows>(x + r * in, w, bias, y + r * out, in, out, o);
-    for (; r < n; ++r) dot_rows<1>(x + r * in, w, bias, y + r * out, in, out, o);
+  for (std::int64_t r = 0; r < n; ++r)
+    for (std::int64_t o = 0; o < out; ++o) y[r * out + o] = bias ? bias[o] : 0.0f;
+  for (std::int64_t k = 0; k < in; k += kDepth) {
+    const std::int64_t depth = smaller(kDepth, in - k);
+    for (std::int64_t group = 0; group < n; group += kGroup) {
+      const std::int64_t end = smaller(n, group + kGroup);
+      for (std::int64_t o = 0; o < out; o += 4) {
+        std::int64_t r = group;
+        for (; r + kTileRows <= end; r += kTileRows)
+          dot_rows<kTileRows>(x + r * in + k, w + k, y + r * out, depth, in, out, o);
+        for (; r < end; ++r) dot_rows<1>(x + r * in + k, w + k, y + r * out, depth, in, out, o);
+      }
+    }
   }
 }
 

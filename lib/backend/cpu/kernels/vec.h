@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -86,6 +87,26 @@ typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
   for (int half = kWidth / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   return lanes[0];
+}
+
+/// Lane j of the result: u and v consist of segments of kLength lanes; each is halved by adding its second half to its
+/// first, and those of u come first.
+template <int kLength, int... kLanes>
+[[gnu::always_inline]] inline Vec halve_segments(Vec u, Vec v, std::integer_sequence<int, kLanes...>) {
+  constexpr int kHalf = kLength / 2;
+  return __builtin_shufflevector(u, v, (kLanes / kHalf * kLength + kLanes % kHalf)...) +
+         __builtin_shufflevector(u, v, (kLanes / kHalf * kLength + kLanes % kHalf + kHalf)...);
+}
+
+/// Lane i of the result is sum(v[i]), to the same bits, for kWidth vectors, which it overwrites.
+template <int kLength = kWidth>
+[[gnu::always_inline]] inline Vec sums(Vec* v) {
+  for (int i = 0; i < kLength / 2; ++i)
+    v[i] = halve_segments<kLength>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, kWidth>());
+  if constexpr (kLength == 2)
+    return v[0];
+  else
+    return sums<kLength / 2>(v);
 }
 
 /// As many bytes of 64-bit lanes.
