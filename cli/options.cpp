@@ -30,6 +30,10 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
   app.add_option("--precision", texts.precision,
                  "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32")
       ->capture_default_str();
+  app.add_option("--backend", training.backend,
+                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "
+                 "(TCP), or auto: shm where it can be had")
+      ->capture_default_str();
   app.add_option("--threads-per-device", training.threads_per_device,
                  "threads of one CPU device, each pinned to a core")
       ->capture_default_str();
@@ -148,6 +152,8 @@ void finish(Training& training, const Texts& texts) {
                       texts.device, "'; --devices says how many");
   training.device = device.kind;
   training.precision = parse_precision(texts.precision);
+  require<UsageError>(training.backend == "auto" || training.backend == "shm" || training.backend == "gloo",
+                      "--backend: unknown '", training.backend, "', expected auto, shm or gloo");
   require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
                       "', expected torch");
   training.compat_torch = texts.compat == "torch";

@@ -22,7 +22,8 @@ struct Training {
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
-  std::string data;  // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
+  std::string backend = "auto";  // of the ranks' process group: see ddp/init.h
+  std::string data;              // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
   bool download = false;
   int epochs = 10;
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices

@@ -80,7 +80,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   check(options);
   return ddp::spawn(
       [&](int) {
-        const auto group = ddp::init_process_group();
+        const auto group = ddp::init_process_group({.backend = options.backend});
         const ddp::RankInfo place = ddp::rank_info();
         const int threads = options.threads_per_device;
         // Where the ranks of this machine outnumber its cores, they share them.

@@ -51,6 +51,19 @@ TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from
   }
 }
 
+TEST_CASE("ranks end with the bits of one device, whatever carries their gradients") {
+  const TemporaryFolder folder;
+  const std::string alone = folder.path() + "/alone", ranks = folder.path() + "/ranks";
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--result", alone})).status == 0);
+  for (const char* const backend : {"shm", "gloo"}) {
+    const auto ran = duet_test::duet(
+        train({"--epochs", "1", "--mode", "ddp", "--devices", "4", "--backend", backend, "--result", ranks}));
+    INFO(backend << ": " << ran.err);
+    REQUIRE(ran.status == 0);
+    CHECK(hash_of(ranks) == hash_of(alone));
+  }
+}
+
 TEST_CASE("a checkpoint of another run is refused") {
   const TemporaryFolder folder;
   REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", folder.path() + "/c"})).status == 0);
