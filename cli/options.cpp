@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "lib/error.h"
@@ -32,7 +33,7 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
       ->capture_default_str();
   app.add_option("--backend", training.backend,
                  "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "
-                 "(TCP), or auto: shm where it can be had")
+                 "(TCP), nccl (ranks with a GPU each), or auto: nccl for GPUs, else shm where it can be had")
       ->capture_default_str();
   app.add_option("--threads-per-device", training.threads_per_device,
                  "threads of one CPU device, each pinned to a core")
@@ -152,8 +153,9 @@ void finish(Training& training, const Texts& texts) {
                       texts.device, "'; --devices says how many");
   training.device = device.kind;
   training.precision = parse_precision(texts.precision);
-  require<UsageError>(training.backend == "auto" || training.backend == "shm" || training.backend == "gloo",
-                      "--backend: unknown '", training.backend, "', expected auto, shm or gloo");
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl"};
+  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), training.backend) != kBackends.end(),
+                      "--backend: unknown '", training.backend, "', expected auto, shm, gloo or nccl");
   require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
                       "', expected torch");
   training.compat_torch = texts.compat == "torch";

@@ -10,6 +10,7 @@
 #include "cli/trainer.h"
 #include "ddp/init.h"
 #include "ddp/launch.h"
+#include "ddp/nccl_group.h"
 #include "ddp/solo_group.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
@@ -57,6 +58,16 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
               name(options.precision));
 }
 
+/// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.
+ddp::InitOptions group_options(const TrainOptions& options) {
+  const ddp::RankInfo place = ddp::rank_info();
+  const int ranks = place.local_world_size;
+  const bool own_gpus = options.device == DeviceKind::cuda && physical_devices(options.device, ranks) == ranks;
+  const bool picks = options.backend == "auto" && own_gpus && ddp::why_no_nccl().empty();
+  if (!picks && options.backend != "nccl") return {.backend = options.backend};
+  return {.backend = "nccl", .device = device_of_rank(options.device, place.local_rank, ranks)};
+}
+
 /// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
 int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
   Backend& kernels = backend(options.device);
@@ -80,7 +91,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   check(options);
   return ddp::spawn(
       [&](int) {
-        const auto group = ddp::init_process_group({.backend = options.backend});
+        const auto group = ddp::init_process_group(group_options(options));
         const ddp::RankInfo place = ddp::rank_info();
         const int threads = options.threads_per_device;
         // Where the ranks of this machine outnumber its cores, they share them.

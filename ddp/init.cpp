@@ -12,6 +12,7 @@
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
+#include "ddp/nccl_group.h"
 #include "ddp/shm/segment.h"
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
@@ -206,7 +207,15 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   join(*init, meeting, options.join_timeout);
   gloo.connect_timeout = options.join_timeout;
   gloo.group.timeout = options.timeout;
-  auto group = connect_shared(options, meeting, init);
+  std::unique_ptr<ProcessGroup> group;
+  if (options.backend == "nccl") {
+    const Device device = options.device.value_or(Device{DeviceKind::cuda, variable_or("LOCAL_RANK", meeting.rank)});
+    group = make_nccl_group(
+        init, meeting.rank, meeting.world_size,
+        {.device = device, .connect_timeout = options.join_timeout, .group = {.timeout = options.timeout}});
+  } else {
+    group = connect_shared(options, meeting, init);
+  }
   if (group == nullptr) group = make_gloo_group(*init, meeting.rank, meeting.world_size, gloo);
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
@@ -229,7 +238,7 @@ RankInfo rank_info() {
 }
 
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
-  constexpr std::array kBackends = {"auto", "shm", "gloo", "solo"};
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl", "solo"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend: '", options.backend, "'");
   require<UsageError>(options.timeout.count() > 0 && options.join_timeout.count() > 0,

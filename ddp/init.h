@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ddp/process_group.h"
@@ -19,8 +20,8 @@ struct RankInfo {
 RankInfo rank_info();
 
 struct InitOptions {
-  /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "solo": one rank. "auto": shm where
-  /// it can be had, else gloo.
+  /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "nccl": ranks with a
+  /// CUDA device each; "solo": one rank. "auto": shm where it can be had, else gloo.
   std::string backend = "auto";
   /// "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), "tcp://host:port", "file://path"; rank and world_size may
   /// stand in the URL ("tcp://host:port?rank=0&world_size=2").
@@ -31,6 +32,8 @@ struct InitOptions {
   Milliseconds join_timeout = kStoreTimeout;  // until all ranks have come
   /// Keeps runs apart that share a file; the launcher's id unless set.
   std::string run_id{};
+  /// This rank's device, for nccl; the GPU with the number LOCAL_RANK unless set.
+  std::optional<Device> device{};
 };
 
 /// Waits for all ranks, connects them, and returns when all are connected. A world of one needs neither backend nor

@@ -65,7 +65,8 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
     check_pieces(call, call.out, call.in, size_);
   if (call.op == Collective::scatter && on_root) check_pieces(call, call.in, call.out, size_);
-  return takes(call.in.device.kind) && takes(call.out.device.kind) ? start(call) : start_on_host(call);
+  const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
+  return direct(call.in) && direct(call.out) ? start(call) : start_staged(call);
 }
 
 namespace {
@@ -85,24 +86,27 @@ bool in_place(const Call& call, bool on_root) {
 
 }  // namespace
 
-Work ProcessGroup::start_on_host(const Call& call) {
+Work ProcessGroup::start_staged(const Call& call) {
   struct Staged {
     Tensor in, out;
     Work work;
   };
   const auto staged = std::make_shared<Staged>();
-  Call host = call;
-  if (call.in.count > 0) host.in = staged->in = tensor_of(call.in).to(Device{});
-  if (call.out.count > 0) host.out = staged->out = tensor_of(call.out).to(Device{});
-  staged->work = start(host);
+  Call there = call;
+  const auto stage = [this](const Buffer& given, Tensor& copied, Buffer& used) {
+    if (given.count > 0 && !takes(given.device.kind)) used = copied = tensor_of(given).to(staging_device());
+  };
+  stage(call.in, staged->in, there.in);
+  stage(call.out, staged->out, there.out);
+  staged->work = start_for_host(there);
   auto state = std::make_shared<WorkState>();
   state->begin(name(call.op), [staged, call, changes_in = in_place(call, call.root == rank_)](Clock::time_point limit) {
     if (limit == Clock::time_point::max())
       staged->work.wait();
     else
       staged->work.wait(std::chrono::ceil<Milliseconds>(limit - Clock::now()));
-    if (changes_in && call.in.count > 0) copy(staged->in, tensor_of(call.in));
-    if (call.out.count > 0) copy(staged->out, tensor_of(call.out));
+    if (changes_in && staged->in.defined()) copy(staged->in, tensor_of(call.in));
+    if (staged->out.defined()) copy(staged->out, tensor_of(call.out));
     return true;
   });
   return Work(std::move(state));

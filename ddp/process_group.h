@@ -64,8 +64,9 @@ struct Call {
 /// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
 /// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
 /// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
-/// Buffers on a GPU go through the host's memory where the group does not take them as they are: what the device was
-/// asked before is in them, and wait() has put the result there.
+/// Buffers on a GPU go through the host's memory where the group does not take them as they are, and those in the
+/// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
+/// has put the result there.
 /// A group is used by one thread at a time. Wrong arguments throw UsageError at once; Work::wait() throws CommError
 /// that names operation and rank: ranks that disagree about the call, a lost peer, a timeout. After that the group is
 /// dead and every later call fails with the first reason. The destructor finishes what was started and takes leave of
@@ -81,7 +82,7 @@ class ProcessGroup {
   int size() const { return size_; }
   /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
   virtual double busy_us() const { return 0; }
-  /// "shm", "gloo", "solo", "memory".
+  /// "shm", "gloo", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
 
   /// The store through which the ranks met, where init_process_group() made the group.
@@ -117,10 +118,14 @@ class ProcessGroup {
   virtual Work start(const Call& call) = 0;
   /// Whether start() reads and writes memory of such devices itself.
   virtual bool takes(DeviceKind kind) const { return kind == DeviceKind::cpu; }
+  /// Where copies of other buffers are made for start().
+  virtual Device staging_device() const { return {}; }
+  /// As start(); the host looks at the result as soon as wait() has returned.
+  virtual Work start_for_host(const Call& call) { return start(call); }
 
  private:
   Work checked(const Call& call);
-  Work start_on_host(const Call& call);
+  Work start_staged(const Call& call);
   int rank_;
   int size_;
   std::shared_ptr<Store> store_;

@@ -72,7 +72,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--momentum", "1"}, "--momentum is 1"},
       {{"train", "--epochs", "0"}, "--epochs is 0"},
       {{"train", "--epochs", "many"}, "--epochs"},
-      {{"train", "--backend", "tcp"}, "--backend: unknown 'tcp', expected auto, shm or gloo"},
+      {{"train", "--backend", "tcp"}, "--backend: unknown 'tcp', expected auto, shm, gloo or nccl"},
       {{"train", "--compat", "jax"}, "--compat: unknown 'jax'"},
       {{"train", "--model", "resnet"}, "--model: unknown 'resnet'"},
       {{"compare", "--modes", "single,,dp"}, "empty entry"},

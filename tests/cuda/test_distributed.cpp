@@ -1,10 +1,8 @@
 // DistributedDataParallel with every rank on a GPU, or on a logical device of one: ranks are threads here.
-#include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
 #include "tests/cuda/gpu.h"
+#include "tests/cuda/steps.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -17,37 +15,6 @@ namespace {
 Device device_of(int rank) {
   const bool distinct = backend(DeviceKind::cuda).device_count() > rank;
   return distinct ? Device{DeviceKind::cuda, rank} : Device{DeviceKind::cuda, 0, rank};
-}
-
-constexpr std::int64_t kRows = 8;
-
-struct Batch {
-  Tensor images, labels;
-};
-
-Batch make_batch(std::int64_t step) {
-  Mt19937 generator(static_cast<std::uint64_t>(step) + 5);
-  Batch batch = {empty({kRows, 1, 28, 28}), empty({kRows}, DType::i64)};
-  generator.uniform(batch.images.span<float>(), -1.0, 1.0);
-  for (std::int64_t& label : batch.labels.span<std::int64_t>()) label = generator.randint(0, 10);
-  batch.images.set_stamp({step, 0, kRows});
-  batch.labels.set_stamp({step, 0, kRows});
-  return batch;
-}
-
-/// Two steps on this rank's rows, dropout on; returns all parameters.
-Array train(nn::Module& model, nn::Module& net, int rank, int size) {
-  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
-  const Device device = model.parameters().device();
-  for (std::int64_t step = 0; step < 2; ++step) {
-    const Batch batch = make_batch(step);
-    const std::int64_t begin = kRows * rank / size, end = kRows * (rank + 1) / size;
-    opt.zero_grad();
-    const Variable images = batch.images.rows(begin, end).to(device);
-    ops::nll_loss(net(images), batch.labels.rows(begin, end).to(device)).backward();
-    opt.step();
-  }
-  return as_array(model.parameters().values());
 }
 
 Tensor numbers(int rank, Device device) {

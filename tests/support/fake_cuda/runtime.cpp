@@ -75,6 +75,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int device) 
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrPciBusId: *value = device + 1; break;
     case cudaDevAttrComputeMode:
+    case cudaDevAttrPciDeviceId:
+    case cudaDevAttrPciDomainId:
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
   }
   return cudaSuccess;

@@ -1,0 +1,48 @@
+// Results of CUDA and NCCL as exceptions.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <string>
+#include <string_view>
+
+#include "lib/error.h"
+
+namespace duet::ddp::nccl {
+
+inline void check(cudaError_t status, const char* what, SourceLocation where = SourceLocation::current()) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // so that an error that is not sticky does not show up in the next call
+  throw DeviceError(concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"),
+                    where);
+}
+
+/// NCCL's word for what happened on another rank.
+class RemoteError : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// "NCCL: invalid usage (Duplicate GPU detected)".
+inline std::string text_of(ncclResult_t result, ncclComm_t communicator) {
+  const char* const more = ncclGetLastError(communicator);
+  const bool says_more = more != nullptr && *more != '\0' && std::string_view(more) != ncclGetErrorString(ncclSuccess);
+  return concat("NCCL: ", ncclGetErrorString(result), says_more ? concat(" (", more, ")") : "");
+}
+
+/// Takes an operation that goes on in the background as good.
+inline void check(ncclResult_t result, ncclComm_t communicator, SourceLocation where = SourceLocation::current()) {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  if (result == ncclRemoteError) throw RemoteError(text_of(result, communicator), where);
+  throw CommError(text_of(result, communicator), where);
+}
+
+/// Makes a GPU the calling thread's current one.
+inline void activate(int gpu) {
+  int current = -1;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current != gpu) check(cudaSetDevice(gpu), "cudaSetDevice");
+}
+
+}  // namespace duet::ddp::nccl

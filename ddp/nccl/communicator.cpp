@@ -1,0 +1,302 @@
+#include "ddp/nccl/communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ddp/nccl/check.h"
+#include "lib/backend/backend.h"
+
+namespace duet::ddp::nccl {
+namespace {
+
+constexpr Milliseconds kWatchEvery{5};
+constexpr Milliseconds kSlow{100};  // an operation for which the others are asked
+constexpr std::chrono::microseconds kPollEvery{50};
+constexpr int kSpins = 100;
+
+cudaEvent_t make_event(unsigned flags) {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, flags), "cudaEventCreateWithFlags");
+  return event;
+}
+
+/// Lets others go first, soon for longer.
+void pause(int round) {
+  if (round < kSpins)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(kPollEvery);
+}
+
+}  // namespace
+
+Operation::~Operation() {
+  for (const cudaEvent_t event : {begin, end})
+    if (event != nullptr) cudaEventDestroy(event);
+}
+
+Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
+    : options_(options), gpu_(options.device.index), meeting_(std::move(store), rank, size) {
+  compute_ = static_cast<cudaStream_t>(backend(options.device.kind).stream(options.device));
+  activate(gpu_);
+  meeting_.compare_gpus(gpu_, options.connect_timeout);
+  const ncclUniqueId id = meeting_.share_id(options.connect_timeout);
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+  ready_ = make_event(cudaEventDisableTiming);
+  const auto connecting = take_operation("connecting", true, options.connect_timeout);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  Lock lock(mutex_);
+  pending_.push_back(connecting);
+  watchdog_ = std::thread([this] { watch(); });
+  const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size, id, rank, &config);
+  try {
+    check(result, communicator_);
+    settle(lock);
+  } catch (const Error& error) {
+    abort(lock, connecting->name, error);
+    lock.unlock();
+    close(true);
+    release();
+    throw CommError(failure_);
+  }
+  pending_.clear();
+}
+
+Communicator::~Communicator() {
+  close(true);
+  release();
+}
+
+void Communicator::release() {
+  operations_.clear();
+  if (ready_ != nullptr) cudaEventDestroy(ready_);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+void Communicator::require_alive_locked() const {
+  require<CommError>(failure_.empty(), "the process group is of no more use since ", failure_);
+}
+
+void Communicator::require_alive() {
+  const Lock lock(mutex_);
+  require_alive_locked();
+}
+
+std::shared_ptr<Operation> Communicator::take_operation(const std::string& what, bool collective,
+                                                        Milliseconds timeout) {
+  const auto free = std::find_if(operations_.begin(), operations_.end(),
+                                 [](const auto& operation) { return operation.use_count() == 1; });
+  std::shared_ptr<Operation> operation;
+  if (free != operations_.end()) {
+    operation = *free;
+  } else {
+    operation = operations_.emplace_back(std::make_shared<Operation>());
+    operation->begin = make_event(cudaEventDefault);
+    operation->end = make_event(cudaEventDefault);
+  }
+  operation->collective = collective;
+  operation->number = collective ? collectives_++ : collectives_;
+  operation->name = collective ? concat(what, " #", operation->number) : what;
+  operation->started = Clock::now();
+  operation->deadline = operation->started + timeout;
+  operation->asked = operation->done = false;
+  return operation;
+}
+
+std::shared_ptr<Operation> Communicator::run(const std::string& what, bool collective, const Calls& calls) {
+  activate(gpu_);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(compute_, &capture), "cudaStreamIsCapturing");
+  require<UsageError>(capture == cudaStreamCaptureStatusNone, what, ": NCCL is not for CUDA graphs");
+  Lock lock(mutex_);
+  require_alive_locked();
+  const auto operation = take_operation(what, collective, options_.group.timeout);
+  pending_.push_back(operation);
+  changed_.notify_all();
+  try {
+    check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
+    check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+    check(cudaEventRecord(operation->begin, stream_), "cudaEventRecord");
+    check(calls(communicator_, stream_), communicator_);
+    settle(lock);
+    check(cudaEventRecord(operation->end, stream_), "cudaEventRecord");
+  } catch (const Error& error) {
+    abort(lock, operation->name, error);
+    throw CommError(failure_);
+  }
+  operation->asked = true;
+  return operation;
+}
+
+/// Waits until NCCL has taken what it was asked: only then is it on the stream. The watchdog sees to the deadline.
+void Communicator::settle(Lock& lock) {
+  for (int round = 0;; ++round) {
+    require<CommError>(failure_.empty(), failure_);
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(communicator_, &state), communicator_);
+    if (state == ncclSuccess) return;
+    check(state, communicator_);
+    lock.unlock();
+    pause(round);
+    lock.lock();
+  }
+}
+
+void Communicator::wait(const Operation& operation) {
+  const Lock lock(mutex_);
+  if (operation.done) return;
+  require_alive_locked();
+  activate(gpu_);
+  check(cudaStreamWaitEvent(compute_, operation.end, 0), "cudaStreamWaitEvent");
+}
+
+bool Communicator::wait_on_host(const Operation& operation, Clock::time_point limit) {
+  activate(gpu_);
+  Lock lock(mutex_);
+  for (int round = 0; !operation.done; ++round) {
+    require_alive_locked();
+    try {
+      retire();
+    } catch (const Error& error) {
+      abort(lock, operation.name, error);
+      throw CommError(failure_);
+    }
+    if (operation.done) break;
+    if (Clock::now() >= limit) return false;
+    lock.unlock();
+    pause(round);
+    lock.lock();
+  }
+  return true;
+}
+
+/// Drops what has ended, which it does in order.
+void Communicator::retire() {
+  while (!pending_.empty() && pending_.front()->asked) {
+    Operation& oldest = *pending_.front();
+    const cudaError_t status = cudaEventQuery(oldest.end);
+    if (status == cudaErrorNotReady) return;
+    check(status, "cudaEventQuery");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, oldest.begin, oldest.end), "cudaEventElapsedTime");
+    busy_us_.store(busy_us_.load(std::memory_order_relaxed) + 1e3 * static_cast<double>(milliseconds),
+                   std::memory_order_relaxed);
+    oldest.done = true;
+    pending_.pop_front();
+  }
+}
+
+/// The first failure counts. Whoever holds the lock may lose it for a moment.
+void Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
+  if (!failure_.empty()) return;
+  std::string why = error.what();
+  if (dynamic_cast<const RemoteError*>(&error) != nullptr) {
+    lock.unlock();
+    const std::string other = meeting_.last_words();
+    lock.lock();
+    if (!failure_.empty()) return;
+    if (!other.empty()) why += "; " + other;
+  }
+  failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
+  if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
+  pending_.clear();
+  changed_.notify_all();
+  const std::string text = failure_;
+  lock.unlock();
+  meeting_.say_failed(text);
+  lock.lock();
+}
+
+void Communicator::watch() {
+  // Another thread may record a graph meanwhile, which questions about events must not spoil.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaSetDevice(gpu_);
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || (!pending_.empty() && failure_.empty()); });
+    if (stopping_) return;
+    const auto oldest = pending_.front();
+    try {
+      look(lock);
+    } catch (const Error& error) {
+      abort(lock, oldest->name, error);
+    }
+    changed_.wait_for(lock, kWatchEvery, [this] { return stopping_; });
+  }
+}
+
+/// Throws what went wrong.
+void Communicator::look(Lock& lock) {
+  retire();
+  if (pending_.empty() || communicator_ == nullptr) return;
+  const auto oldest = pending_.front();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(communicator_, &state), communicator_);
+  check(state, communicator_);
+  if (Clock::now() - oldest->started >= kSlow) look_at_others(lock, *oldest);
+}
+
+void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
+  const std::uint64_t count = collectives_;
+  const bool late = Clock::now() >= oldest.deadline;
+  lock.unlock();
+  std::string other, missing;
+  try {
+    if (std::exchange(told_, count) != count) meeting_.say_started(count);
+    other = meeting_.failure();
+    if (late && oldest.collective) missing = meeting_.ranks_before(oldest.number);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  require<CommError>(other.empty(), other);
+  const auto timeout = std::chrono::duration_cast<Milliseconds>(oldest.deadline - oldest.started);
+  require<CommError>(!late || oldest.done, "it has not ended within ", timeout.count(), " ms",
+                     missing.empty() ? "" : concat("; ", missing, " did not come to it"));
+}
+
+void Communicator::close(bool drop) noexcept {
+  Lock lock(mutex_);
+  try {
+    activate(gpu_);
+    for (int round = 0; !drop && failure_.empty() && !pending_.empty(); ++round) {
+      retire();
+      lock.unlock();
+      pause(round);
+      lock.lock();
+    }
+    if (!drop && failure_.empty() && communicator_ != nullptr) leave(lock);
+    if (communicator_ != nullptr) abort(lock, "the group", CommError("it was dropped"));
+  } catch (const Error& error) {
+    abort(lock, "taking leave", error);
+  }
+  stopping_ = true;
+  changed_.notify_all();
+  lock.unlock();
+  if (watchdog_.joinable()) watchdog_.join();
+}
+
+/// Leaves the communicator to abort() where the others do not leave as well.
+void Communicator::leave(Lock& lock) {
+  check(ncclCommFinalize(communicator_), communicator_);
+  const auto limit = Clock::now() + options_.group.leave_timeout;
+  for (int round = 0;; ++round) {
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(communicator_, &state), communicator_);
+    check(state, communicator_);
+    if (state == ncclSuccess) break;
+    if (Clock::now() >= limit) return;
+    lock.unlock();
+    pause(round);
+    lock.lock();
+  }
+  ncclCommDestroy(std::exchange(communicator_, nullptr));
+  failure_ = "the group has ended";
+}
+
+}  // namespace duet::ddp::nccl

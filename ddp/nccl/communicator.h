@@ -1,0 +1,97 @@
+// One rank's NCCL communicator, its stream, and the thread that watches what runs on it.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/nccl/rendezvous.h"
+#include "ddp/nccl_group.h"
+#include "lib/error.h"
+
+namespace duet::ddp::nccl {
+
+/// What was asked of the communicator at once. Its events are kept for the next one.
+struct Operation {
+  ~Operation();
+  std::string name;  // "all_reduce #3", for errors
+  std::uint64_t number = 0;
+  bool collective = false;  // else messages, which not all ranks take part in
+  Clock::time_point started{}, deadline{};
+  cudaEvent_t begin = nullptr, end = nullptr;
+  bool asked = false;  // the events are recorded
+  bool done = false;
+};
+
+/// Every failure (of NCCL, of CUDA, of another rank, a timeout) aborts the communicator, so that the GPU does not wait
+/// for ever, and is told to the other ranks. After that all calls throw CommError with the first reason.
+/// Used by one thread; wait() and wait_on_host() by any.
+class Communicator {
+ public:
+  using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+
+  /// Returns when all ranks are connected.
+  Communicator(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return meeting_.rank(); }
+  Device device() const { return options_.device; }
+  double busy_us() const { return busy_us_.load(std::memory_order_relaxed); }
+
+  /// Starts `calls` behind what the device was asked so far. The host waits only for NCCL to take them, which for the
+  /// first of a kind means connections with the other ranks.
+  std::shared_ptr<Operation> run(const std::string& what, bool collective, const Calls& calls);
+  /// What the device is asked from now on runs after the operation.
+  void wait(const Operation& operation);
+  /// As wait(), and returns when the operation has ended; false if it has not by `limit`.
+  bool wait_on_host(const Operation& operation, Clock::time_point limit);
+  void require_alive();
+
+  /// Ends what was started and takes leave of the others; at once where `drop`. No run() after it.
+  void close(bool drop) noexcept;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  std::shared_ptr<Operation> take_operation(const std::string& what, bool collective, Milliseconds timeout);
+  void connect();
+  void settle(Lock& lock);
+  void retire();
+  void watch();
+  void look(Lock& lock);
+  void look_at_others(Lock& lock, const Operation& oldest);
+  void abort(Lock& lock, const std::string& operation, const Error& error);
+  void require_alive_locked() const;
+  void leave(Lock& lock);
+  void release();
+
+  NcclOptions options_;
+  int gpu_;
+  cudaStream_t compute_ = nullptr, stream_ = nullptr;
+  cudaEvent_t ready_ = nullptr;
+  Rendezvous meeting_;
+  std::atomic<double> busy_us_{0};
+
+  std::mutex mutex_;  // of everything below
+  ncclComm_t communicator_ = nullptr;
+  std::string failure_;  // the first
+  std::uint64_t collectives_ = 0;
+  std::deque<std::shared_ptr<Operation>> pending_;
+  std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse
+  bool stopping_ = false;
+  std::condition_variable changed_;
+  std::uint64_t told_ = 0;  // to the others: collectives; the watchdog's
+  std::thread watchdog_;
+};
+
+}  // namespace duet::ddp::nccl

@@ -1,0 +1,12 @@
+// The one door between libduet and its NCCL module.
+#pragma once
+
+#include "ddp/nccl_group.h"
+
+namespace duet::ddp {
+
+/// The caller owns the group.
+using NcclConnect = ProcessGroup* (*)(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options);
+inline constexpr const char* kNcclConnectName = "duet_nccl_connect";
+
+}  // namespace duet::ddp

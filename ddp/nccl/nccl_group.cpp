@@ -1,0 +1,223 @@
+// A process group whose collectives are NCCL's.
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "ddp/nccl/check.h"
+#include "ddp/nccl/communicator.h"
+#include "ddp/nccl/module.h"
+
+namespace duet::ddp::nccl {
+namespace {
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return ncclFloat32;
+    case DType::f64: return ncclFloat64;
+    case DType::i32: return ncclInt32;
+    case DType::i64: return ncclInt64;
+    case DType::u8: return ncclUint8;
+  }
+  throw UsageError(concat("NCCL has no ", dtype));
+}
+
+ncclRedOp_t operation_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return ncclSum;
+    case ReduceOp::product: return ncclProd;
+    case ReduceOp::min: return ncclMin;
+    case ReduceOp::max: return ncclMax;
+    case ReduceOp::avg: return ncclAvg;
+  }
+  throw UsageError("NCCL has no such reduction");
+}
+
+std::size_t elements(const Buffer& buffer) { return static_cast<std::size_t>(buffer.count); }
+
+/// Calls that NCCL carries out together, none waiting for another. Remembers the first that failed.
+class Together {
+ public:
+  Together() { add(ncclGroupStart()); }
+  void add(ncclResult_t result) {
+    if (result_ == ncclSuccess || result_ == ncclInProgress) result_ = result;
+  }
+  ncclResult_t end() {
+    add(ncclGroupEnd());
+    return result_;
+  }
+
+ private:
+  ncclResult_t result_ = ncclSuccess;
+};
+
+/// One rank's place among the ranks, and the pieces of a long buffer.
+struct Ranks {
+  int own, size;
+  ncclComm_t communicator;
+  cudaStream_t stream;
+
+  static void* piece(const Buffer& all, const Buffer& one, int rank) {
+    return static_cast<std::byte*>(all.data) + one.bytes() * static_cast<std::size_t>(rank);
+  }
+  void copy_own(const void* from, void* to, std::size_t bytes) const {
+    if (from != to) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+  }
+};
+
+ncclResult_t gather(const Call& call, const Ranks& ranks) {
+  const Buffer& one = call.in;
+  const ncclDataType_t type = type_of(one.dtype);
+  if (call.root != ranks.own)
+    return ncclSend(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
+  ranks.copy_own(one.data, Ranks::piece(call.out, one, ranks.own), one.bytes());
+  Together all;
+  for (int rank = 0; rank < ranks.size; ++rank) {
+    if (rank == ranks.own) continue;
+    all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+  }
+  return all.end();
+}
+
+ncclResult_t scatter(const Call& call, const Ranks& ranks) {
+  const Buffer& one = call.out;
+  const ncclDataType_t type = type_of(one.dtype);
+  if (call.root != ranks.own)
+    return ncclRecv(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
+  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), one.data, one.bytes());
+  Together all;
+  for (int rank = 0; rank < ranks.size; ++rank) {
+    if (rank == ranks.own) continue;
+    all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+  }
+  return all.end();
+}
+
+ncclResult_t submit(const Call& call, const Ranks& ranks) {
+  const Buffer& in = call.in;
+  const ncclDataType_t type = type_of(in.dtype);
+  const ncclRedOp_t op = operation_of(call.reduce);
+  const ncclComm_t comm = ranks.communicator;
+  switch (call.op) {
+    case Collective::broadcast:
+      return ncclBroadcast(in.data, in.data, elements(in), type, call.root, comm, ranks.stream);
+    case Collective::barrier:
+    case Collective::all_reduce: return ncclAllReduce(in.data, in.data, elements(in), type, op, comm, ranks.stream);
+    case Collective::reduce: return ncclReduce(in.data, in.data, elements(in), type, op, call.root, comm, ranks.stream);
+    case Collective::all_gather: return ncclAllGather(in.data, call.out.data, elements(in), type, comm, ranks.stream);
+    case Collective::gather: return gather(call, ranks);
+    case Collective::scatter: return scatter(call, ranks);
+    case Collective::send: return ncclSend(in.data, elements(in), type, call.root, comm, ranks.stream);
+    case Collective::recv: return ncclRecv(in.data, elements(in), type, call.root, comm, ranks.stream);
+  }
+  return ncclInvalidArgument;
+}
+
+std::string title(const Call& call) {
+  if (call.op == Collective::send) return concat("send to rank ", call.root);
+  if (call.op == Collective::recv) return concat("recv from rank ", call.root);
+  return name(call.op);
+}
+
+/// Messages started without a wait between them. NCCL gets them at once, when somebody waits or a collective comes:
+/// a send on a stream would keep the recv behind it from starting, while the peer's send waits for that recv.
+struct Messages {
+  std::vector<Call> calls;
+  std::shared_ptr<Operation> operation;  // once they are on their way
+};
+
+void flush(Communicator& core, Messages& messages, int rank, int size) {
+  if (messages.operation != nullptr) return;
+  std::string what = title(messages.calls[0]);
+  if (messages.calls.size() > 1) what += concat(" and ", messages.calls.size() - 1, " more");
+  messages.operation = core.run(what, false, [&](ncclComm_t communicator, cudaStream_t stream) {
+    Together all;
+    for (const Call& call : messages.calls) all.add(submit(call, {rank, size, communicator, stream}));
+    return all.end();
+  });
+}
+
+class NcclGroup final : public ProcessGroup {
+ public:
+  NcclGroup(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
+      : ProcessGroup(rank, size),
+        core_(std::make_shared<Communicator>(std::move(store), rank, size, options)),
+        one_(zeros({1}, DType::f32, options.device)),
+        exceptions_at_birth_(std::uncaught_exceptions()) {}
+
+  ~NcclGroup() override {
+    const bool drop = std::uncaught_exceptions() > exceptions_at_birth_;
+    try {
+      if (!drop && messages_ != nullptr) flush(*core_, *messages_, rank(), size());
+    } catch (const Error&) {  // the group is dead, which whoever waits is told
+    }
+    core_->close(drop);
+  }
+
+  const char* backend() const override { return "nccl"; }
+  double busy_us() const override { return core_->busy_us(); }
+
+ protected:
+  bool takes(DeviceKind kind) const override { return kind == DeviceKind::cuda; }
+  Device staging_device() const override { return core_->device(); }
+  Work start(const Call& call) override { return start(call, call.op == Collective::barrier); }
+  Work start_for_host(const Call& call) override { return start(call, true); }
+
+ private:
+  using Limit = Clock::time_point;
+  static bool end(Communicator& core, const Operation& operation, bool host_waits, Limit limit) {
+    if (host_waits) return core.wait_on_host(operation, limit);
+    core.wait(operation);
+    return true;
+  }
+
+  Work start(Call call, bool host_waits) {
+    for (const Buffer& buffer : {call.in, call.out})
+      require<UsageError>(buffer.count == 0 || buffer.device == core_->device(), name(call.op), ": a buffer is on ",
+                          buffer.device, ", but this rank's device is ", core_->device());
+    core_->require_alive();
+    if (call.op == Collective::barrier) call.in = one_;
+    const Buffer& piece = call.op == Collective::scatter ? call.out : call.in;
+    if (piece.count == 0) return {};
+    if (call.op == Collective::send || call.op == Collective::recv) return start_message(call, host_waits);
+    if (messages_ != nullptr) flush(*core_, *std::exchange(messages_, nullptr), rank(), size());
+    auto operation = core_->run(title(call), true, [&](ncclComm_t communicator, cudaStream_t stream) {
+      return submit(call, {rank(), size(), communicator, stream});
+    });
+    auto state = std::make_shared<WorkState>();
+    state->begin(name(call.op), [core = core_, operation = std::move(operation), host_waits](Limit limit) {
+      return end(*core, *operation, host_waits, limit);
+    });
+    return Work(std::move(state));
+  }
+
+  Work start_message(const Call& call, bool host_waits) {
+    require<UsageError>(call.tag == 0, name(call.op), ": messages over NCCL have no tags, got ", call.tag);
+    if (messages_ == nullptr || messages_->operation != nullptr) messages_ = std::make_shared<Messages>();
+    messages_->calls.push_back(call);
+    auto state = std::make_shared<WorkState>();
+    state->begin(name(call.op), [core = core_, batch = messages_, host_waits, own = rank(), all = size()](Limit limit) {
+      flush(*core, *batch, own, all);
+      return end(*core, *batch->operation, host_waits, limit);
+    });
+    return Work(std::move(state));
+  }
+
+  std::shared_ptr<Communicator> core_;
+  Tensor one_;  // for barriers
+  std::shared_ptr<Messages> messages_;
+  int exceptions_at_birth_;
+};
+
+}  // namespace
+}  // namespace duet::ddp::nccl
+
+// The module's only name; kNcclConnectName spells it.
+extern "C" __attribute__((visibility("default"))) duet::ddp::ProcessGroup* duet_nccl_connect(
+    std::shared_ptr<duet::ddp::Store> store, int rank, int size, const duet::ddp::NcclOptions& options);
+duet::ddp::ProcessGroup* duet_nccl_connect(std::shared_ptr<duet::ddp::Store> store, int rank, int size,
+                                           const duet::ddp::NcclOptions& options) {
+  return new duet::ddp::nccl::NcclGroup(std::move(store), rank, size, options);
+}

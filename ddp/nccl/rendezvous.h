@@ -1,0 +1,47 @@
+// What ranks tell each other through the store: their GPUs, NCCL's id, how far they are, and what went wrong.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ddp/store.h"
+
+namespace duet::ddp::nccl {
+
+/// Thread-safe, like the store.
+class Rendezvous {
+ public:
+  Rendezvous(std::shared_ptr<Store> store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Waits for all ranks and sees that NCCL will take their GPUs. Throws CommError that names who did not come, and on
+  /// all ranks alike DeviceError that says what to do when ranks share a GPU and must not.
+  void compare_gpus(int gpu, Milliseconds timeout);
+  /// The id that rank 0 makes, which listens for the others from then on.
+  ncclUniqueId share_id(Milliseconds timeout);
+
+  /// Tells the others how many collectives this rank has started.
+  void say_started(std::uint64_t count);
+  /// "rank 2", "ranks 2, 3": those that have not said that they started more than `number` collectives. Empty if all
+  /// have, or if nobody can tell any more.
+  std::string ranks_before(std::uint64_t number);
+
+  /// Tells the others that this rank's group is dead. Never throws.
+  void say_failed(const std::string& why) noexcept;
+  /// What the first rank said that failed; empty if none did. Throws CommError when the store is lost.
+  std::string failure();
+  /// As failure(), after a moment in which others may say something. Never throws.
+  std::string last_words() noexcept;
+
+ private:
+  std::shared_ptr<Store> store_;
+  int rank_;
+  int size_;
+};
+
+}  // namespace duet::ddp::nccl

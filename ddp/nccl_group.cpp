@@ -1,0 +1,45 @@
+#include "ddp/nccl_group.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "ddp/nccl/module.h"
+#include "lib/error.h"
+#include "lib/module_loader.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr const char* kPath = "DUET_NCCL_MODULE";
+
+LoadedModule load() {
+  // A stream of one CUDA runtime is nothing to another one's NCCL.
+  if (std::getenv("DUET_CUDA_MODULE") != nullptr && std::getenv(kPath) == nullptr)
+    return {nullptr, concat("DUET_CUDA_MODULE names another CUDA module, but ", kPath, " no NCCL module for it")};
+  return load_module({.title = "the NCCL module",
+                      .file = "libduet_nccl.so",
+                      .build_folder = "ddp/nccl",
+                      .symbol = kNcclConnectName,
+                      .path_variable = kPath});
+}
+
+/// Loaded once and never unloaded: its threads' code must not go away.
+const LoadedModule& loaded() {
+  static const LoadedModule module = load();
+  return module;
+}
+
+}  // namespace
+
+std::string why_no_nccl() { return loaded().error; }
+
+std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
+                                              const NcclOptions& options) {
+  require<DeviceError>(loaded().symbol != nullptr, "backend nccl cannot be used: ", loaded().error);
+  require<UsageError>(options.device.kind == DeviceKind::cuda, "backend nccl is for CUDA devices, got ",
+                      options.device);
+  const auto connect = reinterpret_cast<NcclConnect>(loaded().symbol);
+  return std::unique_ptr<ProcessGroup>(connect(std::move(store), rank, size, options));
+}
+
+}  // namespace duet::ddp

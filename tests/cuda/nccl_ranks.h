@@ -1,0 +1,60 @@
+// Ranks over NCCL as threads, each with a GPU of its own.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddp/nccl_group.h"
+#include "tests/cuda/gpu.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+
+/// Skips the test case, with the reason, where NCCL cannot be used with so many GPUs.
+#define DUET_NEEDS_NCCL(gpus)                                                                     \
+  do {                                                                                            \
+    DUET_NEEDS_CUDA();                                                                            \
+    const std::string no_nccl = duet::ddp::why_no_nccl();                                         \
+    if (!no_nccl.empty()) DUET_SKIP(no_nccl.c_str());                                             \
+    if (duet::backend(duet::DeviceKind::cuda).device_count() < (gpus)) DUET_SKIP("too few GPUs"); \
+  } while (0)
+
+namespace duet_test {
+
+inline duet::Device gpu_of(int rank) { return {duet::DeviceKind::cuda, rank}; }
+
+inline duet::ddp::NcclOptions nccl_options(duet::Device device) {
+  return {.device = device,
+          .connect_timeout = std::chrono::seconds(20),
+          .group = {.timeout = std::chrono::seconds(20), .leave_timeout = std::chrono::seconds(2)}};
+}
+
+using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;
+
+/// Runs `body` as `size` ranks, of which only the first `come` exist, and returns what each of them threw.
+inline std::vector<std::string> try_nccl_ranks(int size, const std::function<void(ProcessGroup&)>& body,
+                                               const RankOptions& options, int come = -1) {
+  const auto store = std::make_shared<duet::ddp::MemoryStore>();
+  std::vector<std::string> failures(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < (come < 0 ? size : come); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto group = duet::ddp::make_nccl_group(store, rank, size, options(rank));
+        body(*group);
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = text_of(std::current_exception());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+/// As try_nccl_ranks; nobody may fail.
+inline void run_nccl_ranks(int size, const std::function<void(ProcessGroup&)>& body) {
+  const auto options = [](int rank) { return nccl_options(gpu_of(rank)); };
+  for (const std::string& failure : try_nccl_ranks(size, body, options)) CHECK(failure == "");
+}
+
+}  // namespace duet_test

@@ -1,0 +1,123 @@
+// Ranks over NCCL that do not come, fail, or share a GPU.
+#include <cstdlib>
+#include <latch>
+
+#include "tests/cuda/nccl_ranks.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+RankOptions with_timeout(milliseconds timeout) {
+  return [timeout](int rank) {
+    ddp::NcclOptions options = nccl_options(gpu_of(rank));
+    options.group.timeout = timeout;
+    return options;
+  };
+}
+
+Tensor one_on(int rank) { return zeros({1}, DType::f32, gpu_of(rank)); }
+
+/// Two ranks on two logical devices of one GPU; returns what each threw.
+std::vector<std::string> share_a_gpu() {
+  return try_nccl_ranks(
+      2, [](ProcessGroup& group) { group.barrier().wait(); },
+      [](int rank) {
+        return nccl_options({DeviceKind::cuda, 0, rank});
+      });
+}
+
+}  // namespace
+
+TEST_CASE("nccl: a rank that never comes is named") {
+  DUET_NEEDS_NCCL(2);
+  const auto options = [](int rank) {
+    ddp::NcclOptions impatient = nccl_options(gpu_of(rank));
+    impatient.connect_timeout = milliseconds(300);
+    return impatient;
+  };
+  const auto failures = try_nccl_ranks(
+      3, [](ProcessGroup&) {}, options, 2);
+  CHECK(failures[0] == "rank 2 of 3 did not come to NCCL within 300 ms (waiting on rank 0)");
+  CHECK(failures[1] == "rank 2 of 3 did not come to NCCL within 300 ms (waiting on rank 1)");
+}
+
+TEST_CASE("nccl: a rank that does not come to a collective is named, and the group is dead then") {
+  DUET_NEEDS_NCCL(2);
+  std::latch ended(2);
+  std::string later, third;
+  const auto failures = try_nccl_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 1) {
+          ended.arrive_and_wait();
+          group.barrier().wait();  // the other one's failure is known here, too
+          return;
+        }
+        const Tensor x = one_on(0);
+        ddp::Work work = group.all_reduce(x);
+        ddp::Work second = group.barrier();
+        try {
+          second.wait();
+        } catch (const CommError& error) {
+          later = error.what();
+        }
+        try {
+          group.all_reduce(x).wait();
+        } catch (const CommError& error) {
+          third = error.what();
+        }
+        ended.arrive_and_wait();
+        work.wait();
+      },
+      with_timeout(milliseconds(500)));
+  const std::string why = "all_reduce #2 failed on rank 0: it has not ended within 500 ms; rank 1 did not come to it";
+  for (const std::string& text : {later, third, failures[0]})
+    CHECK(text == "the process group is of no more use since " + why);
+  CHECK_THAT(failures[1], ContainsSubstring("failed on rank 1") && ContainsSubstring("rank 0"));
+}
+
+TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
+  DUET_NEEDS_NCCL(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [](ProcessGroup& group) {
+        group.barrier().wait();
+        require<DataError>(group.rank() == 0, "a damaged file");
+        group.barrier().wait();
+      },
+      with_timeout(std::chrono::seconds(60)));
+  CHECK(failures[1] == "a damaged file");
+  CHECK_THAT(failures[0], ContainsSubstring("barrier #2 failed on rank 0: ") &&
+                              ContainsSubstring("the group failed on rank 1: it was dropped"));
+}
+
+TEST_CASE("nccl: ranks that share a GPU are refused with what to do") {
+  DUET_NEEDS_NCCL(1);
+  const bool simulated = backend(DeviceKind::cuda).describe(gpu_of(0)).find("simulated") != std::string::npos;
+  if (!simulated) DUET_SKIP("the version of NCCL cannot be chosen");
+  constexpr const char* kVersion = "DUET_SIM_NCCL_VERSION";
+  constexpr const char* kShare = "NCCL_MULTI_RANK_GPU_ENABLE";
+  ::setenv(kVersion, "22907", 1);
+  ::setenv(kShare, "1", 1);
+  for (const std::string& failure : share_a_gpu())
+    CHECK(
+        failure ==
+        "ranks 0, 1 share one GPU, which NCCL 2.29.7 does not allow (2.30 and newer can): give every rank a GPU of its "
+        "own, or use the backend gloo or shm");
+  ::unsetenv(kVersion);
+  ::unsetenv(kShare);
+  for (const std::string& failure : share_a_gpu())
+    CHECK_THAT(failure, ContainsSubstring("allows only with the environment variable NCCL_MULTI_RANK_GPU_ENABLE=1"));
+  ::setenv(kShare, "1", 1);
+  for (const std::string& failure : share_a_gpu()) CHECK(failure == "");
+  ::unsetenv(kShare);
+  ::setenv(kVersion, "30000", 1);
+  for (const std::string& failure : share_a_gpu())
+    CHECK(failure == "NCCL 3.0.0 was found, but duet was built for NCCL 2");
+  ::unsetenv(kVersion);
+}

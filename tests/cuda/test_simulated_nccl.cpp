@@ -1,0 +1,46 @@
+// NCCL failing behind a rank's back.
+#include <latch>
+
+#include "tests/cuda/nccl_ranks.h"
+#include "tests/support/fake_cuda/simulator.h"
+
+using namespace duet;
+using namespace duet_test;
+
+TEST_CASE("simulated: NCCL failing on one rank ends all ranks, with operation and rank") {
+  std::latch connected(3), injected(3);
+  const auto failures = try_nccl_ranks(
+      3,
+      [&](ProcessGroup& group) {
+        group.barrier().wait();
+        connected.arrive_and_wait();
+        if (group.rank() == 0) duet_sim::reset(1, "ncclCommGetAsyncError:2:6");  // ncclRemoteError
+        injected.arrive_and_wait();
+        const Tensor x = zeros({1}, DType::f32, gpu_of(group.rank()));
+        for (int step = 0; step < 1000; ++step) {
+          group.all_reduce(x).wait();
+          group.barrier().wait();
+        }
+      },
+      [](int rank) { return nccl_options(gpu_of(rank)); });
+  duet_sim::reset(1);
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, ContainsSubstring("failed on rank ") && ContainsSubstring("NCCL: remote process exited"));
+}
+
+TEST_CASE("simulated: a GPU's fault ends all ranks, with operation and rank") {
+  std::latch connected(2), injected(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        group.barrier().wait();
+        connected.arrive_and_wait();
+        if (group.rank() == 0) duet_sim::reset(1, "cudaEventQuery:1:719");
+        injected.arrive_and_wait();
+        for (int step = 0; step < 1000; ++step) group.barrier().wait();
+      },
+      [](int rank) { return nccl_options(gpu_of(rank)); });
+  duet_sim::reset(1);
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, ContainsSubstring("barrier #") && ContainsSubstring("cuda: cudaEventQuery: unspecified"));
+}
