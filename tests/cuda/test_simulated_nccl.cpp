@@ -44,3 +44,24 @@ TEST_CASE("simulated: a GPU's fault ends all ranks, with operation and rank") {
   for (const std::string& failure : failures)
     CHECK_THAT(failure, ContainsSubstring("barrier #") && ContainsSubstring("cuda: cudaEventQuery: unspecified"));
 }
+
+TEST_CASE("simulated: an error that NCCL finds while a collective waits for a rank ends all ranks") {
+  std::latch failed(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 1) failed.arrive_and_wait();
+        if (group.rank() == 0) duet_sim::reset(1, "ncclCommGetAsyncError:10:3");  // ncclInternalError
+        try {
+          group.barrier().wait();
+        } catch (...) {
+          if (group.rank() == 0) failed.count_down();
+          throw;
+        }
+      },
+      [](int rank) { return nccl_options(gpu_of(rank)); });
+  duet_sim::reset(1);
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, ContainsSubstring("barrier #2 failed on rank 0: NCCL: internal error"));
+}
