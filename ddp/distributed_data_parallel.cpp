@@ -68,7 +68,8 @@ struct DistributedDataParallel::Hooks {
         reducer(the_group, slots(),
                 {.bucket_limits = options.bucket_limits,
                  .scale = options.rule == GradientRule::torch ? 1.0 / the_group.size() : 1.0,
-                 .zero_unused = options.find_unused_parameters}) {
+                 .zero_unused = options.find_unused_parameters,
+                 .comm_hook = options.comm_hook}) {
     ready.resize(static_cast<std::size_t>(count));
     on_ready = store.on_grad_ready([this](int slot) { grad_ready(slot); });
     at_end = store.at_backward_end([this] { backward_ended(); });

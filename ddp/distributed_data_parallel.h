@@ -23,6 +23,8 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;
   /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
   bool broadcast_buffers = true;
+  /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
+  std::shared_ptr<CommHook> comm_hook{};
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full

@@ -81,11 +81,17 @@ void Reducer::mark_ready(int slot) {
   if (--buckets_[static_cast<std::size_t>(bucket_of_[i])].missing == 0) send_ready_buckets();
 }
 
+GradBucket Reducer::grad_bucket(std::size_t index) const {
+  return {static_cast<int>(index), bucket_count(), buckets_[index].buffer};
+}
+
 void Reducer::send_ready_buckets() {
   for (; sent_ < buckets_.size() && buckets_[sent_].missing == 0; ++sent_) {
+    if (sent_ == 0) first_sent_ = Clock::now();
     Run& bucket = buckets_[sent_];
     scale(bucket.buffer, options_.scale);
-    bucket.work = group_.all_reduce(bucket.buffer);
+    bucket.work =
+        options_.comm_hook ? options_.comm_hook->start(group_, grad_bucket(sent_)) : group_.all_reduce(bucket.buffer);
   }
 }
 
@@ -101,9 +107,13 @@ void Reducer::finish() {
     throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
                             "; a parameter that the loss does not use needs the option zero_unused"));
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
+  const Clock::time_point begin = Clock::now();
+  const std::size_t sent = sent_;
   reset();
-  times_.waiting_us += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
+  times_.overlap_us += us(begin - first_sent_);
+  times_.waiting_us += us(Clock::now() - begin);
   ++times_.steps;
 }
 

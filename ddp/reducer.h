@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ddp/bucket.h"
+#include "ddp/comm_hook.h"
 #include "ddp/process_group.h"
 
 namespace duet::ddp {
@@ -26,11 +28,14 @@ struct ReducerOptions {
   double scale = 1.0;
   /// Slots that are not ready at finish() count as zeros instead of being an error.
   bool zero_unused = false;
+  /// Sums a bucket over the ranks; null: all_reduce.
+  std::shared_ptr<CommHook> comm_hook{};
 };
 
 /// Where the time of the steps went, summed over steps.
 struct ReducerTimes {
   std::int64_t steps = 0;
+  double overlap_us = 0;  // from the first bucket sent to finish(): communication may run beside backward
   double waiting_us = 0;  // finish() blocked: communication that backward did not hide
 };
 
@@ -65,6 +70,7 @@ class Reducer {
     Work work{};
   };
   void add_bucket(const std::vector<std::size_t>& slots);
+  GradBucket grad_bucket(std::size_t index) const;
   void send_ready_buckets();
   std::string missing_names() const;
 
@@ -75,6 +81,7 @@ class Reducer {
   std::vector<int> bucket_of_;  // by slot
   std::vector<char> ready_;     // by slot
   std::size_t sent_ = 0;        // buckets sent in this step
+  Clock::time_point first_sent_{};
   ReducerTimes times_;
 };
 

@@ -43,6 +43,11 @@ class DataError : public Error {
  public:
   using Error::Error;
 };
+/// A result is infinite or not a number where that was asked to be an error.
+class NumericError : public Error {
+ public:
+  using Error::Error;
+};
 /// An option or argument has a value that makes no sense.
 class UsageError : public Error {
  public:

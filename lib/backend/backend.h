@@ -193,6 +193,8 @@ class Backend {
   /// Devices that do not share memory leave everything to share 0, which copies the parts to the destination's device.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
+  /// The sum of all elements' squares, in double: the same bits for the same elements. The host waits for it.
+  virtual double sum_of_squares(const Tensor& x) = 0;
 
   // --- data ---
   /// y[i] = row indices[i] of `rows`, every byte as (byte / 255 - mean) / deviation in float, rounded after every

@@ -87,6 +87,16 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
       }
 }
 
+TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its additions") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(142);
+  for (const std::int64_t count : {0, 1, 255, 100'000}) {
+    const Tensor x = to_tensor(random_array({count}, generator));
+    const double expected = backend(DeviceKind::cpu).sum_of_squares(x);
+    CHECK(std::abs(cuda().sum_of_squares(on_gpu(x)) - expected) <= 1e-12 * expected);
+  }
+}
+
 TEST_CASE("cuda: each device has a thread that works for it, all at once", "[order]") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices()) {

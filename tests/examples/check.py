@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
-RANKS = ("collectives", "ring_all_reduce", "two_processes", "train_ddp")  # need Gloo
+RANKS = ("collectives", "comm_hook", "ring_all_reduce", "two_processes", "train_ddp")  # need Gloo
 WRAPPER_LINES = 15
 
 
@@ -54,7 +54,7 @@ def check_wrapper_lines(_, sources, name):
     return text if len(changed) > WRAPPER_LINES or not any("net(" in line for line in changed) else ""
 
 
-CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives",
+CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                             "ring_all_reduce", "two_processes")]
 CHECKS += [(check_eight_devices, "random_dataset_dp")]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]

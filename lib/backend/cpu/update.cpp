@@ -1,5 +1,7 @@
 // Optimizer updates and sums over devices, on flat buffers.
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
@@ -36,6 +38,14 @@ void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destin
   for (const Tensor& part : parts) from.push_back(part.data<float>() + begin);
   kernels_.sum_parts(from.data(), static_cast<int>(from.size()), accumulate, destination.data<float>() + begin,
                      end - begin);
+}
+
+double CpuBackend::sum_of_squares(const Tensor& x) {
+  constexpr std::size_t kLanes = 8;
+  std::array<double, kLanes> sums{};
+  const std::span<const float> values = x.span<float>();
+  for (std::size_t i = 0; i < values.size(); ++i) sums[i % kLanes] += double{values[i]} * double{values[i]};
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 void CpuBackend::gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,

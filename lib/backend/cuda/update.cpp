@@ -1,4 +1,6 @@
 // Optimizer updates, sums over devices, and batches from a data set that lies on the device.
+#include <numeric>
+
 #include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {
@@ -30,6 +32,16 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
   }
   kernels::sum_parts(from, static_cast<int>(parts.size()), accumulate, destination.data<float>(), destination.count(),
                      on(destination).stream());
+}
+
+double CudaBackend::sum_of_squares(const Tensor& x) {
+  same_device("sum_of_squares", {{"x", x}});
+  CudaDevice& device = on(x);
+  const Tensor partials = empty({kernels::kSquarePartials}, DType::f64, x.device());
+  kernels::sum_of_squares(x.data<float>(), x.count(), partials.data<double>(), device.stream());
+  const Tensor on_host = partials.to(Device{});
+  const std::span<const double> sums = on_host.span<double>();
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 void CudaBackend::gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,

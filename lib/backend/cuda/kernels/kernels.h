@@ -36,6 +36,10 @@ struct Parts {
 };
 /// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
 void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream);
+/// Partial sums that sum_of_squares writes.
+inline constexpr int kSquarePartials = 256;
+/// The sum of the kSquarePartials doubles is that of the squares of x.
+void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream);
 
 // --- gather.cu ---
 /// y[i] = row indices[i] of `rows` (row_bytes bytes each), every byte as (byte / 255 - mean) / deviation.

@@ -55,6 +55,21 @@ __global__ void __launch_bounds__(kThreads)
   y[i] = accumulate ? y[i] + sum : sum;
 }
 
+constexpr int kSquareThreads = 256;
+
+/// Block b sums up every kSquarePartials-th run of x from the b-th on.
+__global__ void __launch_bounds__(kSquareThreads)
+    sum_of_squares_kernel(const float* __restrict__ x, std::int64_t n, double* __restrict__ partials) {
+  double total = 0;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSquareThreads;
+  for (std::int64_t i = thread_in_grid(); i < n; i += step) {
+    const double value = x[i];
+    total += value * value;
+  }
+  total = block_sum<kSquareThreads>(total);
+  if (threadIdx.x == 0) partials[blockIdx.x] = total;
+}
+
 }  // namespace
 
 void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, const SGDFactors& factors,
@@ -76,6 +91,10 @@ void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::in
   if (count == 4) kernel = sum_parts_kernel<4>;
   if (count == 8) kernel = sum_parts_kernel<8>;
   launch(kernel, blocks_for(n), dim3(kThreads), 0, stream, parts, count, accumulate, y, n);
+}
+
+void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream) {
+  launch(sum_of_squares_kernel, dim3(kSquarePartials), dim3(kSquareThreads), 0, stream, x, n, partials);
 }
 
 }  // namespace duet::cuda::kernels
