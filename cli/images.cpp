@@ -5,6 +5,7 @@
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "lib/data/mnist.h"
+#include "lib/data/resident_images.h"
 
 namespace duet::cli {
 namespace {
@@ -18,9 +19,14 @@ void show_download(const std::string& file, std::uint64_t done, std::uint64_t to
   if (total > 0 && done == total) std::fputs("\r\x1b[K", stderr);
 }
 
+std::shared_ptr<const data::Dataset> on_device(data::ImageDataset set, Device device) {
+  if (device.kind == DeviceKind::cpu) return std::make_shared<data::ImageDataset>(std::move(set));
+  return std::make_shared<data::ResidentImages>(set, device);
+}
+
 }  // namespace
 
-Images find_images(const Training& options) {
+Images find_images(const Training& options, Device device) {
   const TerminalStyle style = terminal_style(stderr, options.quiet);
   data::MnistOptions mnist{.data = options.data, .download = options.download};
   mnist.progress = [style](const std::string& file, std::uint64_t done, std::uint64_t total) {
@@ -32,8 +38,8 @@ Images find_images(const Training& options) {
   Images images;
   images.description = found.origin;
   images.name = found.drawn ? "drawn digits" : data::name(mnist.kind);
-  images.train = std::make_shared<data::ImageDataset>(std::move(found.train));
-  images.test = std::make_shared<data::ImageDataset>(std::move(found.test));
+  images.train = on_device(std::move(found.train), device);
+  images.test = on_device(std::move(found.test), device);
   return images;
 }
 

@@ -15,7 +15,7 @@ struct Images {
   std::string description;  // one line for people
 };
 
-/// Throws DataError when --data or $DUET_DATA names no complete set.
-Images find_images(const Training& options);
+/// Their batches are made on `device`. Throws DataError when --data or $DUET_DATA names no complete set.
+Images find_images(const Training& options, Device device = {});
 
 }  // namespace duet::cli

@@ -75,7 +75,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   kernels.set_precision(options.precision);
   const std::vector<Device> devices = devices_of(options, group);
   kernels.bind_thread(devices[0]);
-  const Images images = find_images(options);
+  const Images images = find_images(options, devices[0]);
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu) say_devices(options, devices);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
   Setup setup = make_setup(options, *images.train, group, devices);

@@ -198,9 +198,10 @@ class Backend {
 
   // --- data ---
   /// y[i] = row indices[i] of `rows`, every byte as (byte / 255 - mean) / deviation in float, rounded after every
-  /// operation: rows (M, ...) u8, indices i64 (N), not checked, y (N, ...) f32.
-  virtual void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,
-                             const Tensor& y) = 0;
+  /// operation: rows (M, ...) u8, indices i64 (N), not checked, y (N, ...) f32. picked[i] = labels[indices[i]]: labels
+  /// i64 (M), picked i64 (N), or both undefined.
+  virtual void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean,
+                             float deviation, const Tensor& y, const Tensor& picked) = 0;
 };
 
 /// The backend of a kind of device. Throws DeviceError with the reason when this build or machine has none.

@@ -9,7 +9,8 @@
 
 namespace duet::data {
 
-/// Samples with numbers 0 .. size()-1, read-only: all functions may be called from many threads.
+/// Samples with numbers 0 .. size()-1, read-only: all functions may be called from many threads, but fetch of a set
+/// that lies on a GPU by that GPU's one thread only.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -17,8 +18,10 @@ class Dataset {
   /// Shape of one sample, as fetch writes it.
   virtual Shape sample_shape() const = 0;
   virtual bool has_labels() const { return true; }
-  /// Row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample indices[i];
-  /// `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
+  /// Where fetch writes.
+  virtual Device device() const { return {}; }
+  /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
+  /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
 
  protected:
@@ -73,6 +76,7 @@ class Subset : public Dataset {
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
   Shape sample_shape() const override { return all_.sample_shape(); }
   bool has_labels() const override { return all_.has_labels(); }
+  Device device() const override { return all_.device(); }
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
   const std::vector<std::int64_t>& indices() const { return indices_; }

@@ -28,6 +28,8 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
                       " workers, got ", options.workers);
   require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
                       kMaxPrefetch, " batches a worker, got ", options.prefetch);
+  require<UsageError>(options.workers == 0 || dataset.device().kind == DeviceKind::cpu, "the data set lies on ",
+                      dataset.device(), ", so the loader takes no workers, got ", options.workers);
 }
 
 Loader::~Loader() = default;
@@ -72,8 +74,8 @@ Batch Loader::make(std::int64_t step) const {
   const auto rows = static_cast<std::int64_t>(part.indices.size());
   const Rows stamp{epoch_ * steps_ + step, part.first, part.global};
   Batch batch;
-  batch.images = empty(batch_shape_.with(0, rows));
-  if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64);
+  batch.images = empty(batch_shape_.with(0, rows), DType::f32, dataset_.device());
+  if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64, dataset_.device());
   dataset_.fetch(part.indices, batch.images, batch.labels);
   batch.images.set_stamp(stamp);
   batch.labels.set_stamp(stamp);

@@ -31,13 +31,14 @@ class Prefetcher;
 ///
 ///     for (auto& [images, labels] : loader) ...
 ///
-/// Order and content do not depend on the number of workers. The tensors of a batch are the caller's: they stay valid
-/// as long as a handle to them lives, and their memory is used again after that. With no workers, an epoch allocates
-/// nothing once each batch size has been seen. One thread iterates at a time; an exception of the data set reaches it
-/// in the step in which the batch was due.
+/// Order and content do not depend on the number of workers. Batches lie where the data set's fetch writes. The tensors
+/// of a batch are the caller's: they stay valid as long as a handle to them lives, and their memory is used again after
+/// that. With no workers, an epoch allocates nothing once each batch size has been seen. One thread iterates at a time;
+/// an exception of the data set reaches it in the step in which the batch was due.
 class Loader {
  public:
-  /// The data set must outlive the loader. Throws UsageError for options that are out of range.
+  /// The data set must outlive the loader. Throws UsageError for options that are out of range, and for workers with a
+  /// data set on a GPU.
   Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {});
   ~Loader();
   Loader(const Loader&) = delete;

@@ -138,8 +138,8 @@ TEST_CASE("cuda: images are gathered with the CPU's bits") {
     const Tensor indices = label_tensor(random_labels(17, image[0], generator));
     const Shape shape = {17, 1, image[1], image[2]};
     const Tensor y = empty(shape), gpu_y = empty(shape, DType::f32, kGpu);
-    backend(DeviceKind::cpu).gather_images(rows, indices, 0.1307f, 0.3081f, y);
-    backend(DeviceKind::cuda).gather_images(on_gpu(rows), on_gpu(indices), 0.1307f, 0.3081f, gpu_y);
+    backend(DeviceKind::cpu).gather_images(rows, {}, indices, 0.1307f, 0.3081f, y, {});
+    backend(DeviceKind::cuda).gather_images(on_gpu(rows), {}, on_gpu(indices), 0.1307f, 0.3081f, gpu_y, {});
     CAPTURE(image.str());
     CHECK(std::memcmp(on_cpu(gpu_y).raw(), y.raw(), y.bytes()) == 0);
   }

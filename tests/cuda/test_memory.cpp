@@ -127,7 +127,7 @@ TEST_CASE("cuda: gathered images are the CPU's bits", "[core]") {
   for (std::int64_t i = 0; i < rows.count(); ++i) rows.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 37 + 11);
   const Tensor indices = label_tensor({39, 0, 7, 7, 20});
   const Tensor expected = empty({5, 3, 7}), y = empty({5, 3, 7}, DType::f32, kGpu);
-  backend(expected).gather_images(rows, indices, 0.1307f, 0.3081f, expected);
-  backend(y).gather_images(rows.to(kGpu), indices.to(kGpu), 0.1307f, 0.3081f, y);
+  backend(expected).gather_images(rows, {}, indices, 0.1307f, 0.3081f, expected, {});
+  backend(y).gather_images(rows.to(kGpu), {}, indices.to(kGpu), 0.1307f, 0.3081f, y, {});
   CHECK(equal(y, expected));
 }

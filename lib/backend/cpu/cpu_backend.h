@@ -88,7 +88,8 @@ class CpuBackend final : public Backend {
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
   double sum_of_squares(const Tensor& x) override;
-  void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation, const Tensor& y) override;
+  void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
+                     const Tensor& y, const Tensor& picked) override;
 
  private:
   CpuDevice& device(Device device);

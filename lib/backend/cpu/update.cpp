@@ -48,14 +48,18 @@ double CpuBackend::sum_of_squares(const Tensor& x) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-void CpuBackend::gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,
-                               const Tensor& y) {
+void CpuBackend::gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean,
+                               float deviation, const Tensor& y, const Tensor& picked) {
   std::array<float, 256> normalised{};
   for (std::size_t byte = 0; byte < normalised.size(); ++byte)
     normalised[byte] = (static_cast<float>(byte) / 255.0f - mean) / deviation;
   const std::int64_t row_bytes = rows.shape().count_from(1);
   float* out = y.data<float>();
-  for (const std::int64_t index : indices.span<std::int64_t>()) {
+  const auto wanted = indices.span<std::int64_t>();
+  if (picked.defined())
+    std::transform(wanted.begin(), wanted.end(), picked.data<std::int64_t>(),
+                   [from = labels.data<std::int64_t>()](std::int64_t index) { return from[index]; });
+  for (const std::int64_t index : wanted) {
     const std::uint8_t* const in = rows.data<std::uint8_t>() + index * row_bytes;
     out = std::transform(in, in + row_bytes, out, [&](std::uint8_t byte) { return normalised[byte]; });
   }

@@ -93,7 +93,8 @@ class CudaBackend final : public Backend {
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
   double sum_of_squares(const Tensor& x) override;
-  void gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation, const Tensor& y) override;
+  void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
+                     const Tensor& y, const Tensor& picked) override;
 
   /// The device, made if this is its first use, and current on the calling thread. `op` is for messages. Throws
   /// DeviceError for a device that does not exist.

@@ -44,11 +44,15 @@ double CudaBackend::sum_of_squares(const Tensor& x) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-void CudaBackend::gather_images(const Tensor& rows, const Tensor& indices, float mean, float deviation,
-                                const Tensor& y) {
-  same_device("gather_images", {{"rows", rows}, {"indices", indices}, {"y", y}});
-  kernels::gather_images(rows.data<std::uint8_t>(), rows.shape().count_from(1), indices.data<std::int64_t>(),
-                         indices.count(), mean, deviation, y.data<float>(), on(y).stream());
+void CudaBackend::gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean,
+                                float deviation, const Tensor& y, const Tensor& picked) {
+  same_device("gather_images",
+              {{"rows", rows}, {"labels", labels}, {"indices", indices}, {"y", y}, {"picked", picked}});
+  const kernels::LabelledRows from{.bytes = rows.data<std::uint8_t>(),
+                                   .row_bytes = rows.shape().count_from(1),
+                                   .labels = labels.defined() ? labels.data<std::int64_t>() : nullptr};
+  kernels::gather_images(from, indices.data<std::int64_t>(), indices.count(), mean, deviation, y.data<float>(),
+                         picked.defined() ? picked.data<std::int64_t>() : nullptr, on(y).stream());
 }
 
 }  // namespace duet::cuda

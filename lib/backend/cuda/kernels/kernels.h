@@ -42,9 +42,16 @@ inline constexpr int kSquarePartials = 256;
 void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream);
 
 // --- gather.cu ---
-/// y[i] = row indices[i] of `rows` (row_bytes bytes each), every byte as (byte / 255 - mean) / deviation.
-void gather_images(const std::uint8_t* rows, std::int64_t row_bytes, const std::int64_t* indices, std::int64_t n,
-                   float mean, float deviation, float* y, cudaStream_t stream);
+
+/// Rows of row_bytes > 0 bytes, with a label each or null.
+struct LabelledRows {
+  const std::uint8_t* bytes;
+  std::int64_t row_bytes;
+  const std::int64_t* labels;
+};
+/// y[i] = row indices[i], every byte as (byte / 255 - mean) / deviation; picked[i] = its label, unless picked is null.
+void gather_images(const LabelledRows& rows, const std::int64_t* indices, std::int64_t n, float mean, float deviation,
+                   float* y, std::int64_t* picked, cudaStream_t stream);
 
 // --- pool.cu ---
 

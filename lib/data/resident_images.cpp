@@ -1,0 +1,23 @@
+#include "lib/data/resident_images.h"
+
+#include "lib/backend/backend.h"
+#include "lib/data/normalise.h"
+
+namespace duet::data {
+
+ResidentImages::ResidentImages(const ImageDataset& images, Device device)
+    : images_(images.images().to(device)), labels_(images.labels().to(device)), sample_shape_(images.sample_shape()) {}
+
+void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
+  check(indices);
+  const Tensor numbers = empty({static_cast<std::int64_t>(indices.size())}, DType::i64, device());
+  // The numbers are only read.
+  copy(borrow(const_cast<std::int64_t*>(indices.data()), numbers.shape(), DType::i64), numbers);
+  gather(numbers, samples, labels);
+}
+
+void ResidentImages::gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const {
+  backend(images_).gather_images(images_, labels_, indices, kMean, kDeviation, samples, labels);
+}
+
+}  // namespace duet::data
