@@ -110,6 +110,20 @@ std::string epoch_chart(const Results& results) {
   return axes.svg.str();
 }
 
+void draw_legend(Svg& svg, double left, double right) {
+  double x = left, y = 12;
+  for (const PartName& part : step_part_names()) {
+    const double size = 24 + 8.0 * static_cast<double>(std::string(part.name).size());
+    if (x + size > right) {
+      x = left;
+      y += 18;
+    }
+    svg.rect(x, y - 9, 11, 11, std::string("part-") + part.name, "");
+    svg.text(x + 16, y + 1, part.name, "start");
+    x += size;
+  }
+}
+
 std::string parts_chart(const Results& results) {
   double largest = 0;
   int rows = 0;
@@ -122,18 +136,7 @@ std::string parts_chart(const Results& results) {
   const double name_width = 130, bar = 20, pitch = 28, legend = 44;
   const double height = legend + rows * pitch + 30;
   Svg svg(kWidth, height, "Where a step's time goes");
-  double x = name_width;
-  double y = 12;
-  for (const PartName& part : step_part_names()) {
-    const double size = 24 + 8.0 * static_cast<double>(std::string(part.name).size());
-    if (x + size > kWidth) {
-      x = name_width;
-      y += 18;
-    }
-    svg.rect(x, y - 9, 11, 11, std::string("part-") + part.name, "");
-    svg.text(x + 16, y + 1, part.name, "start");
-    x += size;
-  }
+  draw_legend(svg, name_width, kWidth);
   const auto marks = ticks(largest, 6);
   const double scale = (kWidth - name_width - 80) / marks.back();
   for (double mark : marks) {

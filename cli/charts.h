@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cli/results.h"
+#include "cli/svg.h"
 
 namespace duet::cli {
 
@@ -11,6 +12,11 @@ namespace duet::cli {
 std::string epoch_chart(const Results& results);
 /// Where a step's time goes: a stacked bar per run.
 std::string parts_chart(const Results& results);
+/// One step, as it ran: a lane for every device and rank, of single, and of dp above ddp on as many devices as both
+/// have.
+std::string step_chart(const Results& results);
+/// The colours of a step's parts, in rows between `left` and `right` at the top of a picture: 44 high.
+void draw_legend(Svg& svg, double left, double right);
 /// Loss of all runs over training.
 std::string loss_chart(const Results& results);
 /// Peak memory: a bar per process.

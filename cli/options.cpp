@@ -75,6 +75,8 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
   app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
+  app.add_option("--trace", options.trace,
+                 "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
   app.add_option("--step-times", options.step_times,
                  "file for the time of every step but the first, in us, a line each");
   app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");

@@ -131,6 +131,10 @@ std::string to_html(const Results& results, const Provenance& provenance) {
              "Where a step's time goes", parts_chart(results),
              "Means over the epoch, along the critical path. Communication that is hidden behind backward is not in "
              "it.") +
+         section(
+             "One step, as it ran", step_chart(results),
+             "The step of median time, from the trace that every run records. A block that lies in another one is a "
+             "part of it. Ranks of one machine share the clock.") +
          section("Memory of every process", memory_chart(results), "") +
          section("Training loss", loss_chart(results),
                  "Runs that learn the same bits lie on one line; seed trains every rank on its own part of the data.") +

@@ -5,8 +5,23 @@
 #include <algorithm>
 
 #include "cli/text.h"
+#include "lib/trace.h"
 
 namespace duet::cli {
+
+namespace {
+
+std::int64_t to_ns(Recorder::Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+const char* name_of(double StepParts::*part) {
+  for (const PartName& candidate : step_part_names())
+    if (candidate.member == part) return candidate.name;
+  return "";
+}
+
+}  // namespace
 
 std::int64_t monotonic_ns() {
   timespec now{};
@@ -14,8 +29,8 @@ std::int64_t monotonic_ns() {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-Recorder::Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper)
-    : started_ns_(started_ns), wrapper_(std::move(wrapper)) {}
+Recorder::Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
+    : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}
 
 void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
   steps_ = std::max<std::int64_t>(1, steps);
@@ -25,18 +40,27 @@ void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
   loss_sums_.assign(points, 0);
   loss_rows_.assign(points, 0);
   step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
-  last_ = Clock::now();
+  last_ = step_begin_ = Clock::now();
 }
 
 void Recorder::lap(double StepParts::*part) {
   const Clock::time_point now = Clock::now();
   const double us = std::chrono::duration<double, std::micro>(now - last_).count();
+  if (Trace::on())
+    Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
   last_ = now;
   now_us_ += us;
   if (!first_) total_.*part += us;
 }
 
 void Recorder::end_step(double loss, std::int64_t rows, std::int64_t global) {
+  Trace::add({.name = "step",
+              .kind = TraceEvent::Kind::step,
+              .device = device_,
+              .amount = run_step_++,
+              .begin_ns = to_ns(step_begin_),
+              .end_ns = to_ns(last_)});
+  step_begin_ = last_;
   if (first_) {
     first_ = false;
     first_end_s_ = static_cast<double>(monotonic_ns() - started_ns_) / 1e9;

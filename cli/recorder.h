@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/results.h"
+#include "lib/device.h"
 
 namespace duet::cli {
 
@@ -23,8 +24,9 @@ class Recorder {
   using Clock = std::chrono::steady_clock;
   static constexpr int kLossPoints = 20;  // per epoch
 
-  /// `started`: when the program was started. `wrapper` may be empty.
-  Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper);
+  /// `started_ns`: when the program was started. `wrapper` may be empty. Laps and steps are traced as those of
+  /// `device`.
+  Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
 
   /// An epoch of `steps` steps of which the first `done` are behind us.
   void begin_epoch(std::int64_t steps, std::int64_t done);
@@ -52,7 +54,8 @@ class Recorder {
  private:
   std::int64_t started_ns_;
   std::function<WrapperTimes()> wrapper_;
-  Clock::time_point last_{};
+  Device device_;
+  Clock::time_point last_{}, step_begin_{};
   bool first_ = true;       // the step that runs is the first of the run
   double first_end_s_ = 0;  // from the start of the program to the end of the first step
   WrapperTimes wrapper_first_;
@@ -60,7 +63,8 @@ class Recorder {
   std::vector<float> step_us_;  // of each step but the first
   double now_us_ = 0;           // of the step that runs
   double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
-  std::int64_t step_ = 0, steps_ = 1;
+  std::int64_t step_ = 0, steps_ = 1;  // of the epoch
+  std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
 };
 

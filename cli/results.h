@@ -24,6 +24,13 @@ struct PartName {
 /// The nine parts in the order in which they occur.
 const std::vector<PartName>& step_part_names();
 
+/// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
+/// communication". An event that lies within another of its lane comes after it.
+struct StepEvent {
+  std::string lane, name;
+  double begin_us = 0, end_us = 0;
+};
+
 /// One row: a mode on a number of devices. Where a cell was repeated, `epoch_s` lists the epochs of all repeats and the
 /// other numbers are medians over repeats.
 struct Run {
@@ -45,6 +52,7 @@ struct Run {
   std::string parameters_sha256;
   std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
   StepParts step_us;
+  std::vector<StepEvent> median_step;  // of the first repeat
   std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
   std::vector<double> test_accuracy;   // 0..1, after each epoch
   std::vector<double> peak_memory_mb;  // per process

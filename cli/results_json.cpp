@@ -47,8 +47,11 @@ void read(const Json& from, const char* field, std::optional<T>& value) {
 }
 
 Json run_json(const Run& run) {
-  Json parts;
+  Json parts, events = Json::array();
   for (const PartName& part : step_part_names()) parts[part.name] = run.step_us.*part.member;
+  for (const StepEvent& event : run.median_step)
+    events.push_back(
+        {{"lane", event.lane}, {"name", event.name}, {"begin_us", event.begin_us}, {"end_us", event.end_us}});
   return {{"mode", run.mode},
           {"device", run.device},
           {"devices", run.devices},
@@ -67,6 +70,7 @@ Json run_json(const Run& run) {
           {"parameters_sha256", run.parameters_sha256},
           {"first_differing_step", or_null(run.first_differing_step)},
           {"step_us", parts},
+          {"median_step", events},
           {"train_loss", run.train_loss},
           {"test_accuracy", run.test_accuracy},
           {"peak_memory_mb", run.peak_memory_mb},
@@ -96,6 +100,15 @@ Run read_run(const Json& from) {
   Json parts;
   read(from, "step_us", parts);
   for (const PartName& part : step_part_names()) read(parts, part.name, run.step_us.*part.member);
+  std::vector<Json> events;
+  read(from, "median_step", events);
+  for (const Json& item : events) {
+    StepEvent& event = run.median_step.emplace_back();
+    read(item, "lane", event.lane);
+    read(item, "name", event.name);
+    read(item, "begin_us", event.begin_us);
+    read(item, "end_us", event.end_us);
+  }
   read(from, "train_loss", run.train_loss);
   read(from, "test_accuracy", run.test_accuracy);
   read(from, "peak_memory_mb", run.peak_memory_mb);

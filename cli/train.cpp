@@ -8,6 +8,7 @@
 #include "cli/machine.h"
 #include "cli/signals.h"
 #include "cli/trainer.h"
+#include "ddp/gather_texts.h"
 #include "ddp/init.h"
 #include "ddp/launch.h"
 #include "ddp/nccl_group.h"
@@ -32,9 +33,13 @@ std::int64_t started_ns() {
 }
 
 Team team_of(ddp::ProcessGroup& group) {
-  return {.rank = group.rank(), .size = group.size(), .sum = [&group](std::span<double> numbers) {
-            if (group.size() > 1) group.all_reduce(numbers).wait();
-          }};
+  return {.rank = group.rank(),
+          .size = group.size(),
+          .sum =
+              [&group](std::span<double> numbers) {
+                if (group.size() > 1) group.all_reduce(numbers).wait();
+              },
+          .gather = [&group](const std::string& text) { return ddp::all_gather_texts(group, text); }};
 }
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.

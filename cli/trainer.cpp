@@ -14,12 +14,15 @@
 #include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "cli/trace.h"
 #include "lib/atomic_file.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
+
+constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
 /// Tells where the training stands, at most ten times a second: in a file, or on the terminal's progress line.
 class Teller {
@@ -74,11 +77,12 @@ class Trainer {
         setup_(setup),
         team_(team),
         keeper_(options, setup, images.train->size(), team.rank == 0),
-        recorder_(started_ns, setup.times),
+        recorder_(started_ns, setup.times, setup.devices.at(0)),
         teller_(options, team.rank == 0) {}
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
+    if (traces()) Trace::start(kTraceEvents);
     Position position = keeper_.resume();
     const Trainee trainee{setup_.net(),   *setup_.optimizer,    setup_.loss_in_replica,
                           setup_.average, setup_.devices.at(0), options_.mode == Mode::dp && setup_.devices.size() > 1};
@@ -106,6 +110,7 @@ class Trainer {
 
  private:
   bool leader() const { return team_.rank == 0; }
+  bool traces() const { return !options_.trace.empty() || !options_.result.empty(); }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
 
@@ -198,6 +203,14 @@ class Trainer {
     team_.sum(run_.moved_bytes_per_step);
   }
 
+  void write_trace() {
+    if (!traces()) return;
+    const std::vector<std::string> texts = team_.gather(trace_text(Trace::take()));
+    if (!leader()) return;
+    run_.median_step = median_step(texts);
+    if (!options_.trace.empty()) write_atomically(options_.trace, chrome_trace(texts));
+  }
+
   Outcome interrupted(const Position& position) {
     teller_.clear();
     if (position.step > 0) keeper_.save(position, 0);
@@ -218,6 +231,7 @@ class Trainer {
     run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
     team_.sum(run_.peak_memory_mb);
     fill_devices();
+    write_trace();
     if (leader() && !options_.fingerprints.empty()) write_atomically(options_.fingerprints, fingerprints_);
     if (leader() && !options_.step_times.empty()) {
       std::string lines;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/results.h"
 #include "cli/setup.h"
@@ -15,6 +16,10 @@ struct Team {
   int rank = 0, size = 1;
   /// Adds numbers up over all ranks, on all ranks.
   std::function<void(std::span<double>)> sum = [](std::span<double>) {};
+  /// Every rank's text, in rank order, on all ranks.
+  std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
+    return std::vector<std::string>{text};
+  };
 };
 
 struct Outcome {

@@ -3,29 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include "ddp/gather_texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
-
-/// All ranks' texts, in rank order.
-std::vector<std::string> texts_of_all(ProcessGroup& group, const std::string& text) {
-  const auto size = static_cast<std::size_t>(group.size());
-  std::int64_t own = static_cast<std::int64_t>(text.size());
-  std::vector<std::int64_t> lengths(size);
-  group.all_gather(std::span<std::int64_t>(&own, 1), std::span<std::int64_t>(lengths)).wait();
-  const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  std::vector<std::uint8_t> padded(longest), all(longest * size);
-  std::copy(text.begin(), text.end(), padded.begin());
-  group.all_gather(std::span<std::uint8_t>(padded), std::span<std::uint8_t>(all)).wait();
-  std::vector<std::string> texts;
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * longest);
-    texts.emplace_back(begin, begin + lengths[rank]);
-  }
-  return texts;
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -41,7 +24,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
   std::string text;
   for (const nn::Slot& slot : slots) text += concat(slot.name, " ", slot.shape, "\n");
-  const std::vector<std::string> texts = texts_of_all(group, text);
+  const std::vector<std::string> texts = all_gather_texts(group, text);
   const std::vector<std::string> first = lines_of(texts[0]);
   for (std::size_t rank = 1; rank < texts.size(); ++rank) {
     const std::vector<std::string> lines = lines_of(texts[rank]);

@@ -1,6 +1,7 @@
 // The ranks of one job and what they do together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -60,6 +61,11 @@ struct Call {
   int root = 0;  // the peer of send and recv
   int tag = 0;   // of send and recv
 };
+
+/// What one rank puts into a collective or takes out of it, whichever is more.
+inline std::int64_t bytes_of(const Call& call) {
+  return static_cast<std::int64_t>(std::max(call.in.bytes(), call.out.bytes()));
+}
 
 /// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
 /// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank

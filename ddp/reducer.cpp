@@ -6,6 +6,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/trace.h"
 
 namespace duet::ddp {
 namespace {
@@ -110,6 +111,7 @@ void Reducer::finish() {
   const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
   const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
+  const TraceSpan span("communication", slots_.front().device);
   reset();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
   times_.overlap_us += us(begin - first_sent_);

@@ -10,6 +10,7 @@
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"
 #include "lib/error.h"
+#include "lib/trace.h"
 
 namespace duet::ddp {
 namespace {
@@ -171,6 +172,7 @@ void ShmGroup::run(const Task& task, bool spin) {
   try {
     check_alive();
     try {
+      const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
       const Clock::time_point start = Clock::now();
       if (!task.begun) collectives_.begin(task.call, done_);
       collectives_.finish(task.call, done_, start + options_.timeout, spin);

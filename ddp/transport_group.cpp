@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/trace.h"
 
 namespace duet::ddp {
 namespace {
@@ -131,6 +132,7 @@ void TransportGroup::execute(const Task& task) {
   try {
     core_->check_alive();
     try {
+      const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
       const Clock::time_point begin = Clock::now();
       collectives_.run(task.call, number);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - begin).count(), std::memory_order_relaxed);

@@ -6,18 +6,25 @@
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/ops/mean_of_shards.h"
+#include "lib/trace.h"
 
 namespace duet::dp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Adds the time since the last lap to `sum_us`.
+/// Adds the time since the last lap to `sum_us`, and traces it where it has a name.
 struct Stopwatch {
+  Device device;
   Clock::time_point last = Clock::now();
-  void lap(double& sum_us) {
+  void lap(double& sum_us, const char* name = nullptr) {
     const Clock::time_point now = Clock::now();
     sum_us += std::chrono::duration<double, std::micro>(now - last).count();
+    if (name != nullptr)
+      Trace::add({.name = name,
+                  .device = device,
+                  .begin_ns = std::chrono::nanoseconds(last.time_since_epoch()).count(),
+                  .end_ns = std::chrono::nanoseconds(now.time_since_epoch()).count()});
     last = now;
   }
 };
@@ -83,10 +90,10 @@ nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const 
   const bool stampable = x != nullptr && options_.dim == 0 && !blocked && x->shape().rank() > 0;
   const nn::Value whole =
       stampable ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]}) : input;
-  Stopwatch watch;
+  Stopwatch watch{.device = options_.devices[0]};
   const PooledVector<nn::Value> pieces =
       scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
-  watch.lap(times_->scatter_us);
+  watch.lap(times_->scatter_us, "scatter");
   if (options_.devices.size() > 1) return run_replicas(context, pieces);
   nn::Value output = forward_(context, pieces[0]);
   watch.lap(times_->forward_us);
@@ -97,9 +104,9 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
-  Stopwatch watch;
+  Stopwatch watch{.device = options_.devices[0]};
   replicas_->replicate(context, static_cast<int>(pieces.size()));
-  watch.lap(times_->replicate_us);
+  watch.lap(times_->replicate_us, "replicate");
   const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, backward_times_);
   watch.lap(times_->forward_us);
   PooledVector<std::int64_t> sizes;
@@ -108,7 +115,7 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
     sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
   }
   nn::Value joined = join(outputs, sizes);
-  watch.lap(times_->gather_us);
+  watch.lap(times_->gather_us, "gather");
   return joined;
 }
 

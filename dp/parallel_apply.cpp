@@ -6,6 +6,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/trace.h"
 
 namespace duet::dp {
 namespace {
@@ -49,6 +50,7 @@ struct ParallelApplyNode final : Node {
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
     if (times) times->replicas_us += microseconds_since(start);
     const auto sum_start = std::chrono::steady_clock::now();
+    const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
     if (times) times->sum_us += microseconds_since(sum_start);
   }
@@ -73,6 +75,7 @@ struct ParallelApplyNode final : Node {
           roots.push_back({outputs_of[at][k].edge(), gradient});
       }
       if (roots.empty()) return;
+      const TraceSpan span("backward", replicas->devices()[at]);
       with_replica_name(i, replicas->devices()[at], [&] { run_backward(roots); });
       took_part[at] = 1;
     });
@@ -149,6 +152,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     const auto at = static_cast<std::size_t>(i);
     if (at >= inputs.size()) return;
     const NoGrad guard(!record);
+    const TraceSpan span("forward", replicas->devices()[at]);
     with_replica_name(i, replicas->devices()[at], [&] { outputs[at] = replicas->forward(i, own_inputs[at]); });
   });
   if (!record) return outputs;

@@ -47,6 +47,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "parameters_sha256",
                            "first_differing_step",
                            "step_us",
+                           "median_step",
                            "input",
                            "scatter",
                            "replicate",
@@ -73,6 +74,7 @@ TEST_CASE("results go to JSON and come back") {
   results.model = Model{100, 120.5, 300, 24};
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";
+  results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
   const std::string text = to_json(results);
   const Results again = results_from_json(text);
   CHECK(to_json(again) == text);
@@ -82,6 +84,9 @@ TEST_CASE("results go to JSON and come back") {
   const Run run = run_from_json(to_json(results.runs[3]));
   CHECK(run.mode == "dp");
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
+  REQUIRE(run.median_step.size() == 1);
+  CHECK(run.median_step[0].lane == "cpu:1");
+  CHECK(run.median_step[0].end_us == 20.25);
 }
 
 TEST_CASE("damaged results are refused with the field's name") {

@@ -64,6 +64,30 @@ TEST_CASE("ranks end with the bits of one device, whatever carries their gradien
   }
 }
 
+TEST_CASE("a trace shows every step of all ranks and replicas") {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/trace";
+  const auto count = [&](const std::string& text) {
+    const std::string trace = read_file(file);
+    int found = 0;
+    for (std::size_t at = 0; (at = trace.find(text, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  for (const char* const mode : {"dp", "ddp", "seed"}) {
+    INFO(mode);
+    REQUIRE(
+        duet_test::duet(train({"--epochs", "1", "--mode", mode, "--devices", "2", "--trace", file}, "320")).status ==
+        0);
+    const bool dp = std::string(mode) == "dp";
+    CHECK(count("\"step 4\"") == (dp ? 1 : 2));  // five steps of 64 images
+    CHECK(count("\"process_name\"") == (dp ? 1 : 2));
+    CHECK(count("\"update\"") == (dp ? 5 : 10));
+    CHECK(count("\"replicate\"") >= (dp ? 5 : 0));
+    CHECK(count("\"all_reduce\"") >= (dp ? 0 : 10));
+    CHECK(count("\"cpu:1\"") == (dp ? 1 : 0));
+  }
+}
+
 TEST_CASE("a checkpoint of another run is refused") {
   const TemporaryFolder folder;
   REQUIRE(duet_test::duet(train({"--epochs", "1", "--checkpoint", folder.path() + "/c"})).status == 0);

@@ -1,0 +1,56 @@
+// What ran when, on which device, in this process: for the picture of a step and for trace viewers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/device.h"
+
+namespace duet {
+
+/// One stretch of time.
+struct TraceEvent {
+  enum class Kind : std::uint8_t { work, communication, step };
+  const char* name = "";  // a literal: "forward", "all_reduce"
+  Kind kind = Kind::work;
+  Device device{};
+  std::int64_t amount = 0;  // bytes of a communication, the number of a step
+  std::int64_t begin_ns = 0, end_ns = 0;
+};
+
+/// Keeps events of all threads until they are taken, the newest `capacity` of them. Off until started; adding an event
+/// then costs a reading of the clock at either end and an uncontended lock. Thread-safe.
+class Trace {
+ public:
+  static void start(std::size_t capacity);
+  static bool on();
+  static void add(const TraceEvent& event);
+  /// Stops, and gives all events in the order of their begin, outer before inner.
+  static std::vector<TraceEvent> take();
+  /// CLOCK_MONOTONIC, which all processes of a machine share.
+  static std::int64_t now_ns();
+};
+
+/// Traces its own life.
+class TraceSpan {
+ public:
+  TraceSpan(const char* name, Device device, TraceEvent::Kind kind = TraceEvent::Kind::work, std::int64_t amount = 0)
+      : event_{.name = name,
+               .kind = kind,
+               .device = device,
+               .amount = amount,
+               .begin_ns = Trace::on() ? Trace::now_ns() : 0,
+               .end_ns = 0} {}
+  ~TraceSpan() {
+    if (event_.begin_ns == 0) return;
+    event_.end_ns = Trace::now_ns();
+    Trace::add(event_);
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+ private:
+  TraceEvent event_;
+};
+
+}  // namespace duet
