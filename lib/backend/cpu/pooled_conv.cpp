@@ -5,29 +5,6 @@
 namespace duet::cpu {
 namespace {
 
-/// Copies blocked images into ones with a border of one zero pixel, or back.
-void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
-  const std::int64_t pitch = (w + 2) * block;
-  for (std::int64_t i = 0; i < images; ++i) {
-    float* const to = padded + i * (h + 2) * pitch;
-    std::fill_n(to, pitch, 0.0f);
-    for (std::int64_t row = 0; row < h; ++row) {
-      float* const line = to + (row + 1) * pitch;
-      std::fill_n(line, block, 0.0f);
-      std::copy_n(x + (i * h + row) * w * block, w * block, line + block);
-      std::fill_n(line + pitch - block, block, 0.0f);
-    }
-    std::fill_n(to + (h + 1) * pitch, pitch, 0.0f);
-  }
-}
-
-void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
-  const std::int64_t pitch = (w + 2) * block;
-  for (std::int64_t i = 0; i < images; ++i)
-    for (std::int64_t row = 0; row < h; ++row)
-      std::copy_n(padded + i * (h + 2) * pitch + (row + 1) * pitch + block, w * block, x + (i * h + row) * w * block);
-}
-
 /// Plain (K, C, 9) to (C / block, K, 9, block).
 void block_inputs(const float* plain, float* w, std::int64_t outs, std::int64_t ins, int block) {
   for (std::int64_t c = 0; c < ins; ++c)
@@ -91,7 +68,7 @@ void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& 
       std::uint8_t* const out_index = index.data<std::uint8_t>() + row * f.row_count;
       float* const to = f.transpose ? pooled : out;
       std::uint8_t* const to_index = f.transpose ? places : out_index;
-      pad(rows_of(x, row), image, planes, f.height, f.width, block);
+      kernels_.pad(rows_of(x, row), image, planes, f.height, f.width, block);
       if (plain) {
         kernels_.plain_pooled_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index);
       } else {
@@ -111,7 +88,6 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
   CpuDevice& device = this->device(x);
   const Fused f(x, w, dy, op, x.layout());
   const PooledConv g = geometry(f, x, dy, op);
-  const std::int64_t planes = g.in_channels / f.block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
   const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
   LeafGradients gradients(device, blocks, dw, db);
   const Tensor taps = empty({f.channels, 9, g.in_channels});
@@ -120,18 +96,10 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
     const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
     const std::int64_t rows = end - begin;
     if (rows == 0) return;
-    Worker& worker = device.worker(id);
-    float* const images = worker.image.floats((rows + 1) * padded);
-    pad(rows_of(x, begin), images, rows * planes, f.height, f.width, f.block);
-    void* const scratch = worker.gradient.bytes(kernels_.live_scratch_bytes(g));
-    kernels_.live_backward_weights(g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count,
-                                   rows, gradients.weights(leaf), gradients.bias(leaf), scratch);
-    for (std::int64_t row = begin; dx.defined() && row < end; ++row) {
-      float* const image = images + rows * padded;
-      kernels_.live_backward_data(g, taps.data<float>(), rows_of(dy, row),
-                                  index.data<std::uint8_t>() + row * f.row_count, image, scratch);
-      crop(image, rows_of(dx, row), planes, f.height, f.width, f.block);
-    }
+    kernels_.live_backward(g, rows_of(x, begin), rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count,
+                           rows, taps.data<float>(), dx.defined() ? rows_of(dx, begin) : nullptr,
+                           gradients.weights(leaf), gradients.bias(leaf),
+                           device.worker(id).gradient.bytes(kernels_.live_scratch_bytes(g)));
   });
   taps_last(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
 }
@@ -149,7 +117,7 @@ void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, co
     if (planes == 0) return;
     Worker& worker = device.worker(id);
     float* const images = worker.image.floats(planes * (f.height + 2) * (f.width + 2));
-    pad(rows_of(x, begin), images, planes, f.height, f.width, 1);
+    kernels_.pad(rows_of(x, begin), images, planes, f.height, f.width, 1);
     kernels_.plain_pooled_backward_weights(
         g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count, end - begin,
         gradients.weights(leaf), gradients.bias(leaf), worker.gradient.floats(kernels_.plain_pooled_scratch_floats(g)));

@@ -27,8 +27,8 @@ struct PoolGeometry {
 
 using arithmetic::kDead;
 
-/// A 3x3 convolution with padding 1, bias, a 2x2 max-pool and relu. Images are blocked by channel_block channels and
-/// padded by one pixel of zeros on each side.
+/// A 3x3 convolution with padding 1, bias, a 2x2 max-pool and relu. Images are blocked by channel_block channels and,
+/// where not said otherwise, padded by one pixel of zeros on each side.
 struct PooledConv {
   std::int64_t height, width;              // of the image, even
   std::int64_t in_channels, out_channels;  // multiples of channel_block
@@ -72,6 +72,9 @@ struct Kernels {
   void (*unblock_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
   void (*block)(const float* x, float* y, std::int64_t pixels, int block);
   void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+  /// Copies images (h, w, block) into ones with a border of one zero pixel, or back.
+  void (*pad)(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
+  void (*crop)(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 
   /// Floats of scratch memory that winograd_forward takes.
   std::int64_t (*winograd_scratch_floats)(const PooledConv& g);
@@ -89,14 +92,12 @@ struct Kernels {
   void (*plain_pooled_backward_weights)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                         std::int64_t rows, float* dw, float* db, float* scratch);
 
-  /// Bytes of scratch memory that the next two take.
+  /// Bytes of scratch memory that live_backward takes.
   std::int64_t (*live_scratch_bytes)(const PooledConv& g);
-  /// dw (out_channels, 9, in_channels) and db = sums over `rows` rows of the live gradients only; x: the padded images.
-  void (*live_backward_weights)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
-                                std::int64_t rows, float* dw, float* db, void* scratch);
-  /// dx, padded, of one row; w (in_channels / channel_block, out_channels, 9, channel_block).
-  void (*live_backward_data)(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
-                             void* scratch);
+  /// Walks live gradients only: dw (out_channels, 9, in_channels) and db, summed over `rows` rows, and unless it is
+  /// null dx by w (in_channels / channel_block, out_channels, 9, channel_block). x and dx have no border.
+  void (*live_backward)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                        std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
 
   /// dw (out_channels, in_channels, kernel_h, kernel_w) and db = sums over `rows` rows.
   void (*plain_backward_weights)(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,

@@ -29,7 +29,7 @@ std::int32_t collect_channel(const PooledConv& g, const float* dy, const std::ui
   std::int32_t count = 0;
   std::int64_t at = 0;
   for (; at + kBlock <= pixels; at += kBlock) {
-    const Block::Ints corner = Block::load_bytes(index + at);
+    const Block::Ints corner = load_places(index + at);
     Block::Ints places;
     std::memcpy(&places, offsets + at, sizeof places);
     places += (corner >> 1) * line + (corner & 1) * kBlock;
@@ -64,11 +64,11 @@ void add_list(const LiveList& list, std::int32_t count, const float* image, std:
 
 /// Adds value * weights to the 4x4 patch of input pixels under one pooled window, for one corner of the window.
 template <int kRow, int kColumn>
-[[gnu::always_inline]] inline void add_corner(const LiveList& list, std::int32_t count, const float* w,
-                                              Vec (&patch)[16]) {
-  for (std::int32_t i = 0; i < count; ++i) {
+[[gnu::always_inline]] inline void add_corner(const LiveList& list, std::int32_t begin, std::int32_t end,
+                                              const float* w, Vec (&patch)[16]) {
+  for (std::int32_t i = begin; i < end; ++i) {
     const Vec value = broadcast(list.values[i]);
-    const float* const taps = w + list.places[i] * kTaps * kBlock;
+    const float* const taps = w + list.places[i];
     for (int t = 0; t < kTaps; ++t) {
       Vec& pixel = patch[(kRow + t / 3) * 4 + kColumn + t % 3];
       pixel = fma(value, load(taps + t * kBlock), pixel);
@@ -76,151 +76,141 @@ template <int kRow, int kColumn>
   }
 }
 
-/// Lists of the live output channels of some pooled pixels: one for each corner of their windows.
+/// The live gradients of a row, sorted by pooled pixel and corner of its window, in the order of channels; a place is
+/// where the channel's weights begin.
 struct CornerLists {
-  std::int64_t room;  // of a list
-  std::int32_t* counts;
-  std::int32_t* places;
-  float* values;
-
-  static std::int64_t bytes(std::int64_t pixels, std::int64_t channels) {
-    return pixels * kCorners * (4 + LiveList::room(channels) * 8);
-  }
-  CornerLists(void* memory, std::int64_t pixels, std::int64_t channels)
-      : room(LiveList::room(channels)),
-        counts(static_cast<std::int32_t*>(memory)),
-        places(counts + pixels * kCorners),
-        values(reinterpret_cast<float*>(places + pixels * kCorners * room)) {}
-  LiveList list(std::int64_t pixel, int corner) const {
-    const std::int64_t at = (pixel * kCorners + corner) * room;
-    return {places + at, values + at};
-  }
-  std::int32_t& count(std::int64_t pixel, int corner) const { return counts[pixel * kCorners + corner]; }
+  LiveList list;
+  std::int32_t* ends;  // kCorners per pixel
 };
 
-/// Sorts the gradients of pooled pixels [begin, end) by pixel and corner, in the order of channels; dy and index are
-/// blocked.
-void collect_corners(const PooledConv& g, const float* dy, const std::uint8_t* index, std::int64_t begin,
-                     std::int64_t end, const CornerLists& lists) {
+/// dy and index are blocked.
+void collect_corners(const PooledConv& g, const float* dy, const std::uint8_t* index, const CornerLists& lists) {
   Block::Ints first = {};
-  for (int lane = 0; lane < kBlock; ++lane) first[lane] = lane;
-  for (std::int64_t pixel = begin; pixel < end; ++pixel) {
-    std::int32_t counts[kCorners] = {};
-    for (std::int64_t k = 0; k < g.out_channels; k += kBlock) {
-      const std::int64_t at = (k / kBlock * pixels_of(g) + pixel) * kBlock;
-      const Block::Ints corner = Block::load_bytes(index + at), channels = first + static_cast<std::int32_t>(k);
-      const Block::Floats values = Block::load(dy + at) * g.scale;
-      for (int c = 0; c < kCorners; ++c)
-        counts[c] = append(lists.list(pixel - begin, c), counts[c], channels, values, corner == c);
+  for (int lane = 0; lane < kBlock; ++lane) first[lane] = lane * kTaps * kBlock;
+  std::int32_t count = 0;
+  for (std::int64_t pixel = 0; pixel < pixels_of(g); ++pixel) {
+    for (int c = 0; c < kCorners; ++c) {
+      for (std::int64_t k = 0; k < g.out_channels; k += kBlock) {
+        const std::int64_t at = (k / kBlock * pixels_of(g) + pixel) * kBlock;
+        const auto weights = static_cast<std::int32_t>(k * kTaps * kBlock);
+        count =
+            append(lists.list, count, first + weights, Block::load(dy + at) * g.scale, load_places(index + at) == c);
+      }
+      lists.ends[pixel * kCorners + c] = count;
     }
-    for (int c = 0; c < kCorners; ++c) lists.count(pixel - begin, c) = counts[c];
   }
 }
 
-/// How many lines of pooled pixels are sorted at a time: as many as stay in the cache.
-std::int64_t lines_at_once(const PooledConv& g) {
-  constexpr std::int64_t kBytes = 256 * 1024;
-  const std::int64_t lines = kBytes / CornerLists::bytes(g.width / 2, g.out_channels);
-  return lines < 1 ? 1 : (lines > g.height / 2 ? g.height / 2 : lines);
+/// Parts of the scratch memory, each of whole cache lines.
+struct Scratch {
+  Scratch(const PooledConv& g, void* memory) : next(static_cast<float*>(memory)) {
+    const std::int64_t outputs = g.out_channels * pixels_of(g);
+    image = take(g.in_channels * (g.height + 2) * (g.width + 2));
+    turned_dy = take(outputs);
+    turned_index = reinterpret_cast<std::uint8_t*>(take(outputs / 4));
+    offsets = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
+    corners.ends = reinterpret_cast<std::int32_t*>(take(pixels_of(g) * kCorners));
+    corners.list.places = reinterpret_cast<std::int32_t*>(take(LiveList::room(outputs)));
+    corners.list.values = take(LiveList::room(outputs));
+    bytes = (next - static_cast<float*>(memory)) * 4;
+  }
+  float* take(std::int64_t count) {
+    float* const part = next;
+    next += (count + 15) / 16 * 16;
+    return part;
+  }
+  float* image;  // x, then dx, with a border
+  float* turned_dy;
+  std::uint8_t* turned_index;
+  std::int32_t* offsets;  // see window_offsets()
+  CornerLists corners;
+  std::int64_t bytes;
+  float* next;
+};
+
+/// Gradients and indexes of a row as they are wanted: turned if they lie in the other layout.
+struct Pooled {
+  Pooled(const PooledConv& g, const float* row_dy, const std::uint8_t* row_index, bool blocked, const Scratch& s)
+      : dy(row_dy), index(row_index) {
+    if (g.blocked_output == blocked) return;
+    const std::int64_t pixels = pixels_of(g);
+    for (std::int64_t at = 0; at < g.out_channels * pixels; at += pixels * kBlock) {
+      (blocked ? block : unblock)(row_dy + at, s.turned_dy + at, pixels, kBlock);
+      (blocked ? block_bytes : unblock_bytes)(row_index + at, s.turned_index + at, pixels, kBlock);
+    }
+    dy = s.turned_dy;
+    index = s.turned_index;
+  }
+  const float* dy;
+  const std::uint8_t* index;
+};
+
+/// Adds one row to dw and db; its padded image is in the scratch memory.
+void add_weights(const PooledConv& g, const Pooled& plain, float* dw, float* db, const Scratch& s) {
+  const std::int64_t pixels = pixels_of(g), pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
+  for (std::int64_t k = 0; k < g.out_channels; ++k) {
+    const LiveList& list = s.corners.list;
+    const std::int32_t count = collect_channel(g, plain.dy + k * pixels, plain.index + k * pixels, s.offsets, list);
+    for (std::int32_t i = 0; i < count; ++i) db[k] += list.values[i];
+    float* const to = dw + k * kTaps * g.in_channels;
+    std::int64_t c = 0;
+    if constexpr (kVecs == 1 && kRegisters == 32)
+      for (; c + 2 * kBlock <= g.in_channels; c += 2 * kBlock)
+        add_list<2>(list, count, s.image + c / kBlock * plane, plane, pitch, to + c, g.in_channels);
+    for (; c < g.in_channels; c += kWidth)
+      add_list<1>(list, count, s.image + c / kBlock * plane + c % kBlock, plane, pitch, to + c, g.in_channels);
+  }
 }
 
-/// Pooled gradients and their indexes in another layout than the caller's, in memory that follows `used` bytes.
-struct Turned {
-  float* dy;
-  std::uint8_t* index;
-
-  static std::int64_t bytes(std::int64_t outputs) { return outputs * 5; }
-  Turned(void* scratch, std::int64_t used, std::int64_t outputs)
-      : dy(reinterpret_cast<float*>(static_cast<char*>(scratch) + used)),
-        index(reinterpret_cast<std::uint8_t*>(dy + outputs)) {}
-};
+/// The padded dx of one row, in the scratch memory.
+void sum_data(const PooledConv& g, const Pooled& blocked, const float* w, const Scratch& s) {
+  const std::int64_t pooled_width = g.width / 2, pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
+  const auto& [list, ends] = s.corners;
+  collect_corners(g, blocked.dy, blocked.index, s.corners);
+  for (std::int64_t i = 0; i < g.in_channels / kBlock * plane; i += kWidth) store(s.image + i, Vec{});
+  // Input channels outside, so that one block's weights stay in the first cache.
+  for (std::int64_t c = 0; c < g.in_channels; c += kWidth) {
+    const float* const from = w + c / kBlock * g.out_channels * kTaps * kBlock + c % kBlock;
+    std::int32_t begin = 0;
+    for (std::int64_t pixel = 0; pixel < pixels_of(g); ++pixel) {
+      const std::int32_t* const end = ends + pixel * kCorners;
+      Vec patch[16] = {};
+      add_corner<0, 0>(list, begin, end[0], from, patch);
+      add_corner<0, 1>(list, end[0], end[1], from, patch);
+      add_corner<1, 0>(list, end[1], end[2], from, patch);
+      add_corner<1, 1>(list, end[2], end[3], from, patch);
+      begin = end[3];
+      float* const to = s.image + c / kBlock * plane + c % kBlock +
+                        (2 * (pixel / pooled_width) * pitch + 2 * (pixel % pooled_width)) * kBlock;
+      for (int k = 0; k < 16; ++k) {
+        float* const place = to + (k / 4 * pitch + k % 4) * kBlock;
+        store(place, load(place) + patch[k]);
+      }
+    }
+  }
+}
 
 }  // namespace
 
-// Offsets and one list for the weights, or lists of corners for the data; then the turned gradients of a row.
-std::int64_t live_scratch_bytes(const PooledConv& g) {
-  const std::int64_t weights = pixels_of(g) * 4 + LiveList::room(pixels_of(g)) * 8;
-  const std::int64_t data = CornerLists::bytes(lines_at_once(g) * (g.width / 2), g.out_channels);
-  return (data > weights ? data : weights) + Turned::bytes(g.out_channels * pixels_of(g));
-}
+std::int64_t live_scratch_bytes(const PooledConv& g) { return Scratch(g, nullptr).bytes; }
 
-void live_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
-                           std::int64_t rows, float* dw, float* db, void* scratch) {
-  const std::int64_t pixels = pixels_of(g), pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
-  auto* const offsets = static_cast<std::int32_t*>(scratch);
-  const std::int64_t room = LiveList::room(pixels);
-  const LiveList list = {offsets + pixels, reinterpret_cast<float*>(offsets + pixels + room)};
-  const Turned plain(scratch, (pixels + 2 * room) * 4, g.out_channels * pixels);
-  window_offsets(g, offsets);
-  const std::int64_t image = g.in_channels / kBlock * plane;
-  const std::int64_t outputs = g.out_channels * pixels;
+// Row by row: the row's image and gradients stay in the first caches while all channels walk over them.
+void live_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index, std::int64_t rows,
+                   const float* w, float* dx, float* dw, float* db, void* scratch) {
+  const Scratch s(g, scratch);
+  const std::int64_t image = g.in_channels * g.height * g.width, outputs = g.out_channels * pixels_of(g);
+  const std::int64_t planes = g.in_channels / kBlock;
+  window_offsets(g, s.offsets);
   for (std::int64_t i = 0; i < g.out_channels * kTaps * g.in_channels; ++i) dw[i] = 0;
   for (std::int64_t k = 0; k < g.out_channels; ++k) db[k] = 0;
-  // Row by row, so that the row's image stays in the first cache while all output channels walk over it.
   for (std::int64_t row = 0; row < rows; ++row) {
-    const float* row_dy = dy + row * outputs;
-    const std::uint8_t* row_index = index + row * outputs;
-    if (g.blocked_output) {
-      for (std::int64_t at = 0; at < outputs; at += pixels * kBlock) {
-        unblock(row_dy + at, plain.dy + at, pixels, kBlock);
-        unblock_bytes(row_index + at, plain.index + at, pixels, kBlock);
-      }
-      row_dy = plain.dy;
-      row_index = plain.index;
-    }
-    for (std::int64_t k = 0; k < g.out_channels; ++k) {
-      const std::int32_t count = collect_channel(g, row_dy + k * pixels, row_index + k * pixels, offsets, list);
-      for (std::int32_t i = 0; i < count; ++i) db[k] += list.values[i];
-      float* const to = dw + k * kTaps * g.in_channels;
-      const float* const from = x + row * image;
-      std::int64_t c = 0;
-      if constexpr (kVecs == 1 && kRegisters == 32)
-        for (; c + 2 * kBlock <= g.in_channels; c += 2 * kBlock)
-          add_list<2>(list, count, from + c / kBlock * plane, plane, pitch, to + c, g.in_channels);
-      for (; c < g.in_channels; c += kBlock)
-        for (int v = 0; v < kVecs; ++v)
-          add_list<1>(list, count, from + c / kBlock * plane + v * kWidth, plane, pitch, to + c + v * kWidth,
-                      g.in_channels);
-    }
-  }
-}
-
-void live_backward_data(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
-                        void* scratch) {
-  const std::int64_t pooled_width = g.width / 2, pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
-  const std::int64_t group = lines_at_once(g) * pooled_width, pixels = pixels_of(g);
-  const CornerLists lists(scratch, group, g.out_channels);
-  if (!g.blocked_output) {
-    const Turned blocked(scratch, CornerLists::bytes(group, g.out_channels), g.out_channels * pixels);
-    for (std::int64_t at = 0; at < g.out_channels * pixels; at += pixels * kBlock) {
-      block(dy + at, blocked.dy + at, pixels, kBlock);
-      block_bytes(index + at, blocked.index + at, pixels, kBlock);
-    }
-    dy = blocked.dy;
-    index = blocked.index;
-  }
-  for (std::int64_t i = 0; i < g.in_channels / kBlock * plane; ++i) dx[i] = 0;
-  for (std::int64_t begin = 0; begin < pixels; begin += group) {
-    const std::int64_t end = begin + group < pixels ? begin + group : pixels;
-    collect_corners(g, dy, index, begin, end, lists);
-    // Input channels outside, so that one block's weights stay in the first cache.
-    for (std::int64_t c = 0; c < g.in_channels; c += kWidth) {
-      const float* const from = w + c / kBlock * g.out_channels * kTaps * kBlock + c % kBlock;
-      for (std::int64_t pixel = begin; pixel < end; ++pixel) {
-        const std::int64_t i = pixel - begin;
-        Vec patch[16] = {};
-        add_corner<0, 0>(lists.list(i, 0), lists.count(i, 0), from, patch);
-        add_corner<0, 1>(lists.list(i, 1), lists.count(i, 1), from, patch);
-        add_corner<1, 0>(lists.list(i, 2), lists.count(i, 2), from, patch);
-        add_corner<1, 1>(lists.list(i, 3), lists.count(i, 3), from, patch);
-        float* const to = dx + c / kBlock * plane + c % kBlock +
-                          (2 * (pixel / pooled_width) * pitch + 2 * (pixel % pooled_width)) * kBlock;
-        for (int k = 0; k < 16; ++k) {
-          float* const place = to + (k / 4 * pitch + k % 4) * kBlock;
-          store(place, load(place) + patch[k]);
-        }
-      }
-    }
+    const float* const row_dy = dy + row * outputs;
+    const std::uint8_t* const row_index = index + row * outputs;
+    pad(x + row * image, s.image, planes, g.height, g.width, kBlock);
+    add_weights(g, Pooled(g, row_dy, row_index, false, s), dw, db, s);
+    if (dx == nullptr) continue;
+    sum_data(g, Pooled(g, row_dy, row_index, true, s), w, s);
+    crop(s.image, dx + row * image, planes, g.height, g.width, kBlock);
   }
 }
 

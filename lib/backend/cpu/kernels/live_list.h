@@ -9,6 +9,15 @@ inline constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // channels of a block 
 
 using Block = Lanes<kBlock>;
 
+/// kBlock bytes as integers: where a block is one vector, by the instruction that the compiler does not find.
+[[gnu::always_inline]] inline Block::Ints load_places(const std::uint8_t* p) {
+#if defined(__AVX2__)
+  return load_bytes(p);
+#else
+  return Block::load_bytes(p);
+#endif
+}
+
 /// Entry i is values[i] at places[i]. append() writes up to kBlock entries past the end.
 struct LiveList {
   std::int32_t* places;

@@ -107,18 +107,6 @@ void unpool_image(const float* dy, const std::uint8_t* index, float* dx, const P
   }
 }
 
-template <class T, int kBlock>
-void transpose_out(const T* x, T* y, std::int64_t pixels) {
-  for (int c = 0; c < kBlock; ++c)
-    for (std::int64_t i = 0; i < pixels; ++i) y[c * pixels + i] = x[i * kBlock + c];
-}
-
-template <class T, int kBlock>
-void transpose_in(const T* x, T* y, std::int64_t pixels) {
-  for (std::int64_t i = 0; i < pixels; ++i)
-    for (int c = 0; c < kBlock; ++c) y[i * kBlock + c] = x[c * pixels + i];
-}
-
 }  // namespace
 
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block) {
@@ -146,19 +134,6 @@ void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float f
     y[i] = y[i] * (mask[i] ? factor : 0.0f);
     index[i] = mask[i] ? index[i] : kDead;
   }
-}
-
-void unblock(const float* x, float* y, std::int64_t pixels, int block) {
-  block == 16 ? transpose_out<float, 16>(x, y, pixels) : transpose_out<float, 8>(x, y, pixels);
-}
-void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
-  block == 16 ? transpose_out<std::uint8_t, 16>(x, y, pixels) : transpose_out<std::uint8_t, 8>(x, y, pixels);
-}
-void block(const float* x, float* y, std::int64_t pixels, int block) {
-  block == 16 ? transpose_in<float, 16>(x, y, pixels) : transpose_in<float, 8>(x, y, pixels);
-}
-void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
-  block == 16 ? transpose_in<std::uint8_t, 16>(x, y, pixels) : transpose_in<std::uint8_t, 8>(x, y, pixels);
 }
 
 }  // namespace duet::cpu::DUET_ISA

@@ -21,6 +21,8 @@ void unblock(const float* x, float* y, std::int64_t pixels, int block);
 void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
+void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 std::int64_t winograd_scratch_floats(const PooledConv& g);
 void winograd_weights(const PooledConv& g, const float* w, float* u);
 void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
@@ -31,10 +33,8 @@ std::int64_t plain_pooled_scratch_floats(const PooledConv& g);
 void plain_pooled_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                    std::int64_t rows, float* dw, float* db, float* scratch);
 std::int64_t live_scratch_bytes(const PooledConv& g);
-void live_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
-                           std::int64_t rows, float* dw, float* db, void* scratch);
-void live_backward_data(const PooledConv& g, const float* w, const float* dy, const std::uint8_t* index, float* dx,
-                        void* scratch);
+void live_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index, std::int64_t rows,
+                   const float* w, float* dx, float* dw, float* db, void* scratch);
 void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                             float* db);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,

@@ -1,0 +1,117 @@
+// Images from one layout to another: blocks of channels, and borders of zeros.
+#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/vec.h"
+
+namespace duet::cpu::DUET_ISA {
+namespace {
+
+constexpr int kGroup = 16;  // pixels turned at once
+
+typedef std::uint8_t Bytes __attribute__((vector_size(16)));  // the same for every instruction set
+
+/// Interleaves the lanes of u and v; the lower or the upper half of the result.
+template <bool kUpper, class V, int... kLanes>
+[[gnu::always_inline]] inline V interleave(V u, V v, std::integer_sequence<int, kLanes...>) {
+  constexpr int kCount = sizeof...(kLanes), kFrom = kUpper ? kCount / 2 : 0;
+  return __builtin_shufflevector(u, v, (kLanes % 2 * kCount + kLanes / 2 + kFrom)...);
+}
+
+/// Interleaves the first half of the kVecs vectors with the second, `kTimes` times: each time an element's number, its
+/// place in them, is rotated left by one bit, so a matrix of powers of two is transposed after a few.
+template <int kTimes, int kVecs, class V>
+[[gnu::always_inline]] inline void riffle(V (&v)[kVecs]) {
+  constexpr auto kLanes = std::make_integer_sequence<int, static_cast<int>(sizeof(V) / sizeof(v[0][0]))>();
+  for (int time = 0; time < kTimes; ++time) {
+    V next[kVecs];
+    for (int i = 0; i < kVecs / 2; ++i) {
+      next[2 * i] = interleave<false>(v[i], v[i + kVecs / 2], kLanes);
+      next[2 * i + 1] = interleave<true>(v[i], v[i + kVecs / 2], kLanes);
+    }
+    for (int i = 0; i < kVecs; ++i) v[i] = next[i];
+  }
+}
+
+constexpr int log2(int n) { return n == 1 ? 0 : 1 + log2(n / 2); }
+
+/// kGroup pixels of kBlock channels: from (pixel, channel) to (channel, pixel), whose channels lie `pixels` apart, or
+/// back.
+template <class V, int kBlock, bool kToBlocks, class T>
+void turn_group(const T* x, T* y, std::int64_t pixels) {
+  constexpr int kLanes = sizeof(V) / sizeof(T), kVecs = kGroup * kBlock / kLanes, kPerChannel = kGroup / kLanes;
+  V v[kVecs];
+  for (int i = 0; i < kVecs; ++i)
+    std::memcpy(&v[i], x + (kToBlocks ? i / kPerChannel * pixels + i % kPerChannel * kLanes : i * kLanes), sizeof(V));
+  riffle<kToBlocks ? log2(kBlock) : log2(kGroup)>(v);
+  for (int i = 0; i < kVecs; ++i)
+    std::memcpy(y + (kToBlocks ? i * kLanes : i / kPerChannel * pixels + i % kPerChannel * kLanes), &v[i], sizeof(V));
+}
+
+template <class V, int kBlock, bool kToBlocks, class T>
+void turn(const T* x, T* y, std::int64_t pixels) {
+  if (pixels < kGroup) {
+    for (std::int64_t i = 0; i < pixels; ++i)
+      for (int c = 0; c < kBlock; ++c)
+        if constexpr (kToBlocks) {
+          y[i * kBlock + c] = x[c * pixels + i];
+        } else {
+          y[c * pixels + i] = x[i * kBlock + c];
+        }
+    return;
+  }
+  for (std::int64_t i = 0; i < pixels; i += kGroup) {
+    const std::int64_t at = i + kGroup <= pixels ? i : pixels - kGroup;  // the last group may overlap the one before
+    turn_group<V, kBlock, kToBlocks>(x + at * (kToBlocks ? 1 : kBlock), y + at * (kToBlocks ? kBlock : 1), pixels);
+  }
+}
+
+/// As memcpy, which costs a call.
+[[gnu::always_inline]] inline void copy(const float* from, float* to, std::int64_t count) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+  if (i < count && count >= kWidth) {
+    store(to + count - kWidth, load(from + count - kWidth));
+  } else {
+    for (; i < count; ++i) to[i] = from[i];
+  }
+}
+
+[[gnu::always_inline]] inline void clear(float* to, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = 0;
+}
+
+}  // namespace
+
+void unblock(const float* x, float* y, std::int64_t pixels, int block) {
+  block == 16 ? turn<Vec, 16, false>(x, y, pixels) : turn<Vec, 8, false>(x, y, pixels);
+}
+void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
+  block == 16 ? turn<Bytes, 16, false>(x, y, pixels) : turn<Bytes, 8, false>(x, y, pixels);
+}
+void block(const float* x, float* y, std::int64_t pixels, int block) {
+  block == 16 ? turn<Vec, 16, true>(x, y, pixels) : turn<Vec, 8, true>(x, y, pixels);
+}
+void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block) {
+  block == 16 ? turn<Bytes, 16, true>(x, y, pixels) : turn<Bytes, 8, true>(x, y, pixels);
+}
+
+void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
+  const std::int64_t pitch = (w + 2) * block;
+  for (std::int64_t i = 0; i < images; ++i, padded += (h + 2) * pitch) {
+    clear(padded, pitch);
+    clear(padded + (h + 1) * pitch, pitch);
+    for (std::int64_t row = 1; row <= h; ++row, x += w * block) {
+      float* const line = padded + row * pitch;
+      clear(line, block);
+      copy(x, line + block, w * block);
+      clear(line + pitch - block, block);
+    }
+  }
+}
+
+void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
+  const std::int64_t pitch = (w + 2) * block;
+  for (std::int64_t i = 0; i < images; ++i, padded += (h + 2) * pitch)
+    for (std::int64_t row = 1; row <= h; ++row, x += w * block) copy(padded + row * pitch + block, x, w * block);
+}
+
+}  // namespace duet::cpu::DUET_ISA
