@@ -81,6 +81,8 @@ struct DeviceUse {
   std::uint64_t moved = 0;                   // copied between it and the host or other devices so far
 };
 
+class StepRecorder;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -103,6 +105,8 @@ class Backend {
   virtual bool shares_memory() const = 0;
   /// The stream on which everything of `device` is ordered, as its vendor's type (cudaStream_t); null on CPU.
   virtual void* stream(Device device) = 0;
+  /// What records steps of `device` (lib/backend/step_recorder.h); null on CPU, where none can be.
+  virtual StepRecorder* recorder(Device device) = 0;
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
   virtual Precision precision() const = 0;

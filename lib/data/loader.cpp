@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lib/data/prefetcher.h"
+#include "lib/data/resident_images.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -30,6 +31,9 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
                       kMaxPrefetch, " batches a worker, got ", options.prefetch);
   require<UsageError>(options.workers == 0 || dataset.device().kind == DeviceKind::cpu, "the data set lies on ",
                       dataset.device(), ", so the loader takes no workers, got ", options.workers);
+  if (!options.deferred) return;
+  resident_ = dynamic_cast<const ResidentImages*>(&dataset);
+  require<UsageError>(resident_ != nullptr, "a deferred loader reads a data set that lies on a device, as a whole");
 }
 
 Loader::~Loader() = default;
@@ -64,21 +68,44 @@ void Loader::produce() {
   batch_ = {};  // first, so that its memory can serve the next batch
   if (step_ >= steps_) {
     prefetcher_.reset();
-  } else {
-    batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
+    return;
   }
+  if (resident_ != nullptr) return bring_numbers();
+  batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
+  rows_ = batch_.images.size(0);
+  stamp_ = batch_.images.stamp();
+}
+
+void Loader::bring_numbers() {
+  const StepIndices part = sampler_->step(step_);
+  rows_ = static_cast<std::int64_t>(part.indices.size());
+  stamp_ = {epoch_ * steps_ + step_, part.first, part.global};
+  Tensor& numbers = numbers_[rows_];
+  if (!numbers.defined()) numbers = empty({rows_}, DType::i64, resident_->device());
+  resident_->bring(part.indices, numbers);
+}
+
+Batch Loader::batch() const {
+  if (resident_ == nullptr) return batch_;
+  const Batch batch = blank(rows_, stamp_);
+  resident_->gather(numbers_.at(rows_), batch.images, batch.labels);
+  return batch;
+}
+
+Batch Loader::blank(std::int64_t rows, const Rows& stamp) const {
+  Batch batch;
+  batch.images = empty(batch_shape_.with(0, rows), DType::f32, dataset_.device());
+  if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64, dataset_.device());
+  batch.images.set_stamp(stamp);
+  batch.labels.set_stamp(stamp);
+  return batch;
 }
 
 Batch Loader::make(std::int64_t step) const {
   const StepIndices part = sampler_->step(step);
-  const auto rows = static_cast<std::int64_t>(part.indices.size());
-  const Rows stamp{epoch_ * steps_ + step, part.first, part.global};
-  Batch batch;
-  batch.images = empty(batch_shape_.with(0, rows), DType::f32, dataset_.device());
-  if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64, dataset_.device());
+  const Batch batch =
+      blank(static_cast<std::int64_t>(part.indices.size()), {epoch_ * steps_ + step, part.first, part.global});
   dataset_.fetch(part.indices, batch.images, batch.labels);
-  batch.images.set_stamp(stamp);
-  batch.labels.set_stamp(stamp);
   return batch;
 }
 

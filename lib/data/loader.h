@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <memory>
 
 #include "lib/data/dataset.h"
@@ -22,10 +23,12 @@ struct Batch {
 struct LoaderOptions {
   int workers = 0;               // threads that build batches; 0: the calling thread builds each when it is asked for
   int prefetch = 2;              // batches ready or in work ahead of the caller, for each worker
+  bool deferred = false;         // of ResidentImages: batch() makes the batch, within a step that may be recorded
   Mt19937* generator = nullptr;  // PyTorch's draw order: each epoch starts with an int64 from it, the "base seed"
 };
 
 class Prefetcher;
+class ResidentImages;
 
 /// One pass of a range-for is one epoch; the next pass is the next one, also after a `break`:
 ///
@@ -35,10 +38,13 @@ class Prefetcher;
 /// of a batch are the caller's: they stay valid as long as a handle to them lives, and their memory is used again after
 /// that. With no workers, an epoch allocates nothing once each batch size has been seen. One thread iterates at a time;
 /// an exception of the data set reaches it in the step in which the batch was due.
+///
+/// A `deferred` loader only brings the samples' numbers to the device when a step begins, always to the same place for
+/// the same number of rows: the batch of an iterator is empty, and batch() makes it from there.
 class Loader {
  public:
-  /// The data set must outlive the loader. Throws UsageError for options that are out of range, and for workers with a
-  /// data set on a GPU.
+  /// The data set must outlive the loader. Throws UsageError for options that are out of range, for workers with a data
+  /// set on a GPU, and for `deferred` with any other than ResidentImages.
   Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options = {});
   ~Loader();
   Loader(const Loader&) = delete;
@@ -71,6 +77,12 @@ class Loader {
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
+  /// The batch of the current step; a deferred one is made anew by each call.
+  Batch batch() const;
+  /// Its rows, and its stamp.
+  std::int64_t rows() const { return rows_; }
+  const Rows& stamp() const { return stamp_; }
+
   /// Batches in an epoch.
   std::int64_t steps() const { return steps_; }
   /// The epoch that runs or ran last; -1 before the first.
@@ -81,7 +93,9 @@ class Loader {
   void start_at(std::int64_t epoch, std::int64_t step);
 
  private:
+  Batch blank(std::int64_t rows, const Rows& stamp) const;
   Batch make(std::int64_t step) const;
+  void bring_numbers();
   void advance();
   void produce();
 
@@ -93,6 +107,10 @@ class Loader {
   std::int64_t epoch_ = -1, next_epoch_ = 0;
   std::int64_t step_ = 0, next_step_ = 0;
   Batch batch_;
+  std::int64_t rows_ = 0;
+  Rows stamp_;
+  const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
+  std::map<std::int64_t, Tensor> numbers_;
   std::unique_ptr<Prefetcher> prefetcher_;  // of the running epoch; stopped before anything above changes
 };
 

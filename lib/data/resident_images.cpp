@@ -9,11 +9,15 @@ ResidentImages::ResidentImages(const ImageDataset& images, Device device)
     : images_(images.images().to(device)), labels_(images.labels().to(device)), sample_shape_(images.sample_shape()) {}
 
 void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
-  check(indices);
   const Tensor numbers = empty({static_cast<std::int64_t>(indices.size())}, DType::i64, device());
-  // The numbers are only read.
-  copy(borrow(const_cast<std::int64_t*>(indices.data()), numbers.shape(), DType::i64), numbers);
+  bring(indices, numbers);
   gather(numbers, samples, labels);
+}
+
+void ResidentImages::bring(std::span<const std::int64_t> indices, const Tensor& numbers) const {
+  check(indices);
+  // borrow takes what may be written; these are only read.
+  copy(borrow(const_cast<std::int64_t*>(indices.data()), numbers.shape(), DType::i64), numbers);
 }
 
 void ResidentImages::gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const {

@@ -20,6 +20,8 @@ class ResidentImages : public Dataset {
   Device device() const override { return images_.device(); }
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
+  /// Copies the numbers of samples to `numbers` (i64, (n)) on the device. Throws DataError for one outside [0, size()).
+  void bring(std::span<const std::int64_t> indices, const Tensor& numbers) const;
   /// fetch for indices (i64, (n)) that lie on the device and are not checked.
   void gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const;
 

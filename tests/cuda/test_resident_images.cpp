@@ -63,6 +63,30 @@ TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and 
   }
 }
 
+TEST_CASE("cuda: a deferred loader makes the same batches when asked, from numbers that stay in place") {
+  DUET_NEEDS_CUDA();
+  const ImageDataset host = some_images(11, 5);
+  const ResidentImages resident(host, kGpu);
+  Loader expected(host, shuffled(11, 4)), loader(resident, shuffled(11, 4), {.deferred = true});
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    auto at = loader.begin();
+    for (auto& [images, labels] : expected) {
+      CHECK_FALSE(at->images.defined());
+      CHECK(loader.rows() == images.size(0));
+      CHECK(loader.stamp() == images.stamp());
+      const Batch batch = loader.batch();
+      CHECK(batch.images.stamp() == images.stamp());
+      CHECK(batch.labels.stamp() == images.stamp());
+      CHECK(same_bytes(batch.images, images));
+      CHECK(same_bytes(batch.labels, labels));
+      ++at;
+    }
+    CHECK(at == loader.end());
+  }
+  CHECK_THROWS_WITH(Loader(host, shuffled(11, 4), {.deferred = true}),
+                    "a deferred loader reads a data set that lies on a device, as a whole");
+}
+
 TEST_CASE("cuda: a part of a resident data set, no samples, and wrong numbers") {
   DUET_NEEDS_CUDA();
   const ImageDataset host = some_images(300, 2);

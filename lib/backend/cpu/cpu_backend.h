@@ -32,6 +32,7 @@ class CpuBackend final : public Backend {
   void synchronize(Device) override {}
   bool shares_memory() const override { return true; }
   void* stream(Device) override { return nullptr; }
+  StepRecorder* recorder(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
   Precision precision() const override { return Precision::fp32; }
   DeviceUse use(Device) override { return {}; }

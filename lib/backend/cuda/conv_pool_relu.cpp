@@ -36,13 +36,8 @@ void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const
   if (y.count() == 0) return;
   const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
   convolve(device, ConvPass::forward, x.shape(), w.shape(), op.conv, {device, x}, {device, w}, image);
-  std::optional<arithmetic::DropoutDraw> draw;
-  if (op.dropout.p > 0)
-    draw = {.seed = op.dropout.seed,
-            .step = op.dropout.step,
-            .first_row = static_cast<std::uint64_t>(x.stamp_or_self().first),
-            .layer = op.dropout.layer,
-            .threshold = op.dropout.threshold()};
+  std::optional<kernels::StepDraw> draw;
+  if (op.dropout.p > 0) draw = device.draw(op.dropout, x.stamp_or_self());
   kernels::bias_pool_relu_forward(image.data<float>(), b.data<float>(), y.data<float>(), index.data<std::uint8_t>(),
                                   tiles(image.shape(), op), draw ? &*draw : nullptr, scale_of(op.dropout),
                                   device.stream());

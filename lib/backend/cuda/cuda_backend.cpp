@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
@@ -81,6 +82,8 @@ Allocator& CudaBackend::allocator(Device device) { return find(device).memory();
 void CudaBackend::synchronize(Device device) { find(device).synchronize(); }
 
 void* CudaBackend::stream(Device device) { return find(device).stream(); }
+
+StepRecorder* CudaBackend::recorder(Device device) { return &find(device).recorder(); }
 
 CudaDevice& CudaBackend::find(Device device) {
   const bool exists = device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_ &&

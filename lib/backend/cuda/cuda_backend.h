@@ -37,6 +37,7 @@ class CudaBackend final : public Backend {
   void synchronize(Device device) override;
   bool shares_memory() const override { return false; }
   void* stream(Device device) override;
+  StepRecorder* recorder(Device device) override;
   void set_precision(Precision precision) override { precision_ = precision; }
   Precision precision() const override { return precision_; }
   DeviceUse use(Device device) override;

@@ -14,6 +14,7 @@ namespace duet::cuda {
 
 class ConvPlans;
 class CudaBackend;
+class CudaRecorder;
 class DeviceMemory;
 
 /// One per duet Device, made when first used and never destroyed: at exit the driver may be gone before statics are. A
@@ -40,6 +41,10 @@ class CudaDevice {
   Precision precision() const;
   /// The convolutions prepared so far.
   ConvPlans& conv_plans();
+  /// Records steps.
+  CudaRecorder& recorder();
+  /// A dropout's draw for the kernels, of rows with this stamp; also of a step that is being recorded.
+  kernels::StepDraw draw(const DropoutKey& key, const Rows& rows);
 
   /// Makes this GPU the calling thread's current one.
   void activate() const;
@@ -66,7 +71,8 @@ class CudaDevice {
   cudnnHandle_t cudnn_ = nullptr;
   cublasHandle_t cublas_ = nullptr;
   std::unique_ptr<DeviceMemory> memory_;
-  std::shared_ptr<ConvPlans> conv_plans_;  // shared only because its type is not known here
+  std::shared_ptr<ConvPlans> conv_plans_;  // shared only because their types are not known here
+  std::shared_ptr<CudaRecorder> recorder_;
   kernels::LabelFault* label_fault_ = nullptr;
   std::mutex events_mutex_;
   std::vector<cudaEvent_t> events_;

@@ -14,12 +14,9 @@ void CudaBackend::relu_backward(const Tensor& y, const Tensor& dy, const Tensor&
 }
 
 void CudaBackend::dropout_mask(const Tensor& mask, const DropoutKey& key) {
-  const arithmetic::DropoutDraw draw{.seed = key.seed,
-                                     .step = key.step,
-                                     .first_row = static_cast<std::uint64_t>(mask.stamp_or_self().first),
-                                     .layer = key.layer,
-                                     .threshold = key.threshold()};
-  kernels::dropout_mask(mask.data<std::uint8_t>(), mask.size(0), mask.shape().count_from(1), draw, on(mask).stream());
+  CudaDevice& device = on(mask);
+  kernels::dropout_mask(mask.data<std::uint8_t>(), mask.size(0), mask.shape().count_from(1),
+                        device.draw(key, mask.stamp_or_self()), device.stream());
 }
 
 void CudaBackend::dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) {

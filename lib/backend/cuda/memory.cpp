@@ -70,18 +70,25 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   std::vector<void*>& cached = free_[recording_][size];
   void* block = nullptr;
-  if (!cached.empty()) {
+  const bool reused = !cached.empty();
+  if (reused) {
     block = cached.back();
     cached.pop_back();
   } else {
     // Room for this block to come back without an allocation in release(), which must not throw. A block of a
-    // recording becomes everybody's when that is dropped.
+    // recording becomes everybody's when that is dropped, and was so before if one is there.
     cached.reserve(cached.capacity() + 1);
-    if (recording_ != 0) free_[0][size].reserve(free_[0][size].capacity() + 1);
-    block = from_driver(size);
+    std::vector<void*>& everybodys = free_[0][size];
+    if (!everybodys.empty()) {
+      block = everybodys.back();
+      everybodys.pop_back();
+    } else {
+      if (recording_ != 0) everybodys.reserve(everybodys.capacity() + 1);
+      block = from_driver(size);
+    }
     if (recording_ != 0) owner_[block] = recording_;
   }
-  used_ += size;
+  if (recording_ == 0 || !reused) used_ += size;
   peak_ = std::max(peak_, used_);
   hand_over(block, bytes, device_.stream());
   return block;
@@ -116,8 +123,9 @@ void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   hand_over(memory, 0, device_.stream());
   const auto owner = owner_.find(memory);
-  free_[owner == owner_.end() ? 0 : owner->second][size].push_back(memory);
-  used_ -= size;
+  const bool recorded = owner != owner_.end();
+  free_[recorded ? owner->second : 0][size].push_back(memory);
+  if (!recorded) used_ -= size;
 }
 
 void DeviceMemory::give_back_cached() {
@@ -157,6 +165,7 @@ void DeviceMemory::drop_recording(int recording) {
   for (auto& [size, blocks] : free_[recording]) {
     std::vector<void*>& everybodys = free_[0][size];
     everybodys.insert(everybodys.end(), blocks.begin(), blocks.end());
+    used_ -= size * blocks.size();
   }
   free_.erase(recording);
   std::erase_if(owner_, [recording](const auto& block) { return block.second == recording; });

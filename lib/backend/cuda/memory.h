@@ -26,7 +26,8 @@ class DeviceMemory final : public Allocator {
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
   /// While a recording (of a CUDA graph) runs, blocks come from a set of its own, and go back to it even after its end,
-  /// so that a replay finds nobody else's data in them. One at a time. Returns the recording's number.
+  /// so that a replay finds nobody else's data in them; they count as used as long as the recording lives. One at a
+  /// time. Returns the recording's number.
   int begin_recording();
   void end_recording();
   /// The recording will not be replayed any more: its blocks are anybody's.

@@ -99,7 +99,7 @@ template <bool kByTwo>
 __global__ void __launch_bounds__(kThreads)
     bias_pool_relu_forward_kernel(const float* __restrict__ image, const float* __restrict__ bias,
                                   float* __restrict__ y, std::uint8_t* __restrict__ index, TiledPool g, int lanes,
-                                  bool drops, DropoutDraw draw, float scale) {
+                                  bool drops, StepDraw counted, float scale) {
   const std::int64_t i = thread_in_grid();
   if (i >= g.rows * lanes) return;
   const std::int64_t row = i / lanes;
@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   image += row * g.channels * image_pixels;
   y += row * columns;
   index += row * columns;
+  const DropoutDraw draw = drops ? draw_now(counted) : DropoutDraw{};
   PhiloxWords words = {};
   if (drops) words = dropout_words(draw, row, in_row);
   int e = static_cast<int>(in_row / kDropoutLanes * kChunk + in_row % kDropoutLanes);
@@ -193,7 +194,7 @@ void channel_bias_gradient(const float* dy, const std::uint8_t* index, float sca
 }
 
 void bias_pool_relu_forward(const float* image, const float* bias, float* y, std::uint8_t* index,
-                            const TiledPool& shape, const DropoutDraw* draw, float scale, cudaStream_t stream) {
+                            const TiledPool& shape, const StepDraw* draw, float scale, cudaStream_t stream) {
   const int columns = shape.channels * shape.out_height * shape.out_width;
   if (shape.rows * columns == 0) return;
   const int lanes = (columns + kChunk - 1) / kChunk * kDropoutLanes;
@@ -201,7 +202,7 @@ void bias_pool_relu_forward(const float* image, const float* bias, float* y, std
       shape.kernel_h == 2 && shape.kernel_w == 2 && shape.width % 2 == 0 && aligned(image, sizeof(float2));
   const auto kernel = by_two ? bias_pool_relu_forward_kernel<true> : bias_pool_relu_forward_kernel<false>;
   launch(kernel, blocks_for(shape.rows * lanes), dim3(kThreads), 0, stream, image, bias, y, index, shape, lanes,
-         draw != nullptr, draw == nullptr ? DropoutDraw{} : *draw, scale);
+         draw != nullptr, draw == nullptr ? StepDraw{} : *draw, scale);
 }
 
 void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float scale, float* image_gradient,

@@ -16,11 +16,12 @@ constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
 /// A thread for each lane of each chunk of each row: eight decisions.
 __global__ void __launch_bounds__(kThreads)
     dropout_mask_kernel(std::uint8_t* __restrict__ mask, std::int64_t rows, std::int64_t columns, std::int64_t lanes,
-                        DropoutDraw draw) {
+                        StepDraw counted) {
   const std::int64_t i = thread_in_grid();
   if (i >= rows * lanes) return;
   const std::int64_t row = i / lanes;
   const auto in_row = static_cast<std::uint32_t>(i - row * lanes);
+  const DropoutDraw draw = draw_now(counted);
   const PhiloxWords words = dropout_words(draw, row, in_row);
   std::int64_t e = static_cast<std::int64_t>(in_row / kDropoutLanes) * kChunk + in_row % kDropoutLanes;
   DUET_UNROLL
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const arithmetic::DropoutDraw& draw,
+void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
                   cudaStream_t stream) {
   if (rows * columns == 0) return;
   const std::int64_t lanes = (columns + kChunk - 1) / kChunk * kDropoutLanes;

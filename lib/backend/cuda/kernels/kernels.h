@@ -68,10 +68,21 @@ void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolS
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
                        cudaStream_t stream);
 
+// --- counter.cu ---
+void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);
+/// Adds 1.
+void advance(std::uint64_t* counter, cudaStream_t stream);
+
 // --- dropout.cu ---
 
+/// A draw whose step is known when the kernel runs: that of `draw`, plus *counter unless that is null.
+struct StepDraw {
+  arithmetic::DropoutDraw draw;
+  const std::uint64_t* counter;
+};
+
 /// mask (rows, columns): 1 to keep, 0 to drop.
-void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const arithmetic::DropoutDraw& draw,
+void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
                   cudaStream_t stream);
 
 // --- conv_epilogue.cu: what stands around a convolution without bias ---
@@ -93,8 +104,7 @@ struct TiledPool {
 /// y = dropout(relu(max_pool(image + bias))); index: place of the maximum, 255 where no gradient passes. Without
 /// dropout `draw` is null.
 void bias_pool_relu_forward(const float* image, const float* bias, float* y, std::uint8_t* index,
-                            const TiledPool& shape, const arithmetic::DropoutDraw* draw, float scale,
-                            cudaStream_t stream);
+                            const TiledPool& shape, const StepDraw* draw, float scale, cudaStream_t stream);
 /// The gradient of the image: dy * scale at the places of index, 0 elsewhere. Every element is written.
 void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float scale, float* image_gradient,
                              const TiledPool& shape, cudaStream_t stream);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "lib/backend/cuda/kernels/kernels.h"
+
 /// Stands before a loop of a fixed length that indexes an array in registers.
 #if defined(__CUDACC__)
 #define DUET_UNROLL _Pragma("unroll")
@@ -30,6 +32,13 @@ inline bool aligned(const void* memory, std::size_t bytes) {
 /// The thread's number in the whole grid.
 __device__ inline std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+/// A dropout's draw in the step that runs.
+__device__ inline arithmetic::DropoutDraw draw_now(const StepDraw& counted) {
+  arithmetic::DropoutDraw draw = counted.draw;
+  if (counted.counter != nullptr) draw.step += *counted.counter;
+  return draw;
 }
 
 /// The sum, in every lane. All 32 lanes call it.

@@ -1,0 +1,99 @@
+#include "lib/backend/cuda/cuda_recorder.h"
+
+#include "lib/backend/cuda/memory.h"
+
+namespace duet::cuda {
+
+void CudaRecorder::begin(std::uint64_t step) {
+  require<UsageError>(!recording_, device_.device(), " is recording a step already");
+  device_.activate();
+  if (counter_ == nullptr) counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
+  number_ = device_.memory().begin_recording();
+  step_ = step;
+  // Other threads may allocate and wait meanwhile; this one may not, but for the pool.
+  const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
+  recording_ = status == cudaSuccess;
+  if (!recording_) {
+    device_.memory().end_recording();
+    device_.memory().drop_recording(number_);
+  }
+  check(status, "recording a step");
+}
+
+int CudaRecorder::end() {
+  require<UsageError>(recording_, device_.device(), " is not recording a step");
+  cudaGraphExec_t graph = nullptr;
+  try {
+    kernels::advance(counter_, device_.stream());
+    graph = finish_capture();
+  } catch (...) {
+    cancel();
+    throw;
+  }
+  recording_ = false;
+  device_.memory().end_recording();
+  graphs_.emplace(number_, graph);
+  return number_;
+}
+
+cudaGraphExec_t CudaRecorder::finish_capture() {
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(device_.stream(), &graph), "recording a step");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(status, "making a graph of a step");
+  return executable;
+}
+
+void CudaRecorder::cancel() noexcept {
+  if (!recording_) return;
+  recording_ = false;
+  cudaGraph_t graph = nullptr;
+  if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
+  cudaGetLastError();  // that the capture was spoilt is no news
+  device_.memory().end_recording();
+  device_.memory().drop_recording(number_);
+}
+
+void CudaRecorder::replay(int recording, std::uint64_t step) {
+  const auto graph = graphs_.find(recording);
+  require<UsageError>(graph != graphs_.end(), device_.device(), " has no recording ", recording);
+  set_current_operator("a recorded step");
+  device_.activate();
+  if (counted_ != step) kernels::set_counter(counter_, step, device_.stream());
+  counted_.reset();
+  check(cudaGraphLaunch(graph->second, device_.stream()), "replaying a step");
+  counted_ = step + 1;
+}
+
+void CudaRecorder::drop(int recording) noexcept {
+  const auto graph = graphs_.find(recording);
+  if (graph == graphs_.end()) return;
+  cudaStreamSynchronize(device_.stream());  // a failure will be heard of by the next who asks for something
+  cudaGraphExecDestroy(graph->second);
+  cudaGetLastError();
+  graphs_.erase(graph);
+  device_.memory().drop_recording(recording);
+}
+
+kernels::StepDraw CudaRecorder::counted(arithmetic::DropoutDraw draw) const {
+  if (!recording_) return {draw, nullptr};
+  draw.step -= step_;
+  return {draw, counter_};
+}
+
+CudaRecorder& CudaDevice::recorder() {
+  if (!recorder_) recorder_ = std::make_shared<CudaRecorder>(*this);
+  return *recorder_;
+}
+
+kernels::StepDraw CudaDevice::draw(const DropoutKey& key, const Rows& rows) {
+  return recorder().counted({.seed = key.seed,
+                             .step = key.step,
+                             .first_row = static_cast<std::uint64_t>(rows.first),
+                             .layer = key.layer,
+                             .threshold = key.threshold()});
+}
+
+}  // namespace duet::cuda

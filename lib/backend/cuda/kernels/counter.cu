@@ -1,0 +1,24 @@
+// The counter on the device that tells recorded steps which step they are.
+#include <cuda_runtime.h>
+
+#include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/launch.h"
+
+namespace duet::cuda::kernels {
+namespace {
+
+__global__ void set_counter_kernel(std::uint64_t* counter, std::uint64_t value) { *counter = value; }
+
+__global__ void advance_kernel(std::uint64_t* counter) { ++*counter; }
+
+}  // namespace
+
+void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream) {
+  launch(set_counter_kernel, dim3(1), dim3(1), 0, stream, counter, value);
+}
+
+void advance(std::uint64_t* counter, cudaStream_t stream) {
+  launch(advance_kernel, dim3(1), dim3(1), 0, stream, counter);
+}
+
+}  // namespace duet::cuda::kernels

@@ -1,0 +1,69 @@
+// A training step that is recorded once and replayed: on a GPU one launch in place of dozens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/backend/backend.h"
+#include "lib/backend/step_recorder.h"
+#include "lib/tensor.h"
+#include "lib/thread_pool.h"
+
+namespace duet {
+
+/// What a recorded step holds fast: steps for which all of it is equal are replays of one recording.
+struct StepKey {
+  std::int64_t rows = 0;  // of the batch on this device
+  Rows stamp = {};        // of the batch; its step may differ
+  float lr = 0;           // or whatever number the host gives to kernels and changes on the way
+};
+
+/// Runs the steps of a loop over one device. The first step of each key runs as it is, which prepares what must not
+/// happen while recording; the second is recorded and replayed; the others are replays, with the same bits:
+///
+///     StepGraph graph(device);
+///     for (... batches ...) graph.run({rows, stamp, lr}, [&] { ...forward, backward, update...; return loss.value();
+///     }); const double mean = graph.take_loss_sum() / steps;
+///
+/// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
+/// batch is stamped, so that dropout knows its step. It does not copy to or from the host, and what it changes on the
+/// host (counters, flags) changes in the first two runs of each key only. Values that it keeps are overwritten by the
+/// next step of their key. Used by the device's thread.
+class StepGraph {
+ public:
+  /// Throws UsageError for devices that record nothing: CPUs.
+  explicit StepGraph(Device device);
+  ~StepGraph();
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+
+  /// `step` returns its loss, one f32 on the device. What it throws is passed on; the device is then as if a recorded
+  /// step had not been asked for, and the key is tried again next time.
+  void run(const StepKey& key, FunctionRef<Tensor()> step);
+  /// The sum of the losses of all steps since it was last taken, added up on the device in f32. Waits for the device.
+  double take_loss_sum();
+
+  /// Recordings made so far, and steps that were replays.
+  std::int64_t recordings() const { return recordings_; }
+  std::int64_t replays() const { return replays_; }
+
+ private:
+  struct Entry {
+    StepKey key;
+    Precision precision;
+    int recording = 0;  // 0: none yet
+    bool ran = false;
+    std::uint64_t used = 0;  // when it last ran
+  };
+  Entry& entry_of(const StepKey& key);
+  void run_once(FunctionRef<Tensor()> step);
+
+  Device device_;
+  StepRecorder& recorder_;
+  Tensor loss_sum_;
+  std::vector<Entry> entries_;
+  std::uint64_t runs_ = 0;
+  std::int64_t recordings_ = 0, replays_ = 0;
+};
+
+}  // namespace duet

@@ -1,0 +1,31 @@
+// Writes down what is asked of a device, and asks for all of it again at once: CUDA graphs.
+#pragma once
+
+#include <cstdint>
+
+namespace duet {
+
+/// The recordings of one device; used by the thread that asks it for kernels.
+///
+/// Between begin() and end() nothing that is asked of the device is done: it is written down with the addresses and
+/// numbers that it was asked with. What the host computes or decides meanwhile is decided for all replays. Memory that
+/// is allocated belongs to the recording until it is dropped, so that each replay finds its own; what lies there is
+/// that of the last replay. Copies between the device and the host, and waiting for it, throw DeviceError.
+class StepRecorder {
+ public:
+  virtual ~StepRecorder() = default;
+  /// Starts recording step `step` (DropoutKey::step). Throws UsageError when a recording runs.
+  virtual void begin(std::uint64_t step) = 0;
+  /// Ends it and returns its number. Throws DeviceError, as after cancel(), when something could not be recorded.
+  virtual int end() = 0;
+  /// Forgets the recording that runs, if one does. The device is as if nothing had been asked of it.
+  virtual void cancel() noexcept = 0;
+  /// Asks for everything in a recording, in the order of the device. Dropout whose key had the recorded step gets
+  /// `step`: kernels read it from a counter on the device, which every replay advances, so that replays in order of
+  /// their steps set nothing.
+  virtual void replay(int recording, std::uint64_t step) = 0;
+  /// Waits for the device, and gives the recording's memory back.
+  virtual void drop(int recording) noexcept = 0;
+};
+
+}  // namespace duet

@@ -1,0 +1,243 @@
+// Steps that are recorded and replayed as CUDA graphs.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "lib/backend/step_graph.h"
+#include "lib/data/loader.h"
+#include "lib/data/resident_images.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "samplers/batch.h"
+#include "samplers/random.h"
+#include "tests/cuda/gpu.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+data::ImageDataset some_images(std::int64_t count) {
+  const Tensor images = empty({count, 1, 28, 28}, DType::u8), labels = empty({count}, DType::i64);
+  Mt19937 generator(3);
+  for (std::uint8_t& byte : images.span<std::uint8_t>()) byte = static_cast<std::uint8_t>(generator.randint(0, 256));
+  for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);
+  return {images, labels};
+}
+
+/// A training whose steps run as they are, or as graphs.
+class Training {
+ public:
+  Training(std::unique_ptr<nn::Module> model, std::int64_t images, std::int64_t batch, bool recorded)
+      : model_(std::move(model)), set_(some_images(images), kGpu) {
+    model_->to(kGpu);
+    optimizer_ = std::make_unique<optim::SGD>(*model_, optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
+    loader_ = std::make_unique<data::Loader>(
+        set_,
+        std::make_unique<samplers::BlockedBatches>(std::make_unique<samplers::RandomSampler>(images, 5),
+                                                   samplers::BlockedOptions{.global_batch = batch}),
+        data::LoaderOptions{.deferred = recorded});
+    if (recorded) graph_ = std::make_unique<StepGraph>(kGpu);
+  }
+
+  Tensor step() {
+    auto [images, labels] = loader_->batch();
+    optimizer_->zero_grad();
+    const Variable loss = ops::nll_loss((*model_)(images), labels);
+    loss.backward();
+    optimizer_->step();
+    return loss.value();
+  }
+
+  /// One epoch; after_step(training) is called behind each step. Returns the sum of its losses.
+  template <class AfterStep>
+  float epoch(AfterStep after_step) {
+    float sum = 0;
+    for (auto at = loader_->begin(); at != loader_->end(); ++at) {
+      if (graph_) {
+        graph_->run(key(), [&] { return step(); });
+      } else {
+        sum += *step().to(Device{}).data<float>();
+      }
+      after_step(*this);
+    }
+    return graph_ ? static_cast<float>(graph_->take_loss_sum()) : sum;
+  }
+  float epoch() {
+    return epoch([](Training&) {});
+  }
+
+  StepKey key() const { return {loader_->rows(), loader_->stamp(), optimizer_->options().lr}; }
+  StepGraph& graph() { return *graph_; }
+  optim::SGD& optimizer() { return *optimizer_; }
+  data::Loader& loader() { return *loader_; }
+  std::vector<double> values() { return as_array(model_->parameters().values()).values; }
+
+ private:
+  std::unique_ptr<nn::Module> model_;
+  data::ResidentImages set_;
+  std::unique_ptr<optim::SGD> optimizer_;
+  std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<StepGraph> graph_;
+};
+
+std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7); }
+std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
+
+/// Without the values in the test's output: there are many.
+bool same_values(Training& a, Training& b) { return a.values() == b.values(); }
+
+/// Work beside the steps, on memory of the sizes that they use.
+void disturb(Training&) {
+  for (const Shape& shape : {Shape{4, 1, 28, 28}, Shape{4, 128}, Shape{4, 10}, Shape{4}, Shape{}}) {
+    const Tensor other = empty(shape, DType::f32, kGpu);
+    backend(other).fill(other, NAN);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: recorded steps train the very bits of plain ones", "[order]") {
+  DUET_NEEDS_CUDA();
+  Training plain(cnn(), 11, 4, false), recorded(cnn(), 11, 4, true);  // the last batch has 3 rows
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    for (Training* training : {&plain, &recorded})
+      if (epoch == 2) training->optimizer().set_lr(0.02f);
+    const float expected = plain.epoch();
+    CAPTURE(epoch);
+    CHECK(recorded.epoch(disturb) == expected);
+    CHECK(same_values(recorded, plain));
+  }
+  // Two shapes, two learning rates; the first step of each is plain.
+  CHECK(recorded.graph().recordings() == 4);
+  CHECK(recorded.graph().replays() == 8);
+}
+
+TEST_CASE("cuda: a training that goes on elsewhere sets the steps of its graphs", "[order]") {
+  DUET_NEEDS_CUDA();
+  Training plain(cnn(), 8, 4, false), recorded(cnn(), 8, 4, true);
+  for (Training* training : {&plain, &recorded}) {
+    training->epoch();
+    training->loader().start_at(7, 1);
+    training->epoch();
+    training->epoch();
+  }
+  CHECK(recorded.graph().replays() == 4);
+  CHECK(same_values(recorded, plain));
+}
+
+TEST_CASE("cuda: a replay draws dropout for its own step") {
+  DUET_NEEDS_CUDA();
+  Backend& cuda = backend(DeviceKind::cuda);
+  StepRecorder& recorder = *cuda.recorder(kGpu);
+  const auto mask_of = [&](const Tensor& mask, std::uint64_t step) {
+    cuda.dropout_mask(mask, {.seed = 9, .step = step, .layer = 2, .p = 0.5f});
+  };
+  const Tensor mask = empty({5, 40}, DType::u8, kGpu), other = empty({5, 40}, DType::u8, kGpu);
+  recorder.begin(5);
+  mask_of(mask, 5);
+  mask_of(other, 6);  // a key that is one step ahead stays so
+  const int recording = recorder.end();
+  for (const std::uint64_t step : {std::uint64_t{5}, std::uint64_t{6}, std::uint64_t{40}, std::uint64_t{3}}) {
+    recorder.replay(recording, step);
+    const Tensor expected = empty({5, 40}, DType::u8, kGpu), ahead = empty({5, 40}, DType::u8, kGpu);
+    mask_of(expected, step);
+    mask_of(ahead, step + 1);
+    CAPTURE(step);
+    CHECK(bytes_of(mask) == bytes_of(expected));
+    CHECK(bytes_of(other) == bytes_of(ahead));
+  }
+  recorder.drop(recording);
+  CHECK_THROWS_WITH(recorder.replay(recording, 1), ContainsSubstring("has no recording"));
+}
+
+TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]") {
+  DUET_NEEDS_CUDA();
+  Backend& cuda = backend(DeviceKind::cuda);
+  const auto read_back = [](const Tensor& loss) { loss.to(Device{}); };
+  const auto bring = [](const Tensor& loss) { zeros({1}).to(loss.device()); };
+  const auto wait = [&](const Tensor&) { cuda.synchronize(kGpu); };
+  const auto fail = [](const Tensor&) { throw DataError("the step's own failure"); };
+  const auto record = [&](const Tensor&) { cuda.recorder(kGpu)->begin(0); };
+  struct Case {
+    std::function<void(const Tensor&)> spoil;
+    const char* message;
+  };
+  const Case cases[] = {{read_back, "a copy to the host on cuda:0 cannot be part of a recorded step"},
+                        {bring, "a copy from the host on cuda:0 cannot be part of a recorded step"},
+                        {wait, "cuda: synchronize: "},
+                        {fail, "the step's own failure"},
+                        {record, "cuda:0 is recording a step already"}};
+  Training plain(linear(), 12, 4, false), recorded(linear(), 12, 4, true);
+  const Case* next = std::begin(cases);
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    plain.epoch();
+    for (auto at = recorded.loader().begin(); at != recorded.loader().end(); ++at) {
+      const bool first = epoch == 0 && recorded.loader().stamp().step == 0;
+      if (!first && next != std::end(cases)) {
+        CAPTURE(next->message);
+        const auto spoilt = [&] {
+          const Tensor loss = recorded.step();
+          next->spoil(loss);
+          return loss;
+        };
+        // After its first step the key is to be recorded: nothing of it may have happened.
+        CHECK_THROWS_WITH(recorded.graph().run(recorded.key(), spoilt), ContainsSubstring(next->message));
+        ++next;
+      }
+      if (next != std::end(cases) && !first) {
+        recorded.step();  // plainly, on the same device
+      } else {
+        recorded.graph().run(recorded.key(), [&] { return recorded.step(); });
+      }
+    }
+    CHECK(same_values(recorded, plain));
+  }
+  CHECK(recorded.graph().recordings() == 1);
+  CHECK(recorded.graph().replays() > 0);
+}
+
+TEST_CASE("cuda: replays take no memory, and few recordings are kept") {
+  DUET_NEEDS_CUDA();
+  Backend& cuda = backend(DeviceKind::cuda);
+  Training plain(linear(), 16, 4, false), recorded(linear(), 16, 4, true);
+  for (Training* training : {&plain, &recorded}) training->epoch();
+  const DeviceUse before = cuda.use(kGpu);
+  for (int epoch = 0; epoch < 5; ++epoch)
+    for (Training* training : {&plain, &recorded}) training->epoch();
+  CHECK(cuda.use(kGpu).held == before.held);
+  CHECK(recorded.graph().recordings() == 1);
+  std::size_t held = 0;
+  for (int i = 0; i < 20; ++i) {
+    for (Training* training : {&plain, &recorded}) {
+      training->optimizer().set_lr(0.05f + 0.001f * static_cast<float>(i));
+      training->epoch();
+    }
+    if (i == 9) held = cuda.use(kGpu).held;
+  }
+  CHECK(cuda.use(kGpu).held == held);
+  CHECK(recorded.graph().recordings() == 20);  // lr 0.05 was there
+  CHECK(same_values(recorded, plain));
+}
+
+TEST_CASE("cuda: a precision of its own, batches without a stamp, and losses that are none") {
+  DUET_NEEDS_CUDA();
+  Training recorded(linear(), 8, 4, true);
+  recorded.epoch();
+  CHECK(recorded.graph().recordings() == 1);
+  {
+    const WithPrecision set(Precision::bf16);
+    recorded.epoch();
+  }
+  CHECK(recorded.graph().recordings() == 2);
+  StepGraph graph(kGpu);
+  CHECK_THROWS_WITH(graph.run({.rows = 4}, [] { return Tensor(); }), ContainsSubstring("needs a stamp"));
+  const StepKey key = {.rows = 1, .stamp = {0, 0, 1}};
+  CHECK_THROWS_WITH(graph.run(key, [] { return Tensor(); }), "a step must return its loss, one f32");
+}
+
+TEST_CASE("steps on a CPU are not recorded") {
+  CHECK(backend(DeviceKind::cpu).recorder({}) == nullptr);
+  CHECK_THROWS_WITH(StepGraph(Device{}), "steps on cpu:0 cannot be recorded as a graph");
+}
