@@ -59,6 +59,9 @@ void check(const TrainOptions& options) {
   check_devices(options.devices, options.batch);
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
+  require<UsageError>(options.compare_every >= 0, "--compare-every is ", options.compare_every, ", expected 0 or more");
+  require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
+                      name(options.mode));
   require<UsageError>(options.replicas == "per_forward" || options.replicas == "resident", "--replicas: unknown '",
                       options.replicas, "', expected per_forward or resident");
   require<UsageError>(options.loss == "gathered" || options.loss == "in_replica", "--loss: unknown '", options.loss,

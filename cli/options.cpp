@@ -75,6 +75,10 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
   app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
+  app.add_option(
+         "--compare-every", options.compare_every,
+         "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
+      ->capture_default_str();
   app.add_option("--trace", options.trace,
                  "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
   app.add_option("--step-times", options.step_times,

@@ -46,6 +46,7 @@ struct TrainOptions : Training {
   std::string result;                 // file for the run's record
   std::string fingerprints;           // file for one hash of all parameters per step
   std::string step_times;             // file for the time of every step but the first, in microseconds
+  std::int64_t compare_every = 0;     // ddp: steps from one comparison of all ranks' parameters to the next
   std::string trace;                  // file for the trace of all ranks
   std::string progress;               // file that always holds one line: where the training stands
 };

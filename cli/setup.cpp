@@ -86,6 +86,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
 void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& group) {
   ddp::DistributedDataParallelOptions wrap;
   if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
+  wrap.compare_parameters_every = options.compare_every;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   setup.times = [net = wrapper.get(), &group] {
     return WrapperTimes{.communication = net->reducer().times().waiting_us, .communication_busy = group.busy_us()};

@@ -123,15 +123,10 @@ class Trainer {
   /// All ranks must hold the same bits: a reduction that went wrong is found here, not in a worse accuracy.
   void require_same_parameters() {
     if (team_.size == 1) return;
-    const std::string hash = parameters_sha256(setup_.model());
-    std::vector<double> parts;
-    for (std::size_t at = 0; at < hash.size(); at += 8)
-      parts.push_back(static_cast<double>(std::strtoul(hash.substr(at, 8).c_str(), nullptr, 16)));
-    std::vector<double> sums = parts;
-    team_.sum(sums);
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      require<CommError>(sums[i] == parts[i] * team_.size, "the ranks hold different parameters after step ",
-                         recorder_.epoch_step(), " of the epoch; this rank's sha256 is ", hash);
+    const std::vector<std::string> hashes = team_.gather(parameters_sha256(setup_.model()));
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank)
+      require<CommError>(hashes[rank] == hashes[0], "after step ", recorder_.epoch_step(), " of the epoch rank ", rank,
+                         " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
   }
 
   void end_epoch(int epoch) {

@@ -1,11 +1,14 @@
 #include "ddp/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <chrono>
+#include <span>
 #include <string>
 
 #include "ddp/gather_texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
+#include "lib/sha256.h"
 
 namespace duet::ddp {
 namespace {
@@ -41,12 +44,15 @@ void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
 
 /// What ties the reducer to the gradients of one module.
 struct DistributedDataParallel::Hooks {
-  Hooks(nn::Module& module, ProcessGroup& the_group, const DistributedDataParallelOptions& options, const bool& sync_on)
+  Hooks(nn::Module& module, ProcessGroup& the_group, const DistributedDataParallelOptions& options, const bool& sync_on,
+        const bool& joins_now)
       : store(module.parameters()),
         first(module.range().first_slot),
         count(module.range().slots),
         group(the_group),
         sync(sync_on),
+        joins(joins_now),
+        compare_every(options.compare_parameters_every),
         accumulates(options.rule == GradientRule::torch || the_group.size() == 1),
         reducer(the_group, slots(),
                 {.bucket_limits = options.bucket_limits,
@@ -87,15 +93,37 @@ struct DistributedDataParallel::Hooks {
         reducer.mark_ready(first + count - 1 - slot);
     }
     std::fill(ready.begin(), ready.end(), char{0});
+    backward_ns += std::chrono::nanoseconds(Clock::now() - forward_end).count();
     reducer.finish();
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
+    if (compare_every > 0 && !joins && reducer.times().steps % compare_every == 0) compare_parameters();
+  }
+
+  void forward_ended(Clock::time_point begin) {
+    forward_end = Clock::now();
+    forward_ns += std::chrono::nanoseconds(forward_end - begin).count();
+  }
+
+  Tensor values() const { return store.values_of(first, count); }
+
+  void compare_parameters() const {
+    const Tensor on_host = values().to(Device{});
+    const auto hashes = all_gather_texts(group, sha256_hex(std::as_bytes(on_host.span<float>())));
+    std::string others;
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank)
+      if (hashes[rank] != hashes[0]) others += concat(others.empty() ? "" : ", ", rank);
+    require<CommError>(others.empty(), "parameters differ from those of rank 0 in step ", reducer.times().steps,
+                       ", on rank ", others);
   }
 
   nn::ParameterStore& store;
   int first, count;
   ProcessGroup& group;
-  const bool& sync;
+  const bool &sync, &joins;
+  std::int64_t compare_every;
+  Clock::time_point forward_end{};
+  std::int64_t forward_ns = 0, backward_ns = 0;
   bool accumulates;  // sums of sums come out right
   Reducer reducer;
   std::vector<char> ready;
@@ -122,30 +150,81 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
     if (const auto shared = group_.shared_storage(gradients.bytes()))
       store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()));
   }
-  broadcast_buffers(module_.context());
-  hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_);
+  broadcast_buffers(module_.context(), 0);
+  hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_, joins_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
 const Reducer& DistributedDataParallel::reducer() const { return hooks_->reducer; }
 
-void DistributedDataParallel::broadcast_buffers(const nn::Context& context) const {
+void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int root) const {
   const Range& range = module_.range();
   for (int i = 0; i < range.buffers; ++i) {
     const int number = range.first_buffer + i - context.first_buffer;
-    group_.broadcast(context.store->buffers()[static_cast<std::size_t>(number)].tensor).wait();
+    group_.broadcast(context.store->buffers()[static_cast<std::size_t>(number)].tensor, root).wait();
   }
 }
 
-Variable DistributedDataParallel::forward(nn::Context& context, const Variable& x) const {
-  if (options_.broadcast_buffers && context.training && sync_ && grad_enabled()) broadcast_buffers(context);
-  return module_.forward(context, x);
+DistributedDataParallelTimes DistributedDataParallel::times() const {
+  const auto ns = [](double us) { return static_cast<std::int64_t>(us * 1e3); };
+  const ReducerTimes& reduced = hooks_->reducer.times();
+  return {.steps = reduced.steps,
+          .forward_ns = hooks_->forward_ns,
+          .backward_ns = hooks_->backward_ns,
+          .communication_ns = ns(reduced.overlap_us + reduced.waiting_us),
+          .overlap_ns = ns(reduced.overlap_us)};
 }
 
+bool DistributedDataParallel::synchronises(const nn::Context& context) const {
+  return context.training && sync_ && grad_enabled();
+}
+
+/// The highest rank that trains a step now, or -1.
+int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
+  int rank = this_one ? group_.rank() : -1;
+  group_.all_reduce({&rank, 1, DType::i32}, ReduceOp::max).wait();
+  return rank;
+}
+
+template <class T>
+T DistributedDataParallel::run(nn::Context& context, const T& input) const {
+  if (!synchronises(context)) return module_.forward(context, input);
+  const int root = joins_ ? last_of_those_that_train(true) : 0;
+  if (options_.broadcast_buffers) broadcast_buffers(context, root);
+  const Clock::time_point begin = Clock::now();
+  T output = module_.forward(context, input);
+  hooks_->forward_ended(begin);
+  return output;
+}
+
+Variable DistributedDataParallel::forward(nn::Context& context, const Variable& x) const { return run(context, x); }
+
 nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value& input) const {
-  if (options_.broadcast_buffers && context.training && sync_ && grad_enabled()) broadcast_buffers(context);
-  return module_.forward(context, input);
+  return run(context, input);
+}
+
+void DistributedDataParallel::join(const std::function<void()>& body) {
+  require<UsageError>(!joins_, "join() is called within join()");
+  joins_ = true;
+  const std::int64_t before = times().steps;
+  try {
+    body();
+    const std::int64_t trained = times().steps - before;
+    for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
+      if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
+      hooks_->reducer.contribute_zeros();
+    }
+    std::int64_t longest = trained * group_.size() + group_.rank();
+    group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
+    const int root = static_cast<int>(longest % group_.size());
+    group_.broadcast(hooks_->values(), root).wait();
+    broadcast_buffers(module_.context(), root);
+  } catch (...) {
+    joins_ = false;
+    throw;
+  }
+  joins_ = false;
 }
 
 }  // namespace duet::ddp

@@ -1,6 +1,8 @@
 // DistributedDataParallel: one process per rank, each with the whole model and a shard of every batch.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,8 +25,19 @@ struct DistributedDataParallelOptions {
   bool find_unused_parameters = false;
   /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
   bool broadcast_buffers = true;
+  /// In every K-th synchronised step all ranks compare hashes of their parameters; 0: never. backward then throws
+  /// CommError on every rank that names the ranks whose parameters are not rank 0's. Not within join().
+  std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
+};
+
+/// Where this rank's time went, summed over the synchronised steps, in nanoseconds. `backward_ns` is from the end of
+/// forward to the last gradient, the loss and what else lies between included; communication runs from the first bucket
+/// sent to the end of the last, of which `overlap_ns` lie beside backward.
+struct DistributedDataParallelTimes {
+  std::int64_t steps = 0;
+  std::int64_t forward_ns = 0, backward_ns = 0, communication_ns = 0, overlap_ns = 0;
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
@@ -42,6 +55,7 @@ class DistributedDataParallel : public nn::Module {
   nn::Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
   const Reducer& reducer() const;
+  DistributedDataParallelTimes times() const;
 
   /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
   /// accumulated: `auto guard = net.no_sync();`.
@@ -58,17 +72,29 @@ class DistributedDataParallel : public nn::Module {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
 
+  /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
+  /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps
+  /// (torch/distributed/algorithms/join.py). Under GradientRule::torch gradients are still divided by the number of all
+  /// ranks. Optimizers' states stay as they are. All ranks call it; forward and backward alternate in it. What `body`
+  /// throws passes through, and leaves the group out of step.
+  void join(const std::function<void()>& body);
+
  protected:
   std::string type_name() const override { return "DistributedDataParallel"; }
 
  private:
   struct Hooks;
-  void broadcast_buffers(const nn::Context& context) const;
+  bool synchronises(const nn::Context& context) const;
+  template <class T>
+  T run(nn::Context& context, const T& input) const;
+  void broadcast_buffers(const nn::Context& context, int root) const;
+  int last_of_those_that_train(bool this_one) const;
 
   nn::Module& module_;
   ProcessGroup& group_;
   DistributedDataParallelOptions options_;
   bool sync_ = true;
+  bool joins_ = false;  // within join()
   std::unique_ptr<Hooks> hooks_;
 };
 

@@ -96,14 +96,21 @@ void Reducer::send_ready_buckets() {
   }
 }
 
-void Reducer::finish() {
-  if (sent_ < buckets_.size() && options_.zero_unused) {
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      if (ready_[i]) continue;
-      set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
-      mark_ready(static_cast<int>(i));
-    }
+void Reducer::zero_missing() {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (ready_[i]) continue;
+    set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
+    mark_ready(static_cast<int>(i));
   }
+}
+
+void Reducer::contribute_zeros() {
+  zero_missing();
+  finish();
+}
+
+void Reducer::finish() {
+  if (sent_ < buckets_.size() && options_.zero_unused) zero_missing();
   if (sent_ < buckets_.size()) {
     throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
                             "; a parameter that the loss does not use needs the option zero_unused"));

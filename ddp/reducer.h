@@ -54,6 +54,8 @@ class Reducer {
   /// Waits until every gradient holds the sum over all ranks. Throws UsageError that names the slots that were never
   /// ready, after which the group is out of step with the others.
   void finish();
+  /// A whole step for the other ranks' sake: all gradients are set to zero, and get the sum of the others'.
+  void contribute_zeros();
   /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
   void reset();
 
@@ -72,6 +74,7 @@ class Reducer {
   void add_bucket(const std::vector<std::size_t>& slots);
   GradBucket grad_bucket(std::size_t index) const;
   void send_ready_buckets();
+  void zero_missing();
   std::string missing_names() const;
 
   ProcessGroup& group_;

@@ -70,6 +70,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--mode", "ddp", "--devices", "4", "--batch", "3"}, "--batch is 3, smaller than the 4 devices"},
       {{"train", "--lr", "nan"}, "--lr"},
       {{"train", "--momentum", "1"}, "--momentum is 1"},
+      {{"train", "--compare-every", "5"}, "--compare-every is for mode ddp, not single"},
       {{"train", "--epochs", "0"}, "--epochs is 0"},
       {{"train", "--epochs", "many"}, "--epochs"},
       {{"train", "--backend", "tcp"}, "--backend: unknown 'tcp', expected auto, shm, gloo or nccl"},

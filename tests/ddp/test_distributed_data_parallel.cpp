@@ -81,6 +81,44 @@ TEST_CASE("no_sync accumulates, and the next backward reduces it all") {
   CHECK(outcome.lines.at(1) == Lines{"1.5", "3.5", "4.5"});
 }
 
+TEST_CASE("ranks with fewer steps join those that go on, and end with their parameters") {
+  for (const int size : {1, 2, 4}) {
+    float weight = 1;  // its gradient is 2 weight on those that train, divided by all
+    for (int training = size; training > 0; --training)
+      weight -= 0.25f * 2 * weight * static_cast<float>(training) / static_cast<float>(size);
+    const Outcome outcome = run_worker(size, {"join"});
+    CHECK(outcome.result.message == "");
+    for (int rank = 0; rank < size; ++rank) CHECK(outcome.lines.at(rank) == Lines{concat(weight, " ", size)});
+  }
+}
+
+TEST_CASE("while ranks join, buffers are those of a rank that trains") {
+  const Outcome outcome = run_worker(2, {"join_buffers"});
+  CHECK(outcome.result.message == "");
+  for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"1.084"});  // 4 (1 - 0.9^3)
+}
+
+TEST_CASE("parameters that went astray are found in the step that compares them, on every rank") {
+  const Outcome outcome = run_worker(3, {"compare"});
+  CHECK_THAT(outcome.result.message, ContainsSubstring("parameters differ from those of rank 0 in step 3, on rank 1"));
+}
+
+TEST_CASE("times of DDP") {
+  SoloGroup group;
+  nn::Linear model(5, 2);
+  DistributedDataParallel net(model, group);
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    ops::mse_loss(net(zeros({3, 5})), zeros({3, 2})).backward();
+  }
+  const DistributedDataParallelTimes times = net.times();
+  CHECK(times.steps == 2);
+  CHECK(times.forward_ns > 0);
+  CHECK(times.backward_ns > 0);
+  CHECK(times.overlap_ns >= 0);
+  CHECK(times.communication_ns >= times.overlap_ns);
+}
+
 TEST_CASE("a second backward without zero_grad is refused where it would count twice") {
   if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   CHECK_THAT(run_worker(2, {"twice"}).result.message, ContainsSubstring("call zero_grad()"));

@@ -107,6 +107,51 @@ void run_unused(const Arguments& arguments) {
   std::cout << model.parameters().gradient(1).span<float>()[0] << std::endl;
 }
 
+/// Rank r trains r + 1 steps.
+void run_join(const Arguments&) {
+  const auto group = init_process_group();
+  Scalar model(1);
+  DistributedDataParallel net(model, *group, {.rule = GradientRule::torch});
+  optim::SGD opt(model, {.lr = 0.25f});
+  net.join([&] {
+    for (int step = 0; step <= group->rank(); ++step) {
+      opt.zero_grad();
+      square(net, 1).backward();
+      opt.step();
+    }
+  });
+  std::cout << model.parameters().values().span<float>()[0] << " " << net.times().steps << std::endl;
+}
+
+/// Running statistics, where rank 0 stops first; batches of rank r have the mean 4 r.
+void run_join_buffers(const Arguments&) {
+  const auto group = init_process_group();
+  nn::BatchNorm2d model(1);
+  DistributedDataParallel net(model, *group);
+  const float mean = 4 * static_cast<float>(group->rank());
+  const Tensor x = from_values<float>({2, 1, 1, 1}, {mean - 1, mean + 1});
+  net.join([&] {
+    for (int step = 0; step <= 2 * group->rank(); ++step) {
+      model.zero_grad();
+      ops::mse_loss(net(x), from_values<float>({2, 1, 1, 1}, {0.0f, 0.0f})).backward();
+    }
+  });
+  std::printf("%.3f\n", static_cast<double>(model.state_dict().at(2).tensor.span<float>()[0]));
+  std::fflush(stdout);
+}
+
+/// Rank 1's parameter goes astray behind the first step.
+void run_compare(const Arguments&) {
+  const auto group = init_process_group();
+  Scalar model(1);
+  DistributedDataParallel net(model, *group, {.compare_parameters_every = 3});
+  for (int step = 1;; ++step) {
+    model.zero_grad();
+    square(net, 1).backward();
+    if (step == 1 && group->rank() == 1) model.parameters().values().span<float>()[0] += 1;
+  }
+}
+
 /// All ranks reduce for ever; at the 20th time rank 1 does `act`.
 void run_until(const std::function<void()>& act) {
   const auto group = init_process_group();
@@ -144,6 +189,9 @@ int run(const Arguments& arguments) {
   if (name == "no_sync") run_no_sync(arguments);
   if (name == "twice") run_twice(arguments);
   if (name == "unused") run_unused(arguments);
+  if (name == "join") run_join(arguments);
+  if (name == "join_buffers") run_join_buffers(arguments);
+  if (name == "compare") run_compare(arguments);
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
