@@ -33,7 +33,7 @@ std::int32_t collect_channel(const PooledConv& g, const float* dy, const std::ui
     Block::Ints places;
     std::memcpy(&places, offsets + at, sizeof places);
     places += (corner >> 1) * line + (corner & 1) * kBlock;
-    count = append(list, count, places, Block::load(dy + at) * g.scale, corner != kDead);
+    count = append(list, count, places, Block::load(dy + at) * g.scale, unequal(corner, kDead));
   }
   for (; at < pixels; ++at) {
     const std::int32_t corner = index[at];
@@ -62,43 +62,49 @@ void add_list(const LiveList& list, std::int32_t count, const float* image, std:
     for (int t = 0; t < kTaps; ++t) store(dw + t * in_channels + b * kWidth, total[b][t]);
 }
 
-/// Adds value * weights to the 4x4 patch of input pixels under one pooled window, for one corner of the window.
-template <int kRow, int kColumn>
-[[gnu::always_inline]] inline void add_corner(const LiveList& list, std::int32_t begin, std::int32_t end,
-                                              const float* w, Vec (&patch)[16]) {
-  for (std::int32_t i = begin; i < end; ++i) {
-    const Vec value = broadcast(list.values[i]);
-    const float* const taps = w + list.places[i];
-    for (int t = 0; t < kTaps; ++t) {
-      Vec& pixel = patch[(kRow + t / 3) * 4 + kColumn + t % 3];
-      pixel = fma(value, load(taps + t * kBlock), pixel);
-    }
-  }
-}
-
-/// The live gradients of a row, sorted by pooled pixel and corner of its window, in the order of channels; a place is
-/// where the channel's weights begin.
-struct CornerLists {
+/// The live gradients of a row that belong to one corner of their windows, by pooled pixel and in the order of
+/// channels; a place is where the channel's weights begin.
+struct CornerList {
   LiveList list;
-  std::int32_t* ends;  // kCorners per pixel
+  std::int32_t* ends;  // of each pooled pixel
 };
 
 /// dy and index are blocked.
-void collect_corners(const PooledConv& g, const float* dy, const std::uint8_t* index, const CornerLists& lists) {
+void collect_corners(const PooledConv& g, const float* dy, const std::uint8_t* index,
+                     const CornerList (&corners)[kCorners]) {
   Block::Ints first = {};
   for (int lane = 0; lane < kBlock; ++lane) first[lane] = lane * kTaps * kBlock;
-  std::int32_t count = 0;
-  for (std::int64_t pixel = 0; pixel < pixels_of(g); ++pixel) {
-    for (int c = 0; c < kCorners; ++c) {
-      for (std::int64_t k = 0; k < g.out_channels; k += kBlock) {
-        const std::int64_t at = (k / kBlock * pixels_of(g) + pixel) * kBlock;
-        const auto weights = static_cast<std::int32_t>(k * kTaps * kBlock);
-        count =
-            append(lists.list, count, first + weights, Block::load(dy + at) * g.scale, load_places(index + at) == c);
-      }
-      lists.ends[pixel * kCorners + c] = count;
+  const std::int64_t pixels = pixels_of(g), blocks = g.out_channels / kBlock;
+  const float scale = g.scale;
+  std::int32_t counts[kCorners] = {};
+  for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
+    Block::Ints weights = first;
+    for (std::int64_t b = 0; b < blocks; ++b, weights += kBlock * kTaps * kBlock) {
+      const std::int64_t at = (b * pixels + pixel) * kBlock;
+      const Block::Ints corner = load_places(index + at);
+      const Block::Floats values = Block::load(dy + at) * scale;
+      for (int c = 0; c < kCorners; ++c)
+        counts[c] = append(corners[c].list, counts[c], weights, values, equal(corner, c));
+    }
+    for (int c = 0; c < kCorners; ++c) corners[c].ends[pixel] = counts[c];
+  }
+}
+
+/// Adds value * weights to the 4x4 patch of input pixels under one pooled window, for one corner of the window. `begin`
+/// is moved to the next pixel's entries.
+template <int kRow, int kColumn>
+[[gnu::always_inline]] inline void add_corner(const CornerList& corner, std::int32_t& begin, std::int64_t pixel,
+                                              const float* w, Vec (&patch)[16]) {
+  const std::int32_t end = corner.ends[pixel];
+  for (std::int32_t i = begin; i < end; ++i) {
+    const Vec value = broadcast(corner.list.values[i]);
+    const float* const taps = w + corner.list.places[i];
+    for (int t = 0; t < kTaps; ++t) {
+      Vec& pixel_sum = patch[(kRow + t / 3) * 4 + kColumn + t % 3];
+      pixel_sum = fma(value, load(taps + t * kBlock), pixel_sum);
     }
   }
+  begin = end;
 }
 
 /// Parts of the scratch memory, each of whole cache lines.
@@ -109,9 +115,12 @@ struct Scratch {
     turned_dy = take(outputs);
     turned_index = reinterpret_cast<std::uint8_t*>(take(outputs / 4));
     offsets = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
-    corners.ends = reinterpret_cast<std::int32_t*>(take(pixels_of(g) * kCorners));
-    corners.list.places = reinterpret_cast<std::int32_t*>(take(LiveList::room(outputs)));
-    corners.list.values = take(LiveList::room(outputs));
+    bias = take(g.out_channels * kWidth);
+    for (CornerList& corner : corners) {
+      corner.ends = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
+      corner.list.places = reinterpret_cast<std::int32_t*>(take(LiveList::room(outputs)));
+      corner.list.values = take(LiveList::room(outputs));
+    }
     bytes = (next - static_cast<float*>(memory)) * 4;
   }
   float* take(std::int64_t count) {
@@ -123,7 +132,8 @@ struct Scratch {
   float* turned_dy;
   std::uint8_t* turned_index;
   std::int32_t* offsets;  // see window_offsets()
-  CornerLists corners;
+  float* bias;            // kWidth partial sums of db per channel
+  CornerList corners[kCorners];
   std::int64_t bytes;
   float* next;
 };
@@ -145,13 +155,16 @@ struct Pooled {
   const std::uint8_t* index;
 };
 
-/// Adds one row to dw and db; its padded image is in the scratch memory.
-void add_weights(const PooledConv& g, const Pooled& plain, float* dw, float* db, const Scratch& s) {
+/// Adds one row to dw and the partial sums of db; its padded image is in the scratch memory.
+void add_weights(const PooledConv& g, const Pooled& plain, float* dw, const Scratch& s) {
   const std::int64_t pixels = pixels_of(g), pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
   for (std::int64_t k = 0; k < g.out_channels; ++k) {
-    const LiveList& list = s.corners.list;
+    const LiveList& list = s.corners[0].list;  // free until the data gradient
     const std::int32_t count = collect_channel(g, plain.dy + k * pixels, plain.index + k * pixels, s.offsets, list);
-    for (std::int32_t i = 0; i < count; ++i) db[k] += list.values[i];
+    store(list.values + count, Vec{});
+    Vec bias = load(s.bias + k * kWidth);
+    for (std::int32_t i = 0; i < count; i += kWidth) bias = bias + load(list.values + i);
+    store(s.bias + k * kWidth, bias);
     float* const to = dw + k * kTaps * g.in_channels;
     std::int64_t c = 0;
     if constexpr (kVecs == 1 && kRegisters == 32)
@@ -164,27 +177,27 @@ void add_weights(const PooledConv& g, const Pooled& plain, float* dw, float* db,
 
 /// The padded dx of one row, in the scratch memory.
 void sum_data(const PooledConv& g, const Pooled& blocked, const float* w, const Scratch& s) {
-  const std::int64_t pooled_width = g.width / 2, pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
-  const auto& [list, ends] = s.corners;
+  const std::int64_t pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
+  const CornerList(&corners)[kCorners] = s.corners;
   collect_corners(g, blocked.dy, blocked.index, s.corners);
   for (std::int64_t i = 0; i < g.in_channels / kBlock * plane; i += kWidth) store(s.image + i, Vec{});
   // Input channels outside, so that one block's weights stay in the first cache.
   for (std::int64_t c = 0; c < g.in_channels; c += kWidth) {
     const float* const from = w + c / kBlock * g.out_channels * kTaps * kBlock + c % kBlock;
-    std::int32_t begin = 0;
-    for (std::int64_t pixel = 0; pixel < pixels_of(g); ++pixel) {
-      const std::int32_t* const end = ends + pixel * kCorners;
-      Vec patch[16] = {};
-      add_corner<0, 0>(list, begin, end[0], from, patch);
-      add_corner<0, 1>(list, end[0], end[1], from, patch);
-      add_corner<1, 0>(list, end[1], end[2], from, patch);
-      add_corner<1, 1>(list, end[2], end[3], from, patch);
-      begin = end[3];
-      float* const to = s.image + c / kBlock * plane + c % kBlock +
-                        (2 * (pixel / pooled_width) * pitch + 2 * (pixel % pooled_width)) * kBlock;
-      for (int k = 0; k < 16; ++k) {
-        float* const place = to + (k / 4 * pitch + k % 4) * kBlock;
-        store(place, load(place) + patch[k]);
+    std::int32_t begins[kCorners] = {};
+    std::int64_t pixel = 0;
+    for (std::int64_t p = 0; p < g.height / 2; ++p) {
+      float* to = s.image + c / kBlock * plane + c % kBlock + 2 * p * pitch * kBlock;
+      for (std::int64_t q = 0; q < g.width / 2; ++q, ++pixel, to += 2 * kBlock) {
+        Vec patch[16] = {};
+        add_corner<0, 0>(corners[0], begins[0], pixel, from, patch);
+        add_corner<0, 1>(corners[1], begins[1], pixel, from, patch);
+        add_corner<1, 0>(corners[2], begins[2], pixel, from, patch);
+        add_corner<1, 1>(corners[3], begins[3], pixel, from, patch);
+        for (int k = 0; k < 16; ++k) {
+          float* const place = to + (k / 4 * pitch + k % 4) * kBlock;
+          store(place, load(place) + patch[k]);
+        }
       }
     }
   }
@@ -202,16 +215,17 @@ void live_backward(const PooledConv& g, const float* x, const float* dy, const s
   const std::int64_t planes = g.in_channels / kBlock;
   window_offsets(g, s.offsets);
   for (std::int64_t i = 0; i < g.out_channels * kTaps * g.in_channels; ++i) dw[i] = 0;
-  for (std::int64_t k = 0; k < g.out_channels; ++k) db[k] = 0;
+  for (std::int64_t i = 0; i < g.out_channels * kWidth; ++i) s.bias[i] = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* const row_dy = dy + row * outputs;
     const std::uint8_t* const row_index = index + row * outputs;
     pad(x + row * image, s.image, planes, g.height, g.width, kBlock);
-    add_weights(g, Pooled(g, row_dy, row_index, false, s), dw, db, s);
+    add_weights(g, Pooled(g, row_dy, row_index, false, s), dw, s);
     if (dx == nullptr) continue;
     sum_data(g, Pooled(g, row_dy, row_index, true, s), w, s);
     crop(s.image, dx + row * image, planes, g.height, g.width, kBlock);
   }
+  for (std::int64_t k = 0; k < g.out_channels; ++k) db[k] = sum(load(s.bias + k * kWidth));
 }
 
 }  // namespace duet::cpu::DUET_ISA

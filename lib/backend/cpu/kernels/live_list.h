@@ -27,14 +27,28 @@ struct LiveList {
   static std::int64_t room(std::int64_t count) { return count + kBlock; }
 };
 
-/// Adds those lanes whose `chosen` is not zero after the first `count` entries; returns the new count.
-[[gnu::always_inline]] inline std::int32_t append(const LiveList& list, std::int32_t count, Block::Ints places,
-                                                  Block::Floats values, Block::Ints chosen) {
+/// Lanes of a block that a comparison chose.
 #if defined(__AVX512F__)
-  const __mmask16 mask = _mm512_test_epi32_mask((__m512i)chosen, (__m512i)chosen);
-  _mm512_storeu_si512(list.places + count, _mm512_maskz_compress_epi32(mask, (__m512i)places));
-  _mm512_storeu_ps(list.values + count, _mm512_maskz_compress_ps(mask, (__m512)values));
-  return count + __builtin_popcount(mask);
+using Chosen = __mmask16;
+[[gnu::always_inline]] inline Chosen equal(Block::Ints a, std::int32_t b) {
+  return _mm512_cmpeq_epi32_mask((__m512i)a, _mm512_set1_epi32(b));
+}
+[[gnu::always_inline]] inline Chosen unequal(Block::Ints a, std::int32_t b) {
+  return _mm512_cmpneq_epi32_mask((__m512i)a, _mm512_set1_epi32(b));
+}
+#else
+using Chosen = Block::Ints;
+[[gnu::always_inline]] inline Chosen equal(Block::Ints a, std::int32_t b) { return a == b; }
+[[gnu::always_inline]] inline Chosen unequal(Block::Ints a, std::int32_t b) { return a != b; }
+#endif
+
+/// Adds the chosen lanes after the first `count` entries; returns the new count.
+[[gnu::always_inline]] inline std::int32_t append(const LiveList& list, std::int32_t count, Block::Ints places,
+                                                  Block::Floats values, Chosen chosen) {
+#if defined(__AVX512F__)
+  _mm512_storeu_si512(list.places + count, _mm512_maskz_compress_epi32(chosen, (__m512i)places));
+  _mm512_storeu_ps(list.values + count, _mm512_maskz_compress_ps(chosen, (__m512)values));
+  return count + __builtin_popcount(chosen);
 #else
   for (int lane = 0; lane < kBlock; ++lane) {
     list.places[count] = places[lane];
