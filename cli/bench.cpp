@@ -18,6 +18,7 @@ namespace {
 
 struct Timed {
   Cell cell;
+  std::string graph;  // --graph
   std::vector<double> steps_us;
   std::vector<Run> runs;
 };
@@ -40,13 +41,13 @@ void print(const Timed& timed, std::int64_t batch) {
   const double middle = median(timed.steps_us);
   const auto us = [](double value) { return grouped(std::llround(value)); };
   const StepParts& parts = row.step_us;
-  const std::string shared = sharing(row).empty() ? "" : "  " + sharing(row);
+  const std::string notes = (sharing(row).empty() ? "" : "  " + sharing(row)) + (row.graph ? "  as CUDA graphs" : "");
   std::printf(" %-8s %7d  %10s  %10s..%-10s  %10s  %9s  %9s  %13s  %9s%s\n", name(timed.cell.mode), timed.cell.devices,
               us(middle).c_str(), us(*low).c_str(), us(*high).c_str(),
               us(static_cast<double>(batch) / middle * 1e6).c_str(), us(parts.forward + parts.loss).c_str(),
               us(parts.backward).c_str(),
               us(parts.scatter + parts.replicate + parts.gather + parts.communication).c_str(),
-              us(parts.input + parts.update).c_str(), shared.c_str());
+              us(parts.input + parts.update).c_str(), notes.c_str());
 }
 
 }  // namespace
@@ -63,7 +64,13 @@ int bench(const BenchOptions& options) {
   cells_from.train_images = (options.steps + 1) * options.batch;
   cells_from.test_images = 1;
   std::vector<Timed> all;
-  for (const Cell& cell : cells_of(cells_from, options.threads_per_device)) all.push_back({cell, {}, {}});
+  for (const Cell& cell : cells_of(cells_from, options.threads_per_device)) {
+    all.push_back({cell, options.graph, {}, {}});
+    // Both ways, where a choice is left.
+    const bool graphs =
+        cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) && !options.compat_torch;
+    if (options.device == DeviceKind::cuda && options.graph == "auto" && graphs) all.push_back({cell, "off", {}, {}});
+  }
   const TemporaryFolder folder;
   const std::string times = folder.path() + "/times";
   ProgressLine line(stderr, terminal_style(stderr, options.quiet));
@@ -72,7 +79,7 @@ int bench(const BenchOptions& options) {
   try {
     for (int repeat = 0; repeat < options.repeats; ++repeat)
       for (Timed& timed : all) {
-        timed.runs.push_back(runner.run(timed.cell, {"--step-times", times}));
+        timed.runs.push_back(runner.run(timed.cell, {"--step-times", times, "--graph", timed.graph}));
         if (!timed.runs.back().ok) continue;
         const std::vector<double> steps = read_numbers(times);
         timed.steps_us.insert(timed.steps_us.end(), steps.begin(), steps.end());
@@ -83,8 +90,10 @@ int bench(const BenchOptions& options) {
   std::printf("whole steps of %lld images, %d repeats, in us: median, fastest..slowest; parts are means\n",
               static_cast<long long>(options.batch), options.repeats);
   if (options.device == DeviceKind::cuda)
-    std::printf("on %s, precision %s; parts are the host's times, the rest holds its wait for the GPU\n",
-                kind_title(options.device).c_str(), name(options.precision));
+    std::printf(
+        "on %s, precision %s; parts are the host's times, the rest holds its wait for the GPU; steps as "
+        "CUDA graphs are timed from one reading of the loss to the next\n",
+        kind_title(options.device).c_str(), name(options.precision));
   std::printf(" %-8s %7s  %10s  %22s  %10s  %9s  %9s  %13s  %9s\n", "mode", "devices", "median", "range", "samples/s",
               "forward", "backward", "communication", "the rest");
   bool good = true;

@@ -56,6 +56,8 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         duet::name(options.device),
                                         "--precision",
                                         duet::name(options.precision),
+                                        "--graph",
+                                        options.graph,
                                         "--backend",
                                         options.backend,
                                         "--threads-per-device",

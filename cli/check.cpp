@@ -19,6 +19,10 @@ void check_training(const Training& training) {
                       name(training.precision), ", but CPU devices compute in fp32");
   require<UsageError>(training.device == DeviceKind::cpu || training.threads_per_device == 1,
                       "--threads-per-device is ", training.threads_per_device, ", but one thread drives a GPU");
+  require<UsageError>(training.graph == "auto" || training.graph == "on" || training.graph == "off",
+                      "--graph: unknown '", training.graph, "', expected auto, on or off");
+  require<UsageError>(training.device == DeviceKind::cuda || training.graph != "on",
+                      "--graph on: CPU devices have no graphs");
   require<UsageError>(training.epochs >= 1, "--epochs is ", training.epochs, ", expected 1 or more");
   require<UsageError>(training.batch >= 1, "--batch is ", training.batch, ", expected 1 or more images");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
@@ -54,6 +58,16 @@ Mode parse_mode(const std::string& text) {
   throw UsageError(concat("unknown mode '", text, "', expected single, seed, dp or ddp"));
 }
 
+std::string why_no_graph(const TrainOptions& options) {
+  if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
+  if (options.graph == "off") return "--graph off";
+  if (options.mode == Mode::seed || options.mode == Mode::ddp)
+    return concat("in mode ", name(options.mode), " ranks add gradients up, outside of graphs");
+  if (options.devices > 1) return concat("a graph holds the work of one device, not of ", options.devices);
+  if (options.compat_torch) return "with --compat torch the host draws dropout";
+  return "";
+}
+
 void check(const TrainOptions& options) {
   check_training(options);
   check_devices(options.devices, options.batch);
@@ -62,6 +76,8 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.compare_every >= 0, "--compare-every is ", options.compare_every, ", expected 0 or more");
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
+  const std::string no_graph = why_no_graph(options);
+  require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   require<UsageError>(options.replicas == "per_forward" || options.replicas == "resident", "--replicas: unknown '",
                       options.replicas, "', expected per_forward or resident");
   require<UsageError>(options.loss == "gathered" || options.loss == "in_replica", "--loss: unknown '", options.loss,

@@ -150,6 +150,14 @@ void bits(const Results& results, std::vector<std::string>& out) {
   out.insert(out.end(), others.begin(), others.end());
 }
 
+void graphs(const Results& results, std::vector<std::string>& out) {
+  const auto with = [](bool graph) { return [graph](const Run& run) { return run.ok && run.graph == graph; }; };
+  const bool mixed = std::any_of(results.runs.begin(), results.runs.end(), with(true)) &&
+                     std::any_of(results.runs.begin(), results.runs.end(), with(false));
+  if (mixed)
+    out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
+}
+
 }  // namespace
 
 std::vector<std::string> findings(const Results& results) {
@@ -166,6 +174,7 @@ std::vector<std::string> findings(const Results& results) {
     }
   }
   crowded(results, out);
+  graphs(results, out);
   bits(results, out);
   return out;
 }

@@ -1,5 +1,7 @@
 #include "cli/loop.h"
 
+#include <utility>
+
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/ops/losses.h"
@@ -8,36 +10,86 @@
 
 namespace duet::cli {
 
+namespace {
+
+/// The step of all modes, plain or recorded. Gives the loss, which lies on its device.
+Variable step(const Trainee& trainee, const data::Batch& batch, Recorder& recorder) {
+  nn::Module& net = trainee.net;
+  const bool whole = !trainee.scatters;
+  const Tensor images = whole ? batch.images.to(trainee.device) : batch.images;
+  const Tensor labels = trainee.scatters && trainee.loss_in_replica ? batch.labels : batch.labels.to(trainee.device);
+  recorder.lap(&StepParts::input);
+  trainee.optimizer.zero_grad();
+  Variable loss;
+  if (trainee.loss_in_replica) {
+    loss = net(nn::Value(nn::List{nn::Value(Variable(images)), nn::Value(Variable(labels))})).variable();
+    recorder.lap(&StepParts::forward);
+  } else {
+    const Variable output = net(images);
+    recorder.lap(&StepParts::forward);
+    loss = ops::nll_loss(output, labels);
+    recorder.lap(&StepParts::loss);
+  }
+  loss.backward();
+  recorder.lap(&StepParts::backward);
+  if (trainee.average) {
+    trainee.average();
+    recorder.lap(&StepParts::communication);
+  }
+  trainee.optimizer.step();
+  return loss;
+}
+
+/// Runs the steps of one epoch, and tells the recorder of them.
+class Steps {
+ public:
+  Steps(const Trainee& trainee, data::Loader& loader, Recorder& recorder)
+      : trainee_(trainee), loader_(loader), recorder_(recorder) {}
+
+  void run() { trainee_.graph ? replay() : run_plainly(); }
+
+  /// Tells of the steps whose losses still lie on the device.
+  void settle() {
+    if (pending_ == 0) return;
+    const double losses = trainee_.graph->take_loss_sum();  // waits
+    recorder_.lap(&StepParts::update, pending_);
+    recorder_.end_steps(std::exchange(pending_, 0), losses, rows_, global_);
+  }
+
+ private:
+  void run_plainly() {
+    const data::Batch batch = loader_.batch();
+    const float mean = step(trainee_, batch, recorder_).item();  // waits for a device that works on its own
+    recorder_.lap(&StepParts::update);
+    recorder_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
+  }
+
+  void replay() {
+    if (loader_.rows() != rows_) settle();
+    rows_ = loader_.rows();
+    global_ = loader_.stamp().global;
+    trainee_.graph->run({rows_, loader_.stamp(), trainee_.optimizer.options().lr},
+                        [&] { return step(trainee_, loader_.batch(), recorder_).value(); });
+    ++pending_;
+    if (recorder_.wants_loss(pending_)) settle();
+  }
+
+  const Trainee& trainee_;
+  data::Loader& loader_;
+  Recorder& recorder_;
+  std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not told of, all of this size
+};
+
+}  // namespace
+
 bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
                  const std::function<bool()>& after_step) {
-  nn::Module& net = trainee.net;
-  for (auto& [host_images, host_labels] : loader) {
-    const bool whole = !trainee.scatters;
-    const Tensor images = whole ? host_images.to(trainee.device) : host_images;
-    const Tensor labels = trainee.scatters && trainee.loss_in_replica ? host_labels : host_labels.to(trainee.device);
-    recorder.lap(&StepParts::input);
-    trainee.optimizer.zero_grad();
-    Variable loss;
-    if (trainee.loss_in_replica) {
-      loss = net(nn::Value(nn::List{nn::Value(Variable(images)), nn::Value(Variable(labels))})).variable();
-      recorder.lap(&StepParts::forward);
-    } else {
-      const Variable output = net(images);
-      recorder.lap(&StepParts::forward);
-      loss = ops::nll_loss(output, labels);
-      recorder.lap(&StepParts::loss);
-    }
-    loss.backward();
-    recorder.lap(&StepParts::backward);
-    if (trainee.average) {
-      trainee.average();
-      recorder.lap(&StepParts::communication);
-    }
-    trainee.optimizer.step();
-    const float mean = loss.item();  // waits for a device that works on its own
-    recorder.lap(&StepParts::update);
-    recorder.end_step(static_cast<double>(mean), images.size(0), images.stamp_or_self().global);
-    if (!after_step()) return false;
+  Steps steps(trainee, loader, recorder);
+  for (auto at = loader.begin(); at != loader.end(); ++at) {
+    steps.run();
+    if (after_step()) continue;
+    steps.settle();
+    return false;
   }
   return true;
 }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cli/recorder.h"
+#include "lib/backend/step_graph.h"
 #include "lib/data/loader.h"
 #include "lib/nn/module.h"
 #include "lib/optim/sgd.h"
@@ -18,6 +19,7 @@ struct Trainee {
   std::function<void()> average{};  // seed: averages gradients after backward
   Device device{};                  // of the model: batches go there, unless net cuts them up itself
   bool scatters = false;            // net does
+  StepGraph* graph = nullptr;       // replays the steps, of a deferred loader
 };
 
 /// Trains over what is left of an epoch. `after_step` is called after every step and may end the pass by returning

@@ -31,6 +31,11 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
   app.add_option("--precision", texts.precision,
                  "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32")
       ->capture_default_str();
+  app.add_option(
+         "--graph", training.graph,
+         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where one process drives one device "
+         "and no ranks have to add gradients up")
+      ->capture_default_str();
   app.add_option("--backend", training.backend,
                  "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "
                  "(TCP), nccl (ranks with a GPU each), or auto: nccl for GPUs, else shm where it can be had")

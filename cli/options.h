@@ -23,6 +23,7 @@ struct Training {
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
   std::string backend = "auto";  // of the ranks' process group: see ddp/init.h
+  std::string graph = "auto";    // steps as CUDA graphs: where they can be, "on" or "off"
   std::string data;              // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
   bool download = false;
   int epochs = 10;
@@ -87,6 +88,9 @@ using Command = std::variant<Printed, TrainOptions, CompareOptions, LaunchOption
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
+
+/// Why the steps of such a run are not replayed as CUDA graphs, in plain words; empty where they are.
+std::string why_no_graph(const TrainOptions& options);
 
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);

@@ -78,7 +78,7 @@ std::string gpu_note(const Results& results) {
       return "<p class=\"note\">Devices are " + escaped(run.device) + ", precision " + escaped(run.precision) +
              ". per device: the most that tensors and workspaces took on one of them. moved/step: bytes copied to and "
              "from the busiest of them in a training step. Parts of a step are the host's times; update holds its "
-             "wait for the GPU.</p>\n";
+             "wait for the GPU, and all of a step that is replayed as a CUDA graph.</p>\n";
   return "";
 }
 

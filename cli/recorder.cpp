@@ -43,42 +43,64 @@ void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
   last_ = step_begin_ = Clock::now();
 }
 
-void Recorder::lap(double StepParts::*part) {
+void Recorder::lap(double StepParts::*part, std::int64_t steps) {
   const Clock::time_point now = Clock::now();
   const double us = std::chrono::duration<double, std::micro>(now - last_).count();
-  if (Trace::on())
+  if (Trace::on() && steps == 1)
     Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
   last_ = now;
   now_us_ += us;
   if (!first_) total_.*part += us;
 }
 
-void Recorder::end_step(double loss, std::int64_t rows, std::int64_t global) {
-  Trace::add({.name = "step",
-              .kind = TraceEvent::Kind::step,
-              .device = device_,
-              .amount = run_step_++,
-              .begin_ns = to_ns(step_begin_),
-              .end_ns = to_ns(last_)});
+void Recorder::trace_steps(std::int64_t steps) {
+  const std::int64_t begin = to_ns(step_begin_), all = to_ns(last_) - begin;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    TraceEvent step{.name = "step",
+                    .kind = TraceEvent::Kind::step,
+                    .device = device_,
+                    .amount = run_step_++,
+                    .begin_ns = begin + all * i / steps,
+                    .end_ns = begin + all * (i + 1) / steps};
+    Trace::add(step);
+    if (steps == 1) continue;  // its parts were traced
+    step.name = "graph";
+    step.kind = TraceEvent::Kind::work;
+    Trace::add(step);
+  }
   step_begin_ = last_;
+}
+
+std::int64_t Recorder::point_of(std::int64_t step) const {
+  const auto points = static_cast<std::int64_t>(loss_sums_.size());
+  return std::min(step * points / steps_, points - 1);
+}
+
+bool Recorder::wants_loss(std::int64_t pending) const {
+  const std::int64_t next = step_ + pending;
+  return first_ || next >= steps_ || point_of(next) != point_of(step_);
+}
+
+void Recorder::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
+  trace_steps(steps);
+  const auto count = static_cast<double>(steps);
   if (first_) {
     first_ = false;
     first_end_s_ = static_cast<double>(monotonic_ns() - started_ns_) / 1e9;
     if (wrapper_) wrapper_first_ = wrapper_();
   } else {
-    step_us_.push_back(static_cast<float>(now_us_));
+    step_us_.insert(step_us_.end(), static_cast<std::size_t>(steps), static_cast<float>(now_us_ / count));
     epoch_us_ += now_us_;
-    epoch_images_ += static_cast<double>(global);
+    epoch_images_ += count * static_cast<double>(global);
   }
   now_us_ = 0;
-  const auto points = static_cast<std::int64_t>(loss_sums_.size());
-  const auto point = static_cast<std::size_t>(std::min(step_ * points / steps_, points - 1));
-  const double sum = rows > 0 ? loss * static_cast<double>(rows) : 0;  // the loss of no rows is not a number
+  const auto point = static_cast<std::size_t>(point_of(step_));
+  const double sum = rows > 0 ? losses * static_cast<double>(rows) : 0;  // the loss of no rows is not a number
   loss_sums_[point] += sum;
-  loss_rows_[point] += static_cast<double>(global);
+  loss_rows_[point] += count * static_cast<double>(global);
   epoch_loss_sum_ += sum;
-  epoch_rows_ += static_cast<double>(rows);
-  ++step_;
+  epoch_rows_ += count * static_cast<double>(rows);
+  step_ += steps;
 }
 
 double Recorder::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }

@@ -30,10 +30,15 @@ class Recorder {
 
   /// An epoch of `steps` steps of which the first `done` are behind us.
   void begin_epoch(std::int64_t steps, std::int64_t done);
-  /// The time since the last lap belongs to this part of the step.
-  void lap(double StepParts::*part);
+  /// The time since the last lap belongs to this part of the step, or of `steps` steps that are told of together.
+  void lap(double StepParts::*part, std::int64_t steps = 1);
   /// The step is over. `loss` is the mean over this process's `rows` of `global` rows.
-  void end_step(double loss, std::int64_t rows, std::int64_t global);
+  void end_step(double loss, std::int64_t rows, std::int64_t global) { end_steps(1, loss, rows, global); }
+  /// `steps` alike are over, of which only all together were timed: each counts as their mean. `losses` is the sum of
+  /// their losses. They belong to one point of the loss curve, as wants_loss() says.
+  void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
+  /// Whether losses should be known when `pending` steps are over that were not told yet.
+  bool wants_loss(std::int64_t pending) const;
 
   std::int64_t epoch_step() const { return step_; }
   std::int64_t epoch_steps() const { return steps_; }
@@ -52,6 +57,9 @@ class Recorder {
   void fill(Run& run) const;
 
  private:
+  std::int64_t point_of(std::int64_t step) const;
+  void trace_steps(std::int64_t steps);
+
   std::int64_t started_ns_;
   std::function<WrapperTimes()> wrapper_;
   Device device_;

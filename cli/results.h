@@ -39,6 +39,7 @@ struct Run {
   int devices = 1;
   int physical_devices = 1;  // that they occupy; fewer where logical devices or ranks share GPUs
   std::string precision = "fp32";
+  bool graph = false;  // steps were replayed as CUDA graphs
   int threads_per_device = 1;
   bool ok = true;
   std::string error;            // why not, in plain words

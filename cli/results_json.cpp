@@ -57,6 +57,7 @@ Json run_json(const Run& run) {
           {"devices", run.devices},
           {"physical_devices", run.physical_devices},
           {"precision", run.precision},
+          {"graph", run.graph},
           {"threads_per_device", run.threads_per_device},
           {"ok", run.ok},
           {"error", run.error},
@@ -85,6 +86,7 @@ Run read_run(const Json& from) {
   read(from, "devices", run.devices);
   read(from, "physical_devices", run.physical_devices);
   read(from, "precision", run.precision);
+  read(from, "graph", run.graph);
   read(from, "threads_per_device", run.threads_per_device);
   read(from, "ok", run.ok);
   read(from, "error", run.error);

@@ -28,12 +28,15 @@ std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_
 }
 
 /// The same global batches in every mode: rank r reads its run of consecutive rows of each.
-std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options, Place place) {
+std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options, Place place,
+                                             bool deferred) {
   auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
   return std::make_unique<data::Loader>(
-      set, std::make_unique<samplers::BlockedBatches>(
-               std::move(order),
-               samplers::BlockedOptions{.global_batch = options.batch, .world_size = place.size, .rank = place.rank}));
+      set,
+      std::make_unique<samplers::BlockedBatches>(
+          std::move(order),
+          samplers::BlockedOptions{.global_batch = options.batch, .world_size = place.size, .rank = place.rank}),
+      data::LoaderOptions{.deferred = deferred});
 }
 
 /// PyTorch's DistributedSampler under a DataLoader.
@@ -104,10 +107,11 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options.model, options.seed, setup.generator.get());
   setup.model().to(setup.devices.at(0));
+  if (why_no_graph(options).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
   if (options.mode == Mode::seed)
     read_own_part(setup, options, train, place);
   else if (!setup.generator)
-    setup.loader = blocked_loader(train, options, place);
+    setup.loader = blocked_loader(train, options, place, setup.graph != nullptr);
   else if (options.mode == Mode::ddp)
     setup.loader = strided_loader(train, options, place, *setup.generator);
   else

@@ -8,6 +8,7 @@
 #include "cli/network.h"
 #include "cli/recorder.h"
 #include "ddp/process_group.h"
+#include "lib/backend/step_graph.h"
 #include "lib/data/loader.h"
 #include "lib/optim/sgd.h"
 
@@ -21,6 +22,7 @@ struct Setup {
   std::unique_ptr<const data::Dataset> part;  // seed: this rank's images
   std::unique_ptr<data::Loader> loader;
   std::unique_ptr<optim::SGD> optimizer;
+  std::unique_ptr<StepGraph> graph;     // where steps are replayed; the loader is then deferred
   std::function<void()> average;        // seed
   std::function<WrapperTimes()> times;  // dp and ddp
   bool loss_in_replica = false;

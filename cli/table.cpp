@@ -53,7 +53,7 @@ std::vector<std::string> table_columns(const Results& results) {
 }
 
 std::string row_name(const Results& results, const Run& run) {
-  return all_cores_row(results, run) ? run.mode + ", all cores" : run.mode;
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "");
 }
 
 std::string same_result(const Results& results, const Run& run) {

@@ -50,7 +50,7 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
   return {device_of_rank(options.device, place.local_rank, place.local_world_size)};
 }
 
-/// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32".
+/// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
 void say_devices(const TrainOptions& options, const std::vector<Device>& devices) {
   std::string names;
   for (const Device device : devices) names += " " + device.str();
@@ -58,9 +58,11 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
   if (logical)
     names +=
         concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
-  std::printf("devices:%s (%s), precision %s\n", names.c_str(),
+  const std::string no_graph = why_no_graph(options);
+  const std::string steps = no_graph.empty() ? "steps as CUDA graphs" : "no CUDA graphs: " + no_graph;
+  std::printf("devices:%s (%s), precision %s; %s\n", names.c_str(),
               backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
-              name(options.precision));
+              name(options.precision), steps.c_str());
 }
 
 /// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.

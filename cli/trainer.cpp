@@ -84,8 +84,13 @@ class Trainer {
     const std::int64_t begin_ns = monotonic_ns();
     if (traces()) Trace::start(kTraceEvents);
     Position position = keeper_.resume();
-    const Trainee trainee{setup_.net(),   *setup_.optimizer,    setup_.loss_in_replica,
-                          setup_.average, setup_.devices.at(0), options_.mode == Mode::dp && setup_.devices.size() > 1};
+    const Trainee trainee{.net = setup_.net(),
+                          .optimizer = *setup_.optimizer,
+                          .loss_in_replica = setup_.loss_in_replica,
+                          .average = setup_.average,
+                          .device = setup_.devices.at(0),
+                          .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
+                          .graph = setup_.graph.get()};
     const std::int64_t steps = setup_.loader->steps();
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
@@ -218,6 +223,7 @@ class Trainer {
     run_.devices = options_.devices;
     run_.physical_devices = physical_devices(options_.device, options_.devices);
     run_.precision = duet::name(options_.precision);
+    run_.graph = setup_.graph && setup_.graph->replays() > 0;
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
     recorder_.fill(run_);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: simulated.sh DUET MODULE: a comparison on one simulated GPU. Says "simulated" and "logical devices" wherever it
-# names devices; DataParallel on two logical devices ends with single's result.
+# names devices; DataParallel on two logical devices ends with single's result, steps as graphs with that of plain ones.
 set -euo pipefail
 duet=$(realpath "$1")
 DUET_CUDA_MODULE=$(realpath "$2")
@@ -19,6 +19,8 @@ expect '^ dp .* - *2 logical devices on 1 GPU' text
 expect '2 logical devices on 1 GPU: this measures overhead, not scaling' text
 expect 'per device *moved/step' text
 expect 'loss within 0.1 %' text
+expect '^ single, graph ' text
+expect 'Only steps of rows marked graph were replayed as CUDA graphs' text
 expect '"device": "cuda (simulated)"' out/results.json
 expect '"physical_devices": 1' out/results.json
 expect '"precision": "tf32"' out/results.json
@@ -27,6 +29,7 @@ python3 - <<'PYTHON'
 import json
 runs = json.load(open("out/results.json"))["runs"]
 dp = runs[1]
+assert runs[0]["graph"] and not dp["graph"], runs
 assert dp["speedup"] is None and dp["efficiency"] is None, dp
 assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
@@ -37,6 +40,35 @@ PYTHON
 cat text
 expect 'on cuda (simulated), precision fp32' text
 expect '^ dp .*  2 logical devices on 1 GPU$' text
+[ "$(grep -c '^ single ' text)" = 2 ]
+[ "$(grep -c '^ single .*  as CUDA graphs$' text)" = 1 ]
+# Several steps to a point of the loss curve, and a last batch of its own.
+for graph in auto off; do
+  "$duet" train --quiet --device cuda --model linear --mode dp --graph $graph --data synthetic --train-images 49 --test-images 20 \
+    --batch 2 --epochs 2 --momentum 0.9 --result $graph --step-times $graph.times --fingerprints $graph.hashes >text
+  cat text
+done
+expect 'no CUDA graphs: --graph off$' text
+python3 - <<'PYTHON'
+import json
+replayed, plain = json.load(open("auto")), json.load(open("off"))
+assert replayed["graph"] and not plain["graph"]
+assert replayed["parameters_sha256"] == plain["parameters_sha256"]
+assert len(replayed["train_loss"]) == len(plain["train_loss"]) == 40
+assert all(abs(a - b) < 1e-6 * b for a, b in zip(replayed["train_loss"], plain["train_loss"]))
+assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 49
+assert open("auto.hashes").read() == open("off.hashes").read()
+PYTHON
+refused() {
+  status=0
+  "$duet" train --quiet --data synthetic --graph on "${@:2}" >text 2>&1 || status=$?
+  cat text
+  [ $status = 2 ] && expect "^duet: --graph on: $1" text
+}
+refused 'CPU devices have no graphs'
+refused 'a graph holds the work of one device, not of 2' --device cuda --mode dp --devices 2
+refused 'in mode ddp ranks add gradients up, outside of graphs' --device cuda --mode ddp
+refused 'with --compat torch the host draws dropout' --device cuda --compat torch
 # Where there is no such GPU: one line, and exit status 1.
 status=0
 DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" train --device cuda >text 2>&1 || status=$?

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "cli/cells.h"
@@ -97,4 +98,32 @@ TEST_CASE("the recorder's parts add up to the step, without the first step of th
   CHECK(recorder.loss_sums() == std::vector<double>{0, 4, 0});
   CHECK(recorder.loss_rows() == std::vector<double>{8, 8, 8});
   CHECK(recorder.epoch_loss() == 0.5);
+}
+
+TEST_CASE("steps that are told of together count as their mean, and belong to one point of the loss curve") {
+  Recorder recorder(monotonic_ns(), {});
+  recorder.begin_epoch(50, 0);
+  std::int64_t pending = 0, told = 0;
+  std::vector<std::int64_t> intervals;
+  for (int step = 0; step < 50; ++step) {
+    if (!recorder.wants_loss(++pending)) continue;
+    recorder.lap(&StepParts::update, pending);
+    recorder.end_steps(pending, static_cast<double>(pending), 4, 8);
+    told += pending;
+    intervals.push_back(std::exchange(pending, 0));
+  }
+  // The first step of the run alone; then 20 points of 2 or 3 steps.
+  CHECK(told == 50);
+  REQUIRE(intervals.size() == 21);
+  CHECK(intervals[0] == 1);
+  CHECK(*std::max_element(intervals.begin(), intervals.end()) == 3);
+  CHECK(recorder.epoch_step() == 50);
+  CHECK(recorder.steps_us().size() == 49);
+  CHECK(recorder.epoch_loss() == 1);
+  CHECK(std::accumulate(recorder.loss_rows().begin(), recorder.loss_rows().end(), 0.0) == 400);
+  for (std::size_t point = 0; point < 20; ++point)
+    CHECK(recorder.loss_sums()[point] * 2 == recorder.loss_rows()[point]);
+  Run run;
+  recorder.fill(run);
+  CHECK(run.step_us.sum() * 49 / 1e6 == Approx(recorder.epoch_seconds()));
 }

@@ -48,6 +48,14 @@ ddp on 4 devices does not end with single's bits; step 17 is the first to differ
         "dp on 2 devices trained 1.90 times as fast as one device; not every mode ran to its end.");
 }
 
+TEST_CASE("a comparison of graphs with plain steps says so") {
+  Results results = duet_test::made_up();
+  results.runs[0].graph = true;
+  const auto list = findings(results);
+  CHECK(std::any_of(list.begin(), list.end(), [](const std::string& s) { return s.find("marked graph") != s.npos; }));
+  CHECK(table_row(results, results.runs[0])[0] == "single, graph");
+}
+
 TEST_CASE("thin evidence is not spoken of") {
   Results results = duet_test::made_up();
   const auto says = [&](const std::string& text) {

@@ -30,6 +30,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "precision",
                            "data",
                            "train_images",
+                           "graph",
                            "runs",
                            "mode",
                            "device",
@@ -74,6 +75,7 @@ TEST_CASE("results go to JSON and come back") {
   results.model = Model{100, 120.5, 300, 24};
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";
+  results.runs[3].graph = true;
   results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
   const std::string text = to_json(results);
   const Results again = results_from_json(text);
@@ -83,6 +85,8 @@ TEST_CASE("results go to JSON and come back") {
   CHECK_FALSE(again.runs[0].first_differing_step);
   const Run run = run_from_json(to_json(results.runs[3]));
   CHECK(run.mode == "dp");
+  CHECK(run.graph);
+  CHECK_FALSE(again.runs[0].graph);
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
   REQUIRE(run.median_step.size() == 1);
   CHECK(run.median_step[0].lane == "cpu:1");
