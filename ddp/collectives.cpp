@@ -1,8 +1,8 @@
 #include "ddp/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"
 #include "lib/error.h"
 
@@ -12,55 +12,13 @@ namespace {
 // Below this size every rank sends all of its elements to all others: one trip instead of two.
 constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
-
-std::uint64_t hash(const void* data, std::size_t bytes, std::uint64_t start) {  // FNV-1a
-  std::uint64_t value = start;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    value ^= static_cast<const unsigned char*>(data)[i];
-    value *= 0x100000001b3;
-  }
-  return value;
-}
-
-std::byte* at(const Buffer& buffer, std::int64_t element) {
-  return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(element) * size_of(buffer.dtype);
-}
+constexpr Milliseconds kPartingTime{2000};    // of ranks that disagree
 
 }  // namespace
 
-Header header_of(const Call& call, std::uint64_t sequence) {
-  Header header;
-  header.sequence = sequence;
-  // scatter's root has the pieces of all in `in`; what all ranks have in common is `out`.
-  header.count = call.op == Collective::scatter ? call.out.count : call.in.count;
-  header.root = call.root;
-  header.tag = call.tag;
-  header.op = static_cast<std::uint8_t>(call.op);
-  header.dtype = static_cast<std::uint8_t>(call.op == Collective::scatter ? call.out.dtype : call.in.dtype);
-  header.reduce = static_cast<std::uint8_t>(call.reduce);
-  return header;
+Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport_(transport), timeout_(timeout) {
+  for (int rank = 0; rank < transport.size(); ++rank) heard_.push_back({rank, {}});
 }
-
-std::string describe(const Header& header) {
-  const auto op = static_cast<Collective>(header.op);
-  if (op == Collective::barrier) return "barrier";
-  std::string text = concat(name(op), " of ", header.count, " ", static_cast<DType>(header.dtype));
-  if (op == Collective::all_reduce || op == Collective::reduce)
-    text += concat(" (", name(static_cast<ReduceOp>(header.reduce)), ")");
-  if (op != Collective::all_reduce && op != Collective::all_gather) text += concat(" with rank ", header.root);
-  return text;
-}
-
-std::uint64_t tag_of(const Header& header, int phase) {
-  return hash(&header, sizeof(header), 0xcbf29ce484222325 + static_cast<std::uint64_t>(phase));
-}
-
-std::uint64_t header_tag(const Header& header) {
-  return hash(&header.sequence, sizeof(header.sequence), 0xe220a8397b1dcdaf);
-}
-
-Collectives::Collectives(Transport& transport, Milliseconds timeout)
-    : transport_(transport), timeout_(timeout), heard_(static_cast<std::size_t>(transport.size())) {}
 
 void Collectives::run(const Call& call, std::uint64_t sequence) {
   deadline_ = Clock::now() + timeout_;
@@ -75,6 +33,8 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
     case Collective::gather: gather(call); break;
     case Collective::scatter: scatter(call); break;
     case Collective::all_gather: all_gather(call); break;
+    case Collective::reduce_scatter: reduce_scatter(call); break;
+    case Collective::all_to_all: all_to_all(call); break;
     case Collective::barrier:
     case Collective::send:
     case Collective::recv: break;  // the latter two run beside the collectives
@@ -95,24 +55,43 @@ void Collectives::take_leave(Milliseconds timeout) {
 }
 
 void Collectives::exchange_headers() {
+  heard_[static_cast<std::size_t>(transport_.rank())].header = header_;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == transport_.rank()) continue;
-    Header& heard = heard_[static_cast<std::size_t>(peer)];
+    Header& heard = heard_[static_cast<std::size_t>(peer)].header;
     header_requests_.push_back(transport_.receive(peer, header_tag(header_), &heard, sizeof(Header)));
     requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(Header)));
   }
 }
 
+// Note [Disagreement]: all ranks hear all headers before any of them gives up, so that each of them prints both sides.
+// Whoever finds the disagreement takes leave of the others first: its closed connections must not be what they find.
 void Collectives::check_headers() {
-  for (const Transport::Request request : header_requests_) transport_.wait(request, deadline_);
   if (header_requests_.empty()) return;
-  header_requests_.clear();
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    const Header& heard = heard_[static_cast<std::size_t>(peer)];
-    if (peer == transport_.rank() || heard == header_) continue;  // the texts below are made for errors only
-    throw CommError(concat("the ranks disagree: rank ", transport_.rank(), " calls ", describe(header_), ", rank ",
-                           peer, " calls ", describe(heard)));
+  std::string lost;
+  std::vector<int> silent;
+  for (std::size_t i = 0, peer = 0; peer < heard_.size(); ++peer) {
+    if (heard_[peer].rank == transport_.rank()) continue;
+    try {  // after a loss, only what is there already
+      transport_.wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
+    } catch (const CommError& error) {
+      if (lost.empty()) lost = error.what();
+      silent.push_back(heard_[peer].rank);
+    }
   }
+  header_requests_.clear();
+  std::vector<RankHeader> others;
+  for (const RankHeader& one : heard_)
+    if (one.header != header_ && std::find(silent.begin(), silent.end(), one.rank) == silent.end())
+      others.push_back(one);
+  if (others.empty() && lost.empty()) return;
+  if (others.empty()) throw CommError(lost);
+  std::vector<RankHeader> known = heard_;
+  std::erase_if(
+      known, [&](const RankHeader& one) { return std::find(silent.begin(), silent.end(), one.rank) != silent.end(); });
+  const std::string text = disagreement(known);
+  if (lost.empty()) take_leave(kPartingTime);
+  throw CommError(lost.empty() ? text : concat(text, "; ", lost));
 }
 
 void Collectives::send(int peer, int phase, const void* data, std::size_t bytes) {
@@ -150,6 +129,12 @@ void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase) {
   }
 }
 
+void Collectives::reduce_received(const Call& call, std::byte* own, std::int64_t count) {
+  finish_messages();
+  reduce_parts(parts_, count, call.in.dtype, call.reduce);
+  copy_bytes(own, parts_[0], static_cast<std::size_t>(count) * size_of(call.in.dtype));
+}
+
 // Note [Sharded all_reduce]: each rank owns one chunk of the elements, gets that chunk from all others, reduces it in
 // the one order that reduce_parts() defines, and sends the result to all. So every element is reduced once, and is the
 // same bits on every rank; a rank sends and receives 2 (P-1)/P of the buffer, as a ring does, in 2 steps, not 2 (P-1).
@@ -164,13 +149,10 @@ void Collectives::all_reduce(const Call& call) {
     const std::size_t bytes = static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype);
     if (peer != self) send(peer, 0, at(buffer, chunk.begin), bytes);
   }
-  finish_messages();
-
-  reduce_parts(parts_, own.count, buffer.dtype, call.reduce);
-  const std::size_t own_bytes = static_cast<std::size_t>(own.count) * size_of(buffer.dtype);
-  if (self != 0 && own_bytes > 0) std::memcpy(at(buffer, own.begin), parts_[0], own_bytes);
+  reduce_received(call, at(buffer, own.begin), own.count);
   if (small) return;
 
+  const std::size_t own_bytes = static_cast<std::size_t>(own.count) * size_of(buffer.dtype);
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == self) continue;
     const Chunk chunk = chunk_of(buffer.count, peer);
@@ -182,9 +164,7 @@ void Collectives::all_reduce(const Call& call) {
 void Collectives::reduce(const Call& call) {
   if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
   receive_parts(call.in, {0, call.in.count}, 0);
-  finish_messages();
-  reduce_parts(parts_, call.in.count, call.in.dtype, call.reduce);
-  if (call.root != 0 && call.in.count > 0) std::memcpy(call.in.data, parts_[0], call.in.bytes());
+  reduce_received(call, at(call.in, 0), call.in.count);
 }
 
 void Collectives::broadcast(const Call& call) {
@@ -200,8 +180,8 @@ void Collectives::gather(const Call& call) {
     std::byte* piece = at(call.out, peer * call.in.count);
     if (peer != call.root)
       receive(peer, 0, piece, call.in.bytes());
-    else if (piece != call.in.data && call.in.count > 0)
-      std::memcpy(piece, call.in.data, call.in.bytes());
+    else
+      copy_bytes(piece, call.in.data, call.in.bytes());
   }
 }
 
@@ -211,8 +191,8 @@ void Collectives::scatter(const Call& call) {
     const std::byte* piece = at(call.in, peer * call.out.count);
     if (peer != call.root)
       send(peer, 0, piece, call.out.bytes());
-    else if (piece != call.out.data && call.out.count > 0)
-      std::memcpy(call.out.data, piece, call.out.bytes());
+    else
+      copy_bytes(call.out.data, piece, call.out.bytes());
   }
 }
 
@@ -220,11 +200,33 @@ void Collectives::all_gather(const Call& call) {
   for (int peer = 0; peer < transport_.size(); ++peer) {
     std::byte* piece = at(call.out, peer * call.in.count);
     if (peer == transport_.rank()) {
-      if (piece != call.in.data && call.in.count > 0) std::memcpy(piece, call.in.data, call.in.bytes());
+      copy_bytes(piece, call.in.data, call.in.bytes());
       continue;
     }
     receive(peer, 0, piece, call.in.bytes());
     send(peer, 0, call.in.data, call.in.bytes());
+  }
+}
+
+void Collectives::reduce_scatter(const Call& call) {
+  const int self = transport_.rank();
+  copy_bytes(call.out.data, at(call.in, self * call.out.count), call.out.bytes());
+  receive_parts(call.out, {0, call.out.count}, 0);
+  for (int peer = 0; peer < transport_.size(); ++peer)
+    if (peer != self) send(peer, 0, at(call.in, peer * call.out.count), call.out.bytes());
+  reduce_received(call, at(call.out, 0), call.out.count);
+}
+
+void Collectives::all_to_all(const Call& call) {
+  const std::int64_t count = call.in.count / transport_.size();
+  const std::size_t bytes = static_cast<std::size_t>(count) * size_of(call.in.dtype);
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank()) {
+      copy_bytes(at(call.out, peer * count), at(call.in, peer * count), bytes);
+      continue;
+    }
+    receive(peer, 0, at(call.out, peer * count), bytes);
+    send(peer, 0, at(call.in, peer * count), bytes);
   }
 }
 

@@ -1,37 +1,12 @@
 // The collectives as messages between ranks; the same for every transport.
 #pragma once
 
-#include <string>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include "ddp/header.h"
 #include "ddp/transport.h"
 
 namespace duet::ddp {
-
-/// What every rank tells every other at the start of a collective, so that ranks that disagree are named on all of them
-/// instead of hanging or mixing their numbers.
-struct Header {
-  std::uint64_t sequence = 0;  // number of the collective, or of the message between two ranks
-  std::int64_t count = 0;      // elements per rank
-  std::int32_t root = 0;
-  std::int32_t tag = 0;
-  std::uint8_t op = 0;
-  std::uint8_t dtype = 0;
-  std::uint8_t reduce = 0;
-  std::uint8_t padding[5] = {};
-
-  bool operator==(const Header&) const = default;
-};
-
-Header header_of(const Call& call, std::uint64_t sequence);
-/// "all_reduce of 1000 f32 (sum)".
-std::string describe(const Header& header);
-/// A transport's tag for this call's messages. It covers all of the header, so that a payload of another size is never
-/// matched: Gloo aborts the process on one.
-std::uint64_t tag_of(const Header& header, int phase);
-/// A tag that two ranks agree on even if they disagree about everything but the sequence.
-std::uint64_t header_tag(const Header& header);
 
 /// Runs collectives one after the other. Memory is kept from call to call.
 class Collectives {
@@ -53,6 +28,8 @@ class Collectives {
   void gather(const Call& call);
   void scatter(const Call& call);
   void all_gather(const Call& call);
+  void reduce_scatter(const Call& call);
+  void all_to_all(const Call& call);
 
   void exchange_headers();
   void check_headers();
@@ -62,13 +39,15 @@ class Collectives {
   void finish_messages();
   /// Receives `chunk` of all other ranks beside this rank's own, and points parts_ at them in rank order.
   void receive_parts(const Buffer& own, Chunk chunk, int phase);
+  /// Waits for those parts and leaves their reduction at `own`, where this rank's is.
+  void reduce_received(const Call& call, std::byte* own, std::int64_t count);
   Chunk chunk_of(std::int64_t count, int rank) const;
 
   Transport& transport_;
   Milliseconds timeout_;
   Clock::time_point deadline_;
   Header header_;
-  std::vector<Header> heard_;  // by rank
+  std::vector<RankHeader> heard_;  // by rank
   std::vector<Transport::Request> header_requests_, requests_;
   std::vector<std::byte> staging_;
   std::vector<void*> parts_;

@@ -13,6 +13,7 @@
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
 #include "ddp/nccl_group.h"
+#include "ddp/rank_names.h"
 #include "ddp/shm/segment.h"
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
@@ -116,33 +117,13 @@ Rendezvous read_method(const InitOptions& options) {
   return meeting;
 }
 
-std::vector<std::string> rank_keys(const char* name, int world_size) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < world_size; ++rank) keys.push_back(concat(name, "/", rank));
-  return keys;
-}
-
-/// "rank 1", "ranks 1, 3"; empty if all keys are there or nobody can tell any more.
-std::string missing_ranks(Store& store, const std::vector<std::string>& keys) {
-  std::string missing;
-  int count = 0;
-  try {
-    for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-      if (!store.check({keys[rank]})) missing += concat(count++ ? ", " : "", rank);
-    }
-  } catch (const CommError&) {
-    return {};
-  }
-  return count == 0 ? "" : concat(count > 1 ? "ranks " : "rank ", missing);
-}
-
 /// Waits until all ranks have set their key.
 void store_barrier(Store& store, const char* name, const char* what, const Rendezvous& meeting, Milliseconds timeout) {
   const std::vector<std::string> keys = rank_keys(name, meeting.world_size);
   try {
     store.wait(keys, timeout);
   } catch (const CommError&) {
-    const std::string missing = missing_ranks(store, keys);
+    const std::string missing = rank_names(ranks_without_key(store, keys));
     if (missing.empty()) throw;
     // The others find out in these moments too, if the one that serves the store leaves them the time.
     if (meeting.rank == 0) std::this_thread::sleep_for(kLastWords);

@@ -1,5 +1,7 @@
 #include "ddp/process_group.h"
 
+#include <functional>
+
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -15,6 +17,28 @@ void check_pieces(const Call& call, const Buffer& large, const Buffer& small, in
   require<UsageError>(large.dtype == small.dtype && large.count == small.count * size, name(call.op), " among ", size,
                       " ranks: ", small.count, " ", small.dtype, " per rank do not fit ", large.count, " ",
                       large.dtype);
+}
+
+/// A rank must not write where it has still to read.
+void check_apart(const Call& call, const Buffer& a, const Buffer& b) {
+  const auto* const left = static_cast<const std::byte*>(a.data);
+  const auto* const right = static_cast<const std::byte*>(b.data);
+  const std::less<> before;
+  require<UsageError>(!before(left, right + b.bytes()) || !before(right, left + a.bytes()), name(call.op),
+                      ": input and output overlap");
+}
+
+void check_reduce_scatter(const Call& call, int rank) {
+  const auto* const own =
+      static_cast<const std::byte*>(call.in.data) + call.out.bytes() * static_cast<std::size_t>(rank);
+  if (own != call.out.data) check_apart(call, call.in, call.out);
+}
+
+void check_all_to_all(const Call& call, int size) {
+  require<UsageError>(call.in.dtype == call.out.dtype && call.in.count == call.out.count && call.in.count % size == 0,
+                      "all_to_all among ", size, " ranks: ", call.in.count, " ", call.in.dtype, " and ", call.out.count,
+                      " ", call.out.dtype, " are not as many equal pieces");
+  check_apart(call, call.in, call.out);
 }
 
 }  // namespace
@@ -38,11 +62,29 @@ const char* name(Collective op) {
     case Collective::gather: return "gather";
     case Collective::scatter: return "scatter";
     case Collective::all_gather: return "all_gather";
+    case Collective::reduce_scatter: return "reduce_scatter";
+    case Collective::all_to_all: return "all_to_all";
     case Collective::barrier: return "barrier";
     case Collective::send: return "send";
     case Collective::recv: return "recv";
   }
   return "?";
+}
+
+bool reduces(Collective op) {
+  return op == Collective::all_reduce || op == Collective::reduce || op == Collective::reduce_scatter;
+}
+
+bool has_root(Collective op) {
+  switch (op) {
+    case Collective::broadcast:
+    case Collective::reduce:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::send:
+    case Collective::recv: return true;
+    default: return false;
+  }
 }
 
 ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
@@ -64,7 +106,10 @@ Work ProcessGroup::checked(const Call& call) {
   const bool on_root = call.root == rank_;
   if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
     check_pieces(call, call.out, call.in, size_);
-  if (call.op == Collective::scatter && on_root) check_pieces(call, call.in, call.out, size_);
+  if (call.op == Collective::reduce_scatter || (call.op == Collective::scatter && on_root))
+    check_pieces(call, call.in, call.out, size_);
+  if (call.op == Collective::reduce_scatter) check_reduce_scatter(call, rank_);
+  if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
   return direct(call.in) && direct(call.out) ? start(call) : start_staged(call);
 }
@@ -129,6 +174,12 @@ Work ProcessGroup::scatter(const Buffer& in, const Buffer& out, int root) {
 }
 Work ProcessGroup::all_gather(const Buffer& in, const Buffer& out) {
   return checked({.op = Collective::all_gather, .in = in, .out = out});
+}
+Work ProcessGroup::reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op) {
+  return checked({.op = Collective::reduce_scatter, .in = in, .out = out, .reduce = op});
+}
+Work ProcessGroup::all_to_all(const Buffer& in, const Buffer& out) {
+  return checked({.op = Collective::all_to_all, .in = in, .out = out});
 }
 Work ProcessGroup::barrier() { return checked({.op = Collective::barrier}); }
 Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {

@@ -47,11 +47,17 @@ enum class Collective : std::uint8_t {
   gather,
   scatter,
   all_gather,
+  reduce_scatter,
+  all_to_all,
   barrier,
   send,
   recv
 };
 const char* name(Collective op);
+/// Whether it has a ReduceOp.
+bool reduces(Collective op);
+/// Whether one rank has another part in it than the others.
+bool has_root(Collective op);
 
 /// One call, as an implementation gets it: already checked.
 struct Call {
@@ -61,6 +67,11 @@ struct Call {
   int root = 0;  // the peer of send and recv
   int tag = 0;   // of send and recv
 };
+
+/// The buffer that is equally long on all ranks and has elements on all.
+inline const Buffer& common_buffer(const Call& call) {
+  return call.op == Collective::scatter || call.op == Collective::reduce_scatter ? call.out : call.in;
+}
 
 /// What one rank puts into a collective or takes out of it, whichever is more.
 inline std::int64_t bytes_of(const Call& call) {
@@ -111,10 +122,15 @@ class ProcessGroup {
   [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root);
   /// As gather, on all ranks.
   [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out);
+  /// `out` becomes this rank's piece of the reduction of all ranks' `in`, which is size() times as long. It may be that
+  /// piece of `in`.
+  [[nodiscard]] Work reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum);
+  /// Of size() pieces, rank r gets this rank's r-th, and gives the r-th in `out`. The buffers must not overlap.
+  [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out);
   /// Returns when all ranks have started it.
   [[nodiscard]] Work barrier();
   /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
-  /// beside the collectives.
+  /// beside the collectives (others call that isend and irecv); wait() returns when the memory may be used again.
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
   [[nodiscard]] Work recv(const Buffer& buffer, int from, int tag = 0);
 

@@ -3,9 +3,7 @@
 namespace duet::ddp {
 
 Work SoloGroup::start(const Call& call) {
-  const bool copies =
-      call.op == Collective::gather || call.op == Collective::scatter || call.op == Collective::all_gather;
-  if (copies && call.in.data != call.out.data && call.in.count > 0)
+  if (call.out.count > 0 && call.in.data != call.out.data && call.in.count > 0)
     copy(borrow(call.in.data, {call.in.count}, call.in.dtype, call.in.device),
          borrow(call.out.data, {call.out.count}, call.out.dtype, call.out.device));
   return {};

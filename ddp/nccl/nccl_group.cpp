@@ -95,6 +95,20 @@ ncclResult_t scatter(const Call& call, const Ranks& ranks) {
   return all.end();
 }
 
+ncclResult_t all_to_all(const Call& call, const Ranks& ranks) {
+  Buffer one = call.in;
+  one.count /= ranks.size;
+  const ncclDataType_t type = type_of(one.dtype);
+  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), Ranks::piece(call.out, one, ranks.own), one.bytes());
+  Together all;
+  for (int rank = 0; rank < ranks.size; ++rank) {
+    if (rank == ranks.own) continue;
+    all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+    all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+  }
+  return all.end();
+}
+
 ncclResult_t submit(const Call& call, const Ranks& ranks) {
   const Buffer& in = call.in;
   const ncclDataType_t type = type_of(in.dtype);
@@ -107,6 +121,9 @@ ncclResult_t submit(const Call& call, const Ranks& ranks) {
     case Collective::all_reduce: return ncclAllReduce(in.data, in.data, elements(in), type, op, comm, ranks.stream);
     case Collective::reduce: return ncclReduce(in.data, in.data, elements(in), type, op, call.root, comm, ranks.stream);
     case Collective::all_gather: return ncclAllGather(in.data, call.out.data, elements(in), type, comm, ranks.stream);
+    case Collective::reduce_scatter:
+      return ncclReduceScatter(in.data, call.out.data, elements(call.out), type, op, comm, ranks.stream);
+    case Collective::all_to_all: return all_to_all(call, ranks);
     case Collective::gather: return gather(call, ranks);
     case Collective::scatter: return scatter(call, ranks);
     case Collective::send: return ncclSend(in.data, elements(in), type, call.root, comm, ranks.stream);
@@ -179,8 +196,7 @@ class NcclGroup final : public ProcessGroup {
                           buffer.device, ", but this rank's device is ", core_->device());
     core_->require_alive();
     if (call.op == Collective::barrier) call.in = one_;
-    const Buffer& piece = call.op == Collective::scatter ? call.out : call.in;
-    if (piece.count == 0) return {};
+    if (common_buffer(call).count == 0) return {};
     if (call.op == Collective::send || call.op == Collective::recv) return start_message(call, host_waits);
     if (messages_ != nullptr) flush(*core_, *std::exchange(messages_, nullptr), rank(), size());
     auto operation = core_->run(title(call), true, [&](ncclComm_t communicator, cudaStream_t stream) {

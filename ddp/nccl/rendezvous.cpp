@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ddp/nccl/check.h"
+#include "ddp/rank_names.h"
 #include "ddp/shm/segment.h"
 
 namespace duet::ddp::nccl {
@@ -14,8 +15,8 @@ namespace {
 constexpr Milliseconds kLastWords{200};
 constexpr const char* kId = "nccl/id";
 constexpr const char* kFailed = "nccl/failed";
-constexpr const char* kGpu = "nccl/gpu/";
-constexpr const char* kStarted = "nccl/started/";
+constexpr const char* kGpu = "nccl/gpu";
+constexpr const char* kStarted = "nccl/started";
 constexpr const char* kShared = " shared";
 constexpr const char* kShareVariable = "NCCL_MULTI_RANK_GPU_ENABLE";
 constexpr int kSharesGpus = 23000;  // version from which ranks may share a GPU
@@ -42,19 +43,6 @@ std::string bus_id(int gpu) {
   return text;
 }
 
-std::vector<std::string> keys(const char* prefix, int size) {
-  std::vector<std::string> list;
-  for (int rank = 0; rank < size; ++rank) list.push_back(concat(prefix, rank));
-  return list;
-}
-
-/// "rank 1", "ranks 1, 3".
-std::string names(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += concat(text.empty() ? "" : ", ", rank);
-  return ranks.empty() ? "" : concat(ranks.size() > 1 ? "ranks " : "rank ", text);
-}
-
 /// Ranks may share a GPU if all of them say so.
 bool may_share() {
   const char* const value = std::getenv(kShareVariable);
@@ -77,7 +65,7 @@ void refuse_shared(const std::vector<std::string>& places) {
     const std::string rule =
         version >= kSharesGpus ? concat("allows only with the environment variable ", kShareVariable, "=1 in all ranks")
                                : std::string("does not allow (2.30 and newer can)");
-    throw DeviceError(concat(names(together), " share one GPU, which NCCL ", version_text(version), " ", rule,
+    throw DeviceError(concat(rank_names(together), " share one GPU, which NCCL ", version_text(version), " ", rule,
                              ": give every rank a GPU of its own, or use the backend gloo or shm"));
   }
 }
@@ -86,16 +74,14 @@ void refuse_shared(const std::vector<std::string>& places) {
 
 void Rendezvous::compare_gpus(int gpu, Milliseconds timeout) {
   const std::string place = bus_id(gpu);
-  store_->set(concat(kGpu, rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
-  const std::vector<std::string> all = keys(kGpu, size_);
+  store_->set(concat(kGpu, "/", rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
+  const std::vector<std::string> all = rank_keys(kGpu, size_);
   try {
     store_->wait(all, timeout);
   } catch (const CommError&) {
-    std::vector<int> missing;
-    for (int rank = 0; rank < size_; ++rank)
-      if (!store_->check({all[static_cast<std::size_t>(rank)]})) missing.push_back(rank);
+    const std::vector<int> missing = ranks_without_key(*store_, all);
     if (missing.empty()) throw;
-    throw CommError(concat(names(missing), " of ", size_, " did not come to NCCL within ", timeout.count(),
+    throw CommError(concat(rank_names(missing), " of ", size_, " did not come to NCCL within ", timeout.count(),
                            " ms (waiting on rank ", rank_, ")"));
   }
   refuse_shared(store_->multi_get(all));
@@ -121,20 +107,20 @@ ncclUniqueId Rendezvous::share_id(Milliseconds timeout) {
   return id;
 }
 
-void Rendezvous::say_started(std::uint64_t count) { store_->set(concat(kStarted, rank_), std::to_string(count)); }
+void Rendezvous::say_started(std::uint64_t count) { store_->set(concat(kStarted, "/", rank_), std::to_string(count)); }
 
 std::string Rendezvous::ranks_before(std::uint64_t number) {
   std::vector<int> late;
   try {
     for (int rank = 0; rank < size_; ++rank) {
-      const std::string key = concat(kStarted, rank);
+      const std::string key = concat(kStarted, "/", rank);
       if (rank == rank_ || (store_->check({key}) && std::stoull(store_->get(key)) > number)) continue;
       late.push_back(rank);
     }
   } catch (const CommError&) {
     return {};
   }
-  return names(late);
+  return rank_names(late);
 }
 
 void Rendezvous::say_failed(const std::string& why) noexcept {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <string>
 
+#include "ddp/rank_names.h"
 #include "ddp/shm/futex.h"
 #include "ddp/shm/pipe.h"
 #include "lib/error.h"
@@ -18,8 +19,6 @@ namespace {
 constexpr int kSpins = 4000;  // about the time that ranks of one step are apart
 constexpr auto kParked = std::chrono::milliseconds(50);
 constexpr std::size_t kLine = 128;  // two cache lines: processors fetch them in pairs
-
-std::string late_ranks(int count, const std::string& names) { return concat(count > 1 ? "ranks " : "rank ", names); }
 
 }  // namespace
 
@@ -94,11 +93,10 @@ void Board::await_posts(Clock::time_point deadline, bool spin) {
     for (int peer = next; peer < size_; ++peer)
       if (peer != rank_ && behind(peer)) check_alive(peer);
     if (Clock::now() < deadline) return;
-    std::string names;
-    int late = 0;
+    std::vector<int> late;
     for (int peer = next; peer < size_; ++peer)
-      if (behind(peer)) names += concat(late++ ? ", " : "", peer);
-    if (late > 0) throw CommError(concat(late_ranks(late, names), " did not come in time"));
+      if (behind(peer)) late.push_back(peer);
+    require<CommError>(late.empty(), rank_names(late), " did not come in time");
   };
   await(ready, check, deadline, spin);
 }

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "ddp/rank_names.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -50,12 +51,6 @@ ipc::mapped_region map(const std::string& path, std::size_t bytes) {
   } catch (const ipc::interprocess_exception& error) {
     throw CommError(concat("cannot map shared memory at ", path, ": ", error.what()));
   }
-}
-
-std::vector<std::string> rank_keys(const std::string& key, int size) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < size; ++rank) keys.push_back(concat(key, "/", rank));
-  return keys;
 }
 
 }  // namespace

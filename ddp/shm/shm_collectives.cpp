@@ -1,8 +1,8 @@
 #include "ddp/shm/shm_collectives.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"
 #include "lib/error.h"
 
@@ -13,26 +13,23 @@ constexpr std::int64_t kLine = 64;         // elements; shards are cut at whole 
 constexpr std::int64_t kCached = 2048;     // elements of a shard that stay in the first cache while they are reduced
 constexpr std::uint64_t kArenaShift = 48;  // of a place: the arena's number, then the offset in it
 
-std::byte* at(const Buffer& buffer, std::int64_t element) {
-  return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(element) * size_of(buffer.dtype);
-}
-
-/// What one rank contributes and takes: the buffer of one piece.
-const Buffer& piece_of(const Call& call) { return call.op == Collective::scatter ? call.out : call.in; }
-
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+/// Whether a rank that contributes has a piece for each rank.
+bool spreads(Collective op) {
+  return op == Collective::scatter || op == Collective::reduce_scatter || op == Collective::all_to_all;
 }
 
 }  // namespace
 
 ShmCollectives::Pass ShmCollectives::pass_at(const Call& call, std::int64_t begin) const {
-  const Buffer& piece = piece_of(call);
-  // The root of a scatter stages the pieces of all ranks side by side.
-  const std::size_t room =
-      Board::kHalfBytes / (call.op == Collective::scatter ? static_cast<std::size_t>(board_.size()) : 1);
-  const auto most = static_cast<std::int64_t>(room / size_of(piece.dtype));
-  return {begin, std::min(most, piece.count - begin)};
+  // The pieces of all ranks are staged side by side.
+  const std::size_t room = Board::kHalfBytes / (spreads(call.op) ? static_cast<std::size_t>(board_.size()) : 1);
+  const auto most = static_cast<std::int64_t>(room / size_of(call.in.dtype));
+  return {begin, std::min(most, piece_count(call) - begin)};
+}
+
+std::int64_t ShmCollectives::piece_count(const Call& call) const {
+  const std::int64_t count = common_buffer(call).count;
+  return call.op == Collective::all_to_all ? count / board_.size() : count;
 }
 
 ShmCollectives::Pass ShmCollectives::shard_of(std::int64_t count, int rank) const {
@@ -91,12 +88,12 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
 
 void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
   const Header own = header_of(call, sequence);
-  for (int peer = 0; peer < board_.size(); ++peer) {
-    const Header heard = board_.notice(peer, sequence).header;
-    if (heard == own) continue;  // the texts below are made for errors only
-    throw CommError(concat("the ranks disagree: rank ", board_.rank(), " calls ", describe(own), ", rank ", peer,
-                           " calls ", describe(heard)));
-  }
+  bool agree = true;
+  for (int peer = 0; peer < board_.size(); ++peer) agree = agree && board_.notice(peer, sequence).header == own;
+  if (agree) return;
+  std::vector<RankHeader> ranks;
+  for (int peer = 0; peer < board_.size(); ++peer) ranks.push_back({peer, board_.notice(peer, sequence).header});
+  throw CommError(disagreement(ranks));
 }
 
 int ShmCollectives::shared_count(std::uint64_t sequence) {
@@ -108,14 +105,19 @@ int ShmCollectives::shared_count(std::uint64_t sequence) {
 void ShmCollectives::stage(const Call& call, Pass pass) {
   std::byte* const to = board_.staging(board_.rank());
   const bool on_root = call.root == board_.rank();
-  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(piece_of(call).dtype);
+  const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(call.in.dtype);
   switch (call.op) {
     case Collective::broadcast:
       if (on_root) copy_bytes(to, at(call.in, pass.begin), bytes);
       return;
     case Collective::scatter:
-      for (int peer = 0; on_root && peer < board_.size(); ++peer)
-        copy_bytes(to + static_cast<std::size_t>(peer) * bytes, at(call.in, peer * call.out.count + pass.begin), bytes);
+      if (!on_root) return;
+      [[fallthrough]];
+    case Collective::reduce_scatter:
+    case Collective::all_to_all:
+      for (int peer = 0; peer < board_.size(); ++peer)
+        copy_bytes(to + static_cast<std::size_t>(peer) * bytes, at(call.in, peer * piece_count(call) + pass.begin),
+                   bytes);
       return;
     case Collective::all_reduce:
     case Collective::reduce:
@@ -129,7 +131,8 @@ void ShmCollectives::stage(const Call& call, Pass pass) {
 
 void ShmCollectives::read(const Call& call, Pass pass) {
   const bool on_root = call.root == board_.rank();
-  const std::size_t size = size_of(piece_of(call).dtype), bytes = static_cast<std::size_t>(pass.count) * size;
+  const std::size_t size = size_of(call.in.dtype), bytes = static_cast<std::size_t>(pass.count) * size;
+  const std::size_t own_place = static_cast<std::size_t>(board_.rank()) * bytes;  // of pieces side by side
   switch (call.op) {
     case Collective::all_reduce:
       for (int peer = 0; peer < board_.size(); ++peer) {
@@ -141,16 +144,17 @@ void ShmCollectives::read(const Call& call, Pass pass) {
       return;
     case Collective::reduce:
       if (!on_root) return;
-      parts_.clear();
-      for (int peer = 0; peer < board_.size(); ++peer) parts_.push_back(board_.staging(peer));
-      reduce_parts(parts_, pass.count, call.in.dtype, call.reduce);
-      return copy_bytes(at(call.in, pass.begin), parts_[0], bytes);
+      return copy_bytes(at(call.in, pass.begin), reduce_staged(call, 0, pass.count), bytes);
+    case Collective::reduce_scatter:
+      return copy_bytes(at(call.out, pass.begin), reduce_staged(call, own_place, pass.count), bytes);
     case Collective::broadcast:
       if (!on_root) copy_bytes(at(call.in, pass.begin), board_.staging(call.root), bytes);
       return;
-    case Collective::scatter:
-      return copy_bytes(at(call.out, pass.begin),
-                        board_.staging(call.root) + static_cast<std::size_t>(board_.rank()) * bytes, bytes);
+    case Collective::scatter: return copy_bytes(at(call.out, pass.begin), board_.staging(call.root) + own_place, bytes);
+    case Collective::all_to_all:
+      for (int peer = 0; peer < board_.size(); ++peer)
+        copy_bytes(at(call.out, peer * piece_count(call) + pass.begin), board_.staging(peer) + own_place, bytes);
+      return;
     case Collective::gather:
       if (!on_root) return;
       [[fallthrough]];
@@ -168,11 +172,15 @@ void ShmCollectives::read(const Call& call, Pass pass) {
 void ShmCollectives::reduce_shard(const Call& call, std::int64_t count) {
   const Pass shard = shard_of(count, board_.rank());
   const std::size_t offset = static_cast<std::size_t>(shard.begin) * size_of(call.in.dtype);
+  copy_bytes(board_.staging(board_.rank()) + offset, reduce_staged(call, offset, shard.count),
+             static_cast<std::size_t>(shard.count) * size_of(call.in.dtype));
+}
+
+const void* ShmCollectives::reduce_staged(const Call& call, std::size_t offset, std::int64_t count) {
   parts_.clear();
   for (int peer = 0; peer < board_.size(); ++peer) parts_.push_back(board_.staging(peer) + offset);
-  reduce_parts(parts_, shard.count, call.in.dtype, call.reduce);
-  copy_bytes(board_.staging(board_.rank()) + offset, parts_[0],
-             static_cast<std::size_t>(shard.count) * size_of(call.in.dtype));
+  reduce_parts(parts_, count, call.in.dtype, call.reduce);
+  return parts_[0];
 }
 
 /// Reduces this rank's shard where the ranks' buffers lie, and writes the result to all of them.

@@ -42,6 +42,9 @@ class ShmCollectives {
   int shared_count(std::uint64_t sequence);
   std::uint64_t place_of(const Buffer& buffer) const;
 
+  std::int64_t piece_count(const Call& call) const;
+  /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may look there.
+  const void* reduce_staged(const Call& call, std::size_t offset, std::int64_t count);
   void reduce_shard(const Call& call, std::int64_t count);
   void reduce_shared(const Call& call, std::uint64_t sequence);
   /// The part of `count` elements that a rank reduces.

@@ -6,7 +6,6 @@
 
 #include "ddp/reduce_kernels.h"
 #include "ddp/ring.h"
-#include "ddp/solo_group.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -117,70 +116,6 @@ TEST_CASE("every reduction on every dtype") {
   CHECK(reduce(float{}, ReduceOp::avg) == std::pair(3.0, 4.0));
 }
 
-TEST_CASE("broadcast, reduce, gather, scatter, all_gather, barrier") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
-  if (missing(over)) DUET_SKIP("Gloo is not built");
-  const int size = GENERATE(2, 3, 4);
-  const int root = size - 1;
-  const auto mine = [](ProcessGroup& group) {
-    const auto r = static_cast<float>(group.rank());
-    return Floats{10 * r, 10 * r + 1};
-  };
-  Floats pieces;  // of all ranks in order
-  for (int rank = 0; rank < size; ++rank) {
-    for (float i : {0.0f, 1.0f}) pieces.push_back(10 * static_cast<float>(rank) + i);
-  }
-  const auto at_root = [&](const Table& results, const Floats& value, const std::function<Floats(int)>& elsewhere) {
-    for (int rank = 0; rank < size; ++rank)
-      CHECK(results[static_cast<std::size_t>(rank)] == (rank == root ? value : elsewhere(rank)));
-  };
-  const auto input = [](int rank) {
-    return Floats{10.0f * static_cast<float>(rank), 10.0f * static_cast<float>(rank) + 1};
-  };
-
-  const Table broadcast = after(over, size, [&](ProcessGroup& group) {
-    Floats values = mine(group);
-    group.broadcast(span(values), root).wait();
-    group.barrier().wait();
-    return values;
-  });
-  for (const Floats& values : broadcast) CHECK(values == input(root));
-
-  const float ranks = static_cast<float>(size * (size - 1)) / 2;
-  at_root(after(over, size,
-                [&](ProcessGroup& group) {
-                  Floats values = mine(group);
-                  group.reduce(span(values), root).wait();
-                  return values;
-                }),
-          {10 * ranks, 10 * ranks + static_cast<float>(size)}, input);
-
-  at_root(after(over, size,
-                [&](ProcessGroup& group) {
-                  Floats values = mine(group);
-                  Floats all(group.rank() == root ? values.size() * static_cast<std::size_t>(size) : 0);
-                  group.gather(span(values), span(all), root).wait();
-                  return all;
-                }),
-          pieces, [](int) { return Floats{}; });
-
-  const Table scattered = after(over, size, [&](ProcessGroup& group) {
-    Floats all = group.rank() == root ? pieces : Floats{};
-    Floats values(2);
-    group.scatter(span(all), span(values), root).wait();
-    return values;
-  });
-  for (int rank = 0; rank < size; ++rank) CHECK(scattered[static_cast<std::size_t>(rank)] == input(rank));
-
-  const Table gathered = after(over, size, [&](ProcessGroup& group) {
-    Floats values = mine(group);
-    Floats all(values.size() * static_cast<std::size_t>(size));
-    group.all_gather(span(values), span(all)).wait();
-    return all;
-  });
-  for (const Floats& values : gathered) CHECK(values == pieces);
-}
-
 TEST_CASE("queued collectives run in order and may all be under way at once") {
   const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
   if (missing(over)) DUET_SKIP("Gloo is not built");
@@ -245,14 +180,4 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
   for (std::size_t i = 0; i < count; ++i)
     CHECK(chunked[0][i] == duet_test::Approx(exact[i]).epsilon(1e-4).margin(0.01));
   for (const Floats& values : chunked) CHECK(same_bits(values, chunked[0]));
-}
-
-TEST_CASE("a group of one copies") {
-  SoloGroup group;
-  Floats in = {1, 2}, out(2);
-  group.all_reduce(span(in)).wait();
-  group.all_gather(span(in), span(out)).wait();
-  CHECK(out == in);
-  group.broadcast(span(in)).wait();
-  group.barrier().wait();
 }
