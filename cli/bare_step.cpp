@@ -40,7 +40,7 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   d_hidden_ = empty(hidden);
   d_flat_ = empty({batch, 3136});
   d_y1_ = empty(s1, DType::f32, {}, layout);
-  momentum_ = zeros(store.values().shape());
+  momentum_ = store.flat_zeros();
 }
 
 Tensor BareStep::value(const char* name) const {

@@ -62,6 +62,8 @@ class ParameterStore final : public BackwardListener {
   /// The whole flat buffers, f32.
   const Tensor& values() const { return values_; }
   const Tensor& gradients() const { return gradients_; }
+  /// Zeros laid out as values(), for an optimizer's state.
+  Tensor flat_zeros() const;
   /// Views of one slot.
   Tensor value(int slot) const;
   Tensor gradient(int slot) const;

@@ -14,7 +14,7 @@ SGD::SGD(nn::Module& model, const SGDOptions& options)
                       " and weight decay ", options.weight_decay, ", expected 0 or more");
   require<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
                       "SGD: Nesterov momentum requires a momentum and zero dampening");
-  if (options.momentum > 0) momentum_ = zeros(store_.values().shape(), DType::f32, store_.device());
+  if (options.momentum > 0) momentum_ = store_.flat_zeros();
 }
 
 void SGD::update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first) {

@@ -3,22 +3,33 @@
 #include "lib/backend/cpu/cpu_device.h"
 
 namespace duet::cpu {
+namespace {
+
+/// Calls task(first row, rows, worker) for each worker's rows. Not by blocks: a row depends on itself only, and the
+/// weights are read once for all rows of a worker.
+template <class Task>
+void for_each_share(CpuDevice& device, std::int64_t n, Task task) {
+  const int workers = device.pool().workers();
+  device.pool().run(workers, [&](int part, int id) {
+    const std::int64_t begin = block_begin(part, n, workers);
+    task(begin, block_begin(part + 1, n, workers) - begin, id);
+  });
+}
+
+}  // namespace
 
 void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
   const std::int64_t in = w.size(1), out = w.size(0);
-  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+  for_each_share(device(x), x.size(0), [&](std::int64_t begin, std::int64_t rows, int) {
     kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
-                    y.data<float>() + begin * out, end - begin, in, out);
+                    y.data<float>() + begin * out, rows, in, out);
   });
 }
 
 void CpuBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  const std::int64_t in = w.size(1), out = w.size(0), n = dy.size(0);
+  const std::int64_t in = w.size(1), out = w.size(0);
   CpuDevice& device = this->device(dy);
-  const int workers = device.pool().workers();
-  // Not by blocks: a row depends on itself only, and the weights are read once for all rows of a worker.
-  device.pool().run(workers, [&](int part, int id) {
-    const std::int64_t begin = block_begin(part, n, workers), rows = block_begin(part + 1, n, workers) - begin;
+  for_each_share(device, dy.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in, rows,
                                   in, out, device.worker(id).row.bytes(kernels_.linear_scratch_bytes(rows, out)));
   });

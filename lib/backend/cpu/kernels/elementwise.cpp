@@ -65,13 +65,24 @@ void sum_parts(const float* const* p, int count, bool accumulate, float* y, std:
 
 namespace {
 
+/// Elements before the first that begins a cache line: vectors from there on do not reach into two lines.
+std::int64_t first_line(const float* p, std::int64_t n) {
+  const auto before = static_cast<std::int64_t>((-reinterpret_cast<std::uintptr_t>(p) % 64) / sizeof(float));
+  return before < n ? before : n;
+}
+
 template <bool kPlain>
 void sgd_loop(float* value, const float* gradient, float* buffer, std::int64_t n, float lr, float momentum,
               float dampening, float weight_decay, bool nesterov, bool first) {
   const float keep = first ? 0.0f : momentum, take = first ? 1.0f : 1.0f - dampening;
-  for (std::int64_t i = 0; i < n; ++i)
-    arithmetic::sgd_with_momentum<kPlain>(value[i], gradient[i], buffer[i], lr, momentum, keep, take, weight_decay,
-                                          nesterov);
+  const auto update = [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      arithmetic::sgd_with_momentum<kPlain>(value[i], gradient[i], buffer[i], lr, momentum, keep, take, weight_decay,
+                                            nesterov);
+  };
+  const std::int64_t whole = first_line(value, n);
+  update(0, whole);
+  update(whole, n);
 }
 
 }  // namespace

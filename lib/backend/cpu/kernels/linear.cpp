@@ -31,13 +31,11 @@ void dot_tile(const float* x, const float* w, float* y, std::int64_t depth, std:
   } else {
     for (int t = 0; t < kR * kO; ++t) dots[t] = sum(total[t]);
   }
-  for (int r = 0; r < kR; ++r) {
-    for (int o = 0; o < kO; ++o) {
-      float value = dots[r * kO + o];
-      for (std::int64_t k = i; k < depth; ++k) value += x[r * in + k] * w[o * in + k];
-      y[r * out + o] += value;
-    }
-  }
+  if (i < depth)
+    for (int t = 0; t < kR * kO; ++t)
+      for (std::int64_t k = i; k < depth; ++k) dots[t] += x[t / kO * in + k] * w[t % kO * in + k];
+  for (int r = 0; r < kR; ++r)
+    for (int o = 0; o < kO; ++o) y[r * out + o] += dots[r * kO + o];
 }
 
 template <int kR>
