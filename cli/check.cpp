@@ -1,6 +1,5 @@
 // The rules that options must keep.
 #include <cmath>
-#include <limits>
 
 #include "cli/options.h"
 #include "lib/error.h"
@@ -98,14 +97,6 @@ void check(const BenchOptions& options) {
   for (int devices : options.devices) check_devices(devices, options.batch);
   require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
   require<UsageError>(options.steps >= 5, "--steps is ", options.steps, ", expected 5 or more");
-}
-
-void check(const LaunchOptions& options) {
-  require<UsageError>(options.processes >= 1 && options.processes <= kMaxDevices, "-n is ", options.processes,
-                      ", expected 1 to ", kMaxDevices, " processes");
-  require<UsageError>(options.master_port >= 0 && options.master_port <= std::numeric_limits<std::uint16_t>::max(),
-                      "--master-port is ", options.master_port, ", expected 0 to 65535");
-  require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
 }
 
 }  // namespace duet::cli

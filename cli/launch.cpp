@@ -1,17 +1,42 @@
 // duet launch: the ranks of any program, as processes of this machine.
 #include "ddp/launch.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "cli/launch_options.h"
 
 namespace duet::cli {
+namespace {
+
+ddp::Milliseconds milliseconds(double seconds) { return ddp::Milliseconds(std::llround(seconds * 1000)); }
+
+ddp::RankStreams streams(const std::string& text) {
+  return text.empty() ? ddp::RankStreams{} : ddp::parse_streams(text);
+}
+
+}  // namespace
 
 int launch(const LaunchOptions& options) {
-  const ddp::LaunchResult result = ddp::launch({.ranks = options.processes,
-                                                .command = options.command,
-                                                .master_address = options.master_addr,
-                                                .master_port = options.master_port});
+  const Endpoint endpoint = endpoint_of(options);
+  const ddp::LaunchResult result = ddp::launch({
+      .ranks = options.processes,
+      .command = options.command,
+      .nodes = options.nodes,
+      .node_rank = options.node_rank,
+      .master_address = endpoint.address,
+      .master_port = endpoint.port,
+      .max_restarts = options.max_restarts,
+      .grace = milliseconds(options.grace_s),
+      .stop_limit = milliseconds(options.stop_limit_s),
+      .redirects = streams(options.redirects),
+      .tee = streams(options.tee),
+      .log_folder = options.log_dir,
+      .pin = !options.no_pin,
+      .verbose = options.verbose,
+      .on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); },
+  });
   if (!result.message.empty()) std::fprintf(stderr, "duet: %s\n", result.message.c_str());
   return result.exit_code;
 }

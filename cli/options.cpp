@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 
+#include "cli/launch_options.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -98,15 +99,6 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
   app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv")->capture_default_str();
   app.add_option("--json", texts.json, "'-': results.json to the standard output, everything else to standard error");
-}
-
-void add_launch(CLI::App& app, LaunchOptions& options) {
-  app.add_option("-n,--nproc", options.processes, "number of processes (ranks)")->capture_default_str();
-  app.add_option("--master-addr", options.master_addr, "address of rank 0's store")->capture_default_str();
-  app.add_option("--master-port", options.master_port, "port of rank 0's store; 0 for a free one")
-      ->capture_default_str();
-  app.add_option("command", options.command, "program and its arguments, after --");
-  app.positionals_at_end();
 }
 
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {

@@ -61,9 +61,17 @@ struct CompareOptions : Training {
 };
 
 struct LaunchOptions {
-  int processes = 1;
-  std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // 0: a free one
+  int processes = 1;             // on this host
+  int nodes = 1, node_rank = 0;  // hosts, and which of them this is
+  std::string rdzv_endpoint;     // HOST or HOST:PORT
+  std::string master_addr;       // empty: 127.0.0.1
+  int master_port = 0;           // 0: a free one
+  bool standalone = false;
+  int max_restarts = 0;
+  std::string log_dir, redirects, tee;
+  bool no_pin = false;
+  double grace_s = 1, stop_limit_s = 30;
+  bool verbose = false;
   std::vector<std::string> command;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,37 +12,66 @@
 
 namespace duet::ddp {
 
+/// Output streams of ranks, as bits: 1 is stdout, 2 is stderr.
+struct RankStreams {
+  int every = 0;
+  std::map<int, int> ranks{};  // where other than `every`
+  int of(int rank) const;
+  bool any() const;
+};
+/// Reads torchrun's notation: "3", or "0:1,1:2" with the ranks that are not named left out. Throws UsageError.
+RankStreams parse_streams(const std::string& text);
+
 struct LaunchOptions {
-  int ranks = 1;
+  int ranks = 1;                       // on this host
   std::vector<std::string> command{};  // program, looked up in PATH, and its arguments
+  int nodes = 1, node_rank = 0;        // hosts with a launcher and `ranks` ranks each, and which of them this is
   std::string master_address = "127.0.0.1";
-  int master_port = 0;  // 0: a free one, kept for rank 0
+  int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be told
   /// Set for every rank besides torchrun's variables.
   std::vector<std::pair<std::string, std::string>> environment{};
+  /// How often a failed job is started anew. TORCHELASTIC_RESTART_COUNT tells the ranks which time it is.
+  int max_restarts = 0;
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
+  /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.
+  Milliseconds stop_limit{30'000};
   /// Puts "[rank 1] " before each line that a rank prints.
   bool label_lines = false;
+  /// Into files of log_folder: instead of passing lines on, or besides, with labels.
+  RankStreams redirects{}, tee{};
+  /// Gets a folder for the job with attempt_A/rank_R/{stdout.log,stderr.log,error.json}; empty: no files.
+  std::string log_folder{};
+  /// Gives every rank cores of its own: see ddp/cores.h.
+  bool pin = false;
+  /// Also remarks on what goes as it should: cores, folders.
+  bool verbose = false;
   /// Gets each line without its end, instead of this program's stdout and stderr.
   std::function<void(int rank, bool is_stderr, std::string_view line)> on_line{};
+  /// Gets the launcher's own remarks (restarts, stopped ranks), instead of stderr.
+  std::function<void(const std::string& remark)> on_remark{};
 };
 
 /// How a job ended.
 struct LaunchResult {
-  int exit_code = 0;     // 0, 1 for a failed rank, 130 or 143 after SIGINT or SIGTERM
+  int exit_code = 0;     // 0, 1 for a failed rank, 129 to 143 after SIGHUP, SIGINT, SIGQUIT or SIGTERM
   int failed_rank = -1;  // whose failure ended the job
   int signal = 0;        // that killed it
   /// "rank 1 was killed by signal 9 (SIGKILL)", "rank 0 ended with exit code 1: ..."; empty for success.
   std::string message{};
+  int restarts = 0;  // that it took
 };
 
 /// Runs `command` once per rank with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...)
 /// and OMP_NUM_THREADS=1 unless set, and returns when all ranks have ended. The first rank to fail ends the job: the
-/// others get SIGTERM, and SIGKILL after `grace`. SIGINT and SIGTERM to this process are passed on to the ranks and end
-/// the job likewise. The ranks die with this process, however it ends. Each is a process group of its own, reads
-/// /dev/null and has its output passed on in whole lines.
+/// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP and SIGQUIT to this process are passed on to
+/// the ranks and end the job likewise. Nothing that the ranks have started outlives this process, however it ends: they
+/// die with it, and a guard ends what they have left behind (see ddp/job_guard.h). Each is a process group of its own,
+/// reads /dev/null and has its output passed on in whole lines.
+/// The cause of a failure is the rank that failed first by itself: killed, or with an error of its own in the file that
+/// TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer.
 /// Call it from a thread that lives on until it returns, once at a time. Throws UsageError for a bad option or a
-/// program that cannot be started, CommError when the port is taken.
+/// program that cannot be started, CommError when the port is taken, DataError for a folder that cannot be written.
 LaunchResult launch(const LaunchOptions& options);
 
 /// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are told on
@@ -54,8 +84,8 @@ int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions op
 /// True in a process that a launcher (this one, torchrun, ...) started as a rank.
 bool is_launched_rank();
 
-/// What main() does with an exception: one line on stderr, with the rank where there is one, and to the launcher, which
-/// can then tell a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
+/// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
+/// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
 int report_failure(const std::exception& error) noexcept;
 
 }  // namespace duet::ddp

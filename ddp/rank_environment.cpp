@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "ddp/error_file.h"
+#include "ddp/job_guard.h"
 #include "ddp/work.h"
 #include "lib/error.h"
 
@@ -72,23 +74,27 @@ std::string random_run_id() {
   return concat("duet-", ::getpid(), "-", std::hex, number);
 }
 
-std::vector<std::string> rank_environment(const LaunchOptions& options, int rank, int port, const std::string& run_id,
-                                          int report_descriptor) {
+std::vector<std::string> rank_environment(const LaunchOptions& options, const RankVariables& rank) {
   Environment all;
-  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) all.set(name, rank);
-  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) all.set(name, options.ranks);
-  all.set("GROUP_RANK", 0);
-  all.set("GROUP_WORLD_SIZE", 1);
+  const int global_rank = options.node_rank * options.ranks + rank.local_rank;
+  const int world_size = options.nodes * options.ranks;
+  all.set("LOCAL_RANK", rank.local_rank);
+  for (const char* name : {"RANK", "ROLE_RANK"}) all.set(name, global_rank);
+  all.set("LOCAL_WORLD_SIZE", options.ranks);
+  for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"}) all.set(name, world_size);
+  all.set("GROUP_RANK", options.node_rank);
+  all.set("GROUP_WORLD_SIZE", options.nodes);
   all.set("ROLE_NAME", "default");
   all.set("MASTER_ADDR", options.master_address);
-  all.set("MASTER_PORT", port);
-  all.set("TORCHELASTIC_RESTART_COUNT", 0);
-  all.set("TORCHELASTIC_MAX_RESTARTS", 0);
-  all.set("TORCHELASTIC_RUN_ID", run_id);
+  all.set("MASTER_PORT", rank.port);
+  all.set("TORCHELASTIC_RESTART_COUNT", rank.attempt);
+  all.set("TORCHELASTIC_MAX_RESTARTS", options.max_restarts);
+  all.set("TORCHELASTIC_RUN_ID", rank.run_id);
   all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
+  all.set(kErrorFileVariable, rank.error_file);
+  all.set(kJobVariable, rank.job);
   if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
   if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
-  all.set("DUET_FAILURE_FD", report_descriptor);
   for (const auto& [name, value] : options.environment) all.set(name, value);
   return all.entries();
 }

@@ -25,8 +25,17 @@ class ReservedPort {
 /// A name for a run that no other run has.
 std::string random_run_id();
 
+/// What a launch tells each of its ranks.
+struct RankVariables {
+  int local_rank = 0;
+  int port = 0;
+  int attempt = 0;
+  std::string run_id{};      // equal on all hosts
+  std::string job{};         // of this launcher's processes: see ddp/job_guard.h
+  std::string error_file{};  // where the rank leaves why it failed
+};
+
 /// All variables of a rank, as "NAME=value": this process's own, torchrun's, and those of the options.
-std::vector<std::string> rank_environment(const LaunchOptions& options, int rank, int port, const std::string& run_id,
-                                          int report_descriptor);
+std::vector<std::string> rank_environment(const LaunchOptions& options, const RankVariables& rank);
 
 }  // namespace duet::ddp

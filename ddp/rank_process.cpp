@@ -1,6 +1,7 @@
 #include "ddp/rank_process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -28,16 +29,18 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 
 /// All that the child does between fork and exec: only calls that are safe there.
 [[noreturn]] void become(char* const* command, char* const* environment, const std::array<int, 2>& outputs,
-                         int inherited, int parent, int errors) {
+                         const cpu_set_t* cores, int parent, int errors) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // the launcher died before the line above took effect
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  // Without these cores it runs all the same, only slower.
+  if (cores != nullptr) ::sched_setaffinity(0, sizeof(*cores), cores);
   const int null = ::open("/dev/null", O_RDONLY);
   const bool ready = null >= 0 && ::dup2(null, STDIN_FILENO) >= 0 && ::dup2(outputs[0], STDOUT_FILENO) >= 0 &&
-                     ::dup2(outputs[1], STDERR_FILENO) >= 0 && ::fcntl(inherited, F_SETFD, 0) >= 0;
+                     ::dup2(outputs[1], STDERR_FILENO) >= 0;
   if (null > STDERR_FILENO) ::close(null);
   if (ready) ::execvpe(command[0], command, environment);
   const int reason = errno;
@@ -89,13 +92,17 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
 }
 
 RankProcess::RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                         int inherited) {
+                         const std::vector<int>& cores) {
   Pipe out = make_pipe(), err = make_pipe(), failure = make_pipe();
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   const std::array<int, 2> outputs = {out.write.get(), err.write.get()};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(static_cast<std::size_t>(core), &set);
   const int parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ == 0) become(arguments.data(), variables.data(), outputs, inherited, parent, failure.write.get());
+  if (pid_ == 0)
+    become(arguments.data(), variables.data(), outputs, cores.empty() ? nullptr : &set, parent, failure.write.get());
   require<CommError>(pid_ > 0, "cannot start a process: errno ", errno, " - ", std::strerror(errno));
   ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
   end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
@@ -136,6 +143,12 @@ bool RankProcess::look() {
   ended_ = true;
   end_.close();
   return true;
+}
+
+bool RankProcess::stopped() const {
+  siginfo_t info{};
+  return !ended_ && ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == pid_;
 }
 
 int RankProcess::signal() const { return WIFSIGNALED(status_) ? WTERMSIG(status_) : 0; }

@@ -50,9 +50,10 @@ class LineReader {
 
 class RankProcess {
  public:
-  /// Starts `command` with exactly these variables; `inherited` stays open in it. Throws UsageError when the program
+  /// Starts `command` with exactly these variables, on these cores (none: on all). Throws UsageError when the program
   /// cannot be run. Kills the process group when destroyed before the process has ended.
-  RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment, int inherited);
+  RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+              const std::vector<int>& cores = {});
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
   ~RankProcess();
@@ -61,6 +62,8 @@ class RankProcess {
   bool look();
   /// What the last look() saw.
   bool ended() const { return ended_; }
+  /// Whether a signal has stopped the process, and nothing has let it go on.
+  bool stopped() const;
   /// Of an ended process: the signal that killed it or 0, and the exit code.
   int signal() const;
   int exit_code() const;

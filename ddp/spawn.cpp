@@ -1,16 +1,15 @@
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <utility>
 
+#include "ddp/error_file.h"
 #include "ddp/launch.h"
+#include "ddp/work.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -64,14 +63,11 @@ int report_failure(const std::exception& error) noexcept {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
   else
     std::fprintf(stderr, "%s\n", error.what());
-  if (const int channel = variable("DUET_FAILURE_FD", -1); ranked && channel > STDERR_FILENO) {
-    const bool consequence = dynamic_cast<const CommError*>(&error) != nullptr;
-    char line[1024];  // below PIPE_BUF, so that lines of several ranks never mix
-    std::snprintf(line, sizeof(line) - 1, "%d %c %s", rank, consequence ? 'c' : 'e', error.what());
-    for (char* next = line; *next; ++next) *next = *next == '\n' ? ' ' : *next;
-    std::strcat(line, "\n");
-    [[maybe_unused]] const ssize_t told = ::write(channel, line, std::strlen(line));
-  }
+  if (const char* const path = std::getenv(kErrorFileVariable); ranked && path != nullptr && *path != '\0')
+    write_error_file(path, rank,
+                     {.message = error.what(),
+                      .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                      .monotonic_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()});
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }
 

@@ -1,3 +1,4 @@
+#include "cli/launch_options.h"
 #include "cli/options.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -55,6 +56,14 @@ TEST_CASE("options are read") {
   const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
   CHECK(launch.processes == 3);
   CHECK(launch.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
+  const auto second = std::get<LaunchOptions>(parse({"launch", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank",
+                                                     "1", "--rdzv-endpoint", "[::1]:7", "--", "a"}));
+  CHECK(second.node_rank == 1);
+  CHECK(endpoint_of(second).address == "::1");
+  CHECK(endpoint_of(second).port == 7);
+  CHECK(endpoint_of(std::get<LaunchOptions>(parse({"launch", "--nnodes", "2", "--rdzv-endpoint", "host", "--", "a"})))
+            .port == 29500);
+  CHECK(endpoint_of(launch).port == 0);
 }
 
 TEST_CASE("wrong options are named in one line") {
@@ -89,6 +98,23 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--json", "x"}, "expected - for the standard output"},
       {{"launch", "-n", "2"}, "no program given"},
       {{"launch", "-n", "0", "--", "a"}, "-n is 0"},
+      {{"launch", "--nnodes", "0", "--", "a"}, "--nnodes is 0"},
+      {{"launch", "--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "h:1", "--", "a"}, "--node-rank is 2"},
+      {{"launch", "--nnodes", "2", "--", "a"}, "--nnodes is 2, but no --rdzv-endpoint"},
+      {{"launch", "--nnodes", "2", "--standalone", "--", "a"}, "--nnodes is 2, but --standalone"},
+      {{"launch", "--nnodes", "2", "--rdzv-endpoint", "h", "--max-restarts", "1", "--", "a"}, "--max-restarts is 1"},
+      {{"launch", "--max-restarts=-1", "--", "a"}, "--max-restarts is -1"},
+      {{"launch", "--rdzv-endpoint", "h:1", "--master-addr", "h", "--", "a"}, "--rdzv-endpoint is h:1, but --master"},
+      {{"launch", "--standalone", "--master-port", "5", "--", "a"}, "--master-port is 5, but --standalone"},
+      {{"launch", "--rdzv-endpoint", "h:x", "--", "a"}, "--rdzv-endpoint is h:x, expected a port"},
+      {{"launch", "--rdzv-endpoint", ":1", "--", "a"}, "--rdzv-endpoint is :1, expected HOST"},
+      {{"launch", "--tee", "3", "--", "a"}, "--tee is 3, but no --log-dir"},
+      {{"launch", "--tee", "4", "--log-dir", "d", "--", "a"}, "--tee: '4': expected 0 (nothing)"},
+      {{"launch", "--redirects", "2:1", "-n", "2", "--log-dir", "d", "--", "a"},
+       "rank 2 is not one of the ranks 0 to 1"},
+      {{"launch", "--redirects", "0:1,x", "--log-dir", "d", "--", "a"}, "'x' is not RANK:NUMBER"},
+      {{"launch", "--grace=-1", "--", "a"}, "--grace is -1"},
+      {{"launch", "--stop-limit", "nan", "--", "a"}, "--stop-limit is nan"},
       {{"bench", "leap"}, "unknown 'leap', expected step"},
       {{"compare", "--unknown"}, "--unknown"},
       {{}, "--help"},
@@ -117,6 +143,13 @@ TEST_CASE("help names every option with its default") {
        {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss"}) {
     INFO(option);
     CHECK_THAT(train, duet_test::ContainsSubstring(option));
+  }
+  const std::string launch = printed({"launch", "--help"});
+  for (const char* option : {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--master-addr",
+                             "--master-port", "--standalone", "--max-restarts", "--log-dir", "--redirects", "--tee",
+                             "--no-pin", "--grace", "--stop-limit", "--verbose", "seconds", "29500"}) {
+    INFO(option);
+    CHECK_THAT(launch, duet_test::ContainsSubstring(option));
   }
   CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
   CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");

@@ -1,98 +1,21 @@
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdlib>
 #include <fstream>
-#include <map>
 #include <set>
-#include <thread>
 
 #include "ddp/gloo_group.h"
-#include "ddp/launch.h"
-#include "ddp/rank_process.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
+#include "tests/ddp/launches.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
 using namespace duet::ddp;
-using duet_test::ContainsSubstring;
+using namespace duet_test;
 using namespace std::chrono_literals;
 
 namespace {
 
 const char* const kNoGloo = "Gloo is not built";
-
-struct Outcome {
-  std::map<int, std::vector<std::string>> out, err;
-  LaunchResult result;
-  std::chrono::steady_clock::duration took{};
-};
-
-Outcome run(int ranks, std::vector<std::string> command, LaunchOptions options = {}) {
-  Outcome outcome;
-  options.ranks = ranks;
-  options.command = std::move(command);
-  options.on_line = [&](int rank, bool is_stderr, std::string_view line) {
-    (is_stderr ? outcome.err : outcome.out)[rank].emplace_back(line);
-  };
-  const auto begin = std::chrono::steady_clock::now();
-  outcome.result = launch(options);
-  outcome.took = std::chrono::steady_clock::now() - begin;
-  return outcome;
-}
-
-Outcome run_worker(int ranks, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), DUET_DDP_WORKER);
-  return run(ranks, std::move(arguments));
-}
-
-/// False once the process has ended, waited for or not.
-bool alive(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string number, name, state;
-  return static_cast<bool>(file >> number >> name >> state) && state != "Z" && state != "X";
-}
-
-bool gone_within(pid_t pid, std::chrono::steady_clock::duration limit) {
-  const auto end = std::chrono::steady_clock::now() + limit;
-  while (alive(pid) && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(5ms);
-  return !alive(pid);
-}
-
-/// A launcher with two sleeping ranks, in a process of its own.
-struct Launcher {
-  Launcher() {
-    Pipe output = make_pipe();
-    ::fcntl(output.read.get(), F_SETFL, 0);
-    pid = ::fork();
-    if (pid == 0) {
-      ::dup2(output.write.get(), STDOUT_FILENO);
-      ::dup2(output.write.get(), STDERR_FILENO);
-      ::execl(DUET_DDP_WORKER, DUET_DDP_WORKER, "launch", nullptr);
-      ::_exit(127);
-    }
-    output.write.close();
-    source = std::move(output.read);
-    while (ranks.size() < 2) ranks.push_back(static_cast<pid_t>(std::atoi(line().c_str())));
-  }
-  std::string line() {
-    std::string text;
-    for (char byte = 0; ::read(source.get(), &byte, 1) == 1 && byte != '\n';) text += byte;
-    return text;
-  }
-  int wait() {
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-  pid_t pid;
-  Descriptor source;
-  std::vector<pid_t> ranks;
-};
 
 }  // namespace
 

@@ -182,6 +182,20 @@ void run_orphan(const Arguments&) {
   std::exit(status == 0 && rank_info().rank == 0 ? 3 : 0);
 }
 
+/// Starts a process that leaves group, session and parent behind, and tells its number.
+void run_detached(const Arguments& arguments) {
+  if (std::system("setsid sleep 1000 >/dev/null 2>&1 & echo $!") == 0) run_sleep({arguments[0]});
+}
+
+/// Rank 1 fails first; rank 0 is the first to end.
+void run_errors(const Arguments&) {
+  const int rank = rank_info().rank;
+  if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const int code = report_failure(DataError(rank == 0 ? "label 10 of image 7" : "label 11 of image 8"));
+  if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(340));
+  std::exit(code);
+}
+
 int run(const Arguments& arguments) {
   const std::string& name = arguments.at(0);
   if (name == "train") run_training(arguments);
@@ -196,7 +210,9 @@ int run(const Arguments& arguments) {
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
   if (name == "lines") run_lines(arguments);
-  if (name == "sleep") run_sleep(arguments);
+  if (name == "sleep" || name == "restarting") run_sleep(arguments);
+  if (name == "detached") run_detached(arguments);
+  if (name == "errors") run_errors(arguments);
   if (name == "orphan") run_orphan(arguments);
   if (name == "environment") std::cout << std::getenv(arguments.at(1).c_str()) << std::endl;
   if (name == "missing" && rank_info().rank != 1) init_process_group({.join_timeout = std::chrono::milliseconds(300)});
@@ -225,7 +241,10 @@ int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);
   if (arguments.at(0) == "spawn") return run_spawning(arguments);
   if (arguments.at(0) == "launch") {  // a launcher in a process of its own, for tests that kill it
-    const LaunchResult result = launch({.ranks = 2, .command = {argv[0], "sleep"}, .grace = std::chrono::seconds(10)});
+    const LaunchResult result = launch({.ranks = 2,
+                                        .command = {argv[0], arguments.at(1)},
+                                        .max_restarts = arguments.at(1) == "restarting" ? 3 : 0,
+                                        .grace = std::chrono::seconds(10)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }

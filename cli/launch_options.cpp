@@ -1,0 +1,134 @@
+#include "cli/launch_options.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "ddp/launch.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kMaxRanks = 1024;
+constexpr int kMaxPort = 65535;
+constexpr int kDefaultPort = 29500;  // torchrun's, where hosts must agree on one
+constexpr double kMaxSeconds = 1e6;
+
+void check_streams(const char* option, const std::string& text, const LaunchOptions& options) {
+  if (text.empty()) return;
+  ddp::RankStreams streams;
+  try {
+    streams = ddp::parse_streams(text);
+  } catch (const UsageError& error) {
+    throw UsageError(concat(option, ": ", error.what()));
+  }
+  const int first = options.node_rank * options.processes;
+  for (const auto& [rank, bits] : streams.ranks)
+    require<UsageError>(rank >= first && rank < first + options.processes, option, " is ", text, ", but rank ", rank,
+                        " is not one of the ranks ", first, " to ", first + options.processes - 1, " here");
+  require<UsageError>(!streams.any() || !options.log_dir.empty(), option, " is ", text,
+                      ", but no --log-dir says where the files go");
+}
+
+/// Options that only one of may say where the ranks meet.
+void check_meeting(const LaunchOptions& options) {
+  const bool master = !options.master_addr.empty() || options.master_port != 0;
+  const std::string given = !options.rdzv_endpoint.empty() ? "--rdzv-endpoint is " + options.rdzv_endpoint
+                            : !options.master_addr.empty() ? "--master-addr is " + options.master_addr
+                                                           : concat("--master-port is ", options.master_port);
+  require<UsageError>(options.rdzv_endpoint.empty() || !master, given,
+                      ", but --master-addr and --master-port say the same; use one of them");
+  require<UsageError>(!options.standalone || (options.rdzv_endpoint.empty() && !master), given,
+                      ", but --standalone takes a free port of this host");
+  require<UsageError>(!options.standalone || options.nodes == 1, "--nnodes is ", options.nodes,
+                      ", but --standalone is for one");
+  require<UsageError>(options.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
+                      "--nnodes is ", options.nodes, ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
+  require<UsageError>(options.master_port >= 0 && options.master_port <= kMaxPort, "--master-port is ",
+                      options.master_port, ", expected 0 to ", kMaxPort);
+  endpoint_of(options);
+}
+
+void check_seconds(const char* option, double seconds) {
+  require<UsageError>(seconds >= 0 && seconds <= kMaxSeconds, option, " is ", seconds, ", expected 0 to ", kMaxSeconds,
+                      " seconds");
+}
+
+}  // namespace
+
+Endpoint endpoint_of(const LaunchOptions& options) {
+  Endpoint endpoint;
+  const int otherwise = options.nodes > 1 ? kDefaultPort : 0;
+  endpoint.port = options.master_port != 0 ? options.master_port : otherwise;
+  if (!options.master_addr.empty()) endpoint.address = options.master_addr;
+  if (options.rdzv_endpoint.empty()) return endpoint;
+  const std::string& text = options.rdzv_endpoint;
+  const std::size_t bracket = text.rfind(']');  // of an IPv6 address: [::1]:29500
+  const std::size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
+  endpoint.address = text.substr(0, colon);
+  if (bracket != std::string::npos && text[0] == '[') endpoint.address = text.substr(1, bracket - 1);
+  require<UsageError>(!endpoint.address.empty(), "--rdzv-endpoint is ", text, ", expected HOST or HOST:PORT");
+  if (colon == std::string::npos) return endpoint;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, endpoint.port);
+  require<UsageError>(error == std::errc() && stop == end && endpoint.port >= 0 && endpoint.port <= kMaxPort,
+                      "--rdzv-endpoint is ", text, ", expected a port from 0 to ", kMaxPort, " after the colon");
+  require<UsageError>(options.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
+                      ", but several hosts must be told one port");
+  return endpoint;
+}
+
+void add_launch(CLI::App& app, LaunchOptions& options) {
+  app.add_option("-n,--nproc,--nproc-per-node", options.processes, "number of processes (ranks) on this host")
+      ->capture_default_str();
+  app.add_option("--nnodes", options.nodes, "number of hosts, each with a duet launch of the same -n")
+      ->capture_default_str();
+  app.add_option("--node-rank", options.node_rank, "which of them this is, from 0")->capture_default_str();
+  app.add_option("--rdzv-endpoint", options.rdzv_endpoint,
+                 "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; with several "
+                 "hosts it must be told, with port 29500 if there is none");
+  app.add_option("--master-addr", options.master_addr, "the host alone. Default: 127.0.0.1");
+  app.add_option("--master-port", options.master_port, "the port alone; 0 for a free one")->capture_default_str();
+  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
+  app.add_option(
+         "--max-restarts", options.max_restarts,
+         "how often a failed job is started anew (one host only); duet train then goes on from its --checkpoint")
+      ->capture_default_str();
+  app.add_option("--log-dir", options.log_dir,
+                 "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
+  app.add_option(
+      "--redirects", options.redirects,
+      "what goes into these files only: 0 nothing, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
+  app.add_option("--tee", options.tee,
+                 "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
+  app.add_flag("--no-pin", options.no_pin,
+               "leave every rank all cores; by default each gets an equal share, its own where there are enough");
+  app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
+      ->capture_default_str();
+  app.add_option("--stop-limit", options.stop_limit_s,
+                 "seconds that a rank may be stopped (SIGSTOP) before the job ends")
+      ->capture_default_str();
+  app.add_flag("--verbose", options.verbose, "also tell each rank's cores and folder");
+  app.add_option("command", options.command, "program and its arguments, after --");
+  app.positionals_at_end();
+}
+
+void check(const LaunchOptions& options) {
+  require<UsageError>(options.processes >= 1 && options.processes <= kMaxRanks, "-n is ", options.processes,
+                      ", expected 1 to ", kMaxRanks, " processes");
+  require<UsageError>(options.nodes >= 1 && options.nodes <= kMaxRanks, "--nnodes is ", options.nodes,
+                      ", expected 1 to ", kMaxRanks);
+  require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "--node-rank is ", options.node_rank,
+                      ", expected 0 to ", options.nodes - 1, " with --nnodes ", options.nodes);
+  check_meeting(options);
+  require<UsageError>(options.max_restarts >= 0, "--max-restarts is ", options.max_restarts, ", expected 0 or more");
+  require<UsageError>(options.max_restarts == 0 || options.nodes == 1, "--max-restarts is ", options.max_restarts,
+                      ", but with --nnodes ", options.nodes, " the launchers do not know of each other's failures");
+  check_streams("--tee", options.tee, options);
+  check_streams("--redirects", options.redirects, options);
+  check_seconds("--grace", options.grace_s);
+  check_seconds("--stop-limit", options.stop_limit_s);
+  require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
+}
+
+}  // namespace duet::cli

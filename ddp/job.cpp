@@ -1,0 +1,222 @@
+#include "ddp/job.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr Milliseconds kPoll{50};   // where the kernel cannot tell that a process has ended
+constexpr Milliseconds kLook{250};  // whether a process is stopped, it does not tell
+constexpr Milliseconds kStopTold{1000};
+constexpr Milliseconds kSettle{100};  // a rank's error may be the consequence of another's death: that shows soon
+
+std::string signal_text(int signal) {
+  const char* name = ::sigabbrev_np(signal);
+  return concat("signal ", signal, " (SIG", name ? name : "?", ")");
+}
+
+}  // namespace
+
+Job::Job(const LaunchOptions& options, const SignalPipe& signals, RankVariables common,
+         const std::vector<std::vector<int>>& cores, const std::string& folder)
+    : options_(options),
+      signals_(signals),
+      output_(options, folder, common.attempt, options.node_rank * options.ranks) {
+  const auto count = static_cast<std::size_t>(options.ranks);
+  failed_.resize(count);
+  stopped_.resize(count);
+  stop_told_.resize(count);
+  ranks_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    error_files_.push_back(make_error_file(global(i)));
+    common.local_rank = static_cast<int>(i);
+    common.error_file = error_files_.back().path;
+    ranks_.emplace_back(options.command, rank_environment(options, common),
+                        cores.empty() ? std::vector<int>{} : cores[i]);
+  }
+}
+
+Job::ErrorFile Job::make_error_file(int rank) const {
+  ErrorFile file;
+  file.path = output_.error_file(rank);
+  std::error_code ignored;
+  if (!file.path.empty()) {
+    std::filesystem::remove(file.path, ignored);
+    return file;
+  }
+  file.memory = Descriptor(::memfd_create("duet-rank-error", MFD_CLOEXEC));
+  if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
+  return file;
+}
+
+LaunchResult Job::run() {
+  while (any_alive()) {
+    wait_for_events();
+    read_lines();
+    pass_on_signals();
+    look_for_stopped();
+    end_overdue();
+  }
+  read_lines();
+  return result();
+}
+
+bool Job::any_alive() {
+  bool any = false;
+  for (RankProcess& rank : ranks_) any = !rank.look() || any;
+  look_for_failures();
+  return any;
+}
+
+void Job::wait_for_events() {
+  std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
+  bool blind = false;
+  for (RankProcess& rank : ranks_) {
+    if (rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+    if (rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+    if (rank.ended()) continue;
+    if (rank.end_descriptor() >= 0)
+      events.push_back({rank.end_descriptor(), POLLIN, 0});
+    else
+      blind = true;
+  }
+  // poll() rounds down to 0 what is left below 1 ms.
+  Milliseconds limit = blind ? kPoll : kLook;
+  if (kill_at_ || terminate_at_) {
+    const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
+    limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
+  }
+  ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+}
+
+void Job::read_lines() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    ranks_[i].output().read([&](std::string_view line) { output_.print(global(i), false, line); });
+    ranks_[i].errors().read([&](std::string_view line) { output_.print(global(i), true, line); });
+  }
+}
+
+void Job::pass_on_signals() {
+  while (const int signal = signals_.next()) {
+    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // the second time means it
+    interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+    for (const RankProcess& rank : ranks_) rank.send(signal == SIGINT ? SIGINT : SIGTERM);
+    if (!kill_at_) kill_at_ = Clock::now() + options_.grace;
+  }
+}
+
+void Job::look_for_failures() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    RankProcess& rank = ranks_[i];
+    Failure& failure = failed_[i];
+    if (failure.failed || !rank.ended() || rank.exit_code() == 0) continue;
+    failure.failed = true;
+    failure.when = failure.seen = Clock::now();
+    if (const auto error = error_files_[i].path.empty() ? std::nullopt : read_error_file(error_files_[i].path)) {
+      failure.consequence = error->consequence;
+      failure.text = error->message;
+      std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
+      if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
+    }
+    if (told_to_end_ || interrupted_ != 0) continue;
+    const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : kSettle);
+    terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+  }
+}
+
+void Job::look_for_stopped() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].stopped()) {
+      if (stop_told_[i] && !ranks_[i].ended() && !told_to_end_) remark(concat("rank ", global(i), " goes on"));
+      stopped_[i].reset();
+      stop_told_[i] = false;
+      continue;
+    }
+    const auto now = Clock::now();
+    if (!stopped_[i]) stopped_[i] = now;
+    if (!stop_told_[i] && now - *stopped_[i] >= kStopTold) {
+      stop_told_[i] = true;
+      remark(concat("rank ", global(i), " has been stopped by a signal for ", kStopTold.count(),
+                    " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+    }
+    if (now - *stopped_[i] < options_.stop_limit || told_to_end_ || terminate_at_ || overdue_rank_ >= 0) continue;
+    overdue_rank_ = static_cast<int>(i);
+    terminate_at_ = now;
+  }
+}
+
+void Job::end_overdue() {
+  const auto now = Clock::now();
+  if (terminate_at_ && *terminate_at_ <= now) {
+    terminate_at_.reset();
+    told_to_end_ = now;
+    for (const RankProcess& rank : ranks_) rank.send(SIGTERM);
+    if (!kill_at_) kill_at_ = now + options_.grace;
+  }
+  if (kill_at_ && *kill_at_ <= now) {
+    for (const RankProcess& rank : ranks_) rank.send(SIGKILL);
+    kill_at_ = now + options_.grace;
+  }
+}
+
+void Job::remark(const std::string& text) const { ddp::remark(options_, text); }
+
+/// Whether the rank ended after it was told to. One that had reported a failure by then was still on its way out.
+bool Job::ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].seen >= *told_to_end_; }
+
+/// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
+int Job::guilt(std::size_t i) const {
+  const Failure& failure = failed_[i];
+  if (overdue_rank_ == static_cast<int>(i)) return 4;
+  if (!failure.failed) return -1;
+  if (ended_when_told(i) && failure.text.empty()) return -1;
+  if (ranks_[i].signal() != 0 && !ended_when_told(i)) return 3;
+  return failure.consequence ? 1 : 2;
+}
+
+std::string Job::message_of(std::size_t i) const {
+  const std::string rank = concat("rank ", global(i));
+  if (overdue_rank_ == static_cast<int>(i))
+    return concat(rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
+  const std::string& text = failed_[i].text;
+  if (ranks_[i].signal() != 0 && !ended_when_told(i)) {
+    const std::string cause = text.empty() ? "" : ": " + text;
+    return concat(rank, " was killed by ", signal_text(ranks_[i].signal()), cause);
+  }
+  if (ranks_[i].signal() != 0) return concat(rank, " failed: ", text);
+  return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
+}
+
+LaunchResult Job::result() const {
+  LaunchResult result;
+  if (interrupted_ != 0) {
+    result.exit_code = 128 + interrupted_;
+    result.signal = interrupted_;
+    result.message = concat("ended by ", signal_text(interrupted_));
+    return result;
+  }
+  std::optional<std::size_t> first;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (guilt(i) < 0) continue;
+    const bool guiltier =
+        !first || guilt(i) > guilt(*first) || (guilt(i) == guilt(*first) && failed_[i].when < failed_[*first].when);
+    if (guiltier) first = i;
+  }
+  if (!first) return result;
+  result.exit_code = 1;
+  result.failed_rank = global(*first);
+  result.signal = ended_when_told(*first) ? 0 : ranks_[*first].signal();
+  result.message = message_of(*first);
+  return result;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,70 @@
+// One attempt of a launch: its ranks from their start to their end.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/error_file.h"
+#include "ddp/launch.h"
+#include "ddp/rank_environment.h"
+#include "ddp/rank_output.h"
+#include "ddp/rank_process.h"
+#include "ddp/signal_pipe.h"
+#include "ddp/work.h"
+
+namespace duet::ddp {
+
+class Job {
+ public:
+  /// Starts the ranks. `common` is what they share; `cores` has an entry for each local rank, or none; `folder` is
+  /// empty if there are no files. Throws UsageError when the program cannot be run.
+  Job(const LaunchOptions& options, const SignalPipe& signals, RankVariables common,
+      const std::vector<std::vector<int>>& cores, const std::string& folder);
+  /// Returns when all have ended.
+  LaunchResult run();
+
+ private:
+  /// A file in memory where no folder was asked for: it is gone with the launcher.
+  struct ErrorFile {
+    Descriptor memory;
+    std::string path;
+  };
+  struct Failure {
+    bool failed = false;
+    bool consequence = false;  // its own report says that it lost a peer
+    Clock::time_point when, seen;
+    std::string text;
+  };
+  ErrorFile make_error_file(int rank) const;
+  int global(std::size_t i) const { return options_.node_rank * options_.ranks + static_cast<int>(i); }
+  bool any_alive();
+  void wait_for_events();
+  void read_lines();
+  void pass_on_signals();
+  void look_for_failures();
+  void look_for_stopped();
+  void end_overdue();
+  void remark(const std::string& text) const;
+  bool ended_when_told(std::size_t i) const;
+  int guilt(std::size_t i) const;
+  std::string message_of(std::size_t i) const;
+  LaunchResult result() const;
+
+  const LaunchOptions& options_;
+  const SignalPipe& signals_;
+  RankOutput output_;
+  std::vector<ErrorFile> error_files_;
+  std::vector<RankProcess> ranks_;
+  std::vector<Failure> failed_;
+  std::vector<std::optional<Clock::time_point>> stopped_;  // since when
+  std::vector<bool> stop_told_;
+  int overdue_rank_ = -1;  // stopped for longer than the limit
+  int interrupted_ = 0;
+  std::optional<Clock::time_point> terminate_at_, told_to_end_, kill_at_;
+};
+
+/// Where the launcher's remarks go.
+void remark(const LaunchOptions& options, const std::string& text);
+
+}  // namespace duet::ddp
