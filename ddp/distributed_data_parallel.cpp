@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "ddp/gather_texts.h"
+#include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
 #include "lib/sha256.h"

@@ -18,7 +18,8 @@ struct GlooOptions {
 
 /// Connects this rank with the others, who call this with the same store. Throws CommError when a rank does not come,
 /// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
-std::unique_ptr<ProcessGroup> make_gloo_group(Store& store, int rank, int size, const GlooOptions& options = {});
+std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
+                                              const GlooOptions& options = {});
 
 /// Empty if Gloo can be used, else why not.
 std::string why_no_gloo();

@@ -197,7 +197,7 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   } else {
     group = connect_shared(options, meeting, init);
   }
-  if (group == nullptr) group = make_gloo_group(*init, meeting.rank, meeting.world_size, gloo);
+  if (group == nullptr) group = make_gloo_group(init, meeting.rank, meeting.world_size, gloo);
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));

@@ -17,6 +17,7 @@ struct Hub {
   std::condition_variable changed;
   std::map<Key, std::string> messages;
   std::vector<bool> closed;
+  std::map<std::string, std::shared_ptr<Hub>> subsets;  // by name
 };
 
 class MemoryTransport final : public Transport {
@@ -56,6 +57,13 @@ class MemoryTransport final : public Transport {
                        " bytes, expected ", receive.bytes);
     std::memcpy(receive.data, message->second.data(), receive.bytes);
     hub_->messages.erase(message);
+  }
+
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    const std::lock_guard lock(hub_->mutex);
+    auto& hub = hub_->subsets[subset.name];
+    if (hub == nullptr) hub = std::make_shared<Hub>(subset.size());
+    return std::make_unique<MemoryTransport>(hub, subset.rank);
   }
 
   void close() override {

@@ -7,8 +7,10 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ddp/store.h"
+#include "ddp/subset.h"
 #include "ddp/work.h"
 #include "lib/tensor.h"
 
@@ -102,7 +104,7 @@ class ProcessGroup {
   /// "shm", "gloo", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
 
-  /// The store through which the ranks met, where init_process_group() made the group.
+  /// The store through which the ranks met. Threads of one process may set one for make_memory_transports().
   const std::shared_ptr<Store>& store() const { return store_; }
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
 
@@ -134,8 +136,21 @@ class ProcessGroup {
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
   [[nodiscard]] Work recv(const Buffer& buffer, int from, int tag = 0);
 
+  /// Waits for all ranks, at most `timeout`, and throws CommError that names all that have not come; the group goes on
+  /// all the same. Costs a few trips to the store, which it needs.
+  void monitored_barrier(Milliseconds timeout);
+
+  /// The ranks that give the same color as a group of their own, ordered by key, then by rank; null for a negative
+  /// color. All ranks call it. The new group has this one's backend and timeouts, connections of its own, and the store
+  /// under a prefix; either may go first.
+  std::unique_ptr<ProcessGroup> split(int color, int key = 0);
+  /// Those ranks as a group of their own, in that order; null on the others. All ranks call it, with the same list.
+  std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
+
  protected:
   ProcessGroup(int rank, int size);
+  /// A group of the same kind, whose ranks all call this at once.
+  virtual std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const = 0;
   /// The call's buffers are on devices of which takes() is true.
   virtual Work start(const Call& call) = 0;
   /// Whether start() reads and writes memory of such devices itself.
@@ -148,9 +163,11 @@ class ProcessGroup {
  private:
   Work checked(const Call& call);
   Work start_staged(const Call& call);
+  void require_store(const char* what) const;
   int rank_;
   int size_;
   std::shared_ptr<Store> store_;
+  int splits_ = 0, monitored_barriers_ = 0;
 };
 
 }  // namespace duet::ddp

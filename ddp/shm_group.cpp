@@ -19,7 +19,8 @@ constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the help
 
 class ShmGroup final : public ProcessGroup {
  public:
-  ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, const GroupOptions& options);
+  ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
+           const GroupOptions& options);
   ~ShmGroup() override;
   const char* backend() const override { return "shm"; }
   double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
@@ -27,6 +28,9 @@ class ShmGroup final : public ProcessGroup {
 
  protected:
   Work start(const Call& call) override;
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
+    return make_shm_group(subset.store, subset.rank, subset.size(), connect_timeout_, options_);
+  }
 
  private:
   struct Task {
@@ -47,7 +51,8 @@ class ShmGroup final : public ProcessGroup {
   void help_messages();
 
   const std::unique_ptr<Board> board_;
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Store> arena_store_;
+  const Milliseconds connect_timeout_;
   const GroupOptions options_;
   const bool spins_;
   const int exceptions_at_birth_;
@@ -70,16 +75,20 @@ class ShmGroup final : public ProcessGroup {
   std::thread helper_;
 };
 
-ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, const GroupOptions& options)
+ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
+                   const GroupOptions& options)
     : ProcessGroup(board->rank(), board->size()),
       board_(std::move(board)),
-      store_(std::move(store)),
+      arena_store_(store),
+      connect_timeout_(connect_timeout),
       options_(options),
       spins_(board_->size() <= usable_cores()),
       exceptions_at_birth_(std::uncaught_exceptions()),
       collectives_(*board_),
       messages_(*board_),
-      helper_([this] { help(); }) {}
+      helper_([this] { help(); }) {
+  set_store(std::move(store));
+}
 
 ShmGroup::~ShmGroup() {
   if (std::uncaught_exceptions() > exceptions_at_birth_) board_->close();
@@ -103,7 +112,7 @@ ShmGroup::~ShmGroup() {
 
 std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
   const std::size_t room = (bytes + 4095) / 4096 * 4096;
-  const auto segment = std::make_shared<SharedSegment>(*store_, concat("shm/arena/", arenas_++), rank(), size(),
+  const auto segment = std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(),
                                                        room * static_cast<std::size_t>(size()), options_.timeout);
   SharedArena arena{segment, room};
   auto* const storage = new Storage(Device{}, arena.of(rank()), bytes);
@@ -269,7 +278,7 @@ std::unique_ptr<ProcessGroup> make_shm_group(std::shared_ptr<Store> store, int r
                                              Milliseconds connect_timeout, const GroupOptions& options) {
   auto segment = std::make_unique<SharedSegment>(*store, "shm/board", rank, size, Board::bytes(size), connect_timeout);
   auto board = std::make_unique<Board>(std::move(segment), rank, size);
-  return std::make_unique<ShmGroup>(std::move(board), std::move(store), options);
+  return std::make_unique<ShmGroup>(std::move(board), std::move(store), connect_timeout, options);
 }
 
 }  // namespace duet::ddp

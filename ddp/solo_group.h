@@ -13,6 +13,7 @@ class SoloGroup final : public ProcessGroup {
 
  protected:
   Work start(const Call& call) override;
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset&) const override { return std::make_unique<SoloGroup>(); }
   bool takes(DeviceKind) const override { return true; }
 };
 

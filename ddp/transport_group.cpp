@@ -88,14 +88,20 @@ Work TransportGroup::start_message(const Call& call) {
   const std::uint64_t tag = tag_of(key, 3);
   const bool sends = call.op == Collective::send;
   Transport& transport = *core_->transport;
-  message->header = sends ? transport.send(call.root, header_tag(key), &message->ours, sizeof(Header))
-                          : transport.receive(call.root, header_tag(key), &message->theirs, sizeof(Header));
   const bool empty = call.in.count == 0;
-  if (!empty)
-    message->payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
-                             : transport.receive(call.root, tag, call.in.data, call.in.bytes());
+  const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
+  try {
+    message->header = sends ? transport.send(call.root, header_tag(key), &message->ours, sizeof(Header))
+                            : transport.receive(call.root, header_tag(key), &message->theirs, sizeof(Header));
+    if (!empty)
+      message->payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
+                               : transport.receive(call.root, tag, call.in.data, call.in.bytes());
+  } catch (const Error& error) {  // the peer is gone
+    core_->fail(title, error);
+  }
 
-  const auto finish = [core = core_, message, sends, empty, call, timeout = options_.timeout](Clock::time_point limit) {
+  const auto finish = [core = core_, message, sends, empty, call, title,
+                       timeout = options_.timeout](Clock::time_point limit) {
     const auto deadline = std::min(limit, Clock::now() + timeout);
     try {
       core->transport->wait(message->header, deadline);
@@ -104,7 +110,7 @@ Work TransportGroup::start_message(const Call& call) {
                          call.in.count, " ", call.in.dtype);
       if (!empty) core->transport->wait(message->payload, deadline);
     } catch (const Error& error) {
-      core->fail(concat(name(call.op), sends ? " to" : " from", " rank ", call.root), error);
+      core->fail(title, error);
     }
     return true;
   };

@@ -27,6 +27,9 @@ class TransportGroup final : public ProcessGroup {
 
  protected:
   Work start(const Call& call) override;
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
+    return std::make_unique<TransportGroup>(core_->transport->connect_subset(subset), options_);
+  }
 
  private:
   /// What a Work may still need after the group is gone.

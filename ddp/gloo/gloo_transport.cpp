@@ -57,7 +57,7 @@ void ignore_broken_pipes() {
 class GlooTransport final : public Transport {
  public:
   GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
-      : context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
+      : options_(options), context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
     ignore_broken_pipes();
     StoreForGloo adapter(store, options.connect_timeout);
     try {
@@ -98,6 +98,10 @@ class GlooTransport final : public Transport {
     require<CommError>(ended, "this rank has closed its connections");
     const std::lock_guard lock(mutex_);
     message.busy = false;
+  }
+
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    return std::make_unique<GlooTransport>(*subset.store, subset.rank, subset.size(), options_);
   }
 
   // Gloo's own closeConnections() does not wake this rank's blocked calls, so they are aborted one by one.
@@ -161,6 +165,7 @@ class GlooTransport final : public Transport {
     return static_cast<Request>(reusable);
   }
 
+  const GlooOptions options_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::mutex mutex_;
   std::deque<Message> messages_;

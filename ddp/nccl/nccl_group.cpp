@@ -160,9 +160,12 @@ class NcclGroup final : public ProcessGroup {
  public:
   NcclGroup(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
       : ProcessGroup(rank, size),
-        core_(std::make_shared<Communicator>(std::move(store), rank, size, options)),
+        options_(options),
+        core_(std::make_shared<Communicator>(store, rank, size, options)),
         one_(zeros({1}, DType::f32, options.device)),
-        exceptions_at_birth_(std::uncaught_exceptions()) {}
+        exceptions_at_birth_(std::uncaught_exceptions()) {
+    set_store(std::move(store));
+  }
 
   ~NcclGroup() override {
     const bool drop = std::uncaught_exceptions() > exceptions_at_birth_;
@@ -179,6 +182,9 @@ class NcclGroup final : public ProcessGroup {
  protected:
   bool takes(DeviceKind kind) const override { return kind == DeviceKind::cuda; }
   Device staging_device() const override { return core_->device(); }
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
+    return std::make_unique<NcclGroup>(subset.store, subset.rank, subset.size(), options_);
+  }
   Work start(const Call& call) override { return start(call, call.op == Collective::barrier); }
   Work start_for_host(const Call& call) override { return start(call, true); }
 
@@ -221,6 +227,7 @@ class NcclGroup final : public ProcessGroup {
     return Work(std::move(state));
   }
 
+  const NcclOptions options_;
   std::shared_ptr<Communicator> core_;
   Tensor one_;  // for barriers
   std::shared_ptr<Messages> messages_;

@@ -96,6 +96,23 @@ std::string check_collectives(ProcessGroup& group) {
   if (rank == root && values_of<T>(gathered) != of_all<T>(size)) return "gather";
   group.scatter(rank == root ? everything : zero(0), piece, root).wait();
   if (values_of<T>(piece) != own_values<T>(rank)) return "scatter";
+  for (const ReduceOp op : ops) {  // every rank gives the values of one rank to all pieces
+    Values<T> pieces;
+    for (int i = 0; i < size; ++i)
+      for (const T one : own_values<T>(rank)) pieces.push_back(one);
+    group.reduce_scatter(on_device(pieces, device), piece, op).wait();
+    if (values_of<T>(piece) != reduced<T>(size, op)) return concat("reduce_scatter ", name(op));
+  }
+  const Tensor exchanged = zero(size);
+  group.all_to_all(on_device(of_all<T>(size), device), exchanged).wait();
+  Values<T> same;
+  for (int i = 0; i < size; ++i)
+    for (const T one : own_values<T>(rank)) same.push_back(one);
+  if (values_of<T>(exchanged) != same) return "all_to_all";
+  const auto half = group.split(rank % 2);
+  const Tensor few = own();
+  half->broadcast(few).wait();
+  if (values_of<T>(few) != own_values<T>(rank % 2)) return "broadcast in a half of the group";
   group.barrier().wait();
   return "";
 }

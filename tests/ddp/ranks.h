@@ -25,9 +25,13 @@ inline bool missing(Over over) { return over == Over::gloo && !duet::ddp::why_no
 inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet::ddp::Transport>& transport,
                                                 const std::shared_ptr<duet::ddp::Store>& store, int rank, int size,
                                                 const duet::ddp::GroupOptions& options) {
-  if (over == Over::memory) return std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
+  if (over == Over::memory) {
+    auto group = std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
+    group->set_store(store);
+    return group;
+  }
   if (over == Over::shm) return duet::ddp::make_shm_group(store, rank, size, std::chrono::seconds(20), options);
-  return duet::ddp::make_gloo_group(*store, rank, size, {.group = options});
+  return duet::ddp::make_gloo_group(store, rank, size, {.group = options});
 }
 
 /// Runs `body` as `size` ranks and returns what each of them threw.

@@ -44,6 +44,7 @@ class RecordingGroup final : public ProcessGroup {
     sent.push_back(call.in);
     return {};
   }
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset&) const override { return nullptr; }
 };
 
 /// Slots one after the other in one buffer.

@@ -162,6 +162,34 @@ void run_until(const std::function<void()>& act) {
   }
 }
 
+Work start(ProcessGroup& group, const std::string& op, std::span<float> in, std::span<float> out) {
+  const auto piece = in.size() / 4, size = static_cast<std::size_t>(group.size());
+  const auto one = [&](std::span<float> values) { return values.first(piece); };
+  const auto many = [&](std::span<float> values) { return values.first(piece * size); };
+  if (op == "all_reduce") return group.all_reduce(in);
+  if (op == "reduce") return group.reduce(in, 0);
+  if (op == "broadcast") return group.broadcast(in, 0);
+  if (op == "gather") return group.gather(one(in), many(out), 0);
+  if (op == "scatter") return group.scatter(many(in), one(out), 0);
+  if (op == "all_gather") return group.all_gather(one(in), many(out));
+  if (op == "reduce_scatter") return group.reduce_scatter(many(in), one(out));
+  if (op == "all_to_all") return group.all_to_all(many(in), many(out));
+  if (op == "recv") return group.rank() == 1 ? group.send(in, 0) : group.recv(out, 1);
+  return group.barrier();
+}
+
+/// One collective after the other; rank 1 dies inside the sixth. Its peers have to notice by themselves.
+void run_dying(const Arguments& arguments) {
+  ::signal(SIGTERM, SIG_IGN);
+  const auto group = init_process_group({.backend = arguments.at(1)});
+  std::vector<float> in(240'000), out(240'000);
+  for (int i = 0;; ++i) {
+    Work work = start(*group, arguments.at(2), in, out);
+    if (i == 5 && group->rank() == 1) ::raise(SIGKILL);
+    work.wait();
+  }
+}
+
 void run_lines(const Arguments& arguments) {
   for (int i = 0; i < std::stoi(arguments.at(1)); ++i) {
     const std::string line(200, static_cast<char>('a' + rank_info().rank));
@@ -208,6 +236,7 @@ int run(const Arguments& arguments) {
   if (name == "compare") run_compare(arguments);
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
+  if (name == "die") run_dying(arguments);
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);

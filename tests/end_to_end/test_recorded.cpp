@@ -23,6 +23,7 @@ class LockStep final : public ddp::ProcessGroup {
   const char* backend() const override { return "lock step"; }
 
  protected:
+  std::unique_ptr<ddp::ProcessGroup> connect_subset(const ddp::Subset&) const override { return nullptr; }
   ddp::Work start(const ddp::Call&) override { return {}; }
 };
 
