@@ -7,6 +7,7 @@
 
 #include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/sha256.h"
 
@@ -40,6 +41,31 @@ void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
   }
 }
 
+/// For layers whose statistics are those of all ranks' rows.
+class GroupSums final : public BatchSums {
+ public:
+  explicit GroupSums(ProcessGroup& group) : group_(group) {}
+  void sum(std::span<double> values) override { group_.all_reduce(values).wait(); }
+
+ private:
+  ProcessGroup& group_;
+};
+
+/// Lets a forward's layers use the sums.
+class SumsInForward {
+ public:
+  SumsInForward(nn::Context& context, BatchSums& sums) : context_(context), before_(context.batch_sums) {
+    context.batch_sums = &sums;
+  }
+  ~SumsInForward() { context_.batch_sums = before_; }
+  SumsInForward(const SumsInForward&) = delete;
+  SumsInForward& operator=(const SumsInForward&) = delete;
+
+ private:
+  nn::Context& context_;
+  BatchSums* before_;
+};
+
 }  // namespace
 
 /// What ties the reducer to the gradients of one module.
@@ -50,6 +76,7 @@ struct DistributedDataParallel::Hooks {
         first(module.range().first_slot),
         count(module.range().slots),
         group(the_group),
+        sums(the_group),
         sync(sync_on),
         joins(joins_now),
         compare_every(options.compare_parameters_every),
@@ -120,6 +147,7 @@ struct DistributedDataParallel::Hooks {
   nn::ParameterStore& store;
   int first, count;
   ProcessGroup& group;
+  GroupSums sums;
   const bool &sync, &joins;
   std::int64_t compare_every;
   Clock::time_point forward_end{};
@@ -189,6 +217,7 @@ int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
+  const SumsInForward sums(context, hooks_->sums);
   if (!synchronises(context)) return module_.forward(context, input);
   const int root = joins_ ? last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);

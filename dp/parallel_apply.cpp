@@ -34,6 +34,28 @@ void with_replica_name(int i, Device device, Task&& task) {
   }
 }
 
+/// Runs task(i) for the first `count` replicas, each on its device's thread.
+template <class Task>
+void run_side_by_side(Replicas& replicas, int count, Task&& task) {
+  replicas.sums().begin(count);
+  try {
+    replicas.threads().run(replicas.size(), [&](int i, int) {
+      if (i >= count) return;
+      try {
+        with_replica_name(i, replicas.devices()[static_cast<std::size_t>(i)], [&] { task(i); });
+        replicas.sums().leave();
+      } catch (const OtherReplicaFailed&) {
+        throw;
+      } catch (...) {
+        replicas.sums().fail(std::current_exception());
+        throw;
+      }
+    });
+  } catch (const OtherReplicaFailed& stopped) {
+    std::rethrow_exception(stopped.cause);
+  }
+}
+
 double microseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
@@ -64,9 +86,8 @@ struct ParallelApplyNode final : Node {
     PooledVector<std::size_t> first(outputs_of.size());
     for (std::size_t i = 1; i < first.size(); ++i) first[i] = first[i - 1] + outputs_of[i - 1].size();
     took_part.assign(static_cast<std::size_t>(replicas->size()), 0);
-    replicas->threads().run(replicas->size(), [&](int i, int) {
+    run_side_by_side(*replicas, static_cast<int>(outputs_of.size()), [&](int i) {
       const auto at = static_cast<std::size_t>(i);
-      if (at >= outputs_of.size()) return;
       replicas->context(i).store->zero_grad();
       PooledVector<BackwardRoot> roots;
       for (std::size_t k = 0; k < outputs_of[at].size(); ++k) {
@@ -76,7 +97,7 @@ struct ParallelApplyNode final : Node {
       }
       if (roots.empty()) return;
       const TraceSpan span("backward", replicas->devices()[at]);
-      with_replica_name(i, replicas->devices()[at], [&] { run_backward(roots); });
+      run_backward(roots);
       took_part[at] = 1;
     });
   }
@@ -148,12 +169,11 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     }));
   }
   PooledVector<nn::Value> outputs(inputs.size());
-  replicas->threads().run(replicas->size(), [&](int i, int) {
+  run_side_by_side(*replicas, static_cast<int>(inputs.size()), [&](int i) {
     const auto at = static_cast<std::size_t>(i);
-    if (at >= inputs.size()) return;
     const NoGrad guard(!record);
     const TraceSpan span("forward", replicas->devices()[at]);
-    with_replica_name(i, replicas->devices()[at], [&] { outputs[at] = replicas->forward(i, own_inputs[at]); });
+    outputs[at] = replicas->forward(i, own_inputs[at]);
   });
   if (!record) return outputs;
 

@@ -17,11 +17,12 @@ Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Re
       devices_(devices.begin(), devices.end()),
       refresh_(refresh),
       forward_(std::move(forward)),
-      threads_(
-          std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())), [devices = devices_](int worker) {
-            const Device device = devices[static_cast<std::size_t>(worker)];
-            backend(device.kind).bind_thread(device);
-          })) {
+      threads_(std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())),
+                                            [devices = devices_](int worker) {
+                                              const Device device = devices[static_cast<std::size_t>(worker)];
+                                              backend(device.kind).bind_thread(device);
+                                            })),
+      sums_(static_cast<int>(devices.size())) {
   require<UsageError>(!devices.empty(), "DataParallel: no devices given");
   for (auto device = devices_.begin(); device != devices_.end(); ++device)
     require<UsageError>(std::find(devices_.begin(), device, *device) == device, "DataParallel: device ", *device,
@@ -43,6 +44,7 @@ void Replicas::make_contexts(const nn::Context& model) {
                                                     .share_buffers = first}));
     contexts_.push_back(
         {.store = stores_.back().get(), .first_slot = range.first_slot, .first_buffer = range.first_buffer});
+    contexts_.back().batch_sums = &sums_.of(static_cast<int>(contexts_.size()) - 1);
   }
   if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
     model.store->set_threads(threads_);

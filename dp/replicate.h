@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "dp/replica_sums.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 #include "lib/thread_pool.h"
@@ -33,6 +34,7 @@ class Replicas {
   const nn::Module& module() const { return module_; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
   ThreadPool& threads() { return *threads_; }
+  ReplicaSums& sums() { return sums_; }
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
   /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
@@ -55,6 +57,7 @@ class Replicas {
   std::vector<nn::Context> contexts_;
   const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
   std::shared_ptr<ThreadPool> threads_;
+  ReplicaSums sums_;
 };
 
 }  // namespace duet::dp

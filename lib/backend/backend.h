@@ -83,6 +83,15 @@ struct DeviceUse {
 
 class StepRecorder;
 
+/// Adds numbers up over all devices that hold rows of one batch, where statistics are to be those of the whole batch.
+class BatchSums {
+ public:
+  virtual ~BatchSums() = default;
+  /// Every device calls it in the same order with as many values, and gets the sums: by the tree of Note [Sums over
+  /// samples], so that they have the bits of one device. Throws when another device cannot come.
+  virtual void sum(std::span<double> values) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -162,15 +171,18 @@ class Backend {
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
 
-  // --- batch norm over (N, H, W) of each channel; mean, inverse_std, running_*, weight, bias, their gradients: (C) ---
+  // --- batch norm over (N, H, W) of each channel; mean, inverse_std, running_*, weight, bias, their gradients: (C).
+  // `others`: the batch has rows on other devices, too, null where it has not; only devices that share_memory() have
+  // to do that ---
   /// training: statistics of the batch, running_* are moved by `momentum`; else running_* are used.
   virtual void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                     const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
                                     const Tensor& inverse_std, const Tensor& y, bool training, float momentum,
-                                    float eps) = 0;
+                                    float eps, BatchSums* others) = 0;
+  /// dweight and dbias are those of this device's rows.
   virtual void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
                                      const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight,
-                                     const Tensor& dbias, bool training) = 0;
+                                     const Tensor& dbias, bool training, BatchSums* others) = 0;
 
   // --- losses: x (N, C); labels i64 (N); loss f32 scalar ---
   virtual void log_softmax_forward(const Tensor& x, const Tensor& y) = 0;

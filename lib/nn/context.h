@@ -6,8 +6,9 @@
 #include "lib/nn/parameters.h"
 
 namespace duet {
+class BatchSums;
 class Mt19937;
-}
+}  // namespace duet
 
 namespace duet::nn {
 
@@ -22,6 +23,8 @@ struct Context {
   std::int64_t step = 0;   // step of dropout's key for inputs without a stamp
   /// When set, dropout draws from this stream in PyTorch's order instead of by key.
   Mt19937* stream = nullptr;
+  /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
+  BatchSums* batch_sums = nullptr;
 
   const Variable& parameter(int number) const { return store->variable(number - first_slot); }
   const Tensor& buffer(int number) const {

@@ -132,9 +132,15 @@ BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
   register_buffer("running_var", {features}, 1);
 }
 
-Variable BatchNorm2d::forward(Context& context, const Variable& x) const {
+Variable BatchNorm2d::normalise(Context& context, const Variable& x, BatchSums* others) const {
   return ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0), buffer(context, 1),
-                           {.training = context.training, .momentum = momentum_, .eps = eps_});
+                           {.training = context.training, .momentum = momentum_, .eps = eps_, .others = others});
+}
+
+Variable BatchNorm2d::forward(Context& context, const Variable& x) const { return normalise(context, x, nullptr); }
+
+Variable SyncBatchNorm::forward(Context& context, const Variable& x) const {
+  return normalise(context, x, context.batch_sums);
 }
 
 std::string BatchNorm2d::details() const {

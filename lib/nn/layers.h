@@ -128,10 +128,24 @@ class BatchNorm2d : public Module {
  protected:
   std::string type_name() const override { return "BatchNorm2d"; }
   std::string details() const override;
+  Variable normalise(Context& context, const Variable& x, BatchSums* others) const;
 
  private:
   std::int64_t features_;
   float eps_, momentum_;
+};
+
+/// torch.nn.SyncBatchNorm for (N, C, H, W): under DataParallel and DistributedDataParallel the statistics are those of
+/// the whole batch, so that 1, 2, 4 and 8 devices end with the same bits; elsewhere a BatchNorm2d. Trains on CPU
+/// devices only; DeviceError on others.
+class SyncBatchNorm : public BatchNorm2d {
+ public:
+  using BatchNorm2d::BatchNorm2d;
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string type_name() const override { return "SyncBatchNorm"; }
 };
 
 }  // namespace duet::nn

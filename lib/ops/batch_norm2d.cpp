@@ -12,11 +12,12 @@ struct BatchNorm2dNode final : Node {
     const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
     backend(x).batch_norm2d_backward(x, g.outputs[0], weight, mean, inverse_std, dx,
                                      g.place(1, weight.shape(), x.device()), g.place(2, weight.shape(), x.device()),
-                                     training);
+                                     training, others);
   }
   void release() override { x = weight = mean = inverse_std = Tensor(); }
   Tensor x, weight, mean, inverse_std;
   bool training = true;
+  BatchSums* others = nullptr;
 };
 
 }  // namespace
@@ -28,20 +29,21 @@ Variable batch_norm2d(const Variable& input, const Variable& weight, const Varia
   const Shape channels = {input.shape()[1]};
   for (const Shape& shape : {weight.shape(), bias.shape(), running_mean.shape(), running_var.shape()})
     require<ShapeError>(shape == channels, "batch_norm2d: per-channel tensor ", shape, " for input ", input.shape());
-  require<ShapeError>(!options.training || input.shape().count() > channels[0],
+  require<ShapeError>(!options.training || options.others != nullptr || input.shape().count() > channels[0],
                       "batch_norm2d: expected more than 1 value per channel when training, got input ", input.shape());
   const Variable x = to_plain(input);
   Tensor y = empty(x.shape(), DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   const Tensor mean = empty(channels, DType::f32, x.device()), inverse_std = empty(channels, DType::f32, x.device());
   backend(y).batch_norm2d_forward(x.value(), weight.value(), bias.value(), running_mean, running_var, mean, inverse_std,
-                                  y, options.training, options.momentum, options.eps);
+                                  y, options.training, options.momentum, options.eps, options.others);
   return record<BatchNorm2dNode>(y, {&x, &weight, &bias}, [&](BatchNorm2dNode& node) {
     node.x = x.value();
     node.weight = weight.value();
     node.mean = mean;
     node.inverse_std = inverse_std;
     node.training = options.training;
+    node.others = options.others;
   });
 }
 

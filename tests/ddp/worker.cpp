@@ -16,6 +16,7 @@
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "tests/ddp/train.h"
+#include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -140,6 +141,14 @@ void run_join_buffers(const Arguments&) {
   std::fflush(stdout);
 }
 
+void run_sync_batch_norm(const Arguments&) {
+  const auto group = init_process_group();
+  SyncNet model(kSeed);
+  DistributedDataParallel net(model, *group);
+  train(model, net, 27, group->rank(), group->size());
+  std::cout << fingerprint(model) << std::endl;
+}
+
 /// Rank 1's parameter goes astray behind the first step.
 void run_compare(const Arguments&) {
   const auto group = init_process_group();
@@ -234,6 +243,7 @@ int run(const Arguments& arguments) {
   if (name == "join") run_join(arguments);
   if (name == "join_buffers") run_join_buffers(arguments);
   if (name == "compare") run_compare(arguments);
+  if (name == "sync_batch_norm") run_sync_batch_norm(arguments);
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);

@@ -9,12 +9,17 @@ kernels::BatchNormShape geometry(const Tensor& x) {
   return {.rows = x.size(0), .channels = to_int(x.size(1), "channels"), .pixels = x.size(2) * x.size(3)};
 }
 
+void require_alone(const BatchSums* others) {
+  require<DeviceError>(others == nullptr, "batch norm over several devices (SyncBatchNorm) is for CPU devices so far");
+}
+
 }  // namespace
 
 void CudaBackend::batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                        const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
                                        const Tensor& inverse_std, const Tensor& y, bool training, float momentum,
-                                       float eps) {
+                                       float eps, BatchSums* others) {
+  require_alone(others);
   same_device("batch_norm2d_forward", {{"x", x},
                                        {"weight", weight},
                                        {"bias", bias},
@@ -31,7 +36,8 @@ void CudaBackend::batch_norm2d_forward(const Tensor& x, const Tensor& weight, co
 
 void CudaBackend::batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
                                         const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight,
-                                        const Tensor& dbias, bool training) {
+                                        const Tensor& dbias, bool training, BatchSums* others) {
+  require_alone(others);
   same_device("batch_norm2d_backward", {{"x", x},
                                         {"dy", dy},
                                         {"weight", weight},

@@ -75,10 +75,10 @@ class CudaBackend final : public Backend {
 
   void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                             const Tensor& running_var, const Tensor& mean, const Tensor& inverse_std, const Tensor& y,
-                            bool training, float momentum, float eps) override;
+                            bool training, float momentum, float eps, BatchSums* others) override;
   void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
                              const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                             bool training) override;
+                             bool training, BatchSums* others) override;
 
   void log_softmax_forward(const Tensor& x, const Tensor& y) override;
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;

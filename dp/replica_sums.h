@@ -1,0 +1,47 @@
+// Numbers that the replicas of one forward or backward add up while they run.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/backend/backend.h"
+
+namespace duet::dp {
+
+/// Thrown in a replica that waits for one that failed; not a std::exception, so that nobody takes it for the cause.
+struct OtherReplicaFailed {
+  std::exception_ptr cause;
+};
+
+/// A meeting of the replicas' threads. Whoever runs them calls begin() before, and in each thread either leave() or
+/// fail() at its end; then nobody waits for a replica that does not come.
+class ReplicaSums {
+ public:
+  explicit ReplicaSums(int replicas);
+  /// Replicas 0 to count - 1 start to run.
+  void begin(int count);
+  /// What a replica's layers call.
+  BatchSums& of(int replica) { return *entrances_[static_cast<std::size_t>(replica)]; }
+  void leave();
+  void fail(std::exception_ptr cause);
+
+ private:
+  class Entrance;
+  void sum(int replica, std::span<double> values);
+  void add_up();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<BatchSums>> entrances_;
+  std::vector<std::span<double>> parts_;  // by replica; empty: takes no part
+  std::vector<double> result_, scratch_;
+  int count_ = 0, arrived_ = 0;
+  std::uint64_t round_ = 0;
+  bool left_ = false;
+  std::exception_ptr cause_;
+};
+
+}  // namespace duet::dp
