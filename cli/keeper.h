@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "cli/setup.h"
+#include "lib/checkpoint.h"
 
 namespace duet::cli {
 
@@ -20,12 +22,15 @@ class Keeper {
   /// Throws DataError for a folder that cannot be written.
   Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
 
-  /// Loads --resume into model and optimizer. Throws DataError for a checkpoint of another model or run, or none.
+  /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
+  /// Throws DataError for a checkpoint of another model or run, or none.
   Position resume();
   /// Writes a checkpoint into --checkpoint, if given. `accuracy` (0..1) is that of the last finished epoch.
   void save(const Position& position, double accuracy);
 
  private:
+  /// What this job itself has written, where its launcher has started it anew.
+  std::optional<LoadedCheckpoint> own_checkpoint() const;
   std::int64_t total_steps(const Position& position) const;
 
   const TrainOptions& options_;

@@ -4,6 +4,7 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/fault_point.h"
 #include "lib/ops/losses.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
@@ -19,6 +20,7 @@ Variable step(const Trainee& trainee, const data::Batch& batch, Recorder& record
   const Tensor images = whole ? batch.images.to(trainee.device) : batch.images;
   const Tensor labels = trainee.scatters && trainee.loss_in_replica ? batch.labels : batch.labels.to(trainee.device);
   recorder.lap(&StepParts::input);
+  fault_point("forward");
   trainee.optimizer.zero_grad();
   Variable loss;
   if (trainee.loss_in_replica) {
@@ -30,12 +32,14 @@ Variable step(const Trainee& trainee, const data::Batch& batch, Recorder& record
     loss = ops::nll_loss(output, labels);
     recorder.lap(&StepParts::loss);
   }
+  fault_point("backward");
   loss.backward();
   recorder.lap(&StepParts::backward);
   if (trainee.average) {
     trainee.average();
     recorder.lap(&StepParts::communication);
   }
+  fault_point("update");
   trainee.optimizer.step();
   return loss;
 }

@@ -77,7 +77,9 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
   app.add_option("--replicas", options.replicas, "dp: replicas kept resident, or made per_forward as PyTorch does")
       ->capture_default_str();
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
-  app.add_option("--checkpoint", options.checkpoint, "folder; a checkpoint is written there after every epoch");
+  app.add_option("--checkpoint", options.checkpoint,
+                 "folder; a checkpoint is written there after every epoch. A job that duet launch "
+                 "has started anew goes on from its own newest one");
   app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");

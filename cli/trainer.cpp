@@ -18,6 +18,7 @@
 #include "lib/atomic_file.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/fault_point.h"
 
 namespace duet::cli {
 namespace {
@@ -218,6 +219,7 @@ class Trainer {
   }
 
   Outcome finish() {
+    fault_point("end");
     run_.mode = name(options_.mode);
     run_.device = kind_title(options_.device);
     run_.devices = options_.devices;

@@ -19,6 +19,7 @@
 #include "ddp/solo_group.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
+#include "lib/fault_point.h"
 
 namespace duet::ddp {
 namespace {
@@ -188,6 +189,7 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   join(*init, meeting, options.join_timeout);
   gloo.connect_timeout = options.join_timeout;
   gloo.group.timeout = options.timeout;
+  fault_point("init");
   std::unique_ptr<ProcessGroup> group;
   if (options.backend == "nccl") {
     const Device device = options.device.value_or(Device{DeviceKind::cuda, variable_or("LOCAL_RANK", meeting.rank)});

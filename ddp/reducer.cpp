@@ -6,6 +6,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/fault_point.h"
 #include "lib/trace.h"
 
 namespace duet::ddp {
@@ -90,6 +91,7 @@ void Reducer::send_ready_buckets() {
   for (; sent_ < buckets_.size() && buckets_[sent_].missing == 0; ++sent_) {
     if (sent_ == 0) first_sent_ = Clock::now();
     Run& bucket = buckets_[sent_];
+    fault_point("all_reduce");
     scale(bucket.buffer, options_.scale);
     bucket.work =
         options_.comm_hook ? options_.comm_hook->start(group_, grad_bucket(sent_)) : group_.all_reduce(bucket.buffer);

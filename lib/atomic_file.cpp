@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/fault_point.h"
 
 namespace duet {
 namespace {
@@ -76,6 +77,7 @@ class Temporary {
   const std::string& path() const { return path_; }
 
   void rename_to(const std::string& path) {
+    fault_point("rename");
     require<DataError>(::rename(path_.c_str(), path.c_str()) == 0, "cannot rename ", path_, " to ", path, ": ",
                        reason(errno));
     kept_ = true;

@@ -148,6 +148,11 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   return path;
 }
 
+bool holds_checkpoint(const std::string& folder) {
+  std::error_code error;
+  return fs::is_directory(folder, error) && !list_checkpoints(folder).empty();
+}
+
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
   std::error_code error;
   const bool exists = fs::exists(file_or_folder, error);

@@ -39,6 +39,8 @@ struct LoadedCheckpoint {
 
 /// Reads a file, or the newest valid checkpoint of a folder. Throws DataError with every reason when there is none.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
+/// Whether a folder holds any, by their names; false if there is no such folder.
+bool holds_checkpoint(const std::string& folder);
 
 /// Throws DataError unless the checkpoint is of the model `arch` and its tensors are those of `model` (a state
 /// dictionary, views of the values), into which they are then copied. The optimizer's are for its load_state().
