@@ -15,11 +15,12 @@ constexpr int kPatch = 16;                        // pixels under a window's fou
 template <int kVecs>
 [[gnu::always_inline]] inline void add_channel(const Vec (&taps)[kTaps][kVecs], const float* corner, std::int64_t line,
                                                Vec (&outputs)[kVecs][4]) {
-  for (int q = 0; q < 4; ++q)
+  unroll<4>([&](int q) {
     for (int t = 0; t < kTaps; ++t) {
       const Vec pixel = broadcast(corner[(q / 2 + t / 3) * line + q % 2 + t % 3]);
       for (int v = 0; v < kVecs; ++v) outputs[v][q] = fma(pixel, taps[t][v], outputs[v][q]);
     }
+  });
 }
 
 template <int kVecs>
@@ -35,19 +36,22 @@ void forward_channels(const PooledConv& g, const float* w, const float* bias, co
   const std::int64_t width = g.width / 2, pixels = g.height / 2 * width, line = g.width + 2;
   Vec taps[kTaps][kVecs];
   load_taps<kVecs>(w + k, g.out_channels, taps);
-  for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
-    const float* const corner = x + 2 * (pixel / width) * line + 2 * (pixel % width);
-    Vec outputs[kVecs][4];
-    for (int v = 0; v < kVecs; ++v)
-      for (int q = 0; q < 4; ++q) outputs[v][q] = load(bias + k + v * kWidth);
-    for (std::int64_t c = 0; c < (kOneChannel ? 1 : g.in_channels); ++c) {
-      if constexpr (!kOneChannel) load_taps<kVecs>(w + c * kTaps * g.out_channels + k, g.out_channels, taps);
-      add_channel<kVecs>(taps, corner + c * (g.height + 2) * line, line, outputs);
-    }
-    for (int v = 0; v < kVecs; ++v) {
-      const std::int64_t channel = k + v * kWidth;
-      const std::int64_t at = (channel / kBlock * pixels + pixel) * kBlock + channel % kBlock;
-      pool_window(outputs[v], y + at, index + at);
+  std::int64_t pixel = 0;
+  for (std::int64_t p = 0; p < g.height / 2; ++p) {
+    const float* corner = x + 2 * p * line;
+    for (std::int64_t q = 0; q < width; ++q, ++pixel, corner += 2) {
+      Vec outputs[kVecs][4];
+      for (int v = 0; v < kVecs; ++v)
+        for (int i = 0; i < 4; ++i) outputs[v][i] = load(bias + k + v * kWidth);
+      for (std::int64_t c = 0; c < (kOneChannel ? 1 : g.in_channels); ++c) {
+        if constexpr (!kOneChannel) load_taps<kVecs>(w + c * kTaps * g.out_channels + k, g.out_channels, taps);
+        add_channel<kVecs>(taps, corner + c * (g.height + 2) * line, line, outputs);
+      }
+      for (int v = 0; v < kVecs; ++v) {
+        const std::int64_t channel = k + v * kWidth;
+        const std::int64_t at = (channel / kBlock * pixels + pixel) * kBlock + channel % kBlock;
+        pool_window(outputs[v], y + at, index + at);
+      }
     }
   }
 }

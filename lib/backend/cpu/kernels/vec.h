@@ -80,6 +80,17 @@ typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
 #endif
 }
 
+/// Calls f(0) to f(kCount - 1), each as code of its own: a loop that the compiler leaves a loop keeps what it indexes
+/// in memory.
+template <class F, int... kIndices>
+[[gnu::always_inline]] inline void unroll(F f, std::integer_sequence<int, kIndices...>) {
+  (f(kIndices), ...);
+}
+template <int kCount, class F>
+[[gnu::always_inline]] inline void unroll(F f) {
+  unroll(f, std::make_integer_sequence<int, kCount>());
+}
+
 /// The sum of all lanes, always in the same order.
 [[gnu::always_inline]] inline float sum(Vec v) {
   float lanes[kWidth];

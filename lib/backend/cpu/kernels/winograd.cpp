@@ -109,10 +109,14 @@ void forward_tiles(const PooledConv& g, const float* u, const float* bias, const
   float* const v = scratch;
   float* const m = scratch + kPoints * v_pitch;
   for (std::int64_t c = 0; c < g.in_channels; c += kWidth) {
-    const float* const plane = x + c / kBlock * (g.height + 2) * line + c % kBlock;
+    const float* row = x + (c / kBlock * (g.height + 2) + 2 * (first / width)) * line + c % kBlock;
+    std::int64_t column = first % width;
     for (int t = 0; t < kTiles; ++t) {
-      const std::int64_t row = (first + t) / width, column = (first + t) % width;
-      transform_pixels(plane + 2 * row * line + 2 * column * kBlock, line, v + t * g.in_channels + c, v_pitch);
+      transform_pixels(row + 2 * column * kBlock, line, v + t * g.in_channels + c, v_pitch);
+      if (++column == width) {
+        column = 0;
+        row += 2 * line;
+      }
     }
   }
   for (std::int64_t k = 0; k < g.out_channels; k += kPanel) {
