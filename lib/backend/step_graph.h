@@ -18,8 +18,9 @@ struct StepKey {
   float lr = 0;           // or whatever number the host gives to kernels and changes on the way
 };
 
-/// Runs the steps of a loop over one device. The first step of each key runs as it is, which prepares what must not
-/// happen while recording; the second is recorded and replayed; the others are replays, with the same bits:
+/// Runs the steps of a loop over one device. The first step of each key, and the first two of all, run as they are:
+/// that prepares what must not happen while recording (plans, loading of kernels), and an optimizer's first step is not
+/// like the others. The next is recorded and replayed, all others are replays, with the same bits:
 ///
 ///     StepGraph graph(device);
 ///     for (... batches ...) graph.run({rows, stamp, lr}, [&] { ...forward, backward, update...; return loss.value();
@@ -27,7 +28,7 @@ struct StepKey {
 ///
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
 /// batch is stamped, so that dropout knows its step. It does not copy to or from the host, and what it changes on the
-/// host (counters, flags) changes in the first two runs of each key only. Values that it keeps are overwritten by the
+/// host (counters, flags) changes in runs as it is and when recorded only. Values that it keeps are overwritten by the
 /// next step of their key. Used by the device's thread.
 class StepGraph {
  public:

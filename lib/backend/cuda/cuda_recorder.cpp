@@ -7,7 +7,12 @@ namespace duet::cuda {
 void CudaRecorder::begin(std::uint64_t step) {
   require<UsageError>(!recording_, device_.device(), " is recording a step already");
   device_.activate();
-  if (counter_ == nullptr) counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
+  if (counter_ == nullptr) {
+    counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
+    // Also because a kernel is loaded when it is first asked for, which should not be while recording.
+    kernels::set_counter(counter_, step, device_.stream());
+    kernels::advance(counter_, device_.stream());
+  }
   number_ = device_.memory().begin_recording();
   step_ = step;
   // Other threads may allocate and wait meanwhile; this one may not, but for the pool.
