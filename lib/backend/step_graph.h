@@ -23,8 +23,13 @@ struct StepKey {
 /// like the others. The next is recorded and replayed, all others are replays, with the same bits:
 ///
 ///     StepGraph graph(device);
-///     for (... batches ...) graph.run({rows, stamp, lr}, [&] { ...forward, backward, update...; return loss.value();
-///     }); const double mean = graph.take_loss_sum() / steps;
+///     for (auto at = loader.begin(); at != loader.end(); ++at)
+///       graph.run({loader.rows(), loader.stamp(), opt.options().lr}, [&] {
+///         auto [images, labels] = loader.batch();
+///         ...
+///         return loss.value();
+///       });
+///     const double mean = graph.take_loss_sum() / steps;
 ///
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
 /// batch is stamped, so that dropout knows its step. It does not copy to or from the host, and what it changes on the
