@@ -59,8 +59,8 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), 
   }
 }
 
-template <class Result>
-auto ConvPlan::choose(const Result* results, int count) {
+template <class Result, class AskWorkspace>
+auto ConvPlan::choose(const Result* results, int count, AskWorkspace ask_workspace) {
   for (int i = 0; i < count; ++i) {
     const Result& result = results[i];
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
@@ -69,6 +69,11 @@ auto ConvPlan::choose(const Result* results, int count) {
     if (precision_ == Precision::fp32 && (!fma || transforms(result.algo))) continue;
     if (precision_ != Precision::fp32)
       check(cudnnSetConvolutionMathType(conv_.get(), result.mathType), current_operator());
+    // The list is a guess: what it calls good may turn out not to be supported, or to need more than it said.
+    const cudnnStatus_t status = ask_workspace(result.algo);
+    if (status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED) continue;  // it has many kinds
+    check(status, current_operator());
+    if (workspace_bytes_ > kMostWorkspace) continue;
     return result.algo;
   }
   throw DeviceError(concat("cuda: ", current_operator(), ": cuDNN offers no repeatable algorithm for this shape"));
@@ -81,10 +86,10 @@ void ConvPlan::choose_forward(cudnnHandle_t handle) {
   check(cudnnGetConvolutionForwardAlgorithm_v7(handle, x_.get(), w_.get(), conv_.get(), y_.get(), kMostResults, &count,
                                                results.data()),
         op);
-  forward_ = choose(results.data(), count);
-  check(cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), forward_,
-                                                &workspace_bytes_),
-        op);
+  forward_ = choose(results.data(), count, [&](auto algorithm) {
+    return cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), algorithm,
+                                                   &workspace_bytes_);
+  });
 }
 
 void ConvPlan::choose_backward_data(cudnnHandle_t handle) {
@@ -94,10 +99,10 @@ void ConvPlan::choose_backward_data(cudnnHandle_t handle) {
   check(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w_.get(), y_.get(), conv_.get(), x_.get(), kMostResults,
                                                     &count, results.data()),
         op);
-  backward_data_ = choose(results.data(), count);
-  check(cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w_.get(), y_.get(), conv_.get(), x_.get(), backward_data_,
-                                                     &workspace_bytes_),
-        op);
+  backward_data_ = choose(results.data(), count, [&](auto algorithm) {
+    return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w_.get(), y_.get(), conv_.get(), x_.get(), algorithm,
+                                                        &workspace_bytes_);
+  });
 }
 
 void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
@@ -107,10 +112,10 @@ void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
   check(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x_.get(), y_.get(), conv_.get(), w_.get(), kMostResults,
                                                       &count, results.data()),
         op);
-  backward_weights_ = choose(results.data(), count);
-  check(cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x_.get(), y_.get(), conv_.get(), w_.get(),
-                                                       backward_weights_, &workspace_bytes_),
-        op);
+  backward_weights_ = choose(results.data(), count, [&](auto algorithm) {
+    return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x_.get(), y_.get(), conv_.get(), w_.get(), algorithm,
+                                                          &workspace_bytes_);
+  });
 }
 
 void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) const {

@@ -49,9 +49,10 @@ class ConvPlan {
   void choose_forward(cudnnHandle_t handle);
   void choose_backward_data(cudnnHandle_t handle);
   void choose_backward_weights(cudnnHandle_t handle);
-  /// Takes the first algorithm of cuDNN's list, the fastest first, that suits; returns it.
-  template <class Result>
-  auto choose(const Result* results, int count);
+  /// Takes the first algorithm of cuDNN's list, the fastest first, that suits; returns it. `ask_workspace` sets
+  /// workspace_bytes_ to what an algorithm needs.
+  template <class Result, class AskWorkspace>
+  auto choose(const Result* results, int count, AskWorkspace ask_workspace);
 
   ConvPass pass_;
   Precision precision_;
