@@ -16,6 +16,7 @@
 #include "cli/files.h"
 #include "cli/recorder.h"
 #include "cli/signals.h"
+#include "ddp/rank_resolver.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -55,7 +56,7 @@ ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& 
   std::vector<char*> argv = {const_cast<char*>("duet")};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  for (const char* variable : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) ::unsetenv(variable);
+  ddp::forget_rank();
   ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();

@@ -1,9 +1,10 @@
 // The program `duet`: reads the command line and runs one command. Every error is one line.
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
+#include <optional>
 
 #include "cli/commands.h"
+#include "ddp/launch.h"
 #include "lib/error.h"
 
 namespace {
@@ -35,13 +36,11 @@ std::string as_typed(int argc, char** argv) {
   return line;
 }
 
-/// "duet: ", or "duet: rank 2: " in a rank of several.
-void complain(const char* message) {
-  const char* rank = std::getenv("RANK");
-  const char* world = std::getenv("WORLD_SIZE");
-  const bool one_of_many = rank && world && std::atoi(world) > 1;
-  std::fprintf(stderr, "duet: %s%s%s%s\n", one_of_many ? "rank " : "", one_of_many ? rank : "", one_of_many ? ": " : "",
-               message);
+/// "duet: ", or "duet: rank 2: " in a rank; and for the launcher.
+void complain(const std::exception& error) {
+  const std::optional<int> rank = duet::ddp::launched_rank();
+  std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "", error.what());
+  duet::ddp::leave_error(error);
 }
 
 }  // namespace
@@ -52,10 +51,10 @@ int main(int argc, char** argv) {
     if (std::fflush(stdout) != 0) throw duet::DataError("cannot write to the standard output");
     return status;
   } catch (const duet::UsageError& error) {
-    complain(error.what());
+    complain(error);
     return 2;
   } catch (const std::exception& error) {
-    complain(error.what());
+    complain(error);
     return 1;
   }
 }

@@ -64,6 +64,8 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
       "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
       "devices no longer end with the same bits)");
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
+  app.add_flag("--verbose", training.verbose,
+               "train: every rank also tells by which launcher's variables it knows its place");
 }
 
 /// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.

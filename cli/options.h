@@ -35,6 +35,7 @@ struct Training {
   std::int64_t test_images = 0;   // 0: all
   bool compat_torch = false;
   bool quiet = false;
+  bool verbose = false;
 };
 
 struct TrainOptions : Training {

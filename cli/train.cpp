@@ -95,6 +95,8 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   require<UsageError>(options.devices == 1 || options.devices == launched, "--devices is ", options.devices,
                       ", but the launcher started ", launched, " ranks");
   options.devices = launched;
+  if (options.verbose && ddp::is_launched_rank())
+    std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
   return ddp::spawn(
       [&](int) {

@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <charconv>
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <thread>
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
+#include "ddp/meeting_folder.h"
 #include "ddp/nccl_group.h"
 #include "ddp/rank_names.h"
 #include "ddp/shm/segment.h"
@@ -25,6 +26,7 @@ namespace duet::ddp {
 namespace {
 
 constexpr Milliseconds kLastWords{200};
+constexpr int kMorePorts = 16;
 
 int number(const std::string& text, const std::string& what) {
   int value = 0;
@@ -34,27 +36,19 @@ int number(const std::string& text, const std::string& what) {
   return value;
 }
 
-std::optional<std::string> variable(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return {};
-  return text;
-}
-
-int variable_or(const char* name, int otherwise) {
-  const auto text = variable(name);
-  return text ? number(*text, concat("environment variable ", name)) : otherwise;
-}
-
 /// Where and as whom this rank meets the others.
 struct Rendezvous {
   std::string scheme, place;  // of the URL
   int rank = -1, world_size = -1;
   std::string host;
   int port = -1;
+  int more_ports = 0;  // where the first may be taken
+  /// Keeps runs apart that come to the same place.
+  std::string run;
 };
 
 std::string needed_variable(const char* name) {
-  const auto text = variable(name);
+  const auto text = environment_variable(name);
   require<UsageError>(text.has_value(),
                       "Error initializing the process group using env:// rendezvous: ", "environment variable ", name,
                       " expected, but not set");
@@ -79,13 +73,34 @@ void read_query(std::string_view query, const InitOptions& options, Rendezvous& 
   }
 }
 
+/// How often this process has met the others without an address.
+std::atomic<int> meetings{0};
+
 void read_env(Rendezvous& meeting) {
-  if (meeting.rank < 0) meeting.rank = number(needed_variable("RANK"), "environment variable RANK");
-  if (meeting.world_size < 0)
-    meeting.world_size = number(needed_variable("WORLD_SIZE"), "environment variable WORLD_SIZE");
+  const LaunchedRank launched = resolve_rank();
+  if (launched.launcher.empty()) {
+    if (meeting.rank < 0) needed_variable("RANK");
+    if (meeting.world_size < 0) needed_variable("WORLD_SIZE");
+  }
+  if (meeting.rank < 0) meeting.rank = launched.place.rank;
+  if (meeting.world_size < 0) meeting.world_size = launched.place.world_size;
   if (meeting.world_size == 1) return;
+  const bool told = environment_variable("MASTER_ADDR") || environment_variable("MASTER_PORT");
+  if (!told && !launched.job.empty()) {
+    const RankInfo& place = launched.place;
+    require<UsageError>(place.local_world_size == place.world_size, "the job is on several hosts (", describe(launched),
+                        "): environment variable MASTER_ADDR expected, but not set");
+    meeting.scheme = "job";
+    meeting.place = launched.job;
+    return;
+  }
   meeting.host = needed_variable("MASTER_ADDR");
   meeting.port = number(needed_variable("MASTER_PORT"), "environment variable MASTER_PORT");
+  if (meeting.run.empty()) meeting.run = launched.job;
+  meeting.run += concat("|", meeting.port);
+  // There torchrun's own store listens.
+  if (environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    meeting.more_ports = std::clamp(65535 - meeting.port, 0, kMorePorts);
 }
 
 Rendezvous read_method(const InitOptions& options) {
@@ -97,6 +112,9 @@ Rendezvous read_method(const InitOptions& options) {
   meeting.scheme = url.substr(0, colon);
   const std::size_t query = url.find('?', colon);
   meeting.place = url.substr(colon + 3, query == std::string::npos ? query : query - colon - 3);
+  meeting.run = !options.run_id.empty() ? options.run_id : environment_variable("TORCHELASTIC_RUN_ID").value_or("");
+  if (const auto restarts = environment_variable("TORCHELASTIC_RESTART_COUNT"); restarts && *restarts != "0")
+    meeting.run += concat("|", *restarts);
   meeting.rank = options.rank;
   meeting.world_size = options.world_size;
   if (query != std::string::npos) read_query(std::string_view(url).substr(query + 1), options, meeting);
@@ -176,12 +194,19 @@ std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const R
 std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting) {
   std::shared_ptr<Store> store;
   GlooOptions gloo;
-  if (meeting.scheme == "file") {
-    const std::string run = !options.run_id.empty() ? options.run_id : variable("TORCHELASTIC_RUN_ID").value_or("");
-    store = std::make_shared<FileStore>(meeting.place, run, meeting.world_size, options.join_timeout);
+  std::optional<MeetingFolder> folder;
+  if (meeting.scheme == "job") {
+    folder.emplace(meeting.place, meetings++);
+    store = std::make_shared<FileStore>(folder->store(), meeting.run, 0, options.join_timeout);
+  } else if (meeting.scheme == "file") {
+    store = std::make_shared<FileStore>(meeting.place, meeting.run, meeting.world_size, options.join_timeout);
   } else {
-    const auto tcp = std::make_shared<TcpStore>(TcpStoreOptions{
-        .host = meeting.host, .port = meeting.port, .serve = meeting.rank == 0, .timeout = options.join_timeout});
+    const auto tcp = std::make_shared<TcpStore>(TcpStoreOptions{.host = meeting.host,
+                                                                .port = meeting.port,
+                                                                .more_ports = meeting.more_ports,
+                                                                .run = meeting.run,
+                                                                .serve = meeting.rank == 0,
+                                                                .timeout = options.join_timeout});
     gloo.address = tcp->local_address();
     store = tcp;
   }
@@ -192,7 +217,9 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   fault_point("init");
   std::unique_ptr<ProcessGroup> group;
   if (options.backend == "nccl") {
-    const Device device = options.device.value_or(Device{DeviceKind::cuda, variable_or("LOCAL_RANK", meeting.rank)});
+    const LaunchedRank launched = resolve_rank();
+    const Device device = options.device.value_or(
+        Device{DeviceKind::cuda, launched.launcher.empty() ? meeting.rank : launched.place.local_rank});
     group = make_nccl_group(
         init, meeting.rank, meeting.world_size,
         {.device = device, .connect_timeout = options.join_timeout, .group = {.timeout = options.timeout}});
@@ -208,17 +235,7 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
 
 }  // namespace
 
-RankInfo rank_info() {
-  RankInfo info;
-  info.rank = variable_or("RANK", 0);
-  info.world_size = variable_or("WORLD_SIZE", 1);
-  info.local_rank = variable_or("LOCAL_RANK", info.rank);
-  info.local_world_size = variable_or("LOCAL_WORLD_SIZE", info.world_size);
-  info.node_rank = variable_or("GROUP_RANK", 0);
-  require<UsageError>(info.rank >= 0 && info.rank < info.world_size, "environment variable RANK is ", info.rank,
-                      ", WORLD_SIZE is ", info.world_size);
-  return info;
-}
+RankInfo rank_info() { return resolve_rank().place; }
 
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
   constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl", "solo"};

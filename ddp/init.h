@@ -6,25 +6,21 @@
 #include <string>
 
 #include "ddp/process_group.h"
+#include "ddp/rank_resolver.h"
 #include "ddp/store.h"
 
 namespace duet::ddp {
 
-/// This process's place in the job, from a launcher's variables (torchrun's names). Without them, the only rank.
-struct RankInfo {
-  int rank = 0, world_size = 1;
-  int local_rank = 0, local_world_size = 1;  // on this machine
-  int node_rank = 0;                         // of this machine
-};
-/// Throws UsageError for a variable that is no number, or a rank outside the world.
+/// This process's place in the job, as resolve_rank() finds it. Without a launcher, the only rank.
 RankInfo rank_info();
 
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "nccl": ranks with a
   /// CUDA device each; "solo": one rank. "auto": shm where it can be had, else gloo.
   std::string backend = "auto";
-  /// "env://" (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), "tcp://host:port", "file://path"; rank and world_size may
-  /// stand in the URL ("tcp://host:port?rank=0&world_size=2").
+  /// "env://" (the launcher's variables, MASTER_ADDR, MASTER_PORT; without these two the ranks of one host meet in a
+  /// file that the job's name leads to, where the launcher names jobs: MPI, Slurm), "tcp://host:port", "file://path";
+  /// rank and world_size may stand in the URL ("tcp://host:port?rank=0&world_size=2").
   std::string init_method = "env://";
   int rank = -1;                              // -1: from the URL or the environment
   int world_size = -1;                        // likewise

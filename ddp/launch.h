@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -81,8 +82,14 @@ LaunchResult launch(const LaunchOptions& options);
 /// itself.
 int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
 
-/// True in a process that a launcher (this one, torchrun, ...) started as a rank.
+/// True in a process that a launcher (this one, torchrun, MPI, Slurm, ...) started as a rank: see
+/// ddp/rank_resolver.h. Throws UsageError for variables that make no sense.
 bool is_launched_rank();
+/// Its rank; nothing in other processes, or where the variables make no sense.
+std::optional<int> launched_rank() noexcept;
+
+/// Leaves an exception in the launcher's error file, where there is one.
+void leave_error(const std::exception& error) noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
 /// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.

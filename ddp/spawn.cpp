@@ -9,6 +9,7 @@
 
 #include "ddp/error_file.h"
 #include "ddp/launch.h"
+#include "ddp/rank_resolver.h"
 #include "ddp/work.h"
 #include "lib/error.h"
 
@@ -43,7 +44,7 @@ std::vector<std::string> own_command() {
 int run_rank(const std::function<void(int)>& body) {
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // lines get out even if the rank dies
   try {
-    body(variable("RANK", 0));
+    body(resolve_rank().place.rank);
     return 0;
   } catch (const std::exception& error) {
     return report_failure(error);
@@ -54,20 +55,32 @@ std::atomic<int> calls{0};
 
 }  // namespace
 
-bool is_launched_rank() { return std::getenv("RANK") != nullptr && std::getenv("WORLD_SIZE") != nullptr; }
+bool is_launched_rank() { return !resolve_rank().launcher.empty(); }
+
+std::optional<int> launched_rank() noexcept {
+  try {
+    const LaunchedRank launched = resolve_rank();
+    if (!launched.launcher.empty()) return launched.place.rank;
+  } catch (const std::exception&) {  // the variables are the failure
+  }
+  return {};
+}
+
+void leave_error(const std::exception& error) noexcept {
+  const char* const path = std::getenv(kErrorFileVariable);
+  if (path == nullptr || *path == '\0') return;
+  write_error_file(path, launched_rank().value_or(-1),
+                   {.message = error.what(),
+                    .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                    .monotonic_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()});
+}
 
 int report_failure(const std::exception& error) noexcept {
-  const bool ranked = is_launched_rank();
-  const int rank = variable("RANK", 0);
-  if (ranked)
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  if (const auto rank = launched_rank())
+    std::fprintf(stderr, "rank %d: %s\n", *rank, error.what());
   else
     std::fprintf(stderr, "%s\n", error.what());
-  if (const char* const path = std::getenv(kErrorFileVariable); ranked && path != nullptr && *path != '\0')
-    write_error_file(path, rank,
-                     {.message = error.what(),
-                      .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
-                      .monotonic_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()});
+  leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }
 

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr Milliseconds kRetryPause{50};
+constexpr Milliseconds kGreetTimeout{1000};   // of what may be anything
 constexpr Milliseconds kAnswerGrace{10'000};  // beyond the timeout that the server itself keeps
 
 std::string text(const error_code& error) { return concat("errno ", error.value(), " - ", error.message()); }
@@ -38,18 +39,23 @@ tcp::endpoint resolve(const std::string& host, int port) {
 /// A connection whose every call has a deadline.
 class Connection {
  public:
-  Connection(const tcp::endpoint& server, Milliseconds timeout) : server_(server) {
+  /// Tries the ports from the server's on until one of them serves the run.
+  Connection(const tcp::endpoint& server, int more_ports, const std::string& run, Milliseconds timeout)
+      : server_(server), mark_(store_run_mark(run)) {
     const auto deadline = Clock::now() + timeout;
-    for (;;) {
-      const error_code error = try_connect(deadline);
-      if (!error) break;
-      require<CommError>(Clock::now() + kRetryPause < deadline, "no store answered at ", name(), " within ",
-                         timeout.count(), " ms (", text(error), ")");
+    const int first = server.port();
+    for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
+      server_.port(static_cast<unsigned short>(first + at));
+      const std::string refusal = try_port(deadline, more_ports > 0);
+      if (refusal.empty()) return;
+      if (at < more_ports) continue;
+      require<CommError>(Clock::now() + kRetryPause<deadline, "no store answered at ", server.address().to_string(),
+                                                    " port ", first, more_ports> 0
+                             ? concat(" to ", first + more_ports)
+                             : "",
+                         " within ", timeout.count(), " ms (", refusal, ")");
       std::this_thread::sleep_for(kRetryPause);
     }
-    error_code ignored;
-    socket_.set_option(tcp::no_delay(true), ignored);
-    greet(std::min(deadline, Clock::now() + kAnswerGrace));
   }
 
   StoreFrame ask(const StoreFrame& request, Milliseconds timeout) {
@@ -88,12 +94,31 @@ class Connection {
     return result;
   }
 
+  /// Why this port does not serve the run; empty if it does. Where there are more ports, whatever listens is passed
+  /// over, else it must be the store.
+  std::string try_port(Clock::time_point deadline, bool more) {
+    const error_code error = try_connect(deadline);
+    if (error) return text(error);
+    error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+    try {
+      greet(std::min(deadline, Clock::now() + (more ? kGreetTimeout : kAnswerGrace)));
+      return {};
+    } catch (const CommError& failure) {
+      if (!more) throw;
+      lost_.clear();
+      return failure.what();
+    }
+  }
+
   void greet(Clock::time_point deadline) {
     std::array<char, kStoreMagic.size()> answer{};
-    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(kStoreMagic), done); });
+    const std::string greeting = std::string(kStoreMagic) + mark_;
+    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(greeting), done); });
     transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(answer), done); });
-    require<CommError>(std::string_view(answer.data(), answer.size()) == kStoreMagic, "what answers at ", name(),
-                       " is not a duet store");
+    const std::string_view heard(answer.data(), answer.size());
+    require<CommError>(heard != kStoreOther, "the store at ", name(), " serves another run");
+    require<CommError>(heard == kStoreMagic, "what answers at ", name(), " is not a duet store");
   }
 
   /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection is of no more use.
@@ -124,11 +149,25 @@ class Connection {
   }
 
   tcp::endpoint server_;
+  std::string mark_;  // of the run
   asio::io_context io_;
   tcp::socket socket_{io_};
   std::string lost_;  // why the connection is of no more use
   std::mutex mutex_;
 };
+
+/// On the first free port.
+void serve(tcp::endpoint endpoint, const TcpStoreOptions& options, std::optional<TcpStoreServer>& server) {
+  for (int left = options.more_ports;; --left) {
+    try {
+      server.emplace(endpoint, options.run);
+      return;
+    } catch (const CommError&) {
+      if (left == 0) throw;
+    }
+    endpoint.port(static_cast<unsigned short>(endpoint.port() + 1));
+  }
+}
 
 StoreFrame request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
   return {static_cast<std::uint8_t>(op), timeout.count(), std::move(strings)};
@@ -162,13 +201,15 @@ struct TcpStore::Parts {
 
 TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), parts_(std::make_unique<Parts>()) {
   tcp::endpoint endpoint = resolve(options.host, options.port);
+  require<UsageError>(options.more_ports >= 0 && options.port + options.more_ports <= 65535, "there are no ports ",
+                      options.port, " to ", options.port + options.more_ports);
   require<UsageError>(options.serve || options.port != 0, "port 0 picks a free port, which only rank 0 can do");
   if (options.serve) {
-    parts_->server.emplace(endpoint);
+    serve(endpoint, options, parts_->server);
     endpoint.port(static_cast<unsigned short>(parts_->server->port()));
   }
   parts_->port = endpoint.port();
-  parts_->connection.emplace(endpoint, options.timeout);
+  parts_->connection.emplace(endpoint, options.serve ? 0 : options.more_ports, options.run, options.timeout);
 }
 
 TcpStore::~TcpStore() = default;

@@ -11,6 +11,8 @@ namespace duet::ddp {
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 29500;    // 0 = pick a free one (with `serve`)
+  int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
+  std::string run{};   // names the run: a server turns clients of another one away
   bool serve = false;  // true on rank 0
   Milliseconds timeout = kStoreTimeout;
 };

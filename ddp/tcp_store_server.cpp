@@ -39,11 +39,8 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
       if (!error && self->stranger_) self->hang_up();
     });
     asio::async_read(socket_, asio::buffer(magic_), [self = shared_from_this()](error_code error, std::size_t) {
+      if (!error && std::string_view(self->magic_.data(), self->magic_.size()) == kStoreMagic) return self->read_run();
       self->timer_.cancel();
-      if (error || std::string_view(self->magic_.data(), self->magic_.size()) != kStoreMagic) return;
-      self->stranger_ = false;
-      --self->server_.strangers_;
-      self->send(std::string(kStoreMagic));
     });
   }
 
@@ -56,6 +53,19 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   }
 
  private:
+  void read_run() {
+    asio::async_read(socket_, asio::buffer(run_mark_), [self = shared_from_this()](error_code error, std::size_t) {
+      self->timer_.cancel();
+      if (error) return;
+      self->stranger_ = false;
+      --self->server_.strangers_;
+      const std::string_view mark(self->run_mark_.data(), self->run_mark_.size());
+      if (mark == self->server_.run_mark_) return self->send(std::string(kStoreMagic));
+      self->out_ = kStoreOther;
+      asio::async_write(self->socket_, asio::buffer(self->out_), [self](error_code, std::size_t) {});
+    });
+  }
+
   void hang_up() {
     error_code ignored;
     socket_.close(ignored);
@@ -97,12 +107,13 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   asio::steady_timer timer_;
   bool stranger_ = true;
   std::array<char, kStoreMagic.size()> magic_{};
+  std::array<char, kStoreRunBytes> run_mark_{};
   std::array<char, sizeof(std::uint32_t)> length_{};
   std::string body_;
   std::string out_;
 };
 
-TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint) {
+TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string& run) : run_mark_(store_run_mark(run)) {
   error_code error;
   acceptor_.open(endpoint.protocol(), error);
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);

@@ -15,7 +15,7 @@ namespace duet::ddp {
 class TcpStoreServer {
  public:
   /// Throws CommError with port and errno when it cannot listen.
-  explicit TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint);
+  TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint, const std::string& run);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -44,6 +44,7 @@ class TcpStoreServer {
   boost::asio::ip::tcp::acceptor acceptor_{io_};
   boost::asio::steady_timer pause_{io_};  // after a failed accept
   int port_ = 0;
+  std::string run_mark_;
   StoreTable table_;
   std::list<std::shared_ptr<Waiter>> waiters_;
   std::thread thread_;

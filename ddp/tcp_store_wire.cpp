@@ -1,8 +1,10 @@
 #include "ddp/tcp_store_wire.h"
 
 #include <limits>
+#include <span>
 
 #include "lib/error.h"
+#include "lib/sha256.h"
 
 namespace duet::ddp {
 namespace {
@@ -25,6 +27,10 @@ bool take(std::string_view& in, T& value) {
 }
 
 }  // namespace
+
+std::string store_run_mark(const std::string& run) {
+  return sha256_hex(std::as_bytes(std::span(run))).substr(0, kStoreRunBytes);
+}
 
 std::string encode(const StoreFrame& frame) {
   std::string body;

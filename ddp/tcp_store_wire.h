@@ -9,8 +9,13 @@
 
 namespace duet::ddp {
 
-/// Both sides send this first; whoever hears anything else hangs up.
-inline constexpr std::string_view kStoreMagic = "duet-store-v001\n";
+/// Both sides send this first; whoever hears anything else hangs up. After it the client sends store_run_mark(), and a
+/// server of another run answers with kStoreOther instead.
+inline constexpr std::string_view kStoreMagic = "duet-store-v002\n";
+inline constexpr std::string_view kStoreOther = "duet-store-other";
+inline constexpr std::size_t kStoreRunBytes = 32;
+/// Tells runs apart; no secret.
+std::string store_run_mark(const std::string& run);
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;
 
 enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };

@@ -6,6 +6,7 @@
 #include "ddp/file_store.h"
 #include "ddp/memory_store.h"
 #include "ddp/tcp_store.h"
+#include "ddp/tcp_store_wire.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
@@ -221,11 +222,11 @@ TEST_CASE("the server outlives clients that speak something else") {
   using boost::asio::ip::tcp;
   const auto [a, b] = tcp_pair(10s);
   const auto port = static_cast<unsigned short>(dynamic_cast<TcpStore&>(*a).port());
-  const std::string magic = "duet-store-v001\n";
+  const std::string magic = std::string(kStoreMagic) + store_run_mark("");
   const std::vector<std::string> nonsense = {
       "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
       std::string(1000, '\xff'),
-      "duet-store-v002\nxxxx",
+      "duet-store-v001\nxxxx",
       magic + std::string("\xff\xff\xff\xff", 4) + "too long",
       magic + std::string("\x05\0\0\0", 4) + "short",                                        // not a whole body
       magic + std::string("\x0d\0\0\0\x01\0\0\0\0\0\0\0\0\xff\xff\xff\x7f", 17),             // two billion strings

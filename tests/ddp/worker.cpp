@@ -224,6 +224,15 @@ void run_detached(const Arguments& arguments) {
   if (std::system("setsid sleep 1000 >/dev/null 2>&1 & echo $!") == 0) run_sleep({arguments[0]});
 }
 
+void run_meet_twice(const Arguments&) {
+  for (int i = 0; i < 2; ++i) {
+    const auto group = init_process_group();
+    float sum = static_cast<float>(group->rank() + 1);
+    group->all_reduce({&sum, 1, DType::f32}).wait();
+    std::cout << sum << std::endl;
+  }
+}
+
 /// Rank 1 fails first; rank 0 is the first to end.
 void run_errors(const Arguments&) {
   const int rank = rank_info().rank;
@@ -252,6 +261,7 @@ int run(const Arguments& arguments) {
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
   if (name == "detached") run_detached(arguments);
   if (name == "errors") run_errors(arguments);
+  if (name == "meet_twice") run_meet_twice(arguments);
   if (name == "orphan") run_orphan(arguments);
   if (name == "environment") std::cout << std::getenv(arguments.at(1).c_str()) << std::endl;
   if (name == "missing" && rank_info().rank != 1) init_process_group({.join_timeout = std::chrono::milliseconds(300)});

@@ -1,0 +1,38 @@
+#include "ddp/meeting_folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+
+MeetingFolder::MeetingFolder(const std::string& job, int meeting) {
+  std::string name = concat("duet-", ::geteuid(), "-", job, "-", meeting);
+  std::replace_if(
+      name.begin(), name.end(),
+      [](unsigned char byte) { return !std::isalnum(byte) && std::strchr("-_.@", byte) == nullptr; }, '_');
+  std::error_code error;
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  require<CommError>(!error, "there is no folder for temporary files: ", error.message());
+  folder_ = (parent / name).string();
+  require<CommError>(::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST, "the ranks cannot meet in ", folder_,
+                     ": errno ", errno, " - ", std::strerror(errno));
+  struct stat status {};
+  const bool own = ::lstat(folder_.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() &&
+                   (status.st_mode & 077) == 0;
+  require<CommError>(own, "the ranks cannot meet in ", folder_, ": it is not a folder that only this user can use");
+}
+
+MeetingFolder::~MeetingFolder() {
+  ::unlink(store().c_str());
+  ::rmdir(folder_.c_str());
+}
+
+}  // namespace duet::ddp
