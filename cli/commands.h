@@ -7,6 +7,8 @@ namespace duet::cli {
 
 int info(const InfoOptions& options);
 int bench(const BenchOptions& options);
+/// `command_line` is for the page.
+int bench(const CollectiveOptions& options, const std::string& command_line);
 int launch(const LaunchOptions& options);
 /// The part of it that measures tape, modules and loader; exit code 1 if both sides do not end with the same loss.
 int bench_overhead(const BenchOptions& options);

@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 
+#include "cli/collective_options.h"
 #include "cli/launch_options.h"
 #include "lib/error.h"
 
@@ -108,8 +109,7 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
   app.add_option("what", what,
                  "step: whole training steps of every mode; overhead: what tape, modules and loader cost,"
-                 " against the same kernels called in a bare loop (one device; --lr and --momentum apply)")
-      ->required();
+                 " against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
   texts.modes = "single,dp,ddp";
   texts.devices = "1,2";
   app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();
@@ -179,6 +179,7 @@ Command parse(const std::vector<std::string>& arguments) {
   TrainOptions train;
   LaunchOptions launch;
   BenchOptions bench;
+  CollectiveOptions collective;
   InfoOptions info;
   Texts compare_texts, train_texts, bench_texts;
   std::string what;
@@ -190,9 +191,10 @@ Command parse(const std::vector<std::string>& arguments) {
   add_train(*train_app, train, train_texts);
   CLI::App* launch_app = app.add_subcommand("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS");
   add_launch(*launch_app, launch);
-  CLI::App* bench_app = app.add_subcommand("bench", "time whole steps; medians and ranges");
+  CLI::App* bench_app = app.add_subcommand("bench", "time whole steps, or collectives among processes");
   take_last(*bench_app);
   add_bench(*bench_app, bench, bench_texts, what);
+  add_collectives(*bench_app, collective);
   CLI::App* info_app = app.add_subcommand("info", "devices, cores, instruction sets, versions, what was built in");
   info_app->add_flag("--json", info.json, "as JSON");
 
@@ -220,9 +222,13 @@ Command parse(const std::vector<std::string>& arguments) {
     check(train);
     return train;
   }
+  if (*bench_app && !collective.collective.empty()) {
+    check(collective);
+    return collective;
+  }
   if (*bench_app) {
     require<UsageError>(what == "step" || what == "overhead", "duet bench: unknown '", what,
-                        "', expected step or overhead");
+                        "', expected step, overhead or a collective");
     bench.overhead = what == "overhead";
     bench.modes = parse_modes(bench_texts.modes);
     bench.devices = parse_counts(bench_texts.devices);

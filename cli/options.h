@@ -84,6 +84,16 @@ struct BenchOptions : Training {
   int steps = 100;
 };
 
+/// duet bench of one collective.
+struct CollectiveOptions {
+  std::string collective{};  // "all_reduce", ...
+  int devices = 2;
+  std::vector<std::string> backends = {"auto"}, algorithms = {"library"};
+  std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
+  int factor = 2, iterations = 20, warm_up = 5, check = 1;
+  std::string json{}, html{};  // files
+};
+
 struct InfoOptions {
   bool json = false;
 };
@@ -93,7 +103,8 @@ struct Printed {
   std::string text;
 };
 
-using Command = std::variant<Printed, TrainOptions, CompareOptions, LaunchOptions, BenchOptions, InfoOptions>;
+using Command =
+    std::variant<Printed, TrainOptions, CompareOptions, LaunchOptions, BenchOptions, CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -105,6 +116,7 @@ std::string why_no_graph(const TrainOptions& options);
 void check(const TrainOptions& options);
 void check(const CompareOptions& options);
 void check(const BenchOptions& options);
+void check(const CollectiveOptions& options);
 void check(const LaunchOptions& options);
 
 }  // namespace duet::cli

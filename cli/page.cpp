@@ -27,7 +27,7 @@ th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-alig
 td.yes { color: var(--good); } td.no { color: var(--bad); } dt { color: var(--soft); } dd { margin: 0 0 .5rem 0; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; max-width: 760px; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke-width: 2; } .range { stroke-width: 5; opacity: .45; }
-.ideal { stroke: var(--soft); stroke-dasharray: 5 5; } svg text.ink-ideal { fill: var(--soft); }
+.dashed { stroke-dasharray: 6 4; } .ideal { stroke: var(--soft); stroke-dasharray: 5 5; } svg text.ink-ideal { fill: var(--soft); }
 .over-single { stroke-width: 8; opacity: .35; } .over-dp { stroke-width: 4; } .over-ddp { stroke-width: 1.5; }
 )";
 
@@ -65,12 +65,6 @@ std::string html_table(const Results& results) {
   return out + "</table></div>\n";
 }
 
-std::string section(const std::string& title, const std::string& body, const std::string& note) {
-  if (body.empty()) return "";
-  return "<section>\n<h2>" + escaped(title) + "</h2>\n" + body +
-         (note.empty() ? "" : "<p class=\"note\">" + escaped(note) + "</p>\n") + "</section>\n";
-}
-
 /// What the columns of runs on GPUs say; empty for CPU.
 std::string gpu_note(const Results& results) {
   for (const Run& run : results.runs)
@@ -88,10 +82,6 @@ std::string sentences(const Results& results) {
   return out.empty() ? "" : "<ul>\n" + out + "</ul>\n";
 }
 
-std::string entry(const std::string& name, const std::string& value) {
-  return value.empty() ? "" : "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
-}
-
 std::string provenance_list(const Results& results, const Provenance& from) {
   const Machine& machine = results.machine;
   const Settings& settings = results.settings;
@@ -99,47 +89,64 @@ std::string provenance_list(const Results& results, const Provenance& from) {
   for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
   std::string hash;
   if (const Run* single = find_run(results, "single", 1)) hash = single->parameters_sha256;
-  return "<dl>\n" + entry("command line", from.command_line) +
-         entry("machine", machine.cpu + ", " + std::to_string(machine.cores) + " cores, " + machine.isa + ", " +
-                              fixed(machine.memory_gb, 1) + " GB, " + machine.kernel) +
-         entry("GPUs", gpus) + entry("versions", from.versions) + entry("date", from.date) +
-         entry("data", settings.data + ", " + grouped(settings.train_images) + " training images") +
-         entry("settings", "batch " + std::to_string(settings.batch) + " (global), epochs " +
-                               std::to_string(settings.epochs) + ", lr " + shortest(settings.lr) + ", momentum " +
-                               shortest(settings.momentum) + ", seed " + std::to_string(settings.seed) + ", " +
-                               settings.precision + ", repeats " + std::to_string(from.repeats)) +
-         entry("parameters of single, sha256", hash) + "</dl>\n";
+  return "<dl>\n" + page_entry("command line", from.command_line) +
+         page_entry("machine", machine.cpu + ", " + std::to_string(machine.cores) + " cores, " + machine.isa + ", " +
+                                   fixed(machine.memory_gb, 1) + " GB, " + machine.kernel) +
+         page_entry("GPUs", gpus) + page_entry("versions", from.versions) + page_entry("date", from.date) +
+         page_entry("data", settings.data + ", " + grouped(settings.train_images) + " training images") +
+         page_entry("settings", "batch " + std::to_string(settings.batch) + " (global), epochs " +
+                                    std::to_string(settings.epochs) + ", lr " + shortest(settings.lr) + ", momentum " +
+                                    shortest(settings.momentum) + ", seed " + std::to_string(settings.seed) + ", " +
+                                    settings.precision + ", repeats " + std::to_string(from.repeats)) +
+         page_entry("parameters of single, sha256", hash) + "</dl>\n";
 }
 
 }  // namespace
 
-std::string to_html(const Results& results, const Provenance& provenance) {
+std::string page_section(const std::string& title, const std::string& body, const std::string& note) {
+  if (body.empty()) return "";
+  return "<section>\n<h2>" + escaped(title) + "</h2>\n" + body +
+         (note.empty() ? "" : "<p class=\"note\">" + escaped(note) + "</p>\n") + "</section>\n";
+}
+
+std::string page_entry(const std::string& name, const std::string& value) {
+  return value.empty() ? "" : "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
+}
+
+std::string html_page(const std::string& title, const std::string& heading, const std::string& body) {
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-         "content=\"width=device-width, initial-scale=1\">\n<title>duet compare</title>\n<style>" +
-         std::string(kStyle) + mode_styles() + "</style>\n</head>\n<body>\n<h1>" + escaped(headline(results)) +
-         "</h1>\n" + html_table(results) +
-         "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
-         "median (min..max). waiting: share of a step in which compute stands still for communication. memory: the "
-         "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
-         gpu_note(results) + section("What the clock says", sentences(results), "") +
-         section(
-             "Time of an epoch against devices", epoch_chart(results),
-             "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "
-             "the number of devices; thick bars run from the fastest to the slowest epoch. A curve that turns up "
-             "again has more devices than cores, or more communication than there was time to save.") +
-         section(
-             "Where a step's time goes", parts_chart(results),
-             "Means over the epoch, along the critical path. Communication that is hidden behind backward is not in "
-             "it.") +
-         section(
-             "One step, as it ran", step_chart(results),
-             "The step of median time, from the trace that every run records. A block that lies in another one is a "
-             "part of it. Ranks of one machine share the clock.") +
-         section("Memory of every process", memory_chart(results), "") +
-         section("Training loss", loss_chart(results),
-                 "Runs that learn the same bits lie on one line; seed trains every rank on its own part of the data.") +
-         section("What was run", provenance_list(results, provenance), "") + "<footer>duet " + escaped(results.duet) +
-         "</footer>\n</body>\n</html>\n";
+         "content=\"width=device-width, initial-scale=1\">\n<title>" +
+         escaped(title) + "</title>\n<style>" + std::string(kStyle) + mode_styles() +
+         "</style>\n</head>\n<body>\n<h1>" + escaped(heading) + "</h1>\n" + body +
+         "<footer>duet " DUET_VERSION "</footer>\n</body>\n</html>\n";
+}
+
+std::string to_html(const Results& results, const Provenance& provenance) {
+  return html_page(
+      "duet compare", headline(results),
+      html_table(results) +
+          "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
+          "median (min..max). waiting: share of a step in which compute stands still for communication. memory: the "
+          "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
+          gpu_note(results) + page_section("What the clock says", sentences(results), "") +
+          page_section(
+              "Time of an epoch against devices", epoch_chart(results),
+              "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "
+              "the number of devices; thick bars run from the fastest to the slowest epoch. A curve that turns up "
+              "again has more devices than cores, or more communication than there was time to save.") +
+          page_section(
+              "Where a step's time goes", parts_chart(results),
+              "Means over the epoch, along the critical path. Communication that is hidden behind backward is not in "
+              "it.") +
+          page_section(
+              "One step, as it ran", step_chart(results),
+              "The step of median time, from the trace that every run records. A block that lies in another one is a "
+              "part of it. Ranks of one machine share the clock.") +
+          page_section("Memory of every process", memory_chart(results), "") +
+          page_section(
+              "Training loss", loss_chart(results),
+              "Runs that learn the same bits lie on one line; seed trains every rank on its own part of the data.") +
+          page_section("What was run", provenance_list(results, provenance), ""));
 }
 
 }  // namespace duet::cli

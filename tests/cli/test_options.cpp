@@ -66,6 +66,30 @@ TEST_CASE("options are read") {
   CHECK(endpoint_of(launch).port == 0);
 }
 
+TEST_CASE("the options of bench all_reduce are those of nccl-tests") {
+  const auto defaults = std::get<CollectiveOptions>(parse({"bench", "all_gather"}));
+  CHECK(defaults.collective == "all_gather");
+  CHECK(defaults.min_bytes == 8);
+  CHECK(defaults.max_bytes == 128 << 20);
+  CHECK(defaults.factor == 2);
+  CHECK(defaults.iterations == 20);
+  CHECK(defaults.warm_up == 5);
+  CHECK(defaults.check == 1);
+  const auto given = std::get<CollectiveOptions>(
+      parse({"bench",     "all_reduce", "-b", "1K", "-e", "4M",        "-f",       "4",           "-n",
+             "7",         "-w",         "0",  "-c", "0",  "--backend", "shm,gloo", "--algorithm", "library,naive_ring",
+             "--devices", "4"}));
+  CHECK(given.min_bytes == 1024);
+  CHECK(given.max_bytes == 4 << 20);
+  CHECK(given.factor == 4);
+  CHECK(given.iterations == 7);
+  CHECK(given.warm_up == 0);
+  CHECK(given.check == 0);
+  CHECK(given.backends == std::vector<std::string>{"shm", "gloo"});
+  CHECK(given.algorithms == std::vector<std::string>{"library", "naive_ring"});
+  CHECK(given.devices == 4);
+}
+
 TEST_CASE("wrong options are named in one line") {
   using Lines = std::vector<std::pair<std::vector<std::string>, std::string>>;
   const Lines lines = {
@@ -116,6 +140,12 @@ TEST_CASE("wrong options are named in one line") {
       {{"launch", "--grace=-1", "--", "a"}, "--grace is -1"},
       {{"launch", "--stop-limit", "nan", "--", "a"}, "--stop-limit is nan"},
       {{"bench", "leap"}, "unknown 'leap', expected step"},
+      {{"bench", "broadcast", "--algorithm", "naive_ring"}, "--algorithm: unknown 'naive_ring', expected library"},
+      {{"bench", "all_reduce", "--backend", "tcp"}, "--backend: unknown 'tcp', expected auto, shm, gloo"},
+      {{"bench", "all_reduce", "-b", "1K", "-e", "512"}, "--max-bytes is 512, smaller than --min-bytes, 1024"},
+      {{"bench", "all_reduce", "-b", "2"}, "--min-bytes is 2, expected 4 or more"},
+      {{"bench", "all_reduce", "-f", "1"}, "--factor is 1, expected 2 or more"},
+      {{"bench", "all_reduce", "-c", "2"}, "--check is 2, expected 0 or 1"},
       {{"compare", "--unknown"}, "--unknown"},
       {{}, "--help"},
   };

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <random>
 
+#include "ddp/recursive_doubling.h"
 #include "ddp/reduce_kernels.h"
 #include "ddp/ring.h"
 #include "lib/error.h"
@@ -180,4 +181,20 @@ TEST_CASE("the tutorial's ring leaves the ranks with different bits, the chunked
   for (std::size_t i = 0; i < count; ++i)
     CHECK(chunked[0][i] == duet_test::Approx(exact[i]).epsilon(1e-4).margin(0.01));
   for (const Floats& values : chunked) CHECK(same_bits(values, chunked[0]));
+}
+
+TEST_CASE("recursive doubling gives the tree's bits for 2, 4 and 8 ranks, and equal ones for others") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const int size = GENERATE(1, 2, 3, 4, 5, 8);
+  const std::size_t count = 1003;
+  const Table sums = after(over, size, [&](ProcessGroup& group) {
+    Floats values = random_floats(group.rank(), count);
+    recursive_doubling_all_reduce(group, values);
+    return values;
+  });
+  const Floats tree = expected_sum(size, count);
+  for (std::size_t i = 0; i < count; ++i) CHECK(sums[0][i] == duet_test::Approx(tree[i]).epsilon(1e-4).margin(0.01));
+  for (const Floats& values : sums) CHECK(same_bits(values, sums[0]));
+  if (size != 3 && size != 5) CHECK(same_bits(sums[0], tree));
 }

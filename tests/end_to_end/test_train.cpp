@@ -138,3 +138,15 @@ TEST_CASE("the seed mode prints the tutorial's lines") {
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nRank  0 , epoch  0 :  2."));
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nTotal execution time for 1 CPU devices: "));
 }
+
+TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes JSON and a page") {
+  const TemporaryFolder folder;
+  const std::string json = folder.path() + "/rows.json", page = folder.path() + "/rows.html";
+  const duet_test::Ran ran = duet_test::duet({"bench", "all_reduce", "--devices", "3", "-e", "32", "-n", "2",
+                                              "--algorithm", "library,chunked_ring", "--json", json, "--html", page});
+  CHECK(ran.status == 0);
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("# all_reduce among 3 ranks over shm, algorithm chunked_ring") &&
+                          duet_test::ContainsSubstring("busbw") && duet_test::ContainsSubstring("# wrong elements: 0"));
+  CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"size_bytes\": 32"));
+  CHECK_THAT(read_file(page), duet_test::ContainsSubstring("<svg"));
+}
