@@ -1,3 +1,4 @@
+#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -91,12 +92,12 @@ TEST_CASE("what a rank has started does not outlive it") {
   for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 1s));
 }
 
-TEST_CASE("SIGINT and SIGTERM to the launcher end all ranks; it exits with 130 and 143") {
-  const int signal = GENERATE(SIGINT, SIGTERM);
+TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it exits with 128 and their number") {
+  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP, SIGQUIT);
   Launcher launcher;
   const auto begin = std::chrono::steady_clock::now();
   ::kill(launcher.pid, signal);
-  CHECK(launcher.line() == (signal == SIGINT ? "ended by signal 2 (SIGINT)" : "ended by signal 15 (SIGTERM)"));
+  CHECK(launcher.line() == concat("ended by signal ", signal, " (SIG", ::sigabbrev_np(signal), ")"));
   CHECK(launcher.wait() == 128 + signal);
   CHECK(std::chrono::steady_clock::now() - begin < 5s);  // the signal itself ended them, not the grace of 10 s
   for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
