@@ -17,6 +17,10 @@ bool is_sticky(cudaError_t status) {
     case cudaErrorLaunchTimeout:
     case cudaErrorMisalignedAddress:
     case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorECCUncorrectable:
     case cudaErrorAssert: return true;
     default: return false;
   }

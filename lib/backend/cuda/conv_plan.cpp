@@ -14,13 +14,15 @@ constexpr std::size_t kMostWorkspace = std::size_t{512} << 20;
 constexpr int kMostResults = 16;
 constexpr float kOne = 1, kZero = 0;
 
-// Algorithms that add up transformed numbers, whose rounding errors are several times those of plain sums.
+// Algorithms that add up transformed numbers, whose rounding errors are several times those of plain sums: no precision
+// promises those. Fused Winograd is offered on GPUs before Hopper only.
 bool transforms(cudnnConvolutionFwdAlgo_t algorithm) {
   return algorithm == CUDNN_CONVOLUTION_FWD_ALGO_FFT || algorithm == CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING ||
-         algorithm == CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED;
+         algorithm == CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD || algorithm == CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED;
 }
 bool transforms(cudnnConvolutionBwdDataAlgo_t algorithm) {
   return algorithm == CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT || algorithm == CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT_TILING ||
+         algorithm == CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD ||
          algorithm == CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED;
 }
 bool transforms(cudnnConvolutionBwdFilterAlgo_t algorithm) {
@@ -66,7 +68,7 @@ auto ConvPlan::choose(const Result* results, int count, AskWorkspace ask_workspa
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
     if (result.memory > kMostWorkspace) continue;
     const bool fma = result.mathType == CUDNN_FMA_MATH || result.mathType == CUDNN_DEFAULT_MATH;
-    if (precision_ == Precision::fp32 && (!fma || transforms(result.algo))) continue;
+    if (transforms(result.algo) || (precision_ == Precision::fp32 && !fma)) continue;
     if (precision_ != Precision::fp32)
       check(cudnnSetConvolutionMathType(conv_.get(), result.mathType), current_operator());
     // The list is a guess: what it calls good may turn out not to be supported, or to need more than it said.

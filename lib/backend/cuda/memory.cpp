@@ -133,9 +133,12 @@ void DeviceMemory::give_back_cached() {
   // Nothing may be left that uses a block; copies by other devices stand on this stream too.
   check(cudaStreamSynchronize(device_.stream()), "giving memory back");
   for (auto& [size, blocks] : free_[0]) {
-    for (void* const block : blocks) check(cudaFree(block), "cudaFree");
-    held_ -= size * blocks.size();
-    blocks.clear();
+    while (!blocks.empty()) {
+      void* const block = blocks.back();
+      blocks.pop_back();  // first: after an error it must not be handed out again
+      held_ -= size;
+      check(cudaFree(block), "cudaFree");
+    }
   }
 }
 
