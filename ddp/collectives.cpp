@@ -1,6 +1,7 @@
 #include "ddp/collectives.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"
@@ -80,15 +81,15 @@ void Collectives::check_headers() {
     }
   }
   header_requests_.clear();
-  std::vector<RankHeader> others;
-  for (const RankHeader& one : heard_)
-    if (one.header != header_ && std::find(silent.begin(), silent.end(), one.rank) == silent.end())
-      others.push_back(one);
-  if (others.empty() && lost.empty()) return;
-  if (others.empty()) throw CommError(lost);
-  std::vector<RankHeader> known = heard_;
-  std::erase_if(
-      known, [&](const RankHeader& one) { return std::find(silent.begin(), silent.end(), one.rank) != silent.end(); });
+  const auto is_silent = [&](const RankHeader& one) {  // its header may arrive at any moment
+    return std::find(silent.begin(), silent.end(), one.rank) != silent.end();
+  };
+  const bool agree = std::all_of(heard_.begin(), heard_.end(),
+                                 [&](const RankHeader& one) { return is_silent(one) || one.header == header_; });
+  if (agree && lost.empty()) return;
+  if (agree) throw CommError(lost);
+  std::vector<RankHeader> known;
+  std::remove_copy_if(heard_.begin(), heard_.end(), std::back_inserter(known), is_silent);
   const std::string text = disagreement(known);
   if (lost.empty()) take_leave(kPartingTime);
   throw CommError(lost.empty() ? text : concat(text, "; ", lost));
