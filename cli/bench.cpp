@@ -67,8 +67,8 @@ int bench(const BenchOptions& options) {
   for (const Cell& cell : cells_of(cells_from, options.threads_per_device)) {
     all.push_back({cell, options.graph, {}, {}});
     // Both ways, where a choice is left.
-    const bool graphs =
-        cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) && !options.compat_torch;
+    const bool graphs = cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) &&
+                        !options.compat_torch && !options.check_finite;
     if (options.device == DeviceKind::cuda && options.graph == "auto" && graphs) all.push_back({cell, "off", {}, {}});
   }
   const TemporaryFolder folder;

@@ -80,6 +80,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         std::to_string(options.test_images)};
   if (!options.data.empty()) arguments.insert(arguments.end(), {"--data", options.data});
   if (options.compat_torch) arguments.insert(arguments.end(), {"--compat", "torch"});
+  if (options.check_finite) arguments.push_back("--check-finite");
   return arguments;
 }
 

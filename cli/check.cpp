@@ -64,6 +64,7 @@ std::string why_no_graph(const TrainOptions& options) {
     return concat("in mode ", name(options.mode), " ranks add gradients up, outside of graphs");
   if (options.devices > 1) return concat("a graph holds the work of one device, not of ", options.devices);
   if (options.compat_torch) return "with --compat torch the host draws dropout";
+  if (options.check_finite) return "--check-finite reads every result back";
   return "";
 }
 

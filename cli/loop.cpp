@@ -4,6 +4,7 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/error.h"
 #include "lib/fault_point.h"
 #include "lib/ops/losses.h"
 #include "samplers/batch.h"
@@ -63,9 +64,18 @@ class Steps {
  private:
   void run_plainly() {
     const data::Batch batch = loader_.batch();
-    const float mean = step(trainee_, batch, recorder_).item();  // waits for a device that works on its own
+    const float mean = named_step(batch).item();  // waits for a device that works on its own
     recorder_.lap(&StepParts::update);
     recorder_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
+  }
+
+  /// Where CheckFinite finds something, its error says in which step, the first being 1.
+  Variable named_step(const data::Batch& batch) {
+    try {
+      return step(trainee_, batch, recorder_);
+    } catch (const NumericError& error) {
+      throw NumericError(concat("step ", loader_.stamp().step + 1, ": ", error.what()));
+    }
   }
 
   void replay() {

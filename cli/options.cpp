@@ -64,6 +64,9 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
       "--compat", texts.compat,
       "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
       "devices no longer end with the same bits)");
+  app.add_flag("--check-finite", training.check_finite,
+               "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
+               "gradient is infinite or not a number; a step then takes about a third longer");
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
   app.add_flag("--verbose", training.verbose,
                "train: every rank also tells by which launcher's variables it knows its place");

@@ -34,6 +34,7 @@ struct Training {
   std::int64_t train_images = 0;  // 0: all
   std::int64_t test_images = 0;   // 0: all
   bool compat_torch = false;
+  bool check_finite = false;
   bool quiet = false;
   bool verbose = false;
 };

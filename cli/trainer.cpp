@@ -16,6 +16,7 @@
 #include "cli/text.h"
 #include "cli/trace.h"
 #include "lib/atomic_file.h"
+#include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/fault_point.h"
@@ -84,6 +85,7 @@ class Trainer {
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
     if (traces()) Trace::start(kTraceEvents);
+    const CheckFinite check_finite(options_.check_finite);
     Position position = keeper_.resume();
     const Trainee trainee{.net = setup_.net(),
                           .optimizer = *setup_.optimizer,

@@ -23,6 +23,8 @@ void with_replica_name(int i, Device device, Task&& task) {
     throw ShapeError(text(cause), cause.where());
   } catch (const DeviceError& cause) {
     throw DeviceError(text(cause), cause.where());
+  } catch (const NumericError& cause) {
+    throw NumericError(text(cause), cause.where());
   } catch (const CommError& cause) {
     throw CommError(text(cause), cause.where());
   } catch (const DataError& cause) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
@@ -13,6 +14,7 @@ namespace {
 thread_local bool recording = true;
 thread_local std::uint64_t sequence_counter = 0;
 std::atomic<std::uint64_t> run_counter{0};
+std::atomic<int> finite_checks{0};  // CheckFinites that live
 
 bool runs_later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) {
   return a->sequence() < b->sequence();
@@ -23,6 +25,10 @@ bool runs_later(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) 
 bool grad_enabled() { return recording; }
 NoGrad::NoGrad(bool active) : before_(recording) { recording = recording && !active; }
 NoGrad::~NoGrad() { recording = before_; }
+
+CheckFinite::CheckFinite(bool active) : active_(active) { finite_checks += active; }
+CheckFinite::~CheckFinite() { finite_checks -= active_; }
+bool checks_finite() { return finite_checks > 0; }
 
 std::uint64_t Node::next_sequence() { return ++sequence_counter; }
 
@@ -41,6 +47,7 @@ class Engine {
       Tensor& arrived = node.arrived_[static_cast<std::size_t>(root.edge.output)];
       require<UsageError>(!arrived.defined(), "backward from the same output of ", node.name(), " twice");
       arrived = root.gradient;
+      if (checks_finite()) require_finite(root.gradient, "the gradient that backward of ", node.name(), " starts with");
       // A root below another root, or the other output of one, starts once.
       const bool queued = std::find(ready_.begin(), ready_.end(), root.edge.node) != ready_.end();
       if (node.waiting_ == 0 && !queued) ready_.push_back(root.edge.node);
@@ -95,6 +102,7 @@ class Engine {
       require<UsageError>(leaf != nullptr || !node.used_, "backward through ", node.name(),
                           " a second time: a tape is used up by its first backward");
       node.backward({node.arrived_, inputs, node.edges()});
+      if (checks_finite()) require_finite_gradients(node, inputs);
     } else {
       inputs.assign(inputs.size(), Tensor());  // no gradient came this way: nothing is handed on
     }
@@ -107,6 +115,12 @@ class Engine {
         listeners_.push_back(listener);
     }
     for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node.edges()[i], std::move(inputs[i]));
+  }
+
+  static void require_finite_gradients(const Node& node, const PooledVector<Tensor>& inputs) {
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (const Node* const receiver = node.edges()[i].node.get())
+        require_finite(inputs[i], "the gradient that the backward of ", node.name(), " gives ", receiver->name());
   }
 
   void deliver(const Edge& edge, Tensor gradient) {

@@ -34,7 +34,7 @@ struct ParameterStore::Hooks {
 class ParameterStore::SlotLeaf final : public Leaf {
  public:
   SlotLeaf(ParameterStore& store, int slot) : store_(store), slot_(slot), gradient_(store.gradient(slot)) {}
-  const char* name() const override { return "parameter"; }
+  const char* name() const override { return store_.slots()[static_cast<std::size_t>(slot_)].name.c_str(); }
   Tensor place() const override { return store_.has_gradient(slot_) ? Tensor() : gradient_; }
   BackwardListener* listener() override { return &store_; }
 

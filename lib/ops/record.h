@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <ostream>
 
+#include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
@@ -18,6 +19,22 @@ inline bool recorded(std::initializer_list<const Variable*> inputs) {
   return false;
 }
 
+/// For CheckFinite: the result, and those inputs that no operator made.
+inline void require_finite_step(const Node& op, const Tensor& result, std::initializer_list<const Variable*> inputs) {
+  int number = 0;
+  for (const Variable* input : inputs) {
+    ++number;
+    if (!input->defined()) continue;
+    const Node* const from = input->edge().node.get();
+    if (from == nullptr) {
+      require_finite(input->value(), op.name(), ": argument ", number);
+    } else if (dynamic_cast<const Leaf*>(from) != nullptr) {
+      require_finite(input->value(), op.name(), ": argument ", number, " (", from->name(), ")");
+    }
+  }
+  require_finite(result, op.name(), ": the result");
+}
+
 /// The variable of an operator's result: on the tape behind a new node of type N, if `inputs` ask for gradients, else a
 /// constant. `fill` sets what the node must remember.
 template <class N, class Fill>
@@ -26,6 +43,7 @@ Variable record(const Tensor& result, std::initializer_list<const Variable*> inp
   auto node = make_pooled<N>();
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
   fill(*node);
+  if (checks_finite()) require_finite_step(*node, result, inputs);
   return Variable(result, std::move(node));
 }
 

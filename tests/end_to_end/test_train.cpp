@@ -32,6 +32,22 @@ TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any
   CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
 }
 
+TEST_CASE("--check-finite ends a training that overflows, and says where") {
+  for (const std::vector<std::string>& mode :
+       {std::vector<std::string>{}, {"--mode", "dp", "--devices", "2"}, {"--mode", "ddp", "--devices", "2"}}) {
+    std::vector<std::string> arguments = train({"--lr", "1e30"});
+    arguments.insert(arguments.end(), mode.begin(), mode.end());
+    CHECK(duet_test::duet(arguments).status == 0);
+    arguments.push_back("--check-finite");
+    const auto ran = duet_test::duet(arguments);
+    INFO(ran.err);
+    CHECK(ran.status != 0);
+    CHECK(ran.err.find("step 2: ") != std::string::npos);
+    CHECK(ran.err.find("is not finite") != std::string::npos);
+  }
+  CHECK(duet_test::duet(train({"--check-finite"})).status == 0);
+}
+
 TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from there") {
   for (const int signal : {SIGINT, SIGTERM}) {
     const TemporaryFolder folder;
