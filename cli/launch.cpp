@@ -28,6 +28,7 @@ int launch(const LaunchOptions& options) {
       .master_address = endpoint.address,
       .master_port = endpoint.port,
       .max_restarts = options.max_restarts,
+      .join_timeout = milliseconds(options.rdzv_timeout_s),
       .grace = milliseconds(options.grace_s),
       .stop_limit = milliseconds(options.stop_limit_s),
       .redirects = streams(options.redirects),

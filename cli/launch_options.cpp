@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxRanks = 1024;
 constexpr int kMaxPort = 65535;
 constexpr int kDefaultPort = 29500;  // torchrun's, where hosts must agree on one
-constexpr double kMaxSeconds = 1e6;
+constexpr double kMaxSeconds = 8e5;
 
 void check_streams(const char* option, const std::string& text, const LaunchOptions& options) {
   if (text.empty()) return;
@@ -49,9 +49,9 @@ void check_meeting(const LaunchOptions& options) {
   endpoint_of(options);
 }
 
-void check_seconds(const char* option, double seconds) {
-  require<UsageError>(seconds >= 0 && seconds <= kMaxSeconds, option, " is ", seconds, ", expected 0 to ", kMaxSeconds,
-                      " seconds");
+void check_seconds(const char* option, double seconds, double least = 0) {
+  require<UsageError>(seconds >= least && seconds <= kMaxSeconds, option, " is ", seconds, ", expected ", least, " to ",
+                      kMaxSeconds, " seconds");
 }
 
 }  // namespace
@@ -103,6 +103,9 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
                  "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
   app.add_flag("--no-pin", options.no_pin,
                "leave every rank all cores; by default each gets an equal share, its own where there are enough");
+  app.add_option("--rdzv-timeout", options.rdzv_timeout_s,
+                 "seconds that ranks wait for each other before they name those that have not come")
+      ->capture_default_str();
   app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
       ->capture_default_str();
   app.add_option("--stop-limit", options.stop_limit_s,
@@ -126,6 +129,7 @@ void check(const LaunchOptions& options) {
                       ", but with --nnodes ", options.nodes, " the launchers do not know of each other's failures");
   check_streams("--tee", options.tee, options);
   check_streams("--redirects", options.redirects, options);
+  check_seconds("--rdzv-timeout", options.rdzv_timeout_s, 0.001);
   check_seconds("--grace", options.grace_s);
   check_seconds("--stop-limit", options.stop_limit_s);
   require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");

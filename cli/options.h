@@ -72,7 +72,7 @@ struct LaunchOptions {
   int max_restarts = 0;
   std::string log_dir, redirects, tee;
   bool no_pin = false;
-  double grace_s = 1, stop_limit_s = 30;
+  double rdzv_timeout_s = 300, grace_s = 1, stop_limit_s = 30;
   bool verbose = false;
   std::vector<std::string> command;
 };

@@ -237,7 +237,12 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
 
 RankInfo rank_info() { return resolve_rank().place; }
 
-std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
+std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& asked) {
+  InitOptions options = asked;
+  if (options.join_timeout.count() == 0) {
+    const auto told = environment_variable(kJoinTimeoutVariable);
+    options.join_timeout = told ? Milliseconds(number(*told, kJoinTimeoutVariable)) : kStoreTimeout;
+  }
   constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl", "solo"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend: '", options.backend, "'");

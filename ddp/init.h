@@ -14,6 +14,9 @@ namespace duet::ddp {
 /// This process's place in the job, as resolve_rank() finds it. Without a launcher, the only rank.
 RankInfo rank_info();
 
+/// Set by launch().
+inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
+
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "nccl": ranks with a
   /// CUDA device each; "solo": one rank. "auto": shm where it can be had, else gloo.
@@ -22,10 +25,11 @@ struct InitOptions {
   /// file that the job's name leads to, where the launcher names jobs: MPI, Slurm), "tcp://host:port", "file://path";
   /// rank and world_size may stand in the URL ("tcp://host:port?rank=0&world_size=2").
   std::string init_method = "env://";
-  int rank = -1;                              // -1: from the URL or the environment
-  int world_size = -1;                        // likewise
-  Milliseconds timeout = kGroupTimeout;       // of each operation
-  Milliseconds join_timeout = kStoreTimeout;  // until all ranks have come
+  int rank = -1;                         // -1: from the URL or the environment
+  int world_size = -1;                   // likewise
+  Milliseconds timeout = kGroupTimeout;  // of each operation
+  /// Until all ranks have come; 0: as the launcher says in DUET_JOIN_TIMEOUT_MS, else kStoreTimeout.
+  Milliseconds join_timeout{0};
   /// Keeps runs apart that share a file; the launcher's id unless set.
   std::string run_id{};
   /// This rank's device, for nccl; the GPU with the number LOCAL_RANK unless set.

@@ -33,6 +33,8 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment{};
   /// How often a failed job is started anew. TORCHELASTIC_RESTART_COUNT tells the ranks which time it is.
   int max_restarts = 0;
+  /// How long ranks wait for each other before they name those that have not come, unless they say so themselves.
+  Milliseconds join_timeout = kStoreTimeout;
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
   /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.

@@ -137,6 +137,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"launch", "--redirects", "2:1", "-n", "2", "--log-dir", "d", "--", "a"},
        "rank 2 is not one of the ranks 0 to 1"},
       {{"launch", "--redirects", "0:1,x", "--log-dir", "d", "--", "a"}, "'x' is not RANK:NUMBER"},
+      {{"launch", "--rdzv-timeout", "0", "--", "a"}, "--rdzv-timeout is 0"},
       {{"launch", "--grace=-1", "--", "a"}, "--grace is -1"},
       {{"launch", "--stop-limit", "nan", "--", "a"}, "--stop-limit is nan"},
       {{"bench", "leap"}, "unknown 'leap', expected step"},

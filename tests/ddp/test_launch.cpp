@@ -112,7 +112,7 @@ TEST_CASE("ranks die with a launcher that is killed") {
 
 TEST_CASE("a missing rank is named after the timeout") {
   if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
-  const Outcome outcome = run_worker(3, {"missing"});
+  const Outcome outcome = run_worker(3, {"missing"}, {.join_timeout = 300ms});
   CHECK_THAT(outcome.result.message, ContainsSubstring("rank 1 of 3 did not join within 300 ms"));
 }
 

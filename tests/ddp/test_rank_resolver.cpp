@@ -165,7 +165,7 @@ TEST_CASE("ranks of one host meet without an address, and leave nothing behind")
   CHECK(met.result.message.empty());
   for (int rank = 0; rank < 2; ++rank) CHECK(met.out.at(rank) == kBoth);
   CHECK(scratch.names().empty());
-  const Outcome alone = run(2, {"/bin/sh", "-c", as_mpi + " missing"});
+  const Outcome alone = run(2, {"/bin/sh", "-c", as_mpi + " missing"}, {.join_timeout = 300ms});
   CHECK_THAT(alone.result.message, ContainsSubstring("rank 1 of 2 did not join within 300 ms"));
   CHECK(scratch.names().empty());
 }
