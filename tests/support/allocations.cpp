@@ -50,6 +50,13 @@ bool is_standard_library(const char* object) {
   return false;
 }
 
+// One program's instance of a standard template serves all its libraries, so who called it is what counts.
+bool is_standard_symbol(const char* symbol) {
+  for (const char* start : {"_ZNSt", "_ZNKSt", "_ZSt", "_ZN9__gnu_cxx"})
+    if (symbol != nullptr && starts_with(symbol, start)) return true;
+  return false;
+}
+
 bool is_own(const char* object) {
   static const void* const program = [] {
     Dl_info info{};
@@ -73,7 +80,7 @@ void record(void* caller) {
     Dl_info info{};
     if (!dladdr(stack[static_cast<std::size_t>(i)], &info) || !info.dli_fname) continue;
     const char* object = base_name(info.dli_fname);
-    if (is_standard_library(object)) continue;
+    if (is_standard_library(object) || is_standard_symbol(info.dli_sname)) continue;
     own = is_own(object);
     break;
   }
