@@ -1,7 +1,5 @@
 #include "cli/recorder.h"
 
-#include <time.h>
-
 #include <algorithm>
 
 #include "cli/text.h"
@@ -11,10 +9,6 @@ namespace duet::cli {
 
 namespace {
 
-std::int64_t to_ns(Recorder::Clock::time_point time) {
-  return std::chrono::nanoseconds(time.time_since_epoch()).count();
-}
-
 const char* name_of(double StepParts::*part) {
   for (const PartName& candidate : step_part_names())
     if (candidate.member == part) return candidate.name;
@@ -22,12 +16,6 @@ const char* name_of(double StepParts::*part) {
 }
 
 }  // namespace
-
-std::int64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 Recorder::Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
     : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}

@@ -8,6 +8,7 @@
 
 #include "cli/results.h"
 #include "lib/device.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 
@@ -75,8 +76,5 @@ class Recorder {
   std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
 };
-
-/// Nanoseconds of the monotonic clock, which all processes of a machine share.
-std::int64_t monotonic_ns();
 
 }  // namespace duet::cli

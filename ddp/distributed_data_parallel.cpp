@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "ddp/rank_names.h"
 #include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
@@ -49,21 +50,6 @@ class GroupSums final : public BatchSums {
 
  private:
   ProcessGroup& group_;
-};
-
-/// Lets a forward's layers use the sums.
-class SumsInForward {
- public:
-  SumsInForward(nn::Context& context, BatchSums& sums) : context_(context), before_(context.batch_sums) {
-    context.batch_sums = &sums;
-  }
-  ~SumsInForward() { context_.batch_sums = before_; }
-  SumsInForward(const SumsInForward&) = delete;
-  SumsInForward& operator=(const SumsInForward&) = delete;
-
- private:
-  nn::Context& context_;
-  BatchSums* before_;
 };
 
 }  // namespace
@@ -137,11 +123,11 @@ struct DistributedDataParallel::Hooks {
   void compare_parameters() const {
     const Tensor on_host = values().to(Device{});
     const auto hashes = all_gather_texts(group, sha256_hex(std::as_bytes(on_host.span<float>())));
-    std::string others;
+    std::vector<int> others;
     for (std::size_t rank = 1; rank < hashes.size(); ++rank)
-      if (hashes[rank] != hashes[0]) others += concat(others.empty() ? "" : ", ", rank);
+      if (hashes[rank] != hashes[0]) others.push_back(static_cast<int>(rank));
     require<CommError>(others.empty(), "parameters differ from those of rank 0 in step ", reducer.times().steps,
-                       ", on rank ", others);
+                       ", on ", rank_names(others));
   }
 
   nn::ParameterStore& store;
@@ -217,7 +203,7 @@ int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
-  const SumsInForward sums(context, hooks_->sums);
+  const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums);
   if (!synchronises(context)) return module_.forward(context, input);
   const int root = joins_ ? last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);
@@ -235,25 +221,19 @@ nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value
 
 void DistributedDataParallel::join(const std::function<void()>& body) {
   require<UsageError>(!joins_, "join() is called within join()");
-  joins_ = true;
+  const ScopedValue joins(joins_, true);
   const std::int64_t before = times().steps;
-  try {
-    body();
-    const std::int64_t trained = times().steps - before;
-    for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
-      if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
-      hooks_->reducer.contribute_zeros();
-    }
-    std::int64_t longest = trained * group_.size() + group_.rank();
-    group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
-    const int root = static_cast<int>(longest % group_.size());
-    group_.broadcast(hooks_->values(), root).wait();
-    broadcast_buffers(module_.context(), root);
-  } catch (...) {
-    joins_ = false;
-    throw;
+  body();
+  const std::int64_t trained = times().steps - before;
+  for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
+    if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
+    hooks_->reducer.contribute_zeros();
   }
-  joins_ = false;
+  std::int64_t longest = trained * group_.size() + group_.rank();
+  group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
+  const int root = static_cast<int>(longest % group_.size());
+  group_.broadcast(hooks_->values(), root).wait();
+  broadcast_buffers(module_.context(), root);
 }
 
 }  // namespace duet::ddp

@@ -9,6 +9,7 @@
 #include "ddp/process_group.h"
 #include "ddp/reducer.h"
 #include "lib/nn/module.h"
+#include "lib/scoped_value.h"
 
 namespace duet::ddp {
 
@@ -59,18 +60,8 @@ class DistributedDataParallel : public nn::Module {
 
   /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
   /// accumulated: `auto guard = net.no_sync();`.
-  class NoSync {
-   public:
-    explicit NoSync(bool& sync) : sync_(sync), before_(sync) { sync_ = false; }
-    ~NoSync() { sync_ = before_; }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    bool& sync_;
-    bool before_;
-  };
-  [[nodiscard]] NoSync no_sync() { return NoSync(sync_); }
+  using NoSync = ScopedValue<bool>;
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_, false); }
 
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps

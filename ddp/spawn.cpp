@@ -12,6 +12,7 @@
 #include "ddp/rank_resolver.h"
 #include "ddp/work.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
@@ -72,7 +73,7 @@ void leave_error(const std::exception& error) noexcept {
   write_error_file(path, launched_rank().value_or(-1),
                    {.message = error.what(),
                     .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
-                    .monotonic_ns = std::chrono::nanoseconds(Clock::now().time_since_epoch()).count()});
+                    .monotonic_ns = monotonic_ns()});
 }
 
 int report_failure(const std::exception& error) noexcept {

@@ -20,11 +20,7 @@ struct Stopwatch {
   void lap(double& sum_us, const char* name = nullptr) {
     const Clock::time_point now = Clock::now();
     sum_us += std::chrono::duration<double, std::micro>(now - last).count();
-    if (name != nullptr)
-      Trace::add({.name = name,
-                  .device = device,
-                  .begin_ns = std::chrono::nanoseconds(last.time_since_epoch()).count(),
-                  .end_ns = std::chrono::nanoseconds(now.time_since_epoch()).count()});
+    if (name != nullptr) Trace::add({.name = name, .device = device, .begin_ns = to_ns(last), .end_ns = to_ns(now)});
     last = now;
   }
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <tuple>
 #include <utility>
@@ -55,10 +54,6 @@ std::vector<TraceEvent> Trace::take() {
     return std::tuple(a.begin_ns, -a.end_ns) < std::tuple(b.begin_ns, -b.end_ns);
   });
   return events;
-}
-
-std::int64_t Trace::now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace duet

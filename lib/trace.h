@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lib/device.h"
+#include "lib/monotonic.h"
 
 namespace duet {
 
@@ -14,8 +15,8 @@ struct TraceEvent {
   const char* name = "";  // a literal: "forward", "all_reduce"
   Kind kind = Kind::work;
   Device device{};
-  std::int64_t amount = 0;  // bytes of a communication, the number of a step
-  std::int64_t begin_ns = 0, end_ns = 0;
+  std::int64_t amount = 0;                // bytes of a communication, the number of a step
+  std::int64_t begin_ns = 0, end_ns = 0;  // of the monotonic clock
 };
 
 /// Keeps events of all threads until they are taken, the newest `capacity` of them. Off until started; adding an event
@@ -27,8 +28,6 @@ class Trace {
   static void add(const TraceEvent& event);
   /// Stops, and gives all events in the order of their begin, outer before inner.
   static std::vector<TraceEvent> take();
-  /// CLOCK_MONOTONIC, which all processes of a machine share.
-  static std::int64_t now_ns();
 };
 
 /// Traces its own life.
@@ -39,11 +38,11 @@ class TraceSpan {
                .kind = kind,
                .device = device,
                .amount = amount,
-               .begin_ns = Trace::on() ? Trace::now_ns() : 0,
+               .begin_ns = Trace::on() ? monotonic_ns() : 0,
                .end_ns = 0} {}
   ~TraceSpan() {
     if (event_.begin_ns == 0) return;
-    event_.end_ns = Trace::now_ns();
+    event_.end_ns = monotonic_ns();
     Trace::add(event_);
   }
   TraceSpan(const TraceSpan&) = delete;
