@@ -80,7 +80,10 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
       ->capture_default_str();
   app.add_option("--devices", options.devices, "number of devices (single: 1)")->capture_default_str();
   add_training(app, options, texts);
-  app.add_option("--replicas", options.replicas, "dp: replicas kept resident, or made per_forward as PyTorch does")
+  app.add_option(
+         "--replicas", options.replicas,
+         "dp: resident (every device keeps the parameters and updates its own; CPU devices share them), or per_forward "
+         "(copied from the first device in every step, as PyTorch does)")
       ->capture_default_str();
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
   app.add_option("--checkpoint", options.checkpoint,

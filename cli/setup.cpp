@@ -83,6 +83,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
                         .gather = times.gather_us,
                         .communication = net->backward_times().sum_us};
   };
+  setup.require_same_replicas = [net = wrapper.get()] { net->require_same_replicas(); };
   setup.wrapper = std::move(wrapper);
 }
 

@@ -22,9 +22,10 @@ struct Setup {
   std::unique_ptr<const data::Dataset> part;  // seed: this rank's images
   std::unique_ptr<data::Loader> loader;
   std::unique_ptr<optim::SGD> optimizer;
-  std::unique_ptr<StepGraph> graph;     // where steps are replayed; the loader is then deferred
-  std::function<void()> average;        // seed
-  std::function<WrapperTimes()> times;  // dp and ddp
+  std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
+  std::function<void()> average;                // seed
+  std::function<WrapperTimes()> times;          // dp and ddp
+  std::function<void()> require_same_replicas;  // dp
   bool loss_in_replica = false;
   std::vector<Device> devices;  // of this process; the first holds the model
 

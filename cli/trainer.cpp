@@ -128,8 +128,10 @@ class Trainer {
     return noted_signal() == 0;
   }
 
-  /// All ranks must hold the same bits: a reduction that went wrong is found here, not in a worse accuracy.
+  /// All ranks and replicas must hold the same bits: a reduction that went wrong is found here, not in a worse
+  /// accuracy.
   void require_same_parameters() {
+    if (setup_.require_same_replicas) setup_.require_same_replicas();
     if (team_.size == 1) return;
     const std::vector<std::string> hashes = team_.gather(parameters_sha256(setup_.model()));
     for (std::size_t rank = 1; rank < hashes.size(); ++rank)

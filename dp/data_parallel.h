@@ -46,6 +46,9 @@ class DataParallel : public nn::Module {
   nn::Value forward(nn::Context& context, const nn::Value& input) const override;
   nn::Module& module() { return module_; }
 
+  /// See Replicas; without replicas that reside on devices of their own there is nothing to compare.
+  void require_same_replicas() const { replicas_->require_same_values(); }
+
   const DataParallelTimes& times() const { return *times_; }
   const BackwardTimes& backward_times() const { return *backward_times_; }
 

@@ -116,7 +116,7 @@ struct ParallelApplyNode final : Node {
     const Tensor destination = whole_place(g, store, filled);
     const Tensor sum =
         destination.defined() ? destination : empty(store.gradients().shape(), DType::f32, store.device());
-    replicas->sum_gradients(took_part, sum);
+    replicas->sum_gradients(took_part, sum, destination.defined());
     for (int s = 0; s < slots; ++s) {
       const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
       const nn::Slot& slot = store.slots()[static_cast<std::size_t>(s)];

@@ -1,6 +1,7 @@
 #include "dp/replicate.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
@@ -48,7 +49,29 @@ void Replicas::make_contexts(const nn::Context& model) {
   }
   if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
     model.store->set_threads(threads_);
+  residents_.reset();
+  if (can_reside(model)) {
+    residents_ = std::make_shared<nn::ResidentReplicas>();
+    for (std::size_t i = 1; i < stores_.size(); ++i) residents_->stores.push_back(stores_[i].get());
+  }
   replicated_ = model.store;
+}
+
+bool Replicas::can_reside(const nn::Context& model) const {
+  const Device first = devices_[0];
+  return refresh_ == Refresh::resident && size() > 1 && module_.range().slots == model.store->slot_count() &&
+         std::all_of(devices_.begin(), devices_.end(), [&](Device device) { return device.kind == first.kind; }) &&
+         !backend(first.kind).shares_memory();
+}
+
+void Replicas::require_same_values() const {
+  if (residents_ == nullptr || !residents_->hold_values) return;
+  const Tensor first = std::as_const(*replicated_).values().to(Device{});
+  for (std::size_t i = 1; i < stores_.size(); ++i) {
+    const Tensor other = std::as_const(*stores_[i]).values().to(Device{});
+    require<NumericError>(std::memcmp(first.raw(), other.raw(), first.bytes()) == 0, "replica ", i, " on device ",
+                          devices_[i], " holds other parameters than the model on ", devices_[0]);
+  }
 }
 
 void Replicas::replicate(const nn::Context& model, int count) {
@@ -57,30 +80,46 @@ void Replicas::replicate(const nn::Context& model, int count) {
   if (replicated_ != model.store) make_contexts(model);
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
+  const bool resides = residents_ != nullptr && residents_->hold_values && model.store->residents() == residents_;
+  const auto lacks_values = [&](const nn::Context& context) {
+    return !resides && !context.store->values().same_memory(values);
+  };
   bool copies = range.buffers > 0;
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < size(); ++i) {
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     context.training = model.training;
     context.seed = model.seed;
     context.step = model.step;
-    copies |= !context.store->values().same_memory(values);
+    copies |= lacks_values(context);
   }
   if (!copies) return;
+  if (residents_ != nullptr && !resides) residents_->hold_values = false;
   threads_->run(size(), [&](int i, int) {
-    if (i >= count) return;
+    if (i >= count && residents_ == nullptr) return;
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
-    if (!context.store->values().same_memory(values)) copy(values, context.store->values());
+    if (lacks_values(context)) copy(values, context.store->values());
     for (int b = 0; i > 0 && b < range.buffers; ++b)
       copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));
   });
+  if (residents_ == nullptr || resides) return;
+  residents_->hold_gradients = false;
+  residents_->hold_values = true;
+  model.store->set_residents(residents_);
 }
 
-void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& destination) {
+void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all) {
   PooledVector<Tensor> parts;
   for (int i = 0; i < size(); ++i) {
     const Tensor part = context(i).store->gradients();
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
+  }
+  if (residents_ != nullptr && for_all) {
+    PooledVector<Tensor> destinations = parts;
+    destinations[0] = destination;
+    backend(destination).all_reduce_devices(parts, destinations);
+    residents_->hold_gradients = true;
+    return;
   }
   threads_->run(size(),
                 [&](int share, int) { backend(destination).sum_devices(parts, destination, false, share, size()); });

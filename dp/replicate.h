@@ -15,8 +15,12 @@ namespace duet::dp {
 
 /// When the replicas get their values.
 enum class Refresh {
-  per_forward,  // copied from the first device in every forward, as PyTorch does
-  resident,     // devices that share memory read the same values; others get a copy in every forward, too
+  /// Copied from the first device in every forward, as PyTorch does.
+  per_forward,
+  /// Devices that share memory read the same values. Others keep copies, and the sum of the gradients is given to all
+  /// of them, so that an optimizer updates every copy: see Note [Resident replicas] in lib/nn/parameters.h. Where the
+  /// module is only a part of a model, or devices of several kinds take part, they are copied in every forward.
+  resident,
 };
 
 /// One context of a module per device, and a long-lived thread for each device but the first, whose thread is the
@@ -37,17 +41,22 @@ class Replicas {
   ReplicaSums& sums() { return sums_; }
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
+  /// Throws NumericError that names the replica whose resident values are not the model's, bit for bit: somebody wrote
+  /// them without anyone noticing. Waits for the devices.
+  void require_same_values() const;
+
   /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
   /// DeviceError when the model is not on the first device.
   void replicate(const nn::Context& model, int count);
 
   /// Adds up the gradients of all replicas by the tree of Note [Sums over samples] in lib/backend/backend.h, on the
   /// model's device: into `destination`, which has the flat order of the module's slots. Replicas for which took_part
-  /// is false count as zero.
-  void sum_gradients(std::span<const char> took_part, const Tensor& destination);
+  /// is false count as zero. `for_all`: the destination is the model's gradient; resident replicas get the sum, too.
+  void sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all);
 
  private:
   void make_contexts(const nn::Context& model);
+  bool can_reside(const nn::Context& model) const;
 
   const nn::Module& module_;
   std::vector<Device> devices_;
@@ -55,7 +64,8 @@ class Replicas {
   Forward forward_;
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;
-  const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
+  const nn::ParameterStore* replicated_ = nullptr;   // the store of which the contexts were made
+  std::shared_ptr<nn::ResidentReplicas> residents_;  // all but the first; null where none reside
   std::shared_ptr<ThreadPool> threads_;
   ReplicaSums sums_;
 };

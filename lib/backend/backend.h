@@ -209,6 +209,9 @@ class Backend {
   /// Devices that do not share memory leave everything to share 0, which copies the parts to the destination's device.
   virtual void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                            int shares) = 0;
+  /// Every destination = the sum of the parts, with the bits of sum_devices. parts[i] and destinations[i] are on the
+  /// i-th device, all devices differ, and both may be the same tensor.
+  virtual void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) = 0;
   /// The sum of all elements' squares, in double: the same bits for the same elements. The host waits for it.
   virtual double sum_of_squares(const Tensor& x) = 0;
 

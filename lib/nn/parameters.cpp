@@ -33,7 +33,8 @@ struct ParameterStore::Hooks {
 /// The leaf of one slot: gradients that arrive end up in the flat buffer.
 class ParameterStore::SlotLeaf final : public Leaf {
  public:
-  SlotLeaf(ParameterStore& store, int slot) : store_(store), slot_(slot), gradient_(store.gradient(slot)) {}
+  SlotLeaf(ParameterStore& store, int slot)
+      : store_(store), slot_(slot), gradient_(std::as_const(store).gradient(slot)) {}
   const char* name() const override { return store_.slots()[static_cast<std::size_t>(slot_)].name.c_str(); }
   Tensor place() const override { return store_.has_gradient(slot_) ? Tensor() : gradient_; }
   BackwardListener* listener() override { return &store_; }
@@ -41,6 +42,7 @@ class ParameterStore::SlotLeaf final : public Leaf {
   void backward(const Gradients& gradients) override {
     const Tensor& arrived = gradients.outputs[0];
     if (!arrived.defined()) return;
+    if (!arrived.same_memory(gradient_)) store_.gradients_changed();
     if (store_.has_gradient(slot_)) {
       backend(arrived).add(gradient_, arrived, gradient_);
     } else if (!arrived.same_memory(gradient_)) {
@@ -100,13 +102,15 @@ Tensor ParameterStore::flat_zeros() const { return flat_memory(slots_, device())
 
 void ParameterStore::make_variables() {
   variables_.clear();
-  for (int i = 0; i < slot_count(); ++i) variables_.emplace_back(value(i), make_pooled<SlotLeaf>(*this, i));
+  for (int i = 0; i < slot_count(); ++i)
+    variables_.emplace_back(std::as_const(*this).value(i), make_pooled<SlotLeaf>(*this, i));
 }
 
 void ParameterStore::move_gradients(const Tensor& memory) {
   require<DeviceError>(memory.device() == device(), "gradients on ", device(), " cannot move to ", memory.device());
   copy(gradients_, memory);
   gradients_ = memory;
+  gradients_changed();
   make_variables();
 }
 
@@ -121,6 +125,23 @@ Tensor ParameterStore::view(const Tensor& flat, int slot) const {
 Tensor ParameterStore::value(int slot) const { return view(values_, slot); }
 Tensor ParameterStore::gradient(int slot) const { return view(gradients_, slot); }
 
+void ParameterStore::gradients_changed() {
+  if (const auto copies = residents()) copies->hold_gradients = false;
+}
+
+const Tensor& ParameterStore::values() {
+  if (const auto copies = residents()) copies->hold_values = false;
+  return values_;
+}
+
+const Tensor& ParameterStore::gradients() {
+  gradients_changed();
+  return gradients_;
+}
+
+Tensor ParameterStore::value(int slot) { return view(values(), slot); }
+Tensor ParameterStore::gradient(int slot) { return view(gradients(), slot); }
+
 bool ParameterStore::has_all_gradients() const {
   return std::all_of(filled_.begin(), filled_.end(), [](char filled) { return filled != 0; });
 }
@@ -128,6 +149,7 @@ bool ParameterStore::has_all_gradients() const {
 void ParameterStore::zero_grad() {
   std::fill(filled_.begin(), filled_.end(), char{0});
   ++zero_grad_count_;
+  gradients_changed();  // by the next backward
 }
 
 HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
@@ -146,9 +168,17 @@ HookHandle ParameterStore::at_backward_end(std::function<void()> hook) {
   });
 }
 
-void ParameterStore::grad_ready(int slot) { hooks_->ready.call(slot); }
+void ParameterStore::grad_ready(int slot) {
+  if (hooks_->ready.by_id.empty()) return;
+  hooks_->ready.call(slot);
+  gradients_changed();  // perhaps
+}
 
-void ParameterStore::backward_ended() { hooks_->end.call(); }
+void ParameterStore::backward_ended() {
+  if (hooks_->end.by_id.empty()) return;
+  hooks_->end.call();
+  gradients_changed();
+}
 
 void ParameterStore::divide(FunctionRef<void(int, int)> task) const {
   const std::shared_ptr<ThreadPool> threads = threads_.lock();

@@ -3,11 +3,18 @@
 // Note [Flat order]: slots lie in the flat buffers in reverse order of registration, which is about the order in which
 // backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
 // optimizer's update is one kernel.
+//
+// Note [Resident replicas]: devices that do not share memory may hold copies of all values between steps. An optimizer
+// then updates every copy as it updates the values, which saves a copy to every device in the next forward. Who writes
+// values or gradients otherwise takes them from a store that is not const; that alone marks the copies as out of date,
+// and they are copied anew. Tensors that were taken before the last forward (values) or backward (gradients) must not
+// be written any more: nobody would notice.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/autograd/node.h"
@@ -45,6 +52,15 @@ class HookHandle {
   std::function<void()> remove_;
 };
 
+class ParameterStore;
+
+/// See Note [Resident replicas].
+struct ResidentReplicas {
+  std::vector<ParameterStore*> stores;  // laid out as the store that they are replicas of
+  bool hold_values = false;             // as they are now
+  bool hold_gradients = false;
+};
+
 /// Used by one thread at a time.
 class ParameterStore final : public BackwardListener {
  public:
@@ -59,14 +75,18 @@ class ParameterStore final : public BackwardListener {
   int slot_count() const { return static_cast<int>(slots_.size()); }
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
 
-  /// The whole flat buffers, f32.
+  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const.
   const Tensor& values() const { return values_; }
   const Tensor& gradients() const { return gradients_; }
+  const Tensor& values();
+  const Tensor& gradients();
   /// Zeros laid out as values(), for an optimizer's state.
   Tensor flat_zeros() const;
-  /// Views of one slot.
+  /// Views of one slot, likewise.
   Tensor value(int slot) const;
   Tensor gradient(int slot) const;
+  Tensor value(int slot);
+  Tensor gradient(int slot);
   /// The slot's value as a leaf of the tape.
   const Variable& variable(int slot) const { return variables_[static_cast<std::size_t>(slot)]; }
 
@@ -95,6 +115,10 @@ class ParameterStore final : public BackwardListener {
   /// Runs task(share, shares) for every share, each by the same thread as always; without threads it is one share.
   void divide(FunctionRef<void(int share, int shares)> task) const;
 
+  /// Copies that an optimizer updates, too, until they go; null: none.
+  void set_residents(const std::shared_ptr<ResidentReplicas>& residents) { residents_ = residents; }
+  std::shared_ptr<ResidentReplicas> residents() const { return residents_.lock(); }
+
   /// A store for another device with a part of this one's slots and buffers.
   struct ReplicaPart {
     int first_slot = 0, slots = 0, first_buffer = 0, buffers = 0;
@@ -114,6 +138,7 @@ class ParameterStore final : public BackwardListener {
   ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values, Tensor gradients);
   Tensor view(const Tensor& flat, int slot) const;
   void grad_ready(int slot);
+  void gradients_changed();
   void make_variables();
 
   std::vector<Slot> slots_;
@@ -124,6 +149,7 @@ class ParameterStore final : public BackwardListener {
   std::vector<Variable> variables_;
   std::shared_ptr<Hooks> hooks_;
   std::weak_ptr<ThreadPool> threads_;
+  std::weak_ptr<ResidentReplicas> residents_;
 };
 
 }  // namespace duet::nn

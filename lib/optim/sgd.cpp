@@ -17,21 +17,45 @@ SGD::SGD(nn::Module& model, const SGDOptions& options)
   if (options.momentum > 0) momentum_ = store_.flat_zeros();
 }
 
-void SGD::update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first) {
+void SGD::update(const Buffers& buffers, bool first) const {
   const SGDRule rule{.lr = options_.lr,
                      .momentum = options_.momentum,
                      .dampening = options_.dampening,
                      .weight_decay = options_.weight_decay,
                      .nesterov = options_.nesterov,
                      .first = first};
-  store_.divide(
-      [&](int share, int shares) { backend(value).sgd_step(value, gradient, momentum, rule, share, shares); });
+  store_.divide([&](int share, int shares) {
+    backend(buffers.values).sgd_step(buffers.values, buffers.gradients, buffers.momentum, rule, share, shares);
+  });
+}
+
+PooledVector<SGD::Buffers> SGD::all_buffers() {
+  const nn::ParameterStore& own = store_;
+  PooledVector<Buffers> all;
+  all.push_back({own.values(), own.gradients(), momentum_});
+  const std::shared_ptr<nn::ResidentReplicas> residents = store_.residents();
+  if (residents == nullptr || !residents->hold_values) {
+    residents_.reset();
+    return all;
+  }
+  const bool hold_momentum = residents_.lock() == residents;
+  if (!hold_momentum) resident_momentum_.assign(residents->stores.size(), Tensor());
+  for (std::size_t i = 0; i < residents->stores.size(); ++i) {
+    const nn::ParameterStore& replica = *residents->stores[i];
+    if (!residents->hold_gradients) copy(own.gradients(), replica.gradients());
+    if (!hold_momentum && momentum_.defined()) resident_momentum_[i] = momentum_.to(replica.device());
+    all.push_back({replica.values(), replica.gradients(), resident_momentum_[i]});
+  }
+  residents->hold_gradients = true;
+  residents_ = residents;
+  return all;
 }
 
 void SGD::step() {
+  const PooledVector<Buffers> all = all_buffers();
   const bool same = std::all_of(started_.begin(), started_.end(), [&](char s) { return s == started_.front(); });
   if (store_.has_all_gradients() && same && !started_.empty()) {
-    update(store_.values(), store_.gradients(), momentum_, started_.front() == 0);
+    for (const Buffers& buffers : all) update(buffers, started_.front() == 0);
     std::fill(started_.begin(), started_.end(), char{1});
     return;
   }
@@ -39,8 +63,9 @@ void SGD::step() {
     if (!store_.has_gradient(slot)) continue;
     const nn::Slot& at = store_.slots()[static_cast<std::size_t>(slot)];
     char& started = started_[static_cast<std::size_t>(slot)];
-    update(store_.value(slot), store_.gradient(slot),
-           momentum_.defined() ? momentum_.slice(at.offset, at.shape) : Tensor(), started == 0);
+    const auto part = [&](const Tensor& flat) { return flat.defined() ? flat.slice(at.offset, at.shape) : Tensor(); };
+    for (const Buffers& buffers : all)
+      update({part(buffers.values), part(buffers.gradients), part(buffers.momentum)}, started == 0);
     started = 1;
   }
 }
@@ -65,6 +90,7 @@ void SGD::load_state(const std::vector<nn::NamedTensor>& state) {
                        slot->shape);
   }
   std::fill(started_.begin(), started_.end(), char{0});
+  residents_.reset();
   for (const nn::NamedTensor& given : state) {
     for (std::size_t i = 0; i < started_.size(); ++i) {
       const nn::Slot& slot = store_.slots()[i];

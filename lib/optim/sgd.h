@@ -17,7 +17,9 @@ struct SGDOptions {
 
 /// torch.optim.SGD: g += weight_decay * p; buf = g at a parameter's first step, later momentum * buf + (1 - dampening)
 /// * g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
-/// updates the whole model when all have one. The model's values must exist and not be initialised anew later.
+/// updates the whole model when all have one; replicas that hold the values (Note [Resident replicas] in
+/// lib/nn/parameters.h) are updated alike, each on its device. The model's values must exist and not be initialised
+/// anew later.
 class SGD {
  public:
   /// Throws UsageError for values that make no sense.
@@ -36,12 +38,21 @@ class SGD {
   void load_state(const std::vector<nn::NamedTensor>& state);
 
  private:
-  void update(const Tensor& value, const Tensor& gradient, const Tensor& momentum, bool first);
+  /// What one update works on: flat buffers of one device.
+  struct Buffers {
+    Tensor values, gradients, momentum;
+  };
+  /// Those of the model, then those of the replicas that are to be updated, too.
+  PooledVector<Buffers> all_buffers();
+  void update(const Buffers& buffers, bool first) const;
 
   nn::ParameterStore& store_;
   SGDOptions options_;
   Tensor momentum_;            // flat, like the store's buffers
   std::vector<char> started_;  // by slot: its momentum buffer has a value
+  // The same momentum on the devices of these replicas, as long as every step has updated them.
+  std::weak_ptr<nn::ResidentReplicas> residents_;
+  std::vector<Tensor> resident_momentum_;
 };
 
 }  // namespace duet::optim

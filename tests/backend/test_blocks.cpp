@@ -1,4 +1,5 @@
 // The rule for sums over samples: blocks, their tree, and shards of a batch.
+#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
@@ -121,5 +122,21 @@ TEST_CASE("sum_devices adds 1, 2, 4 and 8 parts by the tree and other numbers in
           CAPTURE(count, parts, accumulate, shares);
           CHECK(wrong == 0);
         }
+  }
+}
+
+TEST_CASE("all_reduce_devices gives the bits of sum_devices to all, also in the parts' own memory") {
+  Mt19937 generator(6);
+  for (int count = 1; count <= 8; ++count) {
+    std::vector<Tensor> parts;
+    for (const Device device : first_devices(DeviceKind::cpu, count)) {
+      parts.push_back(empty({100}, DType::f32, device));
+      generator.uniform(parts.back().span<float>(), -1.0, 1.0);
+    }
+    const Tensor expected = empty({100});
+    Backend& cpu = duet::backend(DeviceKind::cpu);
+    cpu.sum_devices(parts, expected, false, 0, 1);
+    cpu.all_reduce_devices(parts, parts);
+    for (const Tensor& sum : parts) CHECK(std::memcmp(sum.raw(), expected.raw(), sum.bytes()) == 0);
   }
 }

@@ -87,6 +87,27 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
       }
 }
 
+TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory", "[order]") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(143);
+  for (const auto& devices : sets_of_devices())
+    for (std::size_t count = 1; count <= devices.size(); ++count)
+      for (const std::int64_t elements : {1, 3, 333}) {
+        std::vector<Tensor> parts, cpu_parts, sums;
+        for (std::size_t i = 0; i < count; ++i) {
+          cpu_parts.push_back(to_tensor(random_array({elements}, generator)));
+          parts.push_back(cpu_parts[i].to(devices[i]));
+          sums.push_back(i == 0 ? filled(elements, -3, devices[i]) : parts[i]);
+        }
+        const Tensor expected = empty({elements});
+        backend(DeviceKind::cpu).sum_devices(cpu_parts, expected, false, 0, 1);
+        cuda().all_reduce_devices(parts, sums);
+        cuda().fill(parts[0], -7);  // it was read by all before
+        CAPTURE(count, elements, devices[0].str());
+        for (const Tensor& sum : sums) CHECK(as_array(sum).values == as_array(expected).values);
+      }
+}
+
 TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its additions") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(142);

@@ -40,6 +40,11 @@ void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destin
                      end - begin);
 }
 
+void CpuBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) {
+  sum_devices(parts, destinations[0], false, 0, 1);
+  for (const Tensor& destination : destinations.subspan(1)) copy(destinations[0], destination);
+}
+
 double CpuBackend::sum_of_squares(const Tensor& x) {
   constexpr std::size_t kLanes = 8;
   std::array<double, kLanes> sums{};

@@ -109,6 +109,14 @@ CudaDevice& CudaBackend::on(Device device, const char* op) {
 void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source,
                                std::size_t bytes) {
   to.wait_for(from);
+  enqueue_copy(to, destination, from, source, bytes);
+  // The source may be written or given back now, and used for something else on its own stream.
+  from.wait_for(to);
+  to.activate();
+}
+
+void CudaBackend::enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source,
+                               std::size_t bytes) {
   to.activate();
   to.memory().count_moved(bytes);
   from.memory().count_moved(bytes);
@@ -119,9 +127,6 @@ void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& fr
     enable_peer_access(to, from);
     check(cudaMemcpyPeerAsync(destination, to.physical(), source, from.physical(), bytes, to.stream()), "copy");
   }
-  // The source may be written or given back now, and used for something else on its own stream.
-  from.wait_for(to);
-  to.activate();
 }
 
 void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {

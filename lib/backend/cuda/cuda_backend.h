@@ -93,6 +93,7 @@ class CudaBackend final : public Backend {
                 int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
+  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) override;
   double sum_of_squares(const Tensor& x) override;
   void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
                      const Tensor& y, const Tensor& picked) override;
@@ -106,6 +107,8 @@ class CudaBackend final : public Backend {
   CudaDevice& find(Device device);
   /// A copy between two devices, in the order of Note [Order] in backend.h.
   void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
+  /// The copy alone: on the stream of `to`, and in no order with the other device's work.
+  void enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
   /// Gives the cached memory of the other devices on the same GPU back to the driver.
   void trim_others(const CudaDevice& device);
   /// What this process holds on a GPU.

@@ -4,6 +4,20 @@
 #include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {
+namespace {
+
+void require_few(const char* op, std::size_t devices) {
+  require<DeviceError>(devices <= static_cast<std::size_t>(kernels::kMaxParts), op, ": ", devices, " devices, at most ",
+                       kernels::kMaxParts);
+}
+
+/// Everything asked of any of the devices from now on comes after all that was asked of all of them so far.
+void meet(std::span<CudaDevice* const> devices) {
+  for (CudaDevice* const other : devices.subspan(1)) devices[0]->wait_for(*other);
+  for (CudaDevice* const other : devices.subspan(1)) other->wait_for(*devices[0]);
+}
+
+}  // namespace
 
 void CudaBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
                            int share, int) {
@@ -22,8 +36,7 @@ void CudaBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Te
 void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                               int) {
   if (share > 0) return;
-  require<DeviceError>(parts.size() <= static_cast<std::size_t>(kernels::kMaxParts), "sum_devices: ", parts.size(),
-                       " devices, at most ", kernels::kMaxParts);
+  require_few("sum_devices", parts.size());
   PooledVector<Tensor> here;  // until the kernel was asked for: then they may go, see Note [Order]
   kernels::Parts from{};
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -32,6 +45,43 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
   }
   kernels::sum_parts(from, static_cast<int>(parts.size()), accumulate, destination.data<float>(), destination.count(),
                      on(destination).stream());
+}
+
+// Device d copies the d-th piece of all parts, adds them up, and the others copy the result: every device sends and
+// receives as much, and all of it side by side.
+void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) {
+  const std::size_t count = parts.size();
+  require_few("all_reduce_devices", count);
+  PooledVector<CudaDevice*> devices;
+  for (std::size_t d = 0; d < count; ++d) {
+    same_device("all_reduce_devices", {{"part", parts[d]}, {"destination", destinations[d]}});
+    devices.push_back(&on(parts[d]));
+  }
+  const auto piece = [&](const Tensor& whole, std::size_t d) {
+    const std::int64_t n = whole.count(), at = static_cast<std::int64_t>(d), of = static_cast<std::int64_t>(count);
+    return whole.slice(n * at / of, {n * (at + 1) / of - n * at / of});
+  };
+  const auto bring = [&](const Tensor& from, std::size_t i, const Tensor& to, std::size_t d) {
+    if (from.count() > 0) enqueue_copy(*devices[d], to.raw(), *devices[i], from.raw(), from.bytes());
+  };
+  PooledVector<Tensor> here;  // until all was asked for
+  meet(devices);
+  for (std::size_t d = 0; d < count; ++d) {
+    const Tensor sum = piece(destinations[d], d);
+    kernels::Parts from{};
+    for (std::size_t i = 0; i < count; ++i) {
+      const Tensor part = piece(parts[i], d);
+      here.push_back(i == d ? part : empty(part.shape(), DType::f32, sum.device()));
+      if (i != d) bring(part, i, here.back(), d);
+      from.at[i] = here.back().data<float>();
+    }
+    kernels::sum_parts(from, static_cast<int>(count), false, sum.data<float>(), sum.count(), on(sum).stream());
+  }
+  meet(devices);
+  for (std::size_t d = 0; d < count; ++d)
+    for (std::size_t i = 0; i < count; ++i)
+      if (i != d) bring(piece(destinations[i], i), i, piece(destinations[d], i), d);
+  meet(devices);
 }
 
 double CudaBackend::sum_of_squares(const Tensor& x) {

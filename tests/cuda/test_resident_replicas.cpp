@@ -1,0 +1,212 @@
+// Replicas that keep the parameters on devices of their own: whatever is done between steps, they learn what replicas
+// learn that get a copy in every step, bit for bit.
+#include <functional>
+#include <utility>
+
+#include "dp/data_parallel.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/clip_grad_norm.h"
+#include "lib/optim/sgd.h"
+#include "tests/cuda/gpu.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+std::vector<Device> some_devices(int count) {
+  if (backend(DeviceKind::cuda).device_count() >= count) return first_devices(DeviceKind::cuda, count);
+  std::vector<Device> devices;
+  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 0, i});
+  return devices;
+}
+
+/// A small model under DataParallel with its optimizer, and batches of its own.
+struct Training {
+  Training(const std::vector<Device>& on, dp::Refresh refresh)
+      : devices(on),
+        model(9, 3),
+        optimizer((model.to(on[0]), model), {.lr = 0.1f, .momentum = 0.9f}),
+        net(model, {.devices = on, .replicas = refresh}) {}
+
+  Variable loss(nn::Module& through, std::int64_t rows = 8) {
+    Mt19937 generator(static_cast<std::uint64_t>(++batches));
+    Tensor x = empty({rows, 9}), target = empty({rows, 3});
+    generator.uniform(x.span<float>(), -1.0, 1.0);
+    generator.uniform(target.span<float>(), -1.0, 1.0);
+    x.set_stamp({batches, 0, rows});
+    const Device device = model.parameters().device();
+    return ops::mse_loss(through(x.to(device)), target.to(device));
+  }
+  void step(std::int64_t rows = 8) {
+    optimizer.zero_grad();
+    loss(net, rows).backward();
+    optimizer.step();
+  }
+  /// Copies to and from the last device so far.
+  std::uint64_t moved() const { return backend(DeviceKind::cuda).use(devices.back()).moved; }
+
+  std::vector<Device> devices;
+  nn::Model model;
+  optim::SGD optimizer;
+  dp::DataParallel net;
+  std::int64_t batches = 0;
+};
+
+using Story = std::function<void(Training&)>;
+
+struct Told {
+  const char* what;
+  Story story;
+};
+
+/// What may happen to a model between steps.
+const std::vector<Told> kStories = {
+    {"steps only", [](Training& t) { t.step(); }},
+    {"a batch with fewer rows than devices", [](Training& t) { t.step(1); }},
+    {"evaluation between the steps",
+     [](Training& t) {
+       const NoGrad guard;
+       t.loss(t.net);
+     }},
+    {"clipped gradients",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       t.loss(t.net).backward();
+       optim::clip_grad_norm(t.model, 0.01);
+       t.optimizer.step();
+     }},
+    {"gradients of two batches",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       t.loss(t.net).backward();
+       t.loss(t.net).backward();
+       t.optimizer.step();
+     }},
+    {"a step without the wrapper",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       t.loss(t.model).backward();
+       t.optimizer.step();
+     }},
+    {"two forwards in one loss",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       const Variable first = t.loss(t.net);
+       t.loss(t.net).backward();
+       first.backward();
+       t.optimizer.step();
+     }},
+    {"gradients written by hand",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       t.loss(t.net).backward();
+       const Tensor gradient = t.model.parameters().gradient(0);
+       backend(gradient).scale(gradient, 0.5f);
+       t.optimizer.step();
+     }},
+    {"gradients written by a hook",
+     [](Training& t) {
+       const nn::HookHandle hook = t.model.parameters().on_grad_ready([&](int slot) {
+         const Tensor gradient = t.model.parameters().gradient(slot);
+         backend(gradient).scale(gradient, 0.5f);
+       });
+       t.step();
+     }},
+    {"gradients of one slot only",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       const Tensor gradient = t.model.parameters().gradient(1);
+       backend(gradient).fill(gradient, 0.25f);
+       t.model.parameters().set_filled(1);
+       t.optimizer.step();
+     }},
+    {"values loaded",
+     [](Training& t) {
+       nn::Model other(9, 3);
+       other.initialise(std::uint64_t{77});
+       t.model.load_state_dict(other.state_dict());
+     }},
+    {"values written between backward and update",
+     [](Training& t) {
+       t.optimizer.zero_grad();
+       t.loss(t.net).backward();
+       const Tensor value = t.model.parameters().value(0);
+       backend(value).fill(value, 0.125f);
+       t.optimizer.step();
+     }},
+    {"momentum loaded",
+     [](Training& t) {
+       nn::Model other(9, 3);
+       optim::SGD from(other, {.lr = 0.1f, .momentum = 0.9f});
+       other.zero_grad();
+       ops::mse_loss(other(from_values<float>({1, 9}, std::vector<float>(9, 1))), zeros({1, 3})).backward();
+       from.step();
+       t.optimizer.load_state(from.state());
+     }},
+    {"another wrapper in turn",
+     [](Training& t) {
+       dp::DataParallel other(t.model, {.devices = {t.devices[0], t.devices[1]}});
+       t.optimizer.zero_grad();
+       t.loss(other).backward();
+       t.optimizer.step();
+       t.step();
+       t.optimizer.zero_grad();
+       t.loss(t.net).backward();
+       t.loss(other);
+       t.optimizer.step();
+     }},
+};
+
+Array train(const std::vector<Device>& devices, dp::Refresh refresh, const Told& between) {
+  Training training(devices, refresh);
+  for (int i = 0; i < 2; ++i) {
+    training.step();
+    between.story(training);
+    training.step();
+    training.net.require_same_replicas();
+  }
+  return as_array(std::as_const(training.model.parameters()).values());
+}
+
+}  // namespace
+
+TEST_CASE("cuda: resident replicas learn the bits of replicas made anew, whatever comes between", "[dp]") {
+  DUET_NEEDS_CUDA();
+  for (const int count : {2, 3})
+    for (const Told& told : kStories) {
+      const std::vector<Device> devices = some_devices(count);
+      CAPTURE(count, told.what);
+      CHECK(train(devices, dp::Refresh::resident, told).values ==
+            train(devices, dp::Refresh::per_forward, told).values);
+    }
+}
+
+TEST_CASE("cuda: resident replicas get no copy of the parameters once they have them", "[dp]") {
+  DUET_NEEDS_CUDA();
+  Training resident(some_devices(2), dp::Refresh::resident), anew(some_devices(2), dp::Refresh::per_forward);
+  const auto copied_by_a_forward = [](Training& training) {
+    training.step();
+    training.step();
+    const std::uint64_t before = training.moved();
+    training.loss(training.net);
+    return training.moved() - before;
+  };
+  const std::size_t parameters = resident.model.parameters().gradients().bytes();
+  CHECK(copied_by_a_forward(anew) == copied_by_a_forward(resident) + parameters);
+}
+
+TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {
+  DUET_NEEDS_CUDA();
+  Training training(some_devices(2), dp::Refresh::resident);
+  const Tensor kept = training.model.parameters().values();  // against the rule
+  training.step();
+  CHECK_NOTHROW(training.net.require_same_replicas());
+  backend(kept).scale(kept, 2);
+  CHECK_THROWS_WITH(
+      training.net.require_same_replicas(),
+      ContainsSubstring("replica 1 on device cuda:") && ContainsSubstring("holds other parameters than the model"));
+}
