@@ -25,12 +25,12 @@ namespace {
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr int kPatience = 250;  // polls that a child gets to end after a signal
 
-/// The last line that says something, without the program's name.
+/// The last line that says something, without the program's name; indented ones belong to the one before them.
 std::string last_line(const std::string& file) {
   std::istringstream in(read_file(file));
   std::string last;
   for (std::string line; std::getline(in, line);)
-    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
+    if (line.find_first_not_of(" \t\r") == 0) last = line;
   const std::string prefix = "duet: ";
   return last.starts_with(prefix) ? last.substr(prefix.size()) : last;
 }

@@ -39,6 +39,7 @@ int launch(const LaunchOptions& options) {
       .on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); },
   });
   if (!result.message.empty()) std::fprintf(stderr, "duet: %s\n", result.message.c_str());
+  if (!result.account.empty()) std::fprintf(stderr, "%s\n", result.account.c_str());
   return result.exit_code;
 }
 

@@ -41,6 +41,8 @@ std::string as_typed(int argc, char** argv) {
 void complain(const std::exception& error) {
   const std::optional<int> rank = duet::ddp::launched_rank();
   std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "", error.what());
+  if (const std::string account = duet::ddp::untold_account(); !account.empty())
+    std::fprintf(stderr, "%s\n", account.c_str());
   duet::ddp::leave_error(error);
 }
 

@@ -108,12 +108,20 @@ struct DistributedDataParallel::Hooks {
     std::fill(ready.begin(), ready.end(), char{0});
     backward_ns += std::chrono::nanoseconds(Clock::now() - forward_end).count();
     reducer.finish();
+    enter(Phase::after);
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
     if (compare_every > 0 && !joins && reducer.times().steps % compare_every == 0) compare_parameters();
   }
 
+  /// For the rank's record.
+  void enter(Phase phase) const {
+    const std::int64_t step = reducer.times().steps + (phase == Phase::after ? 0 : 1);
+    if (group.record()) group.record()->enter(phase, step);
+  }
+
   void forward_ended(Clock::time_point begin) {
+    enter(Phase::backward);
     forward_end = Clock::now();
     forward_ns += std::chrono::nanoseconds(forward_end - begin).count();
   }
@@ -205,6 +213,7 @@ template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums);
   if (!synchronises(context)) return module_.forward(context, input);
+  hooks_->enter(Phase::forward);
   const int root = joins_ ? last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);
   const Clock::time_point begin = Clock::now();

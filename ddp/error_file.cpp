@@ -15,8 +15,10 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept {
   try {
+    const std::string whole_text = error.message + (error.account.empty() ? "" : "\n") + error.account;
     const Json extra = {{"timestamp", std::to_string(std::time(nullptr))},
-                        {"py_callstack", error.message},  // the part that torchrun prints
+                        {"py_callstack", whole_text},  // the part that torchrun prints
+                        {"account", error.account},
                         {"rank", rank},
                         {"consequence", error.consequence},
                         {"monotonic_ns", error.monotonic_ns}};
@@ -42,6 +44,7 @@ std::optional<RankError> read_error_file(const std::string& path) {
   RankError error{.message = message["message"]};
   const Json extra = message.value("extraInfo", Json());
   if (!extra.is_object()) return error;
+  if (const Json account = extra.value("account", Json()); account.is_string()) error.account = account;
   const Json consequence = extra.value("consequence", Json()), when = extra.value("monotonic_ns", Json());
   if (consequence.is_boolean()) error.consequence = consequence;
   if (when.is_number_integer()) error.monotonic_ns = when;

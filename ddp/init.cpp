@@ -192,6 +192,9 @@ std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const R
 }
 
 std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting) {
+  const std::shared_ptr<Record>& record = process_record();
+  const std::uint32_t group_number = record->begin_group();
+  record->enter(Phase::joining);
   std::shared_ptr<Store> store;
   GlooOptions gloo;
   std::optional<MeetingFolder> folder;
@@ -230,6 +233,8 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));
+  group->set_record(record, group_number);
+  record->enter(Phase::ready);
   return group;
 }
 

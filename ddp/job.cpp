@@ -1,5 +1,6 @@
 #include "ddp/job.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -9,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 
+#include "ddp/account.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
@@ -40,21 +43,32 @@ Job::Job(const LaunchOptions& options, const SignalPipe& signals, RankVariables 
     error_files_.push_back(make_error_file(global(i)));
     common.local_rank = static_cast<int>(i);
     common.error_file = error_files_.back().path;
+    record_files_.push_back(make_record_file());
+    common.record_file = record_files_.back().path;
     ranks_.emplace_back(options.command, rank_environment(options, common),
                         cores.empty() ? std::vector<int>{} : cores[i]);
   }
 }
 
-Job::ErrorFile Job::make_error_file(int rank) const {
-  ErrorFile file;
-  file.path = output_.error_file(rank);
-  std::error_code ignored;
-  if (!file.path.empty()) {
-    std::filesystem::remove(file.path, ignored);
-    return file;
-  }
-  file.memory = Descriptor(::memfd_create("duet-rank-error", MFD_CLOEXEC));
+Job::File Job::make_memory_file(const char* name) {
+  File file;
+  file.memory = Descriptor(::memfd_create(name, MFD_CLOEXEC));
   if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
+  return file;
+}
+
+Job::File Job::make_error_file(int rank) const {
+  const std::string path = output_.error_file(rank);
+  if (path.empty()) return make_memory_file("duet-rank-error");
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  return {{}, path};
+}
+
+/// Without one, where memory is short, the job goes on all the same.
+Job::File Job::make_record_file() {
+  File file = make_memory_file("duet-rank-record");
+  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(Record::bytes())) != 0) return {};
   return file;
 }
 
@@ -196,6 +210,12 @@ std::string Job::message_of(std::size_t i) const {
   return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
 }
 
+std::string Job::account(int failed_rank) const {
+  std::vector<RankAccount> ranks;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) ranks.push_back({global(i), Record::read(record_files_[i].path)});
+  return account_of(ranks, failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
+}
+
 LaunchResult Job::result() const {
   LaunchResult result;
   if (interrupted_ != 0) {
@@ -216,6 +236,7 @@ LaunchResult Job::result() const {
   result.failed_rank = global(*first);
   result.signal = ended_when_told(*first) ? 0 : ranks_[*first].signal();
   result.message = message_of(*first);
+  result.account = account(result.failed_rank);
   return result;
 }
 

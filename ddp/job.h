@@ -25,8 +25,8 @@ class Job {
   LaunchResult run();
 
  private:
-  /// A file in memory where no folder was asked for: it is gone with the launcher.
-  struct ErrorFile {
+  /// In memory, so that it is gone with the launcher; the ranks reach it by its path.
+  struct File {
     Descriptor memory;
     std::string path;
   };
@@ -36,7 +36,9 @@ class Job {
     Clock::time_point when, seen;
     std::string text;
   };
-  ErrorFile make_error_file(int rank) const;
+  static File make_memory_file(const char* name);
+  File make_error_file(int rank) const;
+  static File make_record_file();
   int global(std::size_t i) const { return options_.node_rank * options_.ranks + static_cast<int>(i); }
   bool any_alive();
   void wait_for_events();
@@ -49,12 +51,13 @@ class Job {
   bool ended_when_told(std::size_t i) const;
   int guilt(std::size_t i) const;
   std::string message_of(std::size_t i) const;
+  std::string account(int failed_rank) const;
   LaunchResult result() const;
 
   const LaunchOptions& options_;
   const SignalPipe& signals_;
   RankOutput output_;
-  std::vector<ErrorFile> error_files_;
+  std::vector<File> error_files_, record_files_;
   std::vector<RankProcess> ranks_;
   std::vector<Failure> failed_;
   std::vector<std::optional<Clock::time_point>> stopped_;  // since when

@@ -86,7 +86,8 @@ LaunchResult launch(const LaunchOptions& options) {
     end_processes_of(job);
     result.restarts = common.attempt;
     if (result.failed_rank < 0 || common.attempt == options.max_restarts) return result;
-    remark(options, concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts));
+    remark(options, concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
+                           result.account.empty() ? "" : "\n", result.account));
   }
 }
 

@@ -62,6 +62,9 @@ struct LaunchResult {
   int signal = 0;        // that killed it
   /// "rank 1 was killed by signal 9 (SIGKILL)", "rank 0 ended with exit code 1: ..."; empty for success.
   std::string message{};
+  /// In which step and collective the ranks of this host were, and who waited for whom: lines that begin with blanks;
+  /// empty for success, and for programs that do not use this library.
+  std::string account{};
   int restarts = 0;  // that it took
 };
 
@@ -92,6 +95,10 @@ std::optional<int> launched_rank() noexcept;
 
 /// Leaves an exception in the launcher's error file, where there is one.
 void leave_error(const std::exception& error) noexcept;
+
+/// Where this rank was, in lines as LaunchResult::account: on rank 0 of a job that another launcher than duet's
+/// started, else empty.
+std::string untold_account() noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
 /// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.

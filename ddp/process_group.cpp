@@ -93,6 +93,11 @@ ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
                       size - 1, "]");
 }
 
+void ProcessGroup::set_record(std::shared_ptr<Record> record, std::uint32_t number) {
+  record_ = std::move(record);
+  record_number_ = number;
+}
+
 std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }
 
 Work ProcessGroup::checked(const Call& call) {
@@ -111,7 +116,28 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.op == Collective::reduce_scatter) check_reduce_scatter(call, rank_);
   if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
-  return direct(call.in) && direct(call.out) ? start(call) : start_staged(call);
+  Call marked = call;
+  if (record_) marked.mark = noted(call);
+  try {
+    Work work = direct(call.in) && direct(call.out) ? start(marked) : start_staged(marked);
+    work.set_mark(std::move(marked.mark));
+    return work;
+  } catch (...) {
+    marked.mark.ended(true);
+    throw;
+  }
+}
+
+RecordMark ProcessGroup::noted(const Call& call) {
+  const Buffer& common = common_buffer(call);
+  const bool message = call.op == Collective::send || call.op == Collective::recv;
+  return record_->add({.group = record_number_,
+                       .sequence = message ? -1 : noted_++,
+                       .op = static_cast<std::uint8_t>(call.op),
+                       .dtype = static_cast<std::uint8_t>(common.dtype),
+                       .reduce = static_cast<std::uint8_t>(call.reduce),
+                       .root = static_cast<std::int16_t>(call.root),
+                       .count = common.count});
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "ddp/error_file.h"
 #include "ddp/init.h"
 #include "ddp/job_guard.h"
+#include "ddp/record.h"
 #include "ddp/work.h"
 #include "lib/error.h"
 
@@ -93,6 +94,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all.set("TORCHELASTIC_RUN_ID", rank.run_id);
   all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
   all.set(kErrorFileVariable, rank.error_file);
+  all.set(kRecordVariable, rank.record_file);
   all.set(kJobVariable, rank.job);
   all.set(kJoinTimeoutVariable, options.join_timeout.count());
   if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);

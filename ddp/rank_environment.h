@@ -30,9 +30,10 @@ struct RankVariables {
   int local_rank = 0;
   int port = 0;
   int attempt = 0;
-  std::string run_id{};      // equal on all hosts
-  std::string job{};         // of this launcher's processes: see ddp/job_guard.h
-  std::string error_file{};  // where the rank leaves why it failed
+  std::string run_id{};       // equal on all hosts
+  std::string job{};          // of this launcher's processes: see ddp/job_guard.h
+  std::string error_file{};   // where the rank leaves why it failed
+  std::string record_file{};  // what it does: see ddp/record.h
 };
 
 /// All variables of a rank, as "NAME=value": this process's own, torchrun's, and those of the options.

@@ -183,6 +183,7 @@ void ShmGroup::run(const Task& task, bool spin) {
     try {
       const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
       const Clock::time_point start = Clock::now();
+      task.call.mark.running();
       if (!task.begun) collectives_.begin(task.call, done_);
       collectives_.finish(task.call, done_, start + options_.timeout, spin);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);

@@ -7,7 +7,9 @@
 #include <iterator>
 #include <utility>
 
+#include "ddp/account.h"
 #include "ddp/error_file.h"
+#include "ddp/job_guard.h"
 #include "ddp/launch.h"
 #include "ddp/rank_resolver.h"
 #include "ddp/work.h"
@@ -67,11 +69,29 @@ std::optional<int> launched_rank() noexcept {
   return {};
 }
 
+namespace {
+
+/// By its own record.
+std::string own_account(int rank) noexcept {
+  try {
+    return account_of({{rank, process_record()->snapshot()}}, rank, monotonic_ns());
+  } catch (const std::exception&) {  // out of memory, say
+    return {};
+  }
+}
+
+}  // namespace
+
+std::string untold_account() noexcept {
+  return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_account(0) : std::string();
+}
+
 void leave_error(const std::exception& error) noexcept {
   const char* const path = std::getenv(kErrorFileVariable);
   if (path == nullptr || *path == '\0') return;
   write_error_file(path, launched_rank().value_or(-1),
                    {.message = error.what(),
+                    .account = own_account(launched_rank().value_or(-1)),
                     .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
                     .monotonic_ns = monotonic_ns()});
 }
@@ -81,6 +101,7 @@ int report_failure(const std::exception& error) noexcept {
     std::fprintf(stderr, "rank %d: %s\n", *rank, error.what());
   else
     std::fprintf(stderr, "%s\n", error.what());
+  if (const std::string account = untold_account(); !account.empty()) std::fprintf(stderr, "%s\n", account.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }
@@ -95,7 +116,8 @@ int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options
   options.command = own_command();
   options.environment.emplace_back(kCall, std::to_string(call));
   const LaunchResult result = launch(options);
-  if (!result.message.empty()) std::fprintf(stderr, "%s\n", result.message.c_str());
+  for (const std::string& text : {result.message, result.account})
+    if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
   return result.exit_code;
 }
 

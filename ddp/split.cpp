@@ -10,6 +10,8 @@
 namespace duet::ddp {
 namespace {
 
+constexpr std::uint32_t kSubgroup = 0x8000'0000;  // apart from the numbers of groups of all ranks
+
 struct Place {
   int color = 0, key = 0, rank = 0;
 };
@@ -37,6 +39,9 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
   subset.store = std::make_shared<PrefixStore>(store_, subset.name);
   auto group = connect_subset(subset);
   group->set_store(subset.store);
+  // Hashed, as the ranks need not have made the same groups before.
+  if (record_)
+    group->set_record(record_, kSubgroup | static_cast<std::uint32_t>(std::hash<std::string>()(subset.name)));
   return group;
 }
 

@@ -140,6 +140,7 @@ void TransportGroup::execute(const Task& task) {
     try {
       const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
       const Clock::time_point begin = Clock::now();
+      task.call.mark.running();
       collectives_.run(task.call, number);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - begin).count(), std::memory_order_relaxed);
     } catch (const Error& error) {

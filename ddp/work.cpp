@@ -12,18 +12,26 @@ void WorkState::begin(std::string_view name, std::function<bool(Clock::time_poin
   done_ = false;
   failure_ = nullptr;
   finisher_ = std::move(finisher);
+  mark_ = {};
 }
 
 void WorkState::end(std::exception_ptr failure) {
   const std::lock_guard lock(mutex_);
   done_ = true;
   failure_ = std::move(failure);
+  mark_.ended(failure_ != nullptr);
   ended_.notify_all();
 }
 
 bool WorkState::done() const {
   const std::lock_guard lock(mutex_);
   return done_;
+}
+
+void WorkState::set_mark(RecordMark mark) {
+  const std::lock_guard lock(mutex_);
+  mark_ = std::move(mark);
+  if (done_) mark_.ended(failure_ != nullptr);
 }
 
 void WorkState::wait(Clock::time_point deadline, Milliseconds timeout) {
@@ -56,6 +64,8 @@ void Work::wait() {
 void Work::wait(Milliseconds timeout) {
   if (state_) state_->wait(Clock::now() + timeout, timeout);
 }
+
+void Work::set_mark(RecordMark mark) { state_ ? state_->set_mark(std::move(mark)) : mark.ended(false); }
 
 std::shared_ptr<WorkState> WorkPool::take() {
   for (const auto& state : states_) {

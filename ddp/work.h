@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/record.h"
 #include "ddp/store.h"
 
 namespace duet::ddp {
@@ -26,6 +27,8 @@ class WorkState {
   void end(std::exception_ptr failure = nullptr);
   bool done() const;
   void wait(Clock::time_point deadline, Milliseconds timeout);
+  /// The operation's place in the rank's record, which is told how it ends.
+  void set_mark(RecordMark mark);
 
  private:
   mutable std::mutex mutex_;
@@ -34,6 +37,7 @@ class WorkState {
   bool done_ = false;
   std::exception_ptr failure_;
   std::function<bool(Clock::time_point)> finisher_;
+  RecordMark mark_;
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
@@ -48,6 +52,8 @@ class Work {
   void wait();
   /// As wait(); throws CommError if the operation has not ended by then. It goes on in the background.
   void wait(Milliseconds timeout);
+  /// As WorkState's.
+  void set_mark(RecordMark mark);
 
  private:
   std::shared_ptr<WorkState> state_;

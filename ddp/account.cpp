@@ -1,0 +1,124 @@
+#include "ddp/account.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ddp/process_group.h"
+#include "ddp/rank_names.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// Where a rank was, and what it waited for, so that ranks of the same account are told together.
+struct Standing {
+  std::string text;
+  std::vector<int> ranks{}, awaited{};
+  std::int64_t waited_ns = 0;
+};
+
+std::string place_of(Phase phase, std::int64_t step) {
+  switch (phase) {
+    case Phase::none: return "had not begun to join the others";
+    case Phase::joining: return "was joining the others";
+    case Phase::ready: return "was before its first step";
+    case Phase::forward: return concat("was in forward of step ", step);
+    case Phase::backward: return concat("was in backward of step ", step);
+    case Phase::after: return concat("was after backward of step ", step);
+  }
+  return "?";
+}
+
+/// The first collective of the group of all ranks that has not ended well.
+std::optional<RecordedCall> pending_call(const RecordSnapshot& record) {
+  std::optional<RecordedCall> first;
+  for (const RecordedCall& call : record.calls) {
+    const bool pending = call.group == record.group && call.sequence >= 0 && call.progress != Progress::ended;
+    if (pending && (!first || call.sequence < first->sequence)) first = call;
+  }
+  return first;
+}
+
+bool has_called(const RecordSnapshot& record, std::int64_t sequence) {
+  return std::any_of(record.calls.begin(), record.calls.end(),
+                     [&](const RecordedCall& call) { return call.group == record.group && call.sequence >= sequence; });
+}
+
+/// The other ranks without which the collective cannot go on.
+std::vector<int> awaited_in(const RecordedCall& call, const std::vector<RankAccount>& ranks, int self,
+                            int failed_rank) {
+  std::vector<int> late;
+  for (const RankAccount& other : ranks)
+    if (other.rank != self && !has_called(other.record, call.sequence)) late.push_back(other.rank);
+  if (late.empty() && failed_rank >= 0 && failed_rank != self) late.push_back(failed_rank);
+  return late;
+}
+
+Standing standing_of(const RankAccount& one, const std::vector<RankAccount>& ranks, int failed_rank,
+                     std::int64_t now_ns) {
+  Standing standing{.text = place_of(one.record.phase, one.record.step), .ranks = {one.rank}};
+  if (const auto call = pending_call(one.record)) {
+    standing.awaited = awaited_in(*call, ranks, one.rank, failed_rank);
+    const std::int64_t end = call->ended_ns > 0 ? call->ended_ns : now_ns;
+    standing.waited_ns = std::max<std::int64_t>(0, end - call->called_ns);
+    standing.text +=
+        standing.awaited.empty() ? ", in " : concat(", waiting for ", rank_names(standing.awaited), " in ");
+    standing.text += describe(*call);
+  } else if (!one.record.calls.empty()) {
+    standing.text += concat("; its last call was ", describe(one.record.calls.back()), ", which had ended");
+  }
+  return standing;
+}
+
+std::string sentence_of(const Standing& standing) {
+  std::string text = "  " + rank_names(standing.ranks) + " " + standing.text;
+  if (standing.ranks.size() > 1) {
+    for (const auto& [one, many] : {std::pair(" was ", " were "), std::pair(" before its first", " before their first"),
+                                    std::pair("; its last call", "; their last call")})
+      if (const auto at = text.find(one); at != std::string::npos) text.replace(at, std::string(one).size(), many);
+  }
+  if (standing.awaited.empty()) return text;
+  const std::int64_t tenths = standing.waited_ns / 100'000;
+  return text + concat(", for ", tenths / 10, ".", tenths % 10, " ms");
+}
+
+}  // namespace
+
+std::string describe(const RecordedCall& call) {
+  const auto op = static_cast<Collective>(call.op);
+  std::string text = name(op);
+  if (call.sequence >= 0) text += concat(" #", call.sequence);
+  if (op == Collective::barrier) return text;
+  text += concat(" of ", call.count, " ", static_cast<DType>(call.dtype));
+  if (reduces(op)) text += concat(" (", name(static_cast<ReduceOp>(call.reduce)), ")");
+  if (has_root(op)) text += concat(" with rank ", call.root);
+  if (call.bucket >= 0) text += concat(", bucket ", call.bucket);
+  return text;
+}
+
+std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns) {
+  std::vector<Standing> standings;
+  bool any = false;
+  for (const RankAccount& one : ranks) {
+    any = any || one.record.phase != Phase::none;
+    Standing standing = standing_of(one, ranks, failed_rank, now_ns);
+    const auto same = std::find_if(standings.begin(), standings.end(), [&](const Standing& other) {
+      return other.text == standing.text && other.ranks[0] != failed_rank && one.rank != failed_rank;
+    });
+    if (same == standings.end()) {
+      standings.push_back(std::move(standing));
+      continue;
+    }
+    same->ranks.push_back(one.rank);
+    same->waited_ns = std::max(same->waited_ns, standing.waited_ns);
+  }
+  if (!any) return {};
+  std::stable_partition(standings.begin(), standings.end(),
+                        [&](const Standing& standing) { return standing.ranks[0] == failed_rank; });
+  std::string text;
+  for (const Standing& standing : standings) text += (text.empty() ? "" : "\n") + sentence_of(standing);
+  return text;
+}
+
+}  // namespace duet::ddp

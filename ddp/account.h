@@ -1,0 +1,25 @@
+// What the records of a job's ranks tell about its failure, for people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/record.h"
+
+namespace duet::ddp {
+
+struct RankAccount {
+  int rank = 0;
+  RecordSnapshot record{};
+};
+
+/// "all_reduce #35 of 105666 f32 (sum), bucket 1".
+std::string describe(const RecordedCall& call);
+
+/// Where each rank was, the first that failed (-1: it is not known) before the others, in which collective the others
+/// were, and for whom they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
+/// record. `now_ns` is when the calls that have not ended are looked at.
+std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns);
+
+}  // namespace duet::ddp

@@ -1,0 +1,170 @@
+// What a rank notes of its calls, and what is told of them when a job fails.
+#include <thread>
+
+#include "ddp/account.h"
+#include "ddp/process_group.h"
+#include "ddp/record.h"
+#include "lib/error.h"
+#include "tests/ddp/launches.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+RecordedCall call(std::int64_t sequence, Progress progress, std::int16_t bucket = -1) {
+  return {.group = 1,
+          .sequence = sequence,
+          .op = static_cast<std::uint8_t>(Collective::all_reduce),
+          .bucket = bucket,
+          .count = 10 * sequence,
+          .progress = progress,
+          .called_ns = 1'000'000,
+          .ended_ns = progress == Progress::failed ? 3'500'000 : 0};
+}
+
+RecordSnapshot in_backward(std::vector<RecordedCall> calls) {
+  return {.phase = Phase::backward, .step = 17, .group = 1, .calls = std::move(calls)};
+}
+
+}  // namespace
+
+TEST_CASE("a record keeps the last calls, in their order and with their ends") {
+  const auto record = Record::make();
+  CHECK(record->snapshot().calls.empty());
+  const std::uint32_t group = record->begin_group();
+  std::vector<RecordMark> marks;
+  for (int i = 0; i < 300; ++i) {
+    record->enter(Phase::backward, i);
+    if (i == 299) record->next_bucket(2);
+    marks.push_back(record->add({.group = group, .sequence = i, .count = 2 * i}));
+  }
+  marks[0].ended(true);  // forgotten: must not end the one that has its place now
+  marks[297].running();
+  marks[298].running();
+  marks[298].ended(false);
+  marks[299].ended(true);
+  const RecordSnapshot all = record->snapshot();
+  CHECK(all.group == group);
+  CHECK(all.phase == Phase::backward);
+  CHECK(all.step == 299);
+  REQUIRE(all.calls.size() == Record::kCalls);
+  for (std::size_t i = 0; i < all.calls.size(); ++i) {
+    const auto number = static_cast<std::int64_t>(300 - Record::kCalls + i);
+    CHECK(all.calls[i].sequence == number);
+    CHECK(all.calls[i].step == number);
+    CHECK(all.calls[i].count == 2 * number);
+    CHECK(all.calls[i].bucket == (number == 299 ? 2 : -1));
+    const Progress expected = number == 299   ? Progress::failed
+                              : number == 298 ? Progress::ended
+                              : number == 297 ? Progress::running
+                                              : Progress::called;
+    CHECK(all.calls[i].progress == expected);
+    CHECK((all.calls[i].began_ns > 0) == (number == 297 || number == 298));
+    CHECK((all.calls[i].ended_ns > 0) == (number >= 298));
+  }
+}
+
+TEST_CASE("a record may be read and written by many threads") {
+  const auto record = Record::make();
+  const auto write = [&] {
+    for (int i = 0; i < 2000; ++i) {
+      const RecordMark mark = record->add({.sequence = i, .count = i, .step = 0});
+      mark.running();
+      mark.ended(false);
+    }
+  };
+  std::thread one(write), other(write);
+  for (int i = 0; i < 200; ++i)
+    for (const RecordedCall& read : record->snapshot().calls) CHECK(read.sequence == read.count);
+  one.join();
+  other.join();
+  CHECK(record->snapshot().calls.size() == Record::kCalls);
+}
+
+TEST_CASE("groups note their collectives as their errors number them, on every backend") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  std::vector<std::shared_ptr<Record>> records = {Record::make(), Record::make()};
+  const auto failures = try_ranks(over, 2, {.timeout = 20s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
+    const auto& record = records[static_cast<std::size_t>(group.rank())];
+    group.set_record(record, record->begin_group());
+    std::vector<float> values(group.rank() == 0 ? 8 : 4, 1.0f);
+    group.barrier().wait();
+    if (group.rank() == 0)
+      group.send(std::span(values).first(4), 1).wait();
+    else
+      group.recv(std::span(values), 0).wait();
+    group.all_reduce(std::span(values)).wait();
+  });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(text_of(failures[rank]), ContainsSubstring("all_reduce #1 failed on rank"));
+    const auto calls = records[rank]->snapshot().calls;
+    REQUIRE(calls.size() == 3);
+    CHECK(describe(calls[0]) == "barrier #0");
+    CHECK(calls[0].progress == Progress::ended);
+    CHECK(describe(calls[1]) == (rank == 0 ? "send of 4 f32 with rank 1" : "recv of 4 f32 with rank 0"));
+    CHECK(calls[1].progress == Progress::ended);
+    CHECK(describe(calls[2]) == concat("all_reduce #1 of ", rank == 0 ? 8 : 4, " f32 (sum)"));
+    CHECK(calls[2].progress == Progress::failed);
+  }
+}
+
+TEST_CASE("an account says who waited for whom") {
+  const auto waiting =
+      in_backward({call(34, Progress::ended), call(35, Progress::failed, 1), call(36, Progress::failed)});
+  CHECK(
+      account_of({{0, waiting}, {1, waiting}, {2, in_backward({call(33, Progress::ended), call(34, Progress::ended)})}},
+                 2, 0) ==
+      "  rank 2 was in backward of step 17; its last call was all_reduce #34 of 340 f32 (sum), which had ended\n"
+      "  ranks 0, 1 were in backward of step 17, waiting for rank 2 in all_reduce #35 of 350 f32 (sum), bucket 1, for "
+      "2.5 ms");
+  // Struck inside the collective, and one that is late without having failed.
+  const RecordSnapshot late{.phase = Phase::after, .step = 16, .group = 1, .calls = {}};
+  CHECK(account_of({{0, in_backward({call(35, Progress::running)})}, {1, in_backward({call(35, Progress::failed)})}}, 0,
+                   9'000'000) ==
+        "  rank 0 was in backward of step 17, in all_reduce #35 of 350 f32 (sum)\n"
+        "  rank 1 was in backward of step 17, waiting for rank 0 in all_reduce #35 of 350 f32 (sum), for 2.5 ms");
+  CHECK(account_of({{0, in_backward({call(35, Progress::running)})}, {1, late}}, 0, 9'000'000) ==
+        "  rank 0 was in backward of step 17, waiting for rank 1 in all_reduce #35 of 350 f32 (sum), for 8.0 ms\n"
+        "  rank 1 was after backward of step 16");
+  CHECK(account_of({{0, {}}, {1, {.phase = Phase::joining}}}, 1, 0) ==
+        "  rank 1 was joining the others\n  rank 0 had not begun to join the others");
+  CHECK(account_of({{0, {}}, {1, {}}}, 1, 0).empty());
+}
+
+TEST_CASE("a launch that fails says where the ranks were, the killed one included") {
+  // SIGTERM does not end these, so they find out by themselves.
+  const Outcome killed = run_worker(3, {"die", "shm", "all_reduce"}, {.grace = 20s});
+  CHECK(killed.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
+  CHECK_THAT(killed.result.account,
+             ContainsSubstring("  rank 1 was before its first step, in all_reduce #5 of 240000 f32 (sum)\n"
+                               "  ranks 0, 2 were before their first step, waiting for rank 1 in all_reduce #5 of "
+                               "240000 f32 (sum), for "));
+  CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.account.empty());
+}
+
+#ifdef DUET_FAULT_POINTS
+TEST_CASE("a launch that fails in training names step, phase and bucket") {
+  const Outcome outcome =
+      run_worker(3, {"train", "64", "100000"}, {.environment = {{"DUET_FAULT", "all_reduce:1:3:9"}}});
+  CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
+  CHECK_THAT(outcome.result.account,
+             ContainsSubstring("  rank 1 was in backward of step 2; its last call was all_reduce "
+                               "#4 of 18816 f32 (sum), bucket 1, which had ended\n"));
+}
+#endif
+
+TEST_CASE("a rank leaves its account to other launchers too") {
+  const Outcome outcome =
+      run(2, {"/bin/sh", "-c", "trap '' TERM; unset DUET_JOB; exec " DUET_DDP_WORKER " throw"}, {.grace = 20s});
+  REQUIRE(outcome.err.count(0) == 1);
+  REQUIRE(outcome.err.at(0).size() == 2);
+  CHECK_THAT(outcome.err.at(0)[0], ContainsSubstring("rank 0: all_reduce #20 failed"));
+  CHECK_THAT(outcome.err.at(0)[1], ContainsSubstring("  rank 0 was before its first step, in all_reduce #20 of 50000"));
+  CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
+}
