@@ -20,6 +20,7 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.devices = cell.devices;
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
+  if (has_ranks(cell.mode)) run.workers = options.workers;
   return run;
 }
 
@@ -79,6 +80,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         "--test-images",
                                         std::to_string(options.test_images)};
   if (!options.data.empty()) arguments.insert(arguments.end(), {"--data", options.data});
+  if (has_ranks(cell.mode)) arguments.insert(arguments.end(), {"--workers", options.workers});
   if (options.compat_torch) arguments.insert(arguments.end(), {"--compat", "torch"});
   if (options.check_finite) arguments.push_back("--check-finite");
   return arguments;

@@ -22,6 +22,12 @@ void check_training(const Training& training) {
                       "--graph: unknown '", training.graph, "', expected auto, on or off");
   require<UsageError>(training.device == DeviceKind::cuda || training.graph != "on",
                       "--graph on: CPU devices have no graphs");
+  const bool threads = training.workers == "thread";
+  require<UsageError>(threads || training.workers == "process", "--workers: unknown '", training.workers,
+                      "', expected process or thread");
+  require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
+                      "--workers thread is for CPU devices");
+  require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
   require<UsageError>(training.epochs >= 1, "--epochs is ", training.epochs, ", expected 1 or more");
   require<UsageError>(training.batch >= 1, "--batch is ", training.batch, ", expected 1 or more images");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
@@ -51,6 +57,8 @@ const char* name(Mode mode) {
   return "?";
 }
 
+bool has_ranks(Mode mode) { return mode == Mode::seed || mode == Mode::ddp; }
+
 Mode parse_mode(const std::string& text) {
   for (Mode mode : {Mode::single, Mode::seed, Mode::dp, Mode::ddp})
     if (text == name(mode)) return mode;
@@ -60,7 +68,7 @@ Mode parse_mode(const std::string& text) {
 std::string why_no_graph(const TrainOptions& options) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
   if (options.graph == "off") return "--graph off";
-  if (options.mode == Mode::seed || options.mode == Mode::ddp)
+  if (has_ranks(options.mode))
     return concat("in mode ", name(options.mode), " ranks add gradients up, outside of graphs");
   if (options.devices > 1) return concat("a graph holds the work of one device, not of ", options.devices);
   if (options.compat_torch) return "with --compat torch the host draws dropout";
@@ -73,6 +81,8 @@ void check(const TrainOptions& options) {
   check_devices(options.devices, options.batch);
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
+  require<UsageError>(options.workers == "process" || has_ranks(options.mode),
+                      "--workers thread is for modes seed and ddp, not ", name(options.mode));
   require<UsageError>(options.compare_every >= 0, "--compare-every is ", options.compare_every, ", expected 0 or more");
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
@@ -95,12 +105,6 @@ void check(const BenchOptions& options) {
   check_training(options);
   require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
                       "bench overhead: --device cuda is not measured there, bench step does it");
-  require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
-                      "bench overhead takes no --vs-torch and no --json, bench step does");
-  require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
-                      "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
-  require<UsageError>(options.vs_torch.empty() || options.model == "simple_cnn", "--vs-torch: the peer is simple_cnn, ",
-                      "not ", options.model);
   for (int devices : options.devices) check_devices(devices, options.batch);
   require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
   require<UsageError>(options.steps >= 5, "--steps is ", options.steps, ", expected 5 or more");

@@ -14,12 +14,18 @@ namespace duet::cli {
 
 namespace {
 
+/// CPU devices read the same memory.
+Tensor on_device(const Tensor& tensor, Device device) {
+  return device.kind == DeviceKind::cpu ? tensor.alias(device) : tensor.to(device);
+}
+
 /// The step of all modes, plain or recorded. Gives the loss, which lies on its device.
 Variable step(const Trainee& trainee, const data::Batch& batch, Recorder& recorder) {
   nn::Module& net = trainee.net;
   const bool whole = !trainee.scatters;
-  const Tensor images = whole ? batch.images.to(trainee.device) : batch.images;
-  const Tensor labels = trainee.scatters && trainee.loss_in_replica ? batch.labels : batch.labels.to(trainee.device);
+  const Tensor images = whole ? on_device(batch.images, trainee.device) : batch.images;
+  const Tensor labels =
+      trainee.scatters && trainee.loss_in_replica ? batch.labels : on_device(batch.labels, trainee.device);
   recorder.lap(&StepParts::input);
   fault_point("forward");
   trainee.optimizer.zero_grad();
@@ -120,8 +126,8 @@ std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank,
   const Device device = net.parameters().device();
   for (auto& [images, labels] : loader) {
     if (images.size(0) == 0) continue;
-    const Variable output = net(images.to(device));
-    correct += backend(output.value()).count_correct(output.value(), labels.to(output.device()));
+    const Variable output = net(on_device(images, device));
+    correct += backend(output.value()).count_correct(output.value(), on_device(labels, output.device()));
   }
   net.train();
   return correct;

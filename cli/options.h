@@ -13,6 +13,8 @@ namespace duet::cli {
 
 enum class Mode { single, seed, dp, ddp };
 const char* name(Mode mode);
+/// Whether its devices are driven by ranks.
+bool has_ranks(Mode mode);
 /// Throws UsageError that lists the four modes.
 Mode parse_mode(const std::string& text);
 
@@ -22,9 +24,10 @@ struct Training {
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
-  std::string backend = "auto";  // of the ranks' process group: see ddp/init.h
-  std::string graph = "auto";    // steps as CUDA graphs: where they can be, "on" or "off"
-  std::string data;              // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
+  std::string backend = "auto";     // of the ranks' process group: see ddp/init.h
+  std::string workers = "process";  // what a rank is, or "thread"
+  std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"
+  std::string data;                 // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
   bool download = false;
   int epochs = 10;
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
@@ -78,13 +81,11 @@ struct LaunchOptions {
 };
 
 struct BenchOptions : Training {
-  bool overhead = false;  // else whole steps and operators
+  bool overhead = false;  // else whole steps
   std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2};
   int repeats = 3;
   int steps = 100;
-  std::string vs_torch;  // a Python with PyTorch; empty: no peer
-  std::string json;      // file
 };
 
 /// duet bench of one collective.

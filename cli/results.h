@@ -41,6 +41,7 @@ struct Run {
   std::string precision = "fp32";
   bool graph = false;  // steps were replayed as CUDA graphs
   int threads_per_device = 1;
+  std::string workers = "process";  // what a rank is, or "thread"
   bool ok = true;
   std::string error;            // why not, in plain words
   double startup_s = 0;         // exec to the end of the first step, less a median step

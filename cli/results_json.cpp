@@ -59,6 +59,7 @@ Json run_json(const Run& run) {
           {"precision", run.precision},
           {"graph", run.graph},
           {"threads_per_device", run.threads_per_device},
+          {"workers", run.workers},
           {"ok", run.ok},
           {"error", run.error},
           {"startup_s", run.startup_s},
@@ -88,6 +89,7 @@ Run read_run(const Json& from) {
   read(from, "precision", run.precision);
   read(from, "graph", run.graph);
   read(from, "threads_per_device", run.threads_per_device);
+  read(from, "workers", run.workers);
   read(from, "ok", run.ok);
   read(from, "error", run.error);
   read(from, "startup_s", run.startup_s);

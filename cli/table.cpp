@@ -53,7 +53,8 @@ std::vector<std::string> table_columns(const Results& results) {
 }
 
 std::string row_name(const Results& results, const Run& run) {
-  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "");
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
+         (run.workers == "thread" ? ", threads" : "");
 }
 
 std::string same_result(const Results& results, const Run& run) {

@@ -1,6 +1,10 @@
 // duet train: one run, in one mode.
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <mutex>
 #include <string>
 
 #include "cli/commands.h"
@@ -11,6 +15,7 @@
 #include "ddp/init.h"
 #include "ddp/launch.h"
 #include "ddp/nccl_group.h"
+#include "ddp/rank_threads.h"
 #include "ddp/solo_group.h"
 #include "ddp/texts.h"
 #include "lib/backend/backend.h"
@@ -75,13 +80,18 @@ ddp::InitOptions group_options(const TrainOptions& options) {
   return {.backend = "nccl", .device = device_of_rank(options.device, place.local_rank, ranks)};
 }
 
-/// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
-int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
+/// Before the first kernel.
+void set_up(const TrainOptions& options) {
   Backend& kernels = backend(options.device);
   kernels.set_threads_per_device(options.threads_per_device);
   kernels.set_precision(options.precision);
+}
+
+/// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
+int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
+  set_up(options);
   const std::vector<Device> devices = devices_of(options, group);
-  kernels.bind_thread(devices[0]);
+  backend(options.device).bind_thread(devices[0]);
   const Images images = find_images(options, devices[0]);
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu) say_devices(options, devices);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
@@ -111,14 +121,65 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
       options.devices);
 }
 
+/// Shares a process's trace out among its ranks.
+class SharedTrace {
+ public:
+  std::vector<TraceEvent> take(int rank) {
+    std::call_once(taken_, [this] { events_ = Trace::take(); });
+    std::vector<TraceEvent> own;
+    std::copy_if(events_.begin(), events_.end(), std::back_inserter(own),
+                 [rank](const TraceEvent& event) { return event.device.index == rank; });
+    return own;
+  }
+
+ private:
+  std::once_flag taken_;
+  std::vector<TraceEvent> events_;
+};
+
+/// Runs the ranks as threads of this process. Returns the signal that ended the run early, or 0.
+int train_in_threads(const TrainOptions& options, std::int64_t started) {
+  set_up(options);
+  note_signals();
+  start_trace(options);
+  const Images images = find_images(options);
+  if (options.progress.empty()) std::printf("data: %s\n", images.description.c_str());
+  CommonEnd end;
+  SharedTrace trace;
+  int signal = 0;
+  ddp::run_rank_threads(options.devices,
+                        [&](ddp::ProcessGroup& group) {
+                          const int rank = group.rank();
+                          const Device device{.kind = options.device, .index = rank};
+                          backend(options.device).bind_thread(device);
+                          Setup setup = make_setup(options, *images.train, group, {device});
+                          Team team = team_of(group);
+                          team.threads = true;
+                          team.ends = [&end, question = std::int64_t{0}]() mutable {
+                            return end.comes(question++, noted_signal() != 0);
+                          };
+                          team.take_trace = [&trace, rank] { return trace.take(rank); };
+                          const Outcome outcome = train_and_report(options, images, setup, team, started);
+                          if (rank == 0) signal = outcome.signal;
+                        },
+                        {.backend = options.backend});
+  return signal;
+}
+
 }  // namespace
 
 int train(const TrainOptions& options) {
   const std::int64_t started = started_ns();
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
-  const bool ranks = options.mode == Mode::seed || options.mode == Mode::ddp;
-  if (ranks && (options.devices > 1 || ddp::is_launched_rank())) return train_in_ranks(options, started);
+  if (options.workers == "thread") {
+    require<UsageError>(!ddp::is_launched_rank(),
+                        "--workers thread, but a launcher has started this process as a rank");
+    const int signal = train_in_threads(options, started);
+    return signal == 0 ? 0 : 128 + signal;
+  }
+  if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
+    return train_in_ranks(options, started);
   note_signals();
   ddp::SoloGroup alone;
   const int signal = train_as_rank(options, alone, started);

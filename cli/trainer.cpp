@@ -11,7 +11,6 @@
 #include "cli/keeper.h"
 #include "cli/loop.h"
 #include "cli/machine.h"
-#include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/trace.h"
@@ -25,6 +24,8 @@ namespace duet::cli {
 namespace {
 
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
+
+bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 
 /// Tells where the training stands, at most ten times a second: in a file, or on the terminal's progress line.
 class Teller {
@@ -84,7 +85,7 @@ class Trainer {
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
-    if (traces()) Trace::start(kTraceEvents);
+    if (!team_.threads) start_trace(options_);
     const CheckFinite check_finite(options_.check_finite);
     Position position = keeper_.resume();
     const Trainee trainee{.net = setup_.net(),
@@ -106,7 +107,7 @@ class Trainer {
       position = {position.epoch + 1, 0};
       end_epoch(epoch);
       keeper_.save(position, run_.test_accuracy.back());
-      if (noted_signal() != 0) return interrupted(position);
+      if (team_.ends()) return interrupted(position);
     }
     teller_.clear();
     if (options_.mode == Mode::seed && leader())
@@ -118,14 +119,13 @@ class Trainer {
 
  private:
   bool leader() const { return team_.rank == 0; }
-  bool traces() const { return !options_.trace.empty() || !options_.result.empty(); }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
 
   bool after_step(int epoch) {
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) teller_.tell(recorder_, epoch, options_.epochs);
-    return noted_signal() == 0;
+    return !team_.ends();
   }
 
   /// All ranks and replicas must hold the same bits: a reduction that went wrong is found here, not in a worse
@@ -209,8 +209,8 @@ class Trainer {
   }
 
   void write_trace() {
-    if (!traces()) return;
-    const std::vector<std::string> texts = team_.gather(trace_text(Trace::take()));
+    if (!traces(options_)) return;
+    const std::vector<std::string> texts = team_.gather(trace_text(team_.take_trace()));
     if (!leader()) return;
     run_.median_step = median_step(texts);
     if (!options_.trace.empty()) write_atomically(options_.trace, chrome_trace(texts));
@@ -234,8 +234,9 @@ class Trainer {
     run_.samples_per_s = median(rates_);
     recorder_.fill(run_);
     run_.parameters_sha256 = parameters_sha256(setup_.model());
-    run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.size), 0);
-    run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
+    run_.workers = team_.threads ? "thread" : "process";
+    run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.threads ? 1 : team_.size), 0);
+    if (leader() || !team_.threads) run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
     team_.sum(run_.peak_memory_mb);
     fill_devices();
     write_trace();
@@ -264,6 +265,10 @@ class Trainer {
 };
 
 }  // namespace
+
+void start_trace(const TrainOptions& options) {
+  if (traces(options)) Trace::start(kTraceEvents);
+}
 
 Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
                          std::int64_t started_ns) {

@@ -8,6 +8,8 @@
 
 #include "cli/results.h"
 #include "cli/setup.h"
+#include "cli/signals.h"
+#include "lib/trace.h"
 
 namespace duet::cli {
 
@@ -20,12 +22,20 @@ struct Team {
   std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
     return std::vector<std::string>{text};
   };
+  bool threads = false;  // of one process, else each is a process
+  /// Whether to end early. Asked after every step and every epoch; all ranks get the same answer.
+  std::function<bool()> ends = [] { return noted_signal() != 0; };
+  /// Stops the trace and gives this rank's part of it.
+  std::function<std::vector<TraceEvent>()> take_trace = Trace::take;
 };
 
 struct Outcome {
   Run run;         // complete on rank 0
   int signal = 0;  // the signal that ended the run early, or 0
 };
+
+/// Starts this process's trace where the options need one. Threads that are ranks have it started before them.
+void start_trace(const TrainOptions& options);
 
 /// Trains from where --resume left off, or from the start. Rank 0 prints, writes checkpoints, fingerprints and the
 /// result. `started_ns`: monotonic_ns() when the program was started.

@@ -170,7 +170,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu) {
     const Tensor& gradients = store.gradients();
     if (const auto shared = group_.shared_storage(gradients.bytes()))
-      store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()));
+      store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()).alias(store.device()));
   }
   broadcast_buffers(module_.context(), 0);
   hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_, joins_);

@@ -181,7 +181,8 @@ void ShmGroup::run(const Task& task, bool spin) {
   try {
     check_alive();
     try {
-      const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
+      const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
+                           bytes_of(task.call));
       const Clock::time_point start = Clock::now();
       task.call.mark.running();
       if (!task.begun) collectives_.begin(task.call, done_);

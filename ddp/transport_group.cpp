@@ -138,7 +138,8 @@ void TransportGroup::execute(const Task& task) {
   try {
     core_->check_alive();
     try {
-      const TraceSpan span(name(task.call.op), {}, TraceEvent::Kind::communication, bytes_of(task.call));
+      const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
+                           bytes_of(task.call));
       const Clock::time_point begin = Clock::now();
       task.call.mark.running();
       collectives_.run(task.call, number);

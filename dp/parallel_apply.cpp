@@ -7,34 +7,10 @@
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/trace.h"
+#include "lib/with_prefix.h"
 
 namespace duet::dp {
 namespace {
-
-/// Runs task and puts the replica's number and device in front of what it throws.
-template <class Task>
-void with_replica_name(int i, Device device, Task&& task) {
-  const auto text = [&](const std::exception& cause) {
-    return concat("replica ", i, " on device ", device, ": ", cause.what());
-  };
-  try {
-    task();
-  } catch (const ShapeError& cause) {
-    throw ShapeError(text(cause), cause.where());
-  } catch (const DeviceError& cause) {
-    throw DeviceError(text(cause), cause.where());
-  } catch (const NumericError& cause) {
-    throw NumericError(text(cause), cause.where());
-  } catch (const CommError& cause) {
-    throw CommError(text(cause), cause.where());
-  } catch (const DataError& cause) {
-    throw DataError(text(cause), cause.where());
-  } catch (const UsageError& cause) {
-    throw UsageError(text(cause), cause.where());
-  } catch (const std::exception& cause) {
-    std::throw_with_nested(Error(text(cause)));
-  }
-}
 
 /// Runs task(i) for the first `count` replicas, each on its device's thread.
 template <class Task>
@@ -44,7 +20,8 @@ void run_side_by_side(Replicas& replicas, int count, Task&& task) {
     replicas.threads().run(replicas.size(), [&](int i, int) {
       if (i >= count) return;
       try {
-        with_replica_name(i, replicas.devices()[static_cast<std::size_t>(i)], [&] { task(i); });
+        const Device device = replicas.devices()[static_cast<std::size_t>(i)];
+        with_prefix([&] { return concat("replica ", i, " on device ", device, ": "); }, [&] { task(i); });
         replicas.sums().leave();
       } catch (const OtherReplicaFailed&) {
         throw;

@@ -14,7 +14,7 @@ struct TraceEvent {
   enum class Kind : std::uint8_t { work, communication, step };
   const char* name = "";  // a literal: "forward", "all_reduce"
   Kind kind = Kind::work;
-  Device device{};
+  Device device{};                        // of a communication: the CPU device with the rank's number
   std::int64_t amount = 0;                // bytes of a communication, the number of a step
   std::int64_t begin_ns = 0, end_ns = 0;  // of the monotonic clock
 };

@@ -43,6 +43,12 @@ TEST_CASE("a cell's command line says what the comparison was told") {
   CHECK(train.quiet);
 }
 
+TEST_CASE("threads as ranks are asked of the modes that have ranks") {
+  const CompareOptions options = std::get<CompareOptions>(parse({"compare", "--workers", "thread"}));
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1}))).workers == "thread");
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1}))).workers == "process");
+}
+
 TEST_CASE("repeats become one row of medians") {
   const Run one = duet_test::made_up().runs[3];
   Run two = one, three = one;

@@ -56,6 +56,13 @@ TEST_CASE("a comparison of graphs with plain steps says so") {
   CHECK(table_row(results, results.runs[0])[0] == "single, graph");
 }
 
+TEST_CASE("a row whose ranks were threads says so") {
+  Results results = duet_test::made_up();
+  for (Run& run : results.runs)
+    if (run.mode == "ddp") run.workers = "thread";
+  CHECK(table(results, {}).find("ddp, threads") != std::string::npos);
+}
+
 TEST_CASE("thin evidence is not spoken of") {
   Results results = duet_test::made_up();
   const auto says = [&](const std::string& text) {

@@ -36,6 +36,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "device",
                            "devices",
                            "threads_per_device",
+                           "workers",
                            "ok",
                            "error",
                            "startup_s",
@@ -76,6 +77,7 @@ TEST_CASE("results go to JSON and come back") {
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";
   results.runs[3].graph = true;
+  results.runs[3].workers = "thread";
   results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
   const std::string text = to_json(results);
   const Results again = results_from_json(text);
@@ -86,6 +88,7 @@ TEST_CASE("results go to JSON and come back") {
   const Run run = run_from_json(to_json(results.runs[3]));
   CHECK(run.mode == "dp");
   CHECK(run.graph);
+  CHECK(run.workers == "thread");
   CHECK_FALSE(again.runs[0].graph);
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
   REQUIRE(run.median_step.size() == 1);

@@ -36,6 +36,17 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
 
 }  // namespace
 
+TEST_CASE("ranks that are threads end after the same step, wherever a signal finds them") {
+  CommonEnd end;
+  CHECK_FALSE(end.comes(0, false));  // the one rank
+  CHECK_FALSE(end.comes(0, false));  // the other
+  CHECK_FALSE(end.comes(1, false));
+  CHECK_FALSE(end.comes(1, true));
+  CHECK(end.comes(2, true));
+  CHECK(end.comes(2, true));
+  CHECK(end.comes(3, true));
+}
+
 TEST_CASE("ranks that drifted apart are found at the end of the epoch") {
   CHECK(train_beside([](const std::string& text) { return text; }).peak_memory_mb.size() == 2);
   CHECK_THROWS_WITH(train_beside([](const std::string& text) { return text + "x"; }),

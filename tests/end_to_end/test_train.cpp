@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
@@ -78,6 +79,52 @@ TEST_CASE("ranks end with the bits of one device, whatever carries their gradien
     REQUIRE(ran.status == 0);
     CHECK(hash_of(ranks) == hash_of(alone));
   }
+}
+
+TEST_CASE("ranks that are threads end with the bits of one device, and are one process") {
+  const TemporaryFolder folder;
+  const std::string alone = folder.path() + "/alone", ranks = folder.path() + "/ranks", file = folder.path() + "/trace";
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--result", alone})).status == 0);
+  for (const char* const backend : {"auto", "memory"}) {
+    const auto ran = duet_test::duet(train({"--epochs", "1", "--mode", "ddp", "--workers", "thread", "--devices", "4",
+                                            "--backend", backend, "--result", ranks, "--trace", file}));
+    INFO(backend << ": " << ran.err);
+    REQUIRE(ran.status == 0);
+    CHECK(hash_of(ranks) == hash_of(alone));
+    const Run run = run_from_json(read_file(ranks));
+    CHECK(run.workers == "thread");
+    CHECK(run.peak_memory_mb.size() == 1);
+    for (const std::string name : {"\"rank 3\"", "\"cpu:3\"", "\"step 5\""})
+      CHECK_THAT(read_file(file), duet_test::ContainsSubstring(name));
+  }
+}
+
+TEST_CASE("a signal ends ranks that are threads after the same step, and they go on from there") {
+  const TemporaryFolder folder;
+  const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
+  const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
+  const std::vector<std::string> threads = {"--mode", "ddp", "--workers", "thread", "--devices", "2"};
+  std::vector<std::string> arguments = train({"--epochs", "3", "--checkpoint", kept, "--progress", progress}, "20000");
+  arguments.insert(arguments.end(), threads.begin(), threads.end());
+  const auto ran = duet_test::duet_interrupted(arguments, progress, SIGINT);
+  INFO(ran.err);
+  CHECK(ran.status == 128 + SIGINT);
+  CHECK(ran.err.empty());
+  CHECK(duet_test::files_in(kept, "checkpoint-").size() == 1);
+  REQUIRE(duet_test::duet(train({"--epochs", "1", "--result", whole}, "20000")).status == 0);
+  arguments = train({"--epochs", "1", "--resume", kept, "--result", resumed}, "20000");
+  arguments.insert(arguments.end(), threads.begin(), threads.end());
+  REQUIRE(duet_test::duet(arguments).status == 0);
+  CHECK(hash_of(resumed) == hash_of(whole));
+}
+
+TEST_CASE("an error of a rank that is a thread is one line that names it, with a failed rank's exit code") {
+  const auto ran = duet_test::duet(
+      train({"--mode", "ddp", "--workers", "thread", "--devices", "2", "--check-finite", "--lr", "1e30"}));
+  CHECK(ran.status == 1);
+  CHECK(ran.err.starts_with("duet: rank "));
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring(": step 2: "));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
 }
 
 TEST_CASE("a trace shows every step of all ranks and replicas") {
@@ -165,18 +212,4 @@ TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes 
                           duet_test::ContainsSubstring("busbw") && duet_test::ContainsSubstring("# wrong elements: 0"));
   CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"size_bytes\": 32"));
   CHECK_THAT(read_file(page), duet_test::ContainsSubstring("<svg"));
-}
-
-TEST_CASE("bench step times whole steps and every operator") {
-  const TemporaryFolder folder;
-  const std::string json = folder.path() + "/steps.json";
-  const duet_test::Ran ran =
-      duet_test::duet({"bench", "step", "--quiet", "--modes", "single,dp", "--devices", "2", "--batch", "16", "--steps",
-                       "5", "--repeats", "2", "--data", "synthetic", "--json", json});
-  INFO(ran.out << ran.err);
-  REQUIRE(ran.status == 0);
-  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\n single ") && duet_test::ContainsSubstring("\n dp ") &&
-                          duet_test::ContainsSubstring("\n conv2+pool+relu+dropout ") &&
-                          duet_test::ContainsSubstring("\n whole step "));
-  CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"name\": \"fc1 data gradient\""));
 }

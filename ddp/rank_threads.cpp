@@ -1,0 +1,117 @@
+#include "ddp/rank_threads.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/gloo_group.h"
+#include "ddp/memory_store.h"
+#include "ddp/memory_transport.h"
+#include "ddp/shm_group.h"
+#include "ddp/solo_group.h"
+#include "lib/error.h"
+#include "lib/with_prefix.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr Milliseconds kMeetTimeout{60'000};  // threads of one process come at once
+
+class RankThreads {
+ public:
+  RankThreads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options)
+      : options_(options), body_(body), transports_(make_memory_transports(ranks)) {}
+
+  void run() {
+    std::promise<bool> all_there;
+    const std::shared_future<bool> starts = all_there.get_future().share();
+    std::vector<std::thread> threads;
+    try {
+      for (int rank = 0; rank < size(); ++rank) {
+        threads.emplace_back([this, rank, starts] {
+          if (starts.get()) run_rank(rank);
+        });
+      }
+    } catch (...) {  // no rank waits for a thread that could not be made
+      all_there.set_value(false);
+      for (std::thread& thread : threads) thread.join();
+      throw;
+    }
+    all_there.set_value(true);
+    for (std::thread& thread : threads) thread.join();
+    rethrow_cause();
+  }
+
+ private:
+  struct Failure {
+    int rank;
+    bool consequence;  // it may only have lost a peer
+    std::exception_ptr error;
+  };
+
+  int size() const { return static_cast<int>(transports_.size()); }
+
+  std::unique_ptr<ProcessGroup> connect(int rank) {
+    if (size() == 1) return std::make_unique<SoloGroup>();
+    if (options_.backend == "gloo") return make_gloo_group(store_, rank, size(), {.group = options_.group});
+    if (options_.backend != "memory") {
+      try {
+        return make_shm_group(store_, rank, size(), kMeetTimeout, options_.group);
+      } catch (const CommError&) {  // on all ranks alike
+        if (options_.backend == "shm") throw;
+      }
+    }
+    auto group =
+        std::make_unique<TransportGroup>(std::move(transports_[static_cast<std::size_t>(rank)]), options_.group);
+    group->set_store(store_);
+    return group;
+  }
+
+  void run_rank(int rank) {
+    try {
+      const auto group = connect(rank);
+      body_(*group);
+    } catch (const CommError&) {
+      note({rank, true, std::current_exception()});
+    } catch (...) {
+      note({rank, false, std::current_exception()});
+    }
+  }
+
+  void note(Failure failure) {
+    const std::lock_guard lock(mutex_);
+    failures_.push_back(std::move(failure));
+  }
+
+  void rethrow_cause() const {
+    if (failures_.empty()) return;
+    auto cause = std::find_if(failures_.begin(), failures_.end(), [](const Failure& one) { return !one.consequence; });
+    if (cause == failures_.end()) cause = failures_.begin();
+    with_prefix([&] { return concat("rank ", cause->rank, ": "); }, [&] { std::rethrow_exception(cause->error); });
+  }
+
+  const RankThreadsOptions& options_;
+  const std::function<void(ProcessGroup&)>& body_;
+  const std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::mutex mutex_;
+  std::vector<Failure> failures_;  // in the order in which they came
+};
+
+}  // namespace
+
+void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options) {
+  require<UsageError>(ranks >= 1, "a job has at least 1 rank, got ", ranks);
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "memory"};
+  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
+                      "Invalid backend for ranks that are threads: '", options.backend, "'");
+  RankThreads(ranks, body, options).run();
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,26 @@
+// The ranks of a job as threads of one process.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "ddp/process_group.h"
+#include "ddp/transport_group.h"
+
+namespace duet::ddp {
+
+struct RankThreadsOptions {
+  /// "shm", "gloo", "memory" (messages are copied within the process), or "auto": shm where memory can be shared, else
+  /// memory.
+  std::string backend = "auto";
+  GroupOptions group{};
+};
+
+/// Runs `body` as the ranks 0 to ranks - 1, each on a thread of its own, and returns when all have ended. What a rank
+/// changes must be its own: model, optimizer, loader. When a rank throws, its connections are dropped, so that the
+/// others fail too instead of waiting for it. Then the exception of the rank that failed first by itself is thrown,
+/// with its own type and "rank 1: " in front. Throws UsageError for a bad option.
+void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body,
+                      const RankThreadsOptions& options = {});
+
+}  // namespace duet::ddp

@@ -1,0 +1,47 @@
+#include <atomic>
+
+#include "ddp/gloo_group.h"
+#include "ddp/rank_threads.h"
+#include "lib/error.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+
+TEST_CASE("ranks may be threads of one process, over every backend") {
+  for (const std::string backend : {"auto", "shm", "memory", "gloo"}) {
+    if (backend == "gloo" && !why_no_gloo().empty()) continue;
+    for (const int ranks : {1, 3}) {
+      std::atomic<int> sums{0};
+      run_rank_threads(
+          ranks,
+          [&](ProcessGroup& group) {
+            std::int32_t value = group.rank() + 1;
+            group.all_reduce({&value, 1, DType::i32}).wait();
+            sums += value;
+            CHECK(group.backend() == (ranks == 1 ? std::string("solo") : backend == "auto" ? "shm" : backend));
+          },
+          {.backend = backend});
+      CHECK(sums == ranks * ranks * (ranks + 1) / 2);
+    }
+  }
+  CHECK_THROWS_AS(run_rank_threads(2, [](ProcessGroup&) {}, {.backend = "nccl"}), UsageError);
+}
+
+TEST_CASE("of ranks that are threads, the one that failed by itself is named, and no other waits for it") {
+  for (const std::string backend : {"shm", "memory"}) {
+    std::atomic<int> lost{0};
+    const auto job = [&](ProcessGroup& group) {
+      if (group.rank() == 1) throw DataError("the disk is full");
+      try {
+        group.barrier().wait();
+      } catch (const CommError&) {
+        ++lost;
+        throw;
+      }
+    };
+    CHECK_THROWS_AS(run_rank_threads(3, job, {.backend = backend}), DataError);
+    CHECK_THROWS_WITH(run_rank_threads(3, job, {.backend = backend}), "rank 1: the disk is full");
+    CHECK(lost == 4);
+  }
+}
