@@ -59,9 +59,11 @@ float BareStep::run(std::span<const std::int64_t> samples, std::int64_t step, co
   require<UsageError>(static_cast<std::int64_t>(samples.size()) == x_.size(0), "got ", samples.size(),
                       " samples, expected ", x_.size(0));
   images_.fetch(samples, x_, labels_);
+  lap("gather, normalise");
   forward(step);
   backward();
   kernels_.sgd_step(store_.values(), store_.gradients(), momentum_, rule, 0, 1);
+  lap("update");
   return *loss_.data<float>();
 }
 
@@ -70,12 +72,17 @@ void BareStep::forward(std::int64_t step) {
   second_.dropout = {.seed = seed_, .step = number, .layer = kDropout1, .p = 0.25f};
   second_dropout_ = {.seed = seed_, .step = number, .layer = kDropout2, .p = 0.5f};
   kernels_.conv_pool_relu_forward(x_, value("conv1.weight"), value("conv1.bias"), y1_, index1_, first_);
+  lap("conv1+pool+relu");
   kernels_.conv_pool_relu_forward(y1_, value("conv2.weight"), value("conv2.bias"), y2_, index2_, second_);
+  lap("conv2+pool+relu+dropout");
   kernels_.linear_forward(flat_, value("fc1.weight"), value("fc1.bias"), hidden_);
+  lap("fc1");
   kernels_.relu_forward(hidden_, active_);
   kernels_.dropout_mask(mask_, second_dropout_);
   kernels_.dropout_apply(active_, mask_, second_dropout_.scale(), dropped_);
+  lap("relu, dropout");
   kernels_.linear_forward(dropped_, value("fc2.weight"), value("fc2.bias"), logits_);
+  lap("fc2");
   kernels_.log_softmax_forward(logits_, log_probs_);
   kernels_.nll_loss_forward(log_probs_, labels_, 1.0f / static_cast<float>(x_.size(0)), loss_);
 }
@@ -83,16 +90,23 @@ void BareStep::forward(std::int64_t step) {
 void BareStep::backward() {
   kernels_.nll_loss_backward(one_, labels_, 1.0f / static_cast<float>(x_.size(0)), d_log_probs_);
   kernels_.log_softmax_backward(log_probs_, d_log_probs_, d_logits_);
+  lap("log_softmax, nll_loss, their gradients");
   kernels_.linear_backward_weights(dropped_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
   kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_dropped_);
+  lap("fc2 gradients");
   kernels_.dropout_apply(d_dropped_, mask_, second_dropout_.scale(), d_active_);
   kernels_.relu_backward(active_, d_active_, d_hidden_);
+  lap("relu, dropout gradients");
   kernels_.linear_backward_weights(flat_, d_hidden_, gradient("fc1.weight"), gradient("fc1.bias"));
+  lap("fc1 weight gradient");
   kernels_.linear_backward_data(d_hidden_, value("fc1.weight"), d_flat_);
+  lap("fc1 data gradient");
   kernels_.conv_pool_relu_backward(d_flat_.reshape(y2_.shape()), index2_, y1_, value("conv2.weight"), d_y1_,
                                    gradient("conv2.weight"), gradient("conv2.bias"), second_);
+  lap("conv2+pool+... gradients");
   kernels_.conv_pool_relu_backward(d_y1_, index1_, x_, value("conv1.weight"), Tensor(), gradient("conv1.weight"),
                                    gradient("conv1.bias"), first_);
+  lap("conv1+pool+... gradients");
 }
 
 }  // namespace duet::cli

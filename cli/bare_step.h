@@ -1,6 +1,8 @@
 // One training step of SimpleCNN without tape, modules or loader: the yardstick for what those cost.
 #pragma once
 
+#include <functional>
+
 #include "lib/backend/backend.h"
 #include "lib/data/dataset.h"
 #include "lib/nn/parameters.h"
@@ -16,7 +18,19 @@ class BareStep {
   /// Trains on these samples (exactly `batch` of them) and returns the loss.
   float run(std::span<const std::int64_t> samples, std::int64_t step, const SGDRule& rule);
 
+  /// Called after every operator with its name, from the next run on.
+  void on_lap(std::function<void(const char*)> lap) { lap_ = std::move(lap); }
+
+  // What the last step left, for counting live gradients: places of the pools' maxima, 255 where no gradient passes,
+  // and the gradient of the hidden layer before relu.
+  const Tensor& first_places() const { return index1_; }
+  const Tensor& second_places() const { return index2_; }
+  const Tensor& hidden_gradient() const { return d_hidden_; }
+
  private:
+  void lap(const char* name) const {
+    if (lap_) lap_(name);
+  }
   Tensor value(const char* name) const;
   Tensor gradient(const char* name) const;
   void forward(std::int64_t step);
@@ -31,6 +45,7 @@ class BareStep {
   Tensor x_, labels_, y1_, index1_, y2_, index2_, flat_, hidden_, active_, mask_, dropped_, logits_, log_probs_, loss_;
   Tensor one_, d_log_probs_, d_logits_, d_dropped_, d_active_, d_hidden_, d_flat_, d_y1_;
   Tensor momentum_;
+  std::function<void(const char*)> lap_;
 };
 
 }  // namespace duet::cli

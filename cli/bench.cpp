@@ -1,7 +1,7 @@
-// duet bench step: times whole training steps of several modes, interleaved.
+// duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
+#include <set>
 #include <sstream>
 
 #include "cli/cells.h"
@@ -10,18 +10,13 @@
 #include "cli/files.h"
 #include "cli/machine.h"
 #include "cli/signals.h"
-#include "cli/text.h"
+#include "cli/step_rows.h"
+#include "cli/torch_peer.h"
+#include "lib/atomic_file.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
-
-struct Timed {
-  Cell cell;
-  std::string graph;  // --graph
-  std::vector<double> steps_us;
-  std::vector<Run> runs;
-};
 
 std::vector<double> read_numbers(const std::string& file) {
   std::istringstream in(read_file(file));
@@ -31,25 +26,120 @@ std::vector<double> read_numbers(const std::string& file) {
   return numbers;
 }
 
-void print(const Timed& timed, std::int64_t batch) {
-  const Run row = combined(timed.runs);
-  if (!row.ok || timed.steps_us.empty()) {
-    std::printf(" %-8s %7d  failed: %s\n", name(timed.cell.mode), timed.cell.devices, row.error.c_str());
-    return;
-  }
-  const auto [low, high] = std::minmax_element(timed.steps_us.begin(), timed.steps_us.end());
-  const double middle = median(timed.steps_us);
-  const auto us = [](double value) { return grouped(std::llround(value)); };
-  const StepParts& parts = row.step_us;
-  const std::string notes = (sharing(row).empty() ? "" : "  " + sharing(row)) + (row.graph ? "  as CUDA graphs" : "") +
-                            (row.workers == "thread" ? "  ranks are threads" : "");
-  std::printf(" %-8s %7d  %10s  %10s..%-10s  %10s  %9s  %9s  %13s  %9s%s\n", name(timed.cell.mode), timed.cell.devices,
-              us(middle).c_str(), us(*low).c_str(), us(*high).c_str(),
-              us(static_cast<double>(batch) / middle * 1e6).c_str(), us(parts.forward + parts.loss).c_str(),
-              us(parts.backward).c_str(),
-              us(parts.scatter + parts.replicate + parts.gather + parts.communication).c_str(),
-              us(parts.input + parts.update).c_str(), notes.c_str());
+/// A cell, and its row of the table as it grows from its runs.
+struct TimedCell {
+  Cell cell;
+  std::string graph;  // --graph
+  StepRow row;
+  std::vector<Run> runs{};
+};
+
+struct TimedTorch {
+  TorchWay way;
+  StepRow row;
+};
+
+CompareOptions cells_from(const BenchOptions& options) {
+  CompareOptions from;
+  static_cast<Training&>(from) = options;
+  from.modes = options.modes;
+  from.devices = options.devices;
+  from.epochs = 1;
+  from.train_images = (options.steps + 1) * options.batch;
+  from.test_images = 1;
+  return from;
 }
+
+std::vector<TimedCell> timed_cells(const BenchOptions& options) {
+  std::vector<TimedCell> all;
+  const auto add = [&](const Cell& cell, const std::string& graph) {
+    const StepRow row{.name = name(cell.mode), .devices = cell.devices, .threads_per_device = cell.threads_per_device};
+    all.push_back({cell, graph, row});
+  };
+  for (const Cell& cell : cells_of(cells_from(options), options.threads_per_device)) {
+    add(cell, options.graph);
+    // Both ways, where a choice is left.
+    const bool graphs = cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) &&
+                        !options.compat_torch && !options.check_finite;
+    if (options.device == DeviceKind::cuda && options.graph == "auto" && graphs) add(cell, "off");
+  }
+  return all;
+}
+
+/// For every number of cores that a cell takes, PyTorch on as many: as ranks of DDP and as threads.
+std::vector<TimedTorch> timed_torch(const BenchOptions& options, const std::vector<TimedCell>& cells) {
+  std::set<int> workers;
+  if (!options.vs_torch.empty())
+    for (const TimedCell& timed : cells) workers.insert(timed.row.workers());
+  std::vector<TimedTorch> all;
+  for (const int count : workers)
+    for (const int ranks : std::set<int>{1, count})
+      for (const bool tuned : {false, true}) {
+        const TorchWay way{.ranks = ranks, .threads = count / ranks, .tuned = tuned};
+        const StepRow row{.name = name(way), .devices = ranks, .threads_per_device = way.threads, .torch = true};
+        all.push_back({way, row});
+      }
+  return all;
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchOptions& options)
+      : options_(options),
+        from_(cells_from(options)),
+        line_(stderr, terminal_style(stderr, options.quiet)),
+        cells_(timed_cells(options)),
+        torch_(timed_torch(options, cells_)),
+        runner_(from_, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats) {}
+
+  /// Throws Interrupted.
+  StepTimes run() {
+    if (!torch_.empty()) require_torch(options_.vs_torch, folder_.path());
+    for (int round = 0; round < options_.repeats; ++round) {
+      for (TimedCell& timed : cells_) run(timed);
+      for (TimedTorch& timed : torch_) run(timed);
+    }
+    StepTimes times;
+    for (TimedCell& timed : cells_) {
+      const Run all = combined(timed.runs);
+      if (all.ok) timed.row.run = all;
+      if (!all.ok) timed.row.error = all.error;
+      times.rows.push_back(timed.row);
+    }
+    for (const TimedTorch& timed : torch_) times.rows.push_back(timed.row);
+    times.torch = torch_version_;
+    return times;
+  }
+
+ private:
+  void run(TimedCell& timed) {
+    const std::string file = folder_.path() + "/times";
+    timed.runs.push_back(runner_.run(timed.cell, {"--step-times", file, "--graph", timed.graph}));
+    const Run& run = timed.runs.back();
+    if (!run.ok) return;
+    const std::vector<double> steps = read_numbers(file);
+    if (!steps.empty()) timed.row.add(steps, run.startup_s + run.step_us.sum() / 1e6);
+  }
+
+  void run(TimedTorch& timed) {
+    if (!timed.row.error.empty()) return;
+    const TorchRun run = run_torch(options_.vs_torch, timed.way, options_.batch, options_.steps, folder_.path(), [] {});
+    if (run.signal != 0) throw Interrupted{run.signal};
+    timed.row.error = run.reason;
+    if (!run.ok) return;
+    timed.row.add(run.steps_us, run.startup_s);
+    torch_version_ = run.version;
+  }
+
+  const BenchOptions& options_;
+  CompareOptions from_;
+  TemporaryFolder folder_;
+  ProgressLine line_;
+  std::vector<TimedCell> cells_;
+  std::vector<TimedTorch> torch_;
+  std::string torch_version_;
+  CellRunner runner_;
+};
 
 }  // namespace
 
@@ -57,52 +147,19 @@ int bench(const BenchOptions& options) {
   if (options.overhead) return bench_overhead(options);
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
-  CompareOptions cells_from;
-  static_cast<Training&>(cells_from) = options;
-  cells_from.modes = options.modes;
-  cells_from.devices = options.devices;
-  cells_from.epochs = 1;
-  cells_from.train_images = (options.steps + 1) * options.batch;
-  cells_from.test_images = 1;
-  std::vector<Timed> all;
-  for (const Cell& cell : cells_of(cells_from, options.threads_per_device)) {
-    all.push_back({cell, options.graph, {}, {}});
-    // Both ways, where a choice is left.
-    const bool graphs = cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) &&
-                        !options.compat_torch && !options.check_finite;
-    if (options.device == DeviceKind::cuda && options.graph == "auto" && graphs) all.push_back({cell, "off", {}, {}});
-  }
-  const TemporaryFolder folder;
-  const std::string times = folder.path() + "/times";
-  ProgressLine line(stderr, terminal_style(stderr, options.quiet));
-  CellRunner runner(cells_from, folder.path(), line, static_cast<int>(all.size()) * options.repeats);
   note_signals();
+  StepTimes times;
   try {
-    for (int repeat = 0; repeat < options.repeats; ++repeat)
-      for (Timed& timed : all) {
-        timed.runs.push_back(runner.run(timed.cell, {"--step-times", times, "--graph", timed.graph}));
-        if (!timed.runs.back().ok) continue;
-        const std::vector<double> steps = read_numbers(times);
-        timed.steps_us.insert(timed.steps_us.end(), steps.begin(), steps.end());
-      }
+    times = Bench(options).run();
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
   }
-  std::printf("whole steps of %lld images, %d repeats, in us: median, fastest..slowest; parts are means\n",
-              static_cast<long long>(options.batch), options.repeats);
-  if (options.device == DeviceKind::cuda)
-    std::printf(
-        "on %s, precision %s; parts are the host's times, the rest holds its wait for the GPU; steps as "
-        "CUDA graphs are timed from one reading of the loss to the next\n",
-        kind_title(options.device).c_str(), name(options.precision));
-  std::printf(" %-8s %7s  %10s  %22s  %10s  %9s  %9s  %13s  %9s\n", "mode", "devices", "median", "range", "samples/s",
-              "forward", "backward", "communication", "the rest");
-  bool good = true;
-  for (const Timed& timed : all) {
-    print(timed, options.batch);
-    good = good && combined(timed.runs).ok;
-  }
-  return good ? 0 : 1;
+  // Last, because it pins this process, whose children inherit that.
+  if (options.device == DeviceKind::cpu && options.model == "simple_cnn") times.operators = time_operators(options);
+  std::fputs(to_text(options, times).c_str(), stdout);
+  if (!options.json.empty()) write_atomically(options.json, to_json(options, times));
+  return std::all_of(times.rows.begin(), times.rows.end(), [](const StepRow& row) { return row.error.empty(); }) ? 0
+                                                                                                                 : 1;
 }
 
 }  // namespace duet::cli

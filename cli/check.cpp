@@ -105,6 +105,12 @@ void check(const BenchOptions& options) {
   check_training(options);
   require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
                       "bench overhead: --device cuda is not measured there, bench step does it");
+  require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
+                      "bench overhead takes no --vs-torch and no --json, bench step does");
+  require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
+                      "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
+  require<UsageError>(options.vs_torch.empty() || options.model == "simple_cnn", "--vs-torch: the peer is simple_cnn, ",
+                      "not ", options.model);
   for (int devices : options.devices) check_devices(devices, options.batch);
   require<UsageError>(options.repeats >= 1, "--repeats is ", options.repeats, ", expected 1 or more");
   require<UsageError>(options.steps >= 5, "--steps is ", options.steps, ", expected 5 or more");

@@ -24,6 +24,7 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr int kPatience = 250;  // polls that a child gets to end after a signal
+constexpr int kNotStarted = 127;
 
 /// The last line that says something, without the program's name; indented ones belong to the one before them.
 std::string last_line(const std::string& file) {
@@ -49,11 +50,9 @@ int wait_for(pid_t child, const std::function<void()>& poll) {
   }
 }
 
-}  // namespace
-
-ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& log,
-                  const std::function<void()>& poll) {
-  std::vector<char*> argv = {const_cast<char*>("duet")};
+ChildEnd run(const std::string& file, const char* shown_as, const std::vector<std::string>& arguments,
+             const std::string& log, const std::function<void()>& poll) {
+  std::vector<char*> argv = {const_cast<char*>(shown_as)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   ddp::forget_rank();
@@ -65,8 +64,8 @@ ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& 
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
     if (::getppid() == parent && out >= 0 && ::dup2(out, 1) == 1 && ::dup2(out, 2) == 2)
-      ::execv("/proc/self/exe", argv.data());
-    ::_exit(127);
+      ::execvp(file.c_str(), argv.data());
+    ::_exit(kNotStarted);
   }
   const int status = wait_for(child, poll);
   ChildEnd end;
@@ -76,8 +75,21 @@ ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& 
   end.reason = last_line(log);
   if (WIFSIGNALED(status))
     end.reason = concat("ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+  if (end.reason.empty() && WEXITSTATUS(status) == kNotStarted) end.reason = concat("cannot start ", file);
   if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), " without a word");
   return end;
+}
+
+}  // namespace
+
+ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
+                     const std::function<void()>& poll) {
+  return run(file, file.c_str(), arguments, log, poll);
+}
+
+ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& log,
+                  const std::function<void()>& poll) {
+  return run("/proc/self/exe", "duet", arguments, log, poll);
 }
 
 }  // namespace duet::cli

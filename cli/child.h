@@ -1,4 +1,4 @@
-// One run of this program in a process of its own.
+// One run of this or another program in a process of its own.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,13 @@ struct ChildEnd {
   int signal = 0;      // the signal that this process was told to end by meanwhile, or 0
 };
 
-/// Starts this very program with these arguments by fork and exec, notes the time of the start for it, and waits. Its
-/// output goes to `log`; its last line there is the reason of a failure. `poll` is called about 50 times a second. The
-/// child dies with this process; a noted SIGINT or SIGTERM is passed on to it.
+/// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, notes the time of the start
+/// for it in DUET_STARTED_NS, and waits. Its output goes to `log`; its last line there is the reason of a failure.
+/// `poll` is called about 50 times a second. The child dies with this process; a noted SIGINT or SIGTERM is passed on
+/// to it.
+ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
+                     const std::function<void()>& poll);
+/// The same of this very program.
 ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& log, const std::function<void()>& poll);
 
 }  // namespace duet::cli

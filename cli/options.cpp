@@ -23,7 +23,8 @@ struct Texts {
               compat, json;
 };
 
-void add_training(CLI::App& app, Training& training, Texts& texts) {
+/// How a step is made, whoever runs it.
+void add_step(CLI::App& app, Training& training, Texts& texts) {
   app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
       ->capture_default_str();
   app.add_option(
@@ -54,17 +55,11 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
       "--data", training.data,
       "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
       "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
-  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
-  app.add_option("--epochs", training.epochs, "passes over the training images")->capture_default_str();
   app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
       ->capture_default_str();
   app.add_option("--lr", training.lr, "learning rate")->capture_default_str();
   app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->capture_default_str();
   app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->capture_default_str();
-  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
-      ->capture_default_str();
-  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")
-      ->capture_default_str();
   app.add_option(
       "--compat", texts.compat,
       "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
@@ -73,6 +68,17 @@ void add_training(CLI::App& app, Training& training, Texts& texts) {
                "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
                "gradient is infinite or not a number; a step then takes about a third longer");
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
+}
+
+/// What whole trainings need besides.
+void add_training(CLI::App& app, Training& training, Texts& texts) {
+  add_step(app, training, texts);
+  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
+  app.add_option("--epochs", training.epochs, "passes over the training images")->capture_default_str();
+  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
+      ->capture_default_str();
+  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")
+      ->capture_default_str();
   app.add_flag("--verbose", training.verbose,
                "train: every rank also tells by which launcher's variables it knows its place");
 }
@@ -119,15 +125,22 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
 
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
   app.add_option("what", what,
-                 "step: whole training steps of every mode; overhead: what tape, modules and loader cost,"
-                 " against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
+                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
+                 "overhead: what tape, modules and loader cost, against the same kernels called in a bare loop (one "
+                 "device; --lr and --momentum apply)");
   texts.modes = "single,dp,ddp";
   texts.devices = "1,2";
   app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();
   app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
   app.add_option("--steps", options.steps, "steps timed in every repeat")->capture_default_str();
-  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
-  add_training(app, options, texts);
+  app.add_option("--repeats", options.repeats, "rounds: how often every mode is run, interleaved")
+      ->capture_default_str();
+  app.add_option(
+      "--vs-torch", options.vs_torch,
+      "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
+      "rounds");
+  app.add_option("--json", options.json, "step: file for everything measured, as JSON");
+  add_step(app, options, texts);
 }
 
 std::vector<std::string> split(const std::string& list, const char* option) {

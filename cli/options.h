@@ -81,11 +81,13 @@ struct LaunchOptions {
 };
 
 struct BenchOptions : Training {
-  bool overhead = false;  // else whole steps
+  bool overhead = false;  // else whole steps and operators
   std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2};
   int repeats = 3;
   int steps = 100;
+  std::string vs_torch;  // a Python with PyTorch; empty: no peer
+  std::string json;      // file
 };
 
 /// duet bench of one collective.

@@ -1,13 +1,26 @@
 #!/usr/bin/env python3
-"""PyTorch's side of the speed table of tools/gpu_check.sh: the step of SimpleCNN on random images that lie on the GPU.
+"""PyTorch's side of duet's speed tables: the step of SimpleCNN on random images that lie on the device.
 
     torch_peer.py --way eager|compiled|graph --precision fp32|tf32|bf16 [--batch 128] [--steps 200]
 
-Prints one number: the median of a step in microseconds, gather to update, the device awaited after every step as duet's
-own clock does it. "graph" is a CUDA graph of the whole step captured by hand, the strongest peer.
+A GPU, for tools/gpu_check.sh. Prints one number: the median of a step in microseconds, gather to update, the device
+awaited after every step as duet's own clock does it. "graph" is a CUDA graph of the whole step captured by hand, the
+strongest peer.
+
+    torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200]
+
+The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. More than one rank is
+DistributedDataParallel over Gloo, a process and `threads` threads for each, which share the batch. "tuned" lays images
+and weights out channels_last and lets malloc keep freed memory; otherwise everything is as it comes. FILE gets JSON:
+PyTorch's version, the seconds from the start of the process to the end of the first step (the drawing of the images not
+counted), and later steps in microseconds (of rank 0).
 """
 import argparse
+import json
+import os
 import statistics
+import sys
+import tempfile
 import time
 
 import torch
@@ -16,6 +29,8 @@ from torch import nn
 
 IMAGES = 60000
 WARM_UP = 20
+# Blocks of up to 32 MiB (the most that glibc takes) stay in the heap, and the heap does not shrink.
+MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 
 
 class SimpleCNN(nn.Module):
@@ -77,13 +92,7 @@ def captured(step, batch):
     return replay
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--way", choices=("eager", "compiled", "graph"), default="eager")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
+def run_gpu(options):
     step = make_step(options)
     if options.way == "graph":
         step = captured(step, options.batch)
@@ -98,6 +107,75 @@ def main():
         if i >= WARM_UP:
             times.append((time.perf_counter() - start) * 1e6)
     print(f"{statistics.median(times):.1f}")
+
+
+def run_cpu_rank(rank, options, store):
+    """One process of the CPU's peer."""
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(1234)
+    drawing = time.perf_counter()
+    images = torch.randn(IMAGES, 1, 28, 28)
+    labels = torch.randint(0, 10, (IMAGES,))
+    drawing = time.perf_counter() - drawing
+    model = SimpleCNN()
+    if options.tuned:
+        images = images.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
+    if options.ranks > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    order = torch.randperm(IMAGES)[rank :: options.ranks]
+    rows = options.batch // options.ranks
+    total = torch.zeros(())
+    times = []
+    first_end = 0
+    for i in range(1 + WARM_UP + options.steps):
+        begin = i * rows % (len(order) - rows)
+        start = time.perf_counter()
+        picked = order[begin : begin + rows]
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(images[picked]), labels[picked])
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+        if i == 0:
+            first_end = time.monotonic_ns()
+        if i > WARM_UP:
+            times.append((time.perf_counter() - start) * 1e6)
+    if rank == 0:
+        startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
+        with open(options.out, "w", encoding="utf-8") as file:
+            json.dump({"torch": torch.__version__, "startup_s": startup, "steps_us": times}, file)
+    if options.ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+def run_cpu(options):
+    if options.tuned and os.environ.get("GLIBC_TUNABLES") != MALLOC:  # glibc reads it when a process starts
+        os.environ["GLIBC_TUNABLES"] = MALLOC
+        os.execv(sys.executable, [sys.executable] + sys.argv)
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")
+        if options.ranks == 1:
+            run_cpu_rank(0, options, store)
+        else:
+            torch.multiprocessing.spawn(run_cpu_rank, args=(options, store), nprocs=options.ranks)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--way", choices=("eager", "compiled", "graph"), default="eager")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    run_cpu(options) if options.device == "cpu" else run_gpu(options)
 
 
 if __name__ == "__main__":

@@ -213,3 +213,17 @@ TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes 
   CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"size_bytes\": 32"));
   CHECK_THAT(read_file(page), duet_test::ContainsSubstring("<svg"));
 }
+
+TEST_CASE("bench step times whole steps and every operator") {
+  const TemporaryFolder folder;
+  const std::string json = folder.path() + "/steps.json";
+  const duet_test::Ran ran =
+      duet_test::duet({"bench", "step", "--quiet", "--modes", "single,dp", "--devices", "2", "--batch", "16", "--steps",
+                       "5", "--repeats", "2", "--data", "synthetic", "--json", json});
+  INFO(ran.out << ran.err);
+  REQUIRE(ran.status == 0);
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\n single ") && duet_test::ContainsSubstring("\n dp ") &&
+                          duet_test::ContainsSubstring("\n conv2+pool+relu+dropout ") &&
+                          duet_test::ContainsSubstring("\n whole step "));
+  CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"name\": \"fc1 data gradient\""));
+}

@@ -119,6 +119,10 @@ struct Kernels {
                                   std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
   /// db (columns) = sum of the rows of dy (n, columns).
   void (*sum_rows)(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
+
+  /// Multiplies and adds in registers only, `rounds` times a few chains of numbers[0] * x + numbers[1]; the result goes
+  /// to numbers[2]. Returns the number of floating-point operations: over its time, the peak of one core.
+  std::int64_t (*fma_peak)(std::int64_t rounds, float* numbers);
 };
 
 /// The best set for this machine, or the one that DUET_ISA names (avx512, avx2, generic). Throws UsageError when the

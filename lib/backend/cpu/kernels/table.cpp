@@ -41,6 +41,7 @@ constinit const Kernels table = {
     .linear_backward_data = linear_backward_data,
     .linear_backward_weights = linear_backward_weights,
     .sum_rows = sum_rows,
+    .fma_peak = fma_peak,
 };
 
 }  // namespace duet::cpu::DUET_ISA

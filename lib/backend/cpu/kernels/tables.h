@@ -47,6 +47,7 @@ void linear_backward_data(const float* dy, const float* w, float* dx, std::int64
 void linear_backward_weights(const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
                              std::int64_t begin, std::int64_t end, const Leaves& leaves, void* scratch);
 void sum_rows(const float* dy, float* db, std::int64_t columns, const Leaves& leaves);
+std::int64_t fma_peak(std::int64_t rounds, float* numbers);
 
 /// All of the above.
 extern const Kernels table;

@@ -1,0 +1,36 @@
+// PyTorch's step of the same network, run by somebody's Python.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace duet::cli {
+
+/// A way of running it. `threads` are each rank's.
+struct TorchWay {
+  int ranks = 1, threads = 1;
+  bool tuned = false;  // channels_last and a malloc that keeps memory, else as it comes
+};
+
+struct TorchRun {
+  bool ok = false;
+  std::string reason;   // why not
+  int signal = 0;       // that this process was told to end by meanwhile, or 0
+  std::string version;  // PyTorch's
+  double startup_s = 0;
+  std::vector<double> steps_us;
+};
+
+/// Runs tools/torch_peer.py, of which this program carries a copy, under `python` (a path, or a name on PATH), with its
+/// files in `folder`. `poll` as in run_program().
+TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t batch, int steps,
+                   const std::string& folder, const std::function<void()>& poll);
+
+/// Throws UsageError that says why `python` cannot import torch.
+void require_torch(const std::string& python, const std::string& folder);
+
+/// "torch", "torch, tuned", "torch ddp", ...
+std::string name(const TorchWay& way);
+
+}  // namespace duet::cli

@@ -1,0 +1,100 @@
+// What duet bench step makes of its rounds, and the PyTorch peer that it runs.
+#include <sys/stat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/files.h"
+#include "cli/step_rows.h"
+#include "cli/torch_peer.h"
+#include "lib/atomic_file.h"
+#include "lib/error.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+using duet_test::Approx;
+
+namespace {
+
+StepRow row(const std::string& name, int devices, int threads, const std::vector<double>& rounds) {
+  StepRow made{.name = name, .devices = devices, .threads_per_device = threads};
+  made.torch = name.starts_with("torch");
+  for (const double us : rounds) made.add({us - 1, us, us + 10}, 0.1);
+  return made;
+}
+
+/// A program that stands in for Python: it runs `body` with the value of --out in $out.
+std::string program(const TemporaryFolder& folder, const std::string& body) {
+  const std::string path = folder.path() + "/python";
+  write_atomically(path, "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --out ] && out=$2; shift; done\n" + body + "\n");
+  ::chmod(path.c_str(), 0755);
+  return path;
+}
+
+TorchRun run(const std::string& python, const TemporaryFolder& folder) {
+  return run_torch(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, 5, folder.path(), [] {});
+}
+
+}  // namespace
+
+TEST_CASE("a ratio is taken inside each round") {
+  // The machine was half as fast in the second round: the ratio of the medians would be another.
+  const StepRow fast = row("dp", 2, 1, {100, 200, 110}), slow = row("single", 1, 1, {190, 400, 220});
+  const Ratio ratio = times_as_fast(fast, slow).value();
+  CHECK(ratio.middle == Approx(2.0));
+  CHECK(ratio.low == Approx(1.9));
+  CHECK(ratio.high == Approx(2.0));
+  StepRow failed = slow;
+  failed.error = "no";
+  CHECK_FALSE(times_as_fast(fast, failed).has_value());
+  CHECK(fast.fastest_us == 99);
+  CHECK(fast.slowest_us == 210);
+}
+
+TEST_CASE("rows are compared with peers on as many cores") {
+  StepTimes times;
+  times.torch = "2.0";
+  times.rows = {row("single", 1, 1, {100}),       row("dp", 2, 1, {50}),
+                row("torch", 1, 1, {1000}),       row("torch", 1, 2, {600}),
+                row("torch, tuned", 1, 1, {500}), row("torch ddp", 2, 1, {700})};
+  times.operators = OperatorTable{.isa = "AVX2", .peak_gflops = 100, .rows = {{"fc1", 2, 1e5, 2e5}}, .step_us = 4};
+  BenchOptions options;
+  options.repeats = 1;
+  const auto json = nlohmann::json::parse(to_json(options, times));
+  const auto& single = json.at("rows").at(0).at("times_as_fast_as");
+  CHECK(single.size() == 2);
+  CHECK(single.at("torch").at("median") == 10.0);
+  CHECK(single.at("torch, tuned").at("median") == 5.0);
+  const auto& dp = json.at("rows").at(1).at("times_as_fast_as");
+  CHECK(dp.at("single").at("median") == 2.0);
+  CHECK(dp.at("torch").at("median") == 12.0);
+  CHECK(dp.at("torch ddp").at("median") == 14.0);
+  CHECK(json.at("operators").at("rows").at(0).at("executed_flop_per_image") == 1e5);
+  const std::string text = to_text(options, times);
+  CHECK_THAT(text, duet_test::ContainsSubstring("12.00 (12.00..12.00)"));
+  // 1e5 operations in 2 us are 50 GFLOP/s: half of the peak.
+  CHECK_THAT(text, duet_test::ContainsSubstring("50.0     50.0 %      100.0"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("PyTorch 2.0"));
+}
+
+TEST_CASE("the PyTorch peer is run by the Python that was named, and its times are read") {
+  const TemporaryFolder folder;
+  const std::string good =
+      program(folder, R"(echo '{"torch": "2.9", "startup_s": 2.5, "steps_us": [3, 1.5]}' >"$out")");
+  const TorchRun ran = run(good, folder);
+  CHECK(ran.ok);
+  CHECK(ran.version == "2.9");
+  CHECK(ran.startup_s == 2.5);
+  CHECK(ran.steps_us == std::vector<double>{3, 1.5});
+  CHECK_THAT(read_file(folder.path() + "/torch_peer.py"), duet_test::ContainsSubstring("class SimpleCNN(nn.Module):"));
+}
+
+TEST_CASE("a PyTorch peer that cannot run says why") {
+  const TemporaryFolder folder;
+  const TorchRun failed = run(program(folder, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1"), folder);
+  CHECK_FALSE(failed.ok);
+  CHECK(failed.reason == "ModuleNotFoundError: No module named 'torch'");
+  CHECK_THROWS_WITH(require_torch(folder.path() + "/nowhere", folder.path()),
+                    duet_test::ContainsSubstring("cannot start " + folder.path() + "/nowhere"));
+  CHECK_THROWS_AS(run(program(folder, "echo nonsense >\"$out\""), folder), DataError);
+}
