@@ -26,6 +26,15 @@ bool is_sticky(cudaError_t status) {
   }
 }
 
+/// What to do about errors whose text does not say it.
+const char* advice(cudaError_t status) {
+  switch (status) {
+    case cudaErrorDevicesUnavailable: return "; another program may have the GPU for itself: nvidia-smi lists who";
+    case cudaErrorNoKernelImageForDevice: return "; duet was built for other GPUs: see the build's option gpu_archs";
+    default: return "";
+  }
+}
+
 }  // namespace
 
 const char* current_operator() { return operator_name; }
@@ -35,7 +44,8 @@ void check(cudaError_t status, const char* what, SourceLocation where) {
   if (status == cudaSuccess) [[likely]]
     return;
   cudaGetLastError();  // an error that is not sticky must not show up again in the next call
-  std::string message = concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")");
+  std::string message =
+      concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")", advice(status));
   if (is_sticky(status)) message += concat(", caused by ", operator_name, " or an operator before it");
   throw DeviceError(message, where);
 }

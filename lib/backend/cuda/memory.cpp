@@ -4,19 +4,11 @@
 #include <bit>
 #include <cstring>
 
+#include "lib/backend/cuda/block_watch.h"
 #include "lib/backend/cuda/cuda_backend.h"
-
-/// Defined by the simulated devices of the tests only, which then see what is used after its end, in the stream's
-/// order.
-extern "C" __attribute__((weak)) void duet_sim_hand_over(void* block, std::size_t bytes, cudaStream_t stream);
 
 namespace duet::cuda {
 namespace {
-
-/// A block has a new user of so many bytes; none when it comes back.
-void hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
-  if (duet_sim_hand_over != nullptr) duet_sim_hand_over(block, bytes, stream);
-}
 
 constexpr std::size_t kSmallest = 512;                     // the alignment of cudaMalloc's memory, and of vector loads
 constexpr std::size_t kStageBytes = std::size_t{4} << 20;  // larger copies go piece by piece
@@ -90,7 +82,7 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   }
   if (recording_ == 0 || !reused) used_ += size;
   peak_ = std::max(peak_, used_);
-  hand_over(block, bytes, device_.stream());
+  block_changes_hands(block, bytes, device_.stream());
   return block;
 }
 
@@ -111,7 +103,7 @@ void* DeviceMemory::from_driver(std::size_t size) {
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     throw DeviceError(concat("out of memory on ", device_.device(), ": asked for ", size, " bytes, but ", free, " of ",
                              total, " bytes are free; this process holds ", backend_.held_bytes(device_.physical()),
-                             " bytes there"));
+                             " bytes there, other programs and the driver the rest (nvidia-smi lists programs)"));
   }
   check(status, "cudaMalloc");
   held_ += size;
@@ -121,7 +113,7 @@ void* DeviceMemory::from_driver(std::size_t size) {
 void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  hand_over(memory, 0, device_.stream());
+  block_changes_hands(memory, 0, device_.stream());
   const auto owner = owner_.find(memory);
   const bool recorded = owner != owner_.end();
   free_[recorded ? owner->second : 0][size].push_back(memory);

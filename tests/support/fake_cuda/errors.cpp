@@ -43,6 +43,8 @@ constexpr ErrorText kErrors[] = {
     DUET_ERROR(cudaErrorMemoryAllocation, "out of memory"),
     DUET_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
     DUET_ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
+    DUET_ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
+    DUET_ERROR(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
     DUET_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     DUET_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     DUET_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Usage: cuda_faults.sh DUET MODULE: what can be wrong with GPUs and their libraries, on simulated ones: `duet train` ends
+# with status 1 and one line that says what is wrong, `duet info` says it too and goes on.
+set -euo pipefail
+duet=$(realpath "$1")
+DUET_CUDA_MODULE=$(realpath "$2")
+export DUET_CUDA_MODULE
+passed=0 failed=0
+expect() {  # expect WHAT TEXT: the last output has a line with this text
+  if grep -qE "$2" text; then passed=$((passed + 1)); return; fi
+  failed=$((failed + 1))
+  echo "$1: no '$2' in:" >&2
+  cat text >&2
+}
+fails() {  # fails WHAT MESSAGE [VARIABLE=VALUE...] [-- TRAIN'S OPTIONS]
+  local what=$1 message=$2 settings=() status=0
+  shift 2
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do settings+=("$1"); shift; done
+  [ $# = 0 ] || shift
+  (export "${settings[@]}"; timeout 60 "$duet" train --quiet --device cuda --data synthetic --train-images 64 \
+    --test-images 20 --batch 16 --epochs 1 "$@") >out 2>text || status=$?
+  sed -i '/^simulator: /d' text
+  [ $status = 1 ] && [ "$(wc -l <text)" = 1 ] || { failed=$((failed + 1)); echo "$what: status $status" >&2; cat text >&2; }
+  expect "$what" "^duet: $message"
+}
+informs() {
+  (export "${@:3}"; "$duet" info) >text 2>&1 || { failed=$((failed + 1)); echo "$1: duet info failed" >&2; }
+  expect "$1, in duet info" "$2"
+}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+
+for say in "fails" "informs"; do
+  gone='no NVIDIA driver is loaded' old='the driver is too old: it serves CUDA 11\.8, duet was built for CUDA 13\.[0-9]+' none='the driver finds no GPU'
+  [ $say = fails ] && gone="--device cuda: $gone" old="--device cuda: $old" none="--device cuda: $none"
+  $say 'no driver' "$gone" DUET_SIM_DRIVER=0 DUET_SIM_FAIL=cudaGetDeviceCount:1+:35
+  $say 'old driver' "$old" DUET_SIM_DRIVER=11080 DUET_SIM_FAIL=cudaGetDeviceCount:1+:35
+  $say 'no GPU' "$none" DUET_SIM_FAIL=cudaGetDeviceCount:1+:100
+done
+fails 'busy' '.*busy or unavailable \(cudaErrorDevicesUnavailable\); another program may have the GPU for itself' \
+  DUET_SIM_FAIL=cudaStreamCreateWithPriority:1:46
+fails 'kernels for other GPUs' '.*no kernel image .* see the build.s option gpu_archs' DUET_SIM_FAIL=kernel:1+:209
+fails 'out of memory' 'out of memory on cuda:0: asked for [0-9]+ bytes, but [0-9]+ of 33554432 bytes are free; this process holds [0-9]+ bytes there, other programs' \
+  DUET_SIM_MEMORY=32
+fails 'out of memory in a replica' 'replica [01] on device cuda:0\.[01]: out of memory on cuda:0\.[01]: asked for' \
+  DUET_SIM_MEMORY=40 DUET_SIM_DEVICES=1 -- --mode dp --devices 2
+fails 'cuDNN of another major version' 'cuDNN 10[0-9]* was found, but duet was built for cuDNN 9' DUET_SIM_CUDNN_VERSION=100000
+fails 'TF32 forced from outside' 'NVIDIA_TF32_OVERRIDE=1 makes .* precision fp32 was asked for' NVIDIA_TF32_OVERRIDE=1
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
