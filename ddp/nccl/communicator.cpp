@@ -189,7 +189,8 @@ void Communicator::retire() {
   }
 }
 
-/// The first failure counts. Whoever holds the lock may lose it for a moment.
+/// The first failure counts. Whoever holds the lock loses it while NCCL and the other ranks are told, which may take
+/// long.
 void Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
   if (!failure_.empty()) return;
   std::string why = error.what();
@@ -201,11 +202,12 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
     if (!other.empty()) why += "; " + other;
   }
   failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
-  if (communicator_ != nullptr) ncclCommAbort(std::exchange(communicator_, nullptr));
+  const ncclComm_t dead = std::exchange(communicator_, nullptr);
   pending_.clear();
   changed_.notify_all();
   const std::string text = failure_;
   lock.unlock();
+  if (dead != nullptr) ncclCommAbort(dead);
   meeting_.say_failed(text);
   lock.lock();
 }

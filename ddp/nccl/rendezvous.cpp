@@ -43,13 +43,28 @@ std::string bus_id(int gpu) {
   return text;
 }
 
+/// What NCCL takes for one GPU: older versions the place on the bus, which the partitions (MIG) of a GPU have in
+/// common, newer ones the partition.
+std::string identity(int gpu) {
+  if (loaded_version() < kSharesGpus) return bus_id(gpu);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties");
+  std::string text = bus_id(gpu) + "/";
+  for (const char byte : properties.uuid.bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+    text += digits;
+  }
+  return text;
+}
+
 /// Ranks may share a GPU if all of them say so.
 bool may_share() {
   const char* const value = std::getenv(kShareVariable);
   return loaded_version() >= kSharesGpus && value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-/// `places` by rank: "HOST BUS", and kShared behind it where the rank would share its GPU.
+/// `places` by rank: "HOST GPU", and kShared behind it where the rank would share its GPU.
 void refuse_shared(const std::vector<std::string>& places) {
   const auto place_of = [&](std::size_t rank) { return places[rank].substr(0, places[rank].rfind(kShared)); };
   for (std::size_t first = 0; first < places.size(); ++first) {
@@ -73,7 +88,7 @@ void refuse_shared(const std::vector<std::string>& places) {
 }  // namespace
 
 void Rendezvous::compare_gpus(int gpu, Milliseconds timeout) {
-  const std::string place = bus_id(gpu);
+  const std::string place = identity(gpu);
   store_->set(concat(kGpu, "/", rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
   const std::vector<std::string> all = rank_keys(kGpu, size_);
   try {

@@ -121,3 +121,19 @@ TEST_CASE("nccl: ranks that share a GPU are refused with what to do") {
     CHECK(failure == "NCCL 3.0.0 was found, but duet was built for NCCL 2");
   ::unsetenv(kVersion);
 }
+
+TEST_CASE("nccl: partitions of one GPU are one GPU to NCCL before 2.30, and several from then on") {
+  DUET_NEEDS_NCCL(2);
+  if (backend(DeviceKind::cuda).describe(gpu_of(0)).find("simulated") == std::string::npos)
+    DUET_SKIP("the version of NCCL cannot be chosen");
+  ::setenv("DUET_SIM_PARTITIONS", "1", 1);
+  const auto meet = [] {
+    return try_nccl_ranks(
+        2, [](ProcessGroup& group) { group.barrier().wait(); }, [](int rank) { return nccl_options(gpu_of(rank)); });
+  };
+  for (const std::string& failure : meet()) CHECK(failure == "");
+  ::setenv("DUET_SIM_NCCL_VERSION", "22907", 1);
+  for (const std::string& failure : meet()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
+  ::unsetenv("DUET_SIM_NCCL_VERSION");
+  ::unsetenv("DUET_SIM_PARTITIONS");
+}

@@ -1,5 +1,6 @@
 // Linear layers, pools, elementwise operators and batch norm on a GPU against the reference and the CPU.
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <utility>
 
@@ -211,10 +212,35 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"nll_loss_backward", [&] { gpu.nll_loss_backward(one2, labels, 1, rows); }},
       {"mse_loss_forward", [&] { gpu.mse_loss_forward(rows, rows2, 1, one); }},
       {"mse_loss_backward", [&] { gpu.mse_loss_backward(one, rows, rows2, 1, rows); }},
+      {"sgd_step", [&] { gpu.sgd_step(c, c2, {}, {}, 0, 1); }},
+      {"all_reduce_devices",
+       [&] {
+         gpu.all_reduce_devices({&c, 1}, {&c2, 1});
+       }},
+      {"gather_images", [&] { gpu.gather_images(index, labels, labels2, 0, 1, image, {}); }},
       {"count_correct", [&] { gpu.count_correct(rows, labels2); }}};
   for (const auto& [name, call] : calls) {
     CAPTURE(name);
     CHECK_THROWS_AS(call(), DeviceError);
     CHECK_THROWS_WITH(call(), ContainsSubstring(name) && ContainsSubstring("cuda:0.1"));
   }
+}
+
+TEST_CASE("cuda: a variable that would change the precision behind our back is refused") {
+  DUET_NEEDS_CUDA();
+  constexpr const char* kVariable = "NVIDIA_TF32_OVERRIDE";
+  Backend& gpu = backend(DeviceKind::cuda);
+  const Device fresh = {DeviceKind::cuda, 0, 40};  // without handles of libraries
+  const Tensor x = zeros({2, 2}, DType::f32, fresh);
+  ::setenv(kVariable, "1", 1);
+  const std::string why =
+      "NVIDIA_TF32_OVERRIDE=1 makes NVIDIA's libraries compute with TF32 whatever they are told, but precision fp32";
+  CHECK_THROWS_WITH(gpu.linear_forward(x, x, {}, x), ContainsSubstring(why));
+  CHECK_THROWS_WITH(gpu.set_precision(Precision::fp32), ContainsSubstring(why));
+  gpu.set_precision(Precision::bf16);
+  CHECK_NOTHROW(gpu.linear_forward(x, x, {}, x));
+  ::setenv(kVariable, "0", 1);
+  CHECK_THROWS_WITH(gpu.set_precision(Precision::tf32), ContainsSubstring("compute without TF32"));
+  CHECK_NOTHROW(gpu.set_precision(Precision::fp32));
+  ::unsetenv(kVariable);
 }

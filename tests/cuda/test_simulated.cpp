@@ -78,3 +78,24 @@ TEST_CASE("simulated: a failed allocation is tried again, and failures name what
       ContainsSubstring("cuda: synchronize: ") && ContainsSubstring("caused by relu_forward"));
   duet_sim::reset(1);
 }
+
+TEST_CASE("simulated: a GPU that has no room for another peer copies by the detour") {
+  const Device three = {DeviceKind::cuda, 3};
+  duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:711");  // cudaErrorTooManyPeers
+  const Tensor x = from_values<float>({3}, {1, 2, 3}).to(kTwo).to(three);
+  CHECK(as_array(x).values == std::vector<double>{1, 2, 3});
+  duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:1");
+  CHECK_THROWS_WITH(x.to(kOne), ContainsSubstring("cudaDeviceEnablePeerAccess"));
+  duet_sim::reset(1);
+}
+
+TEST_CASE("simulated: what the last user of a cached block left is gone") {
+  const void* block = nullptr;
+  {
+    const Tensor x = zeros({1000}, DType::f32, kTwo);
+    block = x.raw();
+  }
+  const Tensor y = empty({1000}, DType::f32, kTwo);
+  REQUIRE(y.raw() == block);
+  for (const float value : on_cpu(y).span<float>()) REQUIRE(value != 0);
+}

@@ -1,4 +1,5 @@
 // NCCL failing behind a rank's back.
+#include <future>
 #include <latch>
 
 #include "tests/cuda/nccl_ranks.h"
@@ -64,4 +65,31 @@ TEST_CASE("simulated: an error that NCCL finds while a collective waits for a ra
   duet_sim::reset(1);
   for (const std::string& failure : failures)
     CHECK_THAT(failure, ContainsSubstring("barrier #2 failed on rank 0: NCCL: internal error"));
+}
+
+TEST_CASE("simulated: an abort that takes long holds nobody up but the one who aborts") {
+  std::promise<void> thrown;
+  bool others_went_on = false;
+  duet_sim::at_next_abort([&, told = thrown.get_future().share()] {
+    others_went_on = told.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+  });
+  std::latch ended(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 1) return ended.arrive_and_wait();
+        try {
+          group.barrier().wait();  // its thread waits, the watchdog aborts
+        } catch (const CommError&) {
+          thrown.set_value();
+        }
+        ended.arrive_and_wait();
+      },
+      [](int rank) {
+        ddp::NcclOptions options = nccl_options(gpu_of(rank));
+        options.group.timeout = std::chrono::milliseconds(300);
+        return options;
+      });
+  CHECK(others_went_on);
 }

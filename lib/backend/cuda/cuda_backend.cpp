@@ -1,6 +1,8 @@
 #include "lib/backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "lib/backend/cuda/cuda_recorder.h"
@@ -47,6 +49,21 @@ void same_device(const char* op, std::initializer_list<Operand> operands) {
     require<DeviceError>(operand.tensor.device() == first->tensor.device(), op, ": ", first->name, " is on ",
                          first->tensor.device(), ", ", operand.name, " on ", operand.tensor.device());
   }
+}
+
+void require_no_override(Precision precision) {
+  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+  if (value == nullptr || *value == '\0') return;
+  const bool forbids = std::string_view(value) == "0";  // else it demands TF32
+  require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", value,
+                       " makes NVIDIA's libraries compute ", forbids ? "without" : "with",
+                       " TF32 whatever they are told, but precision ", name(precision),
+                       " was asked for: unset that variable, or choose another precision");
+}
+
+void CudaBackend::set_precision(Precision precision) {
+  require_no_override(precision);
+  precision_ = precision;
 }
 
 CudaBackend::CudaBackend() : gpus_(count_gpus()) {
@@ -140,7 +157,8 @@ void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
     if (!possible) continue;
     own->activate();
     const cudaError_t status = cudaDeviceEnablePeerAccess(other->physical(), 0);
-    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    // A GPU has a limited number of peers; copies from and to the others take the detour.
+    if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers) {
       cudaGetLastError();
     } else {
       check(status, "cudaDeviceEnablePeerAccess");

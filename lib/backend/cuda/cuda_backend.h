@@ -19,7 +19,12 @@ struct Operand {
 /// Throws DeviceError "linear_forward: x is on cuda:0, w on cuda:1" unless all defined operands lie on one device.
 void same_device(const char* op, std::initializer_list<Operand> operands);
 
-/// ", NCCL 2.28.9", or empty where it is not installed. Loads it for the question only: it is large.
+/// NVIDIA's libraries obey the variable NVIDIA_TF32_OVERRIDE before what they are told. Throws DeviceError where it
+/// would make them compute otherwise than in this precision.
+void require_no_override(Precision precision);
+
+/// ", NCCL 2.28.9", or empty where it is not installed. Only NCCL itself knows its version, so all of it (hundreds of
+/// megabytes) is loaded for the question, and let go; duet info and the reports ask, training does not.
 std::string nccl_version();
 
 /// All GPUs that this process sees. A GPU gets a context when something is first asked of it.
@@ -38,7 +43,8 @@ class CudaBackend final : public Backend {
   bool shares_memory() const override { return false; }
   void* stream(Device device) override;
   StepRecorder* recorder(Device device) override;
-  void set_precision(Precision precision) override { precision_ = precision; }
+  /// Throws DeviceError when the environment keeps NVIDIA's libraries from computing so.
+  void set_precision(Precision precision) override;
   Precision precision() const override { return precision_; }
   DeviceUse use(Device device) override;
   bool copies_directly(Device from, Device to) override;

@@ -38,6 +38,7 @@ void CudaDevice::activate() const {
 
 cudnnHandle_t CudaDevice::cudnn() {
   if (cudnn_ != nullptr) return cudnn_;
+  require_no_override(precision());
   const auto major = static_cast<int>(cudnnGetVersion() / 10000);
   require<DeviceError>(major == CUDNN_MAJOR, "cuDNN ", cudnnGetVersion(), " was found, but duet was built for cuDNN ",
                        CUDNN_MAJOR);
@@ -50,6 +51,11 @@ cudnnHandle_t CudaDevice::cudnn() {
 
 cublasHandle_t CudaDevice::cublas() {
   if (cublas_ != nullptr) return cublas_;
+  require_no_override(precision());
+  int major = 0;
+  check(cublasGetProperty(MAJOR_VERSION, &major), "cublasGetProperty");
+  require<DeviceError>(major == CUBLAS_VER_MAJOR, "cuBLAS ", major, " was found, but duet was built for cuBLAS ",
+                       CUBLAS_VER_MAJOR);
   activate();
   cublasHandle_t handle = nullptr;
   check(cublasCreate(&handle), "cublasCreate");

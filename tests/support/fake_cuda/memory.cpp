@@ -19,7 +19,7 @@ constexpr int kEmpty = 0xFF;  // fresh memory and what lies around it: NaN as fl
 /// Allocations end at the end of a page, and a page that is never opened follows.
 struct Allocation {
   Address pages, base, end;  // the bytes asked for end at base + size, the pages at `end`
-  std::size_t size, used;    // a pool over it may have lent out less: see duet_sim_hand_over
+  std::size_t size, used;    // a pool over it may have lent out less: see hand_over
   int device;
   bool live;
 };
@@ -205,20 +205,7 @@ bool close_memory(const Op& op) {
   return good;
 }
 
-Live live(int device) {
-  std::lock_guard lock(memory().mutex);
-  return memory().live[slot(device)];
-}
-
-}  // namespace duet_sim
-
-using namespace duet_sim;
-
-extern "C" {
-
-/// A pool over cudaMalloc lends the first bytes of a block out, or gets it back (0 bytes), in the stream's order: what
-/// a user leaves is gone, and what lies beyond its bytes is not to be written.
-void duet_sim_hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
+void hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
   std::lock_guard lock(state().mutex);
   Op op("a block's new user");
   op.body = [=] {
@@ -231,6 +218,17 @@ void duet_sim_hand_over(void* block, std::size_t bytes, cudaStream_t stream) {
   };
   submit(stream, op);
 }
+
+Live live(int device) {
+  std::lock_guard lock(memory().mutex);
+  return memory().live[slot(device)];
+}
+
+}  // namespace duet_sim
+
+using namespace duet_sim;
+
+extern "C" {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   if (cudaError_t error = enter("cudaMemGetInfo")) return error;

@@ -11,6 +11,7 @@
 
 #include "tests/support/fake_cuda/nccl_group.h"
 #include "tests/support/fake_cuda/sim.h"
+#include "tests/support/fake_cuda/simulator.h"
 
 namespace duet_sim {
 namespace {
@@ -19,6 +20,7 @@ thread_local int group_depth = 0;
 thread_local std::vector<std::pair<ncclComm*, Request>> deferred;
 thread_local std::vector<ncclComm*> arriving;
 thread_local std::string last_error = "no error";
+std::function<void()> abort_call;
 
 int version() { return static_cast<int>(setting("DUET_SIM_NCCL_VERSION", NCCL_VERSION_CODE)); }
 
@@ -124,6 +126,11 @@ ncclResult_t ask(ncclComm* comm, Request request, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void at_next_abort(const std::function<void()>& call) {
+  const std::lock_guard lock(state().mutex);
+  abort_call = call;
+}
 }  // namespace duet_sim
 
 using namespace duet_sim;
@@ -187,7 +194,11 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  std::lock_guard lock(state().mutex);
+  std::unique_lock lock(state().mutex);
+  const auto call = std::exchange(abort_call, nullptr);
+  lock.unlock();
+  if (call) call();
+  lock.lock();
   if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is aborted twice");
   comm->alive = false;
   abandon(*comm);

@@ -63,6 +63,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   if (!valid(device)) return set_last(cudaErrorInvalidDevice);
   *prop = {};
   std::snprintf(prop->name, sizeof prop->name, "simulated GPU");
+  prop->uuid.bytes[15] = static_cast<char>(device + 1);
   prop->totalGlobalMem = static_cast<size_t>(setting("DUET_SIM_MEMORY", 4096)) << 20;
   prop->major = 9;
   prop->multiProcessorCount = 4;
@@ -73,7 +74,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int device) 
   switch (attr) {
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
-    case cudaDevAttrPciBusId: *value = device + 1; break;
+    case cudaDevAttrPciBusId: *value = setting("DUET_SIM_PARTITIONS", 0) != 0 ? 1 : device + 1; break;
     case cudaDevAttrComputeMode:
     case cudaDevAttrPciDeviceId:
     case cudaDevAttrPciDomainId:

@@ -8,11 +8,13 @@
 //
 // Environment: DUET_SIM_SEED; DUET_SIM_DEVICES (4); DUET_SIM_MEMORY, MiB per device (4096); DUET_SIM_PEER=0: no peer
 // access; DUET_SIM_FAIL=cudaMalloc:3,kernel:5+: the 3rd call fails, kernels do from the 5th on; DUET_SIM_THREADS=1: no
-// block runs in one thread; DUET_SIM_TIMEOUT_S (20) until a deadlock is reported; DUET_SIM_NCCL_VERSION.
+// block runs in one thread; DUET_SIM_TIMEOUT_S (20) until a deadlock is reported; DUET_SIM_NCCL_VERSION;
+// DUET_SIM_PARTITIONS=1: all devices are partitions of one GPU.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace duet_sim {
@@ -26,6 +28,11 @@ Live live(int device);
 bool has_context(int device);
 /// Forgets queued work and sticky errors, seeds the order, and sets failures to inject (as DUET_SIM_FAIL).
 void reset(std::uint64_t seed, const std::string& fail = "");
+/// A pool over cudaMalloc lends the first bytes of a block out, or gets it back (0 bytes), in the stream's order: what
+/// a user leaves is gone, and what lies beyond its bytes is not to be written.
+void hand_over(void* block, std::size_t bytes, struct CUstream_st* stream);
+/// The next ncclCommAbort makes this call first, and takes as long.
+void at_next_abort(const std::function<void()>& call);
 /// What was reported since the last call.
 std::string take_report();
 
