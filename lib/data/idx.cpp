@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <span>
 
+#include "lib/data/mapped_file.h"
 #include "lib/error.h"
 
 namespace duet::data {
 namespace {
 
 constexpr std::uint32_t kImageMagic = 2051, kLabelMagic = 2049;
+constexpr std::size_t kImageHeader = 16;  // bytes
 
 std::uint32_t read_word(ByteReader& file, const char* field) {
   std::array<std::uint8_t, 4> bytes{};
@@ -49,15 +51,33 @@ void read_all(ByteReader& file, std::span<std::uint8_t> out, const char* field) 
                      "' that the header announces");
 }
 
-}  // namespace
-
-Tensor read_idx_images(ByteReader& file) {
+/// Reads the header of images and checks all that it announces.
+Shape image_shape(ByteReader& file) {
   check_magic(file, kImageMagic, "images");
   const std::int64_t n = read_size(file, "number of images"), rows = read_size(file, "rows"),
                      columns = read_size(file, "columns");
   check_total(file, static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(rows),
               static_cast<std::uint64_t>(columns));
-  const Tensor images = empty({n, 1, rows, columns}, DType::u8);
+  return {n, 1, rows, columns};
+}
+
+/// The pixels of a file that is not packed, where they lie; undefined for another file, or one that must be read to say
+/// what is wrong with it.
+Tensor map_idx_images(const std::filesystem::path& path) {
+  const std::shared_ptr<Storage> mapped = map_file(path);
+  if (mapped == nullptr) return {};
+  const std::span content(static_cast<const std::uint8_t*>(mapped->data()), mapped->bytes());
+  if (path.extension() == ".gz" || content.size() < kImageHeader || content[0] != 0) return {};
+  ByteReader header(content, path.string());
+  const Shape shape = image_shape(header);
+  if (content.size() != kImageHeader + static_cast<std::size_t>(shape.count())) return {};
+  return {mapped, kImageHeader, shape, DType::u8};
+}
+
+}  // namespace
+
+Tensor read_idx_images(ByteReader& file) {
+  const Tensor images = empty(image_shape(file), DType::u8);
   read_all(file, images.span<std::uint8_t>(), "pixels");
   return images;
 }
@@ -77,6 +97,7 @@ Tensor read_idx_labels(ByteReader& file, int classes) {
 }
 
 Tensor read_idx_images(const std::filesystem::path& path) {
+  if (const Tensor mapped = map_idx_images(path); mapped.defined()) return mapped;
   ByteReader file(path);
   return read_idx_images(file);
 }

@@ -6,6 +6,7 @@
 #include "lib/data/download.h"
 #include "lib/data/drawn_digits.h"
 #include "lib/data/idx.h"
+#include "lib/data/unpacked.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -44,8 +45,9 @@ std::ptrdiff_t count_found(const MnistFiles& files) {
   return std::count_if(files.paths.begin(), files.paths.end(), [](const fs::path& path) { return !path.empty(); });
 }
 
-ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path) {
-  const Tensor images = read_idx_images(image_path), labels = read_idx_labels(label_path);
+ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, const fs::path& unpacked) {
+  const Tensor images = unpacked.empty() ? read_idx_images(image_path) : read_idx_images_once(image_path, unpacked);
+  const Tensor labels = read_idx_labels(label_path);
   require<DataError>(images.size(2) == kSide && images.size(3) == kSide, image_path.string(), ": images are ",
                      images.size(2), " x ", images.size(3), ", expected ", kSide, " x ", kSide);
   require<DataError>(images.size(0) == labels.size(0), label_path.string(), ": field 'number of labels' is ",
@@ -65,8 +67,10 @@ Mnist limited(const Mnist& all, const MnistOptions& options) {
 
 std::string counts(const Mnist& data) { return grouped(data.train.size()) + " + " + grouped(data.test.size()); }
 
+fs::path cache_of(const MnistOptions& options) { return options.cache.value_or(cache_folder()); }
+
 Mnist read_limited(const MnistFiles& files, const MnistOptions& options) {
-  Mnist data = limited(read_mnist(files, options.kind), options);
+  Mnist data = limited(read_mnist(files, options.kind, cache_of(options) / "unpacked"), options);
   data.origin =
       concat(name(options.kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
   return data;
@@ -116,9 +120,10 @@ MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   return count_found(inside) > count_found(direct) ? inside : direct;
 }
 
-Mnist read_mnist(const MnistFiles& files, MnistKind kind) {
+Mnist read_mnist(const MnistFiles& files, MnistKind kind, const fs::path& unpacked) {
   require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
-  Mnist data{read_pair(files.paths[0], files.paths[1]), read_pair(files.paths[2], files.paths[3]), "", false};
+  Mnist data{read_pair(files.paths[0], files.paths[1], unpacked), read_pair(files.paths[2], files.paths[3], unpacked),
+             "", false};
   data.origin = concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
   return data;
 }
@@ -137,7 +142,7 @@ Mnist load_mnist(const MnistOptions& options) {
   const std::string named = options.environment.value_or(variable ? variable : "");
   if (!named.empty()) return read_limited(require_complete(named, "$DUET_DATA", options.kind), options);
 
-  const fs::path cache = options.cache.value_or(cache_folder());
+  const fs::path cache = cache_of(options);
   std::string incomplete;
   for (const fs::path& folder : {options.here / "data", cache}) {
     const MnistFiles files = find_mnist(folder, options.kind);

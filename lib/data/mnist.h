@@ -41,8 +41,8 @@ struct Mnist {
 };
 
 /// Throws DataError as lib/data/idx.h, for images that are not 28 x 28, and when a set's labels and images differ in
-/// number.
-Mnist read_mnist(const MnistFiles& files, MnistKind kind);
+/// number. `unpacked`: folder where unpacked copies are kept and looked for (lib/data/unpacked.h); empty: nowhere.
+Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
 
 /// Told about a download: file name, bytes so far, bytes in all (0 while that is unknown).
 using DownloadProgress = std::function<void(const std::string& file, std::uint64_t done, std::uint64_t total)>;
@@ -65,7 +65,7 @@ std::filesystem::path cache_folder();
 
 /// Looks in --data, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
 /// hold a complete set: else DataError says what is missing. If nothing is found: downloads if told so, else draws
-/// digits, and `origin` says it.
+/// digits, and `origin` says it. Packed images are unpacked once: copies are kept in the cache's folder `unpacked`.
 Mnist load_mnist(const MnistOptions& options);
 
 }  // namespace duet::data

@@ -227,3 +227,19 @@ TEST_CASE("bench step times whole steps and every operator") {
                           duet_test::ContainsSubstring("\n whole step "));
   CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"name\": \"fc1 data gradient\""));
 }
+
+TEST_CASE("a training loads no library that it does not use") {
+  ::setenv("LD_DEBUG", "files", 1);
+  std::vector<duet_test::Ran> runs;
+  for (const char* backend : {"shm", "gloo"})
+    runs.push_back(duet_test::duet(train({"--epochs", "1", "--mode", "ddp", "--devices", "2", "--backend", backend})));
+  ::unsetenv("LD_DEBUG");
+  REQUIRE(runs[0].status == 0);
+  CHECK_THAT(runs[0].err, duet_test::ContainsSubstring("libdnnl"));
+  for (const char* library : {"libcurl", "libduet_gloo", "libduet_cuda", "libduet_nccl", "libcuda", "libmpi"}) {
+    INFO(library);
+    CHECK(runs[0].err.find(library) == std::string::npos);
+  }
+  // That the list would show one, where Gloo was built.
+  if (runs[1].status == 0) CHECK_THAT(runs[1].err, duet_test::ContainsSubstring("libduet_gloo"));
+}
