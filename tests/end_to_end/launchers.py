@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Runs `duet train --mode ddp` unchanged under another launcher, and compares its parameters with a single device's.
+
+    launchers.py torchrun|mpirun|srun DUET
+
+The launcher is $DUET_TORCHRUN, $DUET_MPIRUN or $DUET_SRUN, else the one in PATH. Exits with 77, and says why, where there
+is none, or where srun has no cluster to ask.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+RANKS = 2
+SKIPPED = 77
+TRAIN = ["train", "--quiet", "--data", "synthetic", "--train-images", "333", "--test-images", "200", "--lr", "0.05",
+         "--batch", "64", "--epochs", "1"]
+COMMANDS = {
+    "torchrun": ["--standalone", "--no-python", f"--nproc-per-node={RANKS}"],
+    # Containers often run as root, and on fewer cores than ranks.
+    "mpirun": ["--allow-run-as-root", "--oversubscribe", "-np", str(RANKS)],
+    "srun": [f"--ntasks={RANKS}", "--nodes=1", "--overcommit"],
+}
+# What this test itself was started by must not be taken for the launcher.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+
+
+def run(command, folder):
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment["TMPDIR"] = folder  # without an address, ranks meet there
+    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                         timeout=240, check=False)
+    print(ran.stdout)
+    return ran
+
+
+def train(command, folder, name, more=()):
+    """Returns the record of one training."""
+    result = os.path.join(folder, name)
+    ran = run([*command, *TRAIN, "--result", result, *more], folder)
+    if ran.returncode != 0:
+        sys.exit(f"exit code {ran.returncode}: {' '.join(command)}")
+    with open(result, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def main(launcher, duet):
+    program = os.environ.get(f"DUET_{launcher.upper()}") or shutil.which(launcher)
+    if program is None:
+        skip(f"{launcher} is not in PATH")
+    command = [program, *COMMANDS[launcher]]
+    with tempfile.TemporaryDirectory(prefix="duet-") as folder:
+        if launcher == "srun" and run([*command, "true"], folder).returncode != 0:
+            skip("srun is here, but no Slurm cluster answers it")
+        alone = train([duet], folder, "alone")
+        ranks = train([*command, duet], folder, "ranks", ["--mode", "ddp"])
+        if ranks["devices"] != RANKS:
+            sys.exit(f"{ranks['devices']} ranks trained together, expected {RANKS}")
+        if ranks["parameters_sha256"] != alone["parameters_sha256"]:
+            sys.exit(f"{RANKS} ranks under {launcher} end with other parameters than one device")
+        # A rank's error ends the job, and reaches the launcher as a failure.
+        if run([*command, duet, *TRAIN, "--mode", "ddp", "--resume", "/no/such/file"], folder).returncode == 0:
+            sys.exit(f"a job that failed is a success for {launcher}")
+    print("1 passed, 0 failed, 0 skipped")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
