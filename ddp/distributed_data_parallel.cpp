@@ -71,6 +71,7 @@ struct DistributedDataParallel::Hooks {
                 {.bucket_limits = options.bucket_limits,
                  .scale = options.rule == GradientRule::torch ? 1.0 / the_group.size() : 1.0,
                  .zero_unused = options.find_unused_parameters,
+                 .static_graph = options.static_graph,
                  .comm_hook = options.comm_hook}) {
     ready.resize(static_cast<std::size_t>(count));
     on_ready = store.on_grad_ready([this](int slot) { grad_ready(slot); });
@@ -89,14 +90,16 @@ struct DistributedDataParallel::Hooks {
   }
 
   void grad_ready(int slot) {
-    if (!sync || slot < first || slot >= first + count) return;
+    if (slot < first || slot >= first + count) return;
+    const int in_reducer = first + count - 1 - slot;
+    if (!sync) return reducer.require_expected(in_reducer);  // what has accumulated there would be set to zero
     // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
     require<UsageError>(
         accumulates || reduced_at != store.zero_grad_count(),
         "backward adds to gradients that are already summed over the ranks: call zero_grad() before it, "
         "or no_sync() around all backward runs but the last");
     ready[static_cast<std::size_t>(slot - first)] = 1;
-    reducer.mark_ready(first + count - 1 - slot);
+    reducer.mark_ready(in_reducer);
   }
 
   void backward_ended() {

@@ -24,6 +24,9 @@ struct DistributedDataParallelOptions {
   std::vector<std::size_t> bucket_limits{};
   /// Parameters that a loss does not reach count as zeros instead of being an error.
   bool find_unused_parameters = false;
+  /// Every step of a rank uses the parameters that its first one used. The others count as zeros, and no bucket waits
+  /// for the end of backward to find that out. A graph that changes is an error that names the parameter.
+  bool static_graph = false;
   /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
   bool broadcast_buffers = true;
   /// In every K-th synchronised step all ranks compare hashes of their parameters; 0: never. backward then throws

@@ -77,6 +77,22 @@ void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
 void Reducer::mark_ready(int slot) {
   require<UsageError>(slot >= 0 && slot < static_cast<int>(slots_.size()), "gradient ", slot, " of ", slots_.size());
   const auto i = static_cast<std::size_t>(slot);
+  require_expected(slot);
+  if (!std::exchange(begun_, true)) {
+    for (std::size_t other = 0; other < expected_.size(); ++other)
+      if (!expected_[other]) zero(other);
+  }
+  mark(i);
+}
+
+void Reducer::require_expected(int slot) const {
+  const auto i = static_cast<std::size_t>(slot);
+  require<UsageError>(expected_.empty() || expected_[i], "static_graph: the graph has changed: the gradient of ",
+                      slots_[i].name, " became ready in step ", times_.steps + 1, " on rank ", group_.rank(),
+                      ", but not in the first");
+}
+
+void Reducer::mark(std::size_t i) {
   require<UsageError>(!ready_[i], "the gradient of ", slots_[i].name,
                       " became ready twice in one step: it was reduced before it was complete");
   ready_[i] = 1;
@@ -99,25 +115,44 @@ void Reducer::send_ready_buckets() {
   }
 }
 
+void Reducer::zero(std::size_t i) {
+  set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
+  mark(i);
+}
+
 void Reducer::zero_missing() {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (ready_[i]) continue;
-    set_to_zero({slots_[i].data, slots_[i].count, slots_[i].dtype, slots_[i].device});
-    mark_ready(static_cast<int>(i));
-  }
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (!ready_[i]) zero(i);
 }
 
 void Reducer::contribute_zeros() {
   zero_missing();
-  finish();
+  wait_for_sent();
 }
 
 void Reducer::finish() {
-  if (sent_ < buckets_.size() && options_.zero_unused) zero_missing();
+  settle_missing();
+  wait_for_sent();
+}
+
+void Reducer::settle_missing() {
+  if (options_.static_graph && expected_.empty()) {
+    expected_ = ready_;
+    return zero_missing();
+  }
+  if (sent_ == buckets_.size()) return;
+  if (options_.static_graph) {
+    throw UsageError(concat("static_graph: the graph has changed: step ", times_.steps + 1, " on rank ", group_.rank(),
+                            " has no gradient for ", missing_names(), ", but the first step had"));
+  }
+  if (options_.zero_unused) zero_missing();
   if (sent_ < buckets_.size()) {
     throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
                             "; a parameter that the loss does not use needs the option zero_unused"));
   }
+}
+
+void Reducer::wait_for_sent() {
   const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
   const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
@@ -132,6 +167,7 @@ void Reducer::finish() {
 void Reducer::reset() {
   const std::size_t sent = std::exchange(sent_, 0);
   std::fill(ready_.begin(), ready_.end(), char{0});
+  begun_ = false;
   for (Run& bucket : buckets_) bucket.missing = bucket.count;
   std::exception_ptr failure;
   for (std::size_t i = 0; i < sent; ++i) {

@@ -28,6 +28,9 @@ struct ReducerOptions {
   double scale = 1.0;
   /// Slots that are not ready at finish() count as zeros instead of being an error.
   bool zero_unused = false;
+  /// The slots that are ready at the first finish() are those of all steps. The others count as zeros, which later
+  /// steps send along as soon as the first slot is ready; another set is an error that names the slot.
+  bool static_graph = false;
   /// Sums a bucket over the ranks; null: all_reduce.
   std::shared_ptr<CommHook> comm_hook{};
 };
@@ -49,7 +52,8 @@ class Reducer {
   /// another in memory start a new bucket. Throws UsageError for overlapping slots.
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
 
-  /// The slot's gradient is complete. Throws UsageError that names a slot marked twice.
+  /// The slot's gradient is complete. Throws UsageError that names a slot marked twice, or one that was not ready in
+  /// the first step of a static graph.
   void mark_ready(int slot);
   /// Waits until every gradient holds the sum over all ranks. Throws UsageError that names the slots that were never
   /// ready, after which the group is out of step with the others.
@@ -59,6 +63,8 @@ class Reducer {
   /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
   void reset();
 
+  /// Throws UsageError for a slot that was not ready in the first step of a static graph.
+  void require_expected(int slot) const;
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   /// The slots of each bucket, in the order in which the buckets are sent.
   std::vector<std::vector<int>> buckets() const;
@@ -73,8 +79,12 @@ class Reducer {
   };
   void add_bucket(const std::vector<std::size_t>& slots);
   GradBucket grad_bucket(std::size_t index) const;
+  void mark(std::size_t slot);
+  void zero(std::size_t slot);
   void send_ready_buckets();
   void zero_missing();
+  void settle_missing();
+  void wait_for_sent();
   std::string missing_names() const;
 
   ProcessGroup& group_;
@@ -83,6 +93,8 @@ class Reducer {
   std::vector<Run> buckets_;
   std::vector<int> bucket_of_;  // by slot
   std::vector<char> ready_;     // by slot
+  std::vector<char> expected_;  // by slot: what the first step of a static graph had; empty before its end
+  bool begun_ = false;          // a slot of this step was marked
   std::size_t sent_ = 0;        // buckets sent in this step
   Clock::time_point first_sent_{};
   ReducerTimes times_;

@@ -143,6 +143,60 @@ TEST_CASE("a parameter without a gradient is named, or counts as zeros") {
   for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"0"});
 }
 
+namespace {
+
+/// One weight is used twice, one is not used unless asked for.
+struct Shared : nn::Module {
+  Shared() {
+    register_module("twice", twice);
+    register_module("other", other);
+    initialise(3);
+  }
+  Variable forward(nn::Context& context, const Variable& x) const override {
+    const Variable y = twice.forward(context, twice.forward(context, x));
+    return uses_other ? other.forward(context, y) : y;
+  }
+  using nn::Module::forward;
+  std::string type_name() const override { return "Shared"; }
+  nn::Linear twice{1, 1, false}, other{1, 1, false};
+  bool uses_other = false;
+};
+
+/// The gradients of both weights after three steps.
+std::vector<float> train_static(ProcessGroup& group, const DistributedDataParallelOptions& options, bool changes) {
+  const Device device{DeviceKind::cpu, group.rank()};  // threads that compute share none
+  Shared model;
+  model.to(device);
+  DistributedDataParallel net(model, group, options);
+  const Tensor x = from_values<float>({1, 1}, {static_cast<float>(group.rank() + 1)}).to(device);
+  for (int step = 0; step < 3; ++step) {
+    model.parameters().zero_grad();
+    model.uses_other = changes && step == 2;
+    ops::mse_loss(net(x), zeros({1, 1}, DType::f32, device)).backward();
+  }
+  const auto all = model.parameters().gradients().span<float>();
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
+TEST_CASE("a static graph has the gradients of the search for unused parameters, and may not change") {
+  const DistributedDataParallelOptions options{.bucket_limits = {4}, .static_graph = true};
+  std::vector<std::vector<float>> searched(2), known(2);
+  run_ranks(Over::memory, 2, [&](ProcessGroup& group) {
+    const auto rank = static_cast<std::size_t>(group.rank());
+    searched[rank] = train_static(group, {.find_unused_parameters = true}, false);
+    known[rank] = train_static(group, options, false);
+  });
+  CHECK(known == searched);
+  CHECK(searched[0] == searched[1]);
+  CHECK(searched[0][0] == 0.0f);
+  CHECK(searched[0][1] != 0.0f);
+  for (const auto& failure :
+       try_ranks(Over::memory, 2, {}, [&](ProcessGroup& group) { train_static(group, options, true); }))
+    CHECK_THAT(text_of(failure), ContainsSubstring("the gradient of other.weight became ready in step 3"));
+}
+
 TEST_CASE("construction gives all ranks the values of rank 0") {
   std::vector<std::vector<float>> results(2);
   run_ranks(Over::memory, 2, [&](ProcessGroup& group) {

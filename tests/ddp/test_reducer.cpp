@@ -152,6 +152,33 @@ TEST_CASE("a slot twice and a missing slot are errors that name it") {
   CHECK(flat[20] == 0);
 }
 
+TEST_CASE("of a static graph, unused slots hold up no bucket, and a change is an error that names the slot") {
+  std::vector<float> flat(40, 1.0f);
+  RecordingGroup group;
+  Reducer reducer(group, slots_in(flat, {10, 10, 10, 10}), {.bucket_limits = {40}, .static_graph = true});
+  for (const int slot : {0, 2, 3}) reducer.mark_ready(slot);
+  CHECK(group.sent.size() == 1);
+  reducer.finish();  // the second slot is unused
+  CHECK(group.sent.size() == 4);
+  for (int step = 0; step < 2; ++step) {
+    std::fill(flat.begin(), flat.end(), 1.0f);
+    group.sent.clear();
+    for (const int slot : {0, 2, 3}) reducer.mark_ready(slot);
+    CHECK(group.sent.size() == 4);  // while backward may go on
+    CHECK(flat[9] == 1.0f);
+    CHECK(flat[10] == 0.0f);
+    CHECK(flat[20] == 1.0f);
+    reducer.finish();
+  }
+  reducer.mark_ready(0);
+  CHECK_THROWS_WITH(reducer.mark_ready(1), ContainsSubstring("the gradient of slot1 became ready in step 4 on rank 0"));
+  reducer.reset();
+  reducer.mark_ready(0);
+  reducer.mark_ready(2);
+  CHECK_THROWS_WITH(reducer.finish(), ContainsSubstring("static_graph: the graph has changed: step 4 on rank 0 has no "
+                                                        "gradient for slot3"));
+}
+
 TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {
   std::vector<float> flat(30);
   RecordingGroup group;
