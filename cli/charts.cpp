@@ -196,36 +196,47 @@ std::string loss_chart(const Results& results) {
   return axes.svg.str();
 }
 
-std::string memory_chart(const Results& results) {
+namespace {
+
+/// A row per run, in it a bar per process or device, in MB.
+std::string memory_bars(const Results& results, std::vector<double> Run::*memory, const std::string& owner) {
   double largest = 0;
   std::size_t bars = 0;
   for (const Run& run : results.runs) {
-    if (!run.ok || run.peak_memory_mb.empty()) continue;
-    largest = std::max(largest, high(run.peak_memory_mb));
-    bars += run.peak_memory_mb.size();
+    if (!run.ok || (run.*memory).empty()) continue;
+    largest = std::max(largest, high((run.*memory)));
+    bars += (run.*memory).size();
   }
   if (bars == 0 || largest <= 0) return "";
   const double name_width = 130, pitch = 28;
   std::size_t rows = 0;
-  for (const Run& run : results.runs) rows += run.ok && !run.peak_memory_mb.empty();
-  Svg svg(kWidth, static_cast<double>(rows) * pitch + 8, "Peak memory of every process");
+  for (const Run& run : results.runs) rows += run.ok && !(run.*memory).empty();
+  Svg svg(kWidth, static_cast<double>(rows) * pitch + 8, "Peak memory of every " + owner);
   const double scale = (kWidth - name_width - 90) / largest;
   double row = 4;
   for (const Run& run : results.runs) {
-    if (!run.ok || run.peak_memory_mb.empty()) continue;
+    if (!run.ok || (run.*memory).empty()) continue;
     svg.text(name_width - 8, row + 14, row_label(results, run), "end");
-    const double bar = 20.0 / static_cast<double>(run.peak_memory_mb.size());
+    const double bar = 20.0 / static_cast<double>((run.*memory).size());
     double at = row;
-    for (std::size_t p = 0; p < run.peak_memory_mb.size(); ++p, at += bar)
+    for (std::size_t p = 0; p < (run.*memory).size(); ++p, at += bar)
       svg.rect(
-          name_width, at, run.peak_memory_mb[p] * scale, std::max(1.0, bar - 1), "fill-" + run.mode,
-          row_label(results, run) + ", process " + std::to_string(p) + ": " + fixed(run.peak_memory_mb[p], 0) + " MB");
-    const std::string each = run.peak_memory_mb.size() > 1 ? " x " + std::to_string(run.peak_memory_mb.size()) : "";
-    svg.text(name_width + high(run.peak_memory_mb) * scale + 6, row + 14,
-             fixed(high(run.peak_memory_mb), 0) + " MB" + each, "start");
+          name_width, at, (run.*memory)[p] * scale, std::max(1.0, bar - 1), "fill-" + run.mode,
+          row_label(results, run) + ", " + owner + " " + std::to_string(p) + ": " + fixed((run.*memory)[p], 0) + " MB");
+    const std::string each = (run.*memory).size() > 1 ? " x " + std::to_string((run.*memory).size()) : "";
+    svg.text(name_width + high((run.*memory)) * scale + 6, row + 14, fixed(high((run.*memory)), 0) + " MB" + each,
+             "start");
     row += pitch;
   }
   return svg.str();
+}
+
+}  // namespace
+
+std::string memory_chart(const Results& results) { return memory_bars(results, &Run::peak_memory_mb, "process"); }
+
+std::string device_memory_chart(const Results& results) {
+  return memory_bars(results, &Run::device_memory_mb, "device");
 }
 
 }  // namespace duet::cli

@@ -21,5 +21,7 @@ void draw_legend(Svg& svg, double left, double right);
 std::string loss_chart(const Results& results);
 /// Peak memory: a bar per process.
 std::string memory_chart(const Results& results);
+/// Peak memory on GPUs: a bar per device; empty for CPU.
+std::string device_memory_chart(const Results& results);
 
 }  // namespace duet::cli

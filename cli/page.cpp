@@ -71,7 +71,8 @@ std::string gpu_note(const Results& results) {
     if (!run.on_cpu())
       return "<p class=\"note\">Devices are " + escaped(run.device) + ", precision " + escaped(run.precision) +
              ". per device: the most that tensors and workspaces took on one of them. moved/step: bytes copied to and "
-             "from the busiest of them in a training step. Parts of a step are the host's times; update holds its "
+             "from the busiest of them in a training step, without what NCCL sends. Parts of a step are the host's "
+             "times; update holds its "
              "wait for the GPU, and all of a step that is replayed as a CUDA graph.</p>\n";
   return "";
 }
@@ -143,6 +144,8 @@ std::string to_html(const Results& results, const Provenance& provenance) {
               "The step of median time, from the trace that every run records. A block that lies in another one is a "
               "part of it. Ranks of one machine share the clock.") +
           page_section("Memory of every process", memory_chart(results), "") +
+          page_section("Memory of every device", device_memory_chart(results),
+                       "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
           page_section(
               "Training loss", loss_chart(results),
               "Runs that learn the same bits lie on one line; seed trains every rank on its own part of the data.") +

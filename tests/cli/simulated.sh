@@ -25,6 +25,7 @@ expect '"device": "cuda (simulated)"' out/results.json
 expect '"physical_devices": 1' out/results.json
 expect '"precision": "tf32"' out/results.json
 expect 'simulated' out/index.html
+expect 'Memory of every device' out/index.html
 python3 - <<'PYTHON'
 import json
 runs = json.load(open("out/results.json"))["runs"]
@@ -59,6 +60,13 @@ assert all(abs(a - b) < 1e-6 * b for a, b in zip(replayed["train_loss"], plain["
 assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 49
 assert open("auto.hashes").read() == open("off.hashes").read()
 PYTHON
+# What duet info says of GPUs: compute capability, memory, driver, and who reaches whom.
+DUET_SIM_DEVICES=2 "$duet" info >text
+expect '^ *cuda:0 (simulated GPU, sm_90, 4096 MiB, 4295 of 4295 MB free)' text
+expect '^ *cuda:1 *to cuda:0 direct$' text
+expect '^ *CUDA *13\.0 (driver 13\.0)$' text
+DUET_SIM_DEVICES=2 DUET_SIM_PEER=0 "$duet" info >text
+expect '^ *cuda:0 *to cuda:1 through the host$' text
 refused() {
   status=0
   "$duet" train --quiet --data synthetic --graph on "${@:2}" >text 2>&1 || status=$?

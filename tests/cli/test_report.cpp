@@ -114,6 +114,10 @@ TEST_CASE("pictures of nothing are left out") {
   CHECK(parts_chart(nothing).empty());
   CHECK(loss_chart(nothing).empty());
   CHECK(memory_chart(nothing).empty());
+  Results gpus = duet_test::made_up();
+  CHECK(device_memory_chart(gpus).empty());
+  gpus.runs[3].device_memory_mb = {210.5, 300};
+  CHECK_THAT(device_memory_chart(gpus), duet_test::ContainsSubstring("dp 2, device 1: 300 MB"));
   CHECK(ticks(0, 5) == std::vector<double>{0, 1});
   CHECK(ticks(7.3, 5) == std::vector<double>{0, 2, 4, 6, 8});
 }
