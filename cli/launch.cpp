@@ -27,6 +27,7 @@ int launch(const LaunchOptions& options) {
       .node_rank = options.node_rank,
       .master_address = endpoint.address,
       .master_port = endpoint.port,
+      .interface = options.interface,
       .max_restarts = options.max_restarts,
       .join_timeout = milliseconds(options.rdzv_timeout_s),
       .grace = milliseconds(options.grace_s),

@@ -71,6 +71,7 @@ struct LaunchOptions {
   std::string rdzv_endpoint;     // HOST or HOST:PORT
   std::string master_addr;       // empty: 127.0.0.1
   int master_port = 0;           // 0: a free one
+  std::string interface;         // empty: as the way to rank 0 goes
   bool standalone = false;
   int max_restarts = 0;
   std::string log_dir, redirects, tee;

@@ -14,7 +14,9 @@
 #include "ddp/gloo_group.h"
 #include "ddp/meeting_folder.h"
 #include "ddp/nccl_group.h"
+#include "ddp/network_interface.h"
 #include "ddp/rank_names.h"
+#include "ddp/secret.h"
 #include "ddp/shm/segment.h"
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
@@ -42,7 +44,8 @@ struct Rendezvous {
   int rank = -1, world_size = -1;
   std::string host;
   int port = -1;
-  int more_ports = 0;  // where the first may be taken
+  int more_ports = 0;     // where the first may be taken
+  bool one_host = false;  // the launcher says that all ranks are here
   /// Keeps runs apart that come to the same place.
   std::string run;
 };
@@ -98,6 +101,7 @@ void read_env(Rendezvous& meeting) {
   meeting.port = number(needed_variable("MASTER_PORT"), "environment variable MASTER_PORT");
   if (meeting.run.empty()) meeting.run = launched.job;
   meeting.run += concat("|", meeting.port);
+  meeting.one_host = environment_variable("LOCAL_WORLD_SIZE") == std::to_string(meeting.world_size);
   // There torchrun's own store listens.
   if (environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True")
     meeting.more_ports = std::clamp(65535 - meeting.port, 0, kMorePorts);
@@ -132,6 +136,8 @@ Rendezvous read_method(const InitOptions& options) {
   const std::size_t port = meeting.place.rfind(':');
   require<UsageError>(port != std::string::npos && port + 1 < meeting.place.size(), prefix, "port number missing");
   meeting.host = meeting.place.substr(0, port);
+  if (meeting.host.size() > 2 && meeting.host.front() == '[' && meeting.host.back() == ']')  // IPv6, as in [::1]:29500
+    meeting.host = meeting.host.substr(1, meeting.host.size() - 2);
   meeting.port = number(meeting.place.substr(port + 1), "port");
   return meeting;
 }
@@ -208,11 +214,15 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
                                                                 .port = meeting.port,
                                                                 .more_ports = meeting.more_ports,
                                                                 .run = meeting.run,
+                                                                .secret = given_secret(),
+                                                                .one_host = meeting.one_host,
                                                                 .serve = meeting.rank == 0,
                                                                 .timeout = options.join_timeout});
     gloo.address = tcp->local_address();
     store = tcp;
   }
+  if (const auto interface = environment_variable(kInterfaceVariable))
+    gloo.address = address_of(*interface, gloo.address);
   const auto init = std::make_shared<PrefixStore>(store, "duet/init/");
   join(*init, meeting, options.join_timeout);
   gloo.connect_timeout = options.join_timeout;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "ddp/cores.h"
@@ -9,6 +10,7 @@
 #include "ddp/job_guard.h"
 #include "ddp/rank_environment.h"
 #include "ddp/rank_output.h"
+#include "ddp/secret.h"
 #include "ddp/signal_pipe.h"
 #include "lib/error.h"
 
@@ -62,6 +64,20 @@ std::string run_id_of(const LaunchOptions& options, const std::string& job) {
   return options.nodes == 1 ? job : concat("duet-", options.master_address, "-", options.master_port);
 }
 
+/// On one host nobody else needs to know one.
+std::string own_secret(const LaunchOptions& options) {
+  const auto told = [](const auto& variable) {
+    return variable.first == kSecretVariable || variable.first == kSecretFileVariable;
+  };
+  const bool given =
+      !given_secret().empty() || std::any_of(options.environment.begin(), options.environment.end(), told);
+  if (given || options.nodes > 1) return {};
+  std::string digits;
+  for (const char byte : random_bytes(32))
+    for (const int half : {(byte >> 4) & 15, byte & 15}) digits += "0123456789abcdef"[half];
+  return digits;
+}
+
 }  // namespace
 
 void remark(const LaunchOptions& options, const std::string& text) {
@@ -81,6 +97,7 @@ LaunchResult launch(const LaunchOptions& options) {
   const JobGuard guard(job);
   RankVariables common{
       .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, job), .job = job};
+  common.secret = own_secret(options);
   for (;; ++common.attempt) {
     LaunchResult result = Job(options, signals, common, cores, folder).run();
     end_processes_of(job);

@@ -13,7 +13,9 @@
 #include "ddp/error_file.h"
 #include "ddp/init.h"
 #include "ddp/job_guard.h"
+#include "ddp/network_interface.h"
 #include "ddp/record.h"
+#include "ddp/secret.h"
 #include "ddp/work.h"
 #include "lib/error.h"
 
@@ -50,23 +52,28 @@ class Environment {
 
 }  // namespace
 
-ReservedPort::ReservedPort(const std::string& address, int port)
-    : port_(port), socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_in place{};
-  place.sin_family = AF_INET;
-  place.sin_port = htons(static_cast<std::uint16_t>(port));
-  if (::inet_pton(AF_INET, address.c_str(), &place.sin_addr) != 1) {  // a name: rank 0 will find what it means
+ReservedPort::ReservedPort(const std::string& address, int port) : port_(port) {
+  union {
+    sockaddr_in four;
+    sockaddr_in6 six;
+  } place{};
+  const bool is_four = ::inet_pton(AF_INET, address.c_str(), &place.four.sin_addr) == 1;
+  if (!is_four && ::inet_pton(AF_INET6, address.c_str(), &place.six.sin6_addr) != 1) {
     require<UsageError>(port != 0, "a free port needs a numeric master address, got ", address);
-    return;
+    return;  // a name: rank 0 will find what it means
   }
+  const int family = is_four ? AF_INET : AF_INET6;
+  place.four.sin_family = static_cast<sa_family_t>(family);
+  place.four.sin_port = htons(static_cast<std::uint16_t>(port));  // the two have it in the same place
+  socket_ = Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  socklen_t size = sizeof(place);
+  socklen_t size = is_four ? sizeof(place.four) : sizeof(place.six);
   auto* generic = reinterpret_cast<sockaddr*>(&place);
   require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port,
                      ": errno ", errno, " - ", std::strerror(errno));
   ::getsockname(socket_.get(), generic, &size);
-  port_ = ntohs(place.sin_port);
+  port_ = ntohs(place.four.sin_port);
 }
 
 std::string random_run_id() {
@@ -99,6 +106,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all.set(kJoinTimeoutVariable, options.join_timeout.count());
   if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
   if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
+  if (!rank.secret.empty()) all.set(kSecretVariable, rank.secret);
+  if (!options.interface.empty()) all.set(kInterfaceVariable, options.interface);
   for (const auto& [name, value] : options.environment) all.set(name, value);
   return all.entries();
 }

@@ -31,6 +31,7 @@ struct RankVariables {
   int port = 0;
   int attempt = 0;
   std::string run_id{};       // equal on all hosts
+  std::string secret{};       // empty: the ranks have one, or need none
   std::string job{};          // of this launcher's processes: see ddp/job_guard.h
   std::string error_file{};   // where the rank leaves why it failed
   std::string record_file{};  // what it does: see ddp/record.h

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "ddp/secret.h"
 #include "ddp/tcp_store_server.h"
 #include "lib/error.h"
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr Milliseconds kRetryPause{50};
 constexpr Milliseconds kGreetTimeout{1000};   // of what may be anything
+constexpr int kGreetings = 5;                 // a busy machine may let one fail
 constexpr Milliseconds kAnswerGrace{10'000};  // beyond the timeout that the server itself keeps
 
 std::string text(const error_code& error) { return concat("errno ", error.value(), " - ", error.message()); }
@@ -40,8 +42,10 @@ tcp::endpoint resolve(const std::string& host, int port) {
 class Connection {
  public:
   /// Tries the ports from the server's on until one of them serves the run.
-  Connection(const tcp::endpoint& server, int more_ports, const std::string& run, Milliseconds timeout)
-      : server_(server), mark_(store_run_mark(run)) {
+  Connection(const tcp::endpoint& server, const TcpStoreOptions& options)
+      : server_(server), mark_(store_run_mark(options.run)), secret_(options.secret) {
+    const int more_ports = options.serve ? 0 : options.more_ports;
+    const Milliseconds timeout = options.timeout;
     const auto deadline = Clock::now() + timeout;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
@@ -105,20 +109,37 @@ class Connection {
       greet(std::min(deadline, Clock::now() + (more ? kGreetTimeout : kAnswerGrace)));
       return {};
     } catch (const CommError& failure) {
-      if (!more) throw;
+      const bool again = !lost_.empty() && ++greetings_ < kGreetings;
+      if (!more && !again) throw;
       lost_.clear();
       return failure.what();
     }
   }
 
   void greet(Clock::time_point deadline) {
-    std::array<char, kStoreMagic.size()> answer{};
-    const std::string greeting = std::string(kStoreMagic) + mark_;
-    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(greeting), done); });
-    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(answer), done); });
-    const std::string_view heard(answer.data(), answer.size());
-    require<CommError>(heard != kStoreOther, "the store at ", name(), " serves another run");
-    require<CommError>(heard == kStoreMagic, "what answers at ", name(), " is not a duet store");
+    const std::string number = random_bytes(kStoreNumberBytes);
+    say(std::string(kStoreMagic) + mark_ + number, deadline);
+    const std::string first = hear(kStoreMagic.size(), deadline);
+    require<CommError>(first != kStoreOther, "the store at ", name(), " serves another run");
+    require<CommError>(first == kStoreMagic, "what answers at ", name(), " is not a duet store of this version");
+    const std::string other = hear(kStoreNumberBytes, deadline), proof = hear(kStoreProofBytes, deadline);
+    const auto proof_of = [&](StoreSide side) { return store_proof(secret_, side, mark_, number, other); };
+    const char* const hint = secret_.empty() ? "; this rank has none" : "";
+    require<CommError>(equal_secrets(proof, proof_of(StoreSide::server)), "the store at ", name(),
+                       " has another secret than this rank (", kSecretFileVariable, ", ", kSecretVariable, ")", hint);
+    say(proof_of(StoreSide::client), deadline);
+    require<CommError>(hear(kStoreMagic.size(), deadline) == kStoreMagic, "the store at ", name(),
+                       " did not take this rank's secret");
+  }
+
+  void say(const std::string& text, Clock::time_point deadline) {
+    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(text), done); });
+  }
+
+  std::string hear(std::size_t bytes, Clock::time_point deadline) {
+    std::string text(bytes, '\0');
+    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(text), done); });
+    return text;
   }
 
   /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection is of no more use.
@@ -150,6 +171,8 @@ class Connection {
 
   tcp::endpoint server_;
   std::string mark_;  // of the run
+  const std::string secret_;
+  int greetings_ = 0;  // that got lost
   asio::io_context io_;
   tcp::socket socket_{io_};
   std::string lost_;  // why the connection is of no more use
@@ -160,7 +183,7 @@ class Connection {
 void serve(tcp::endpoint endpoint, const TcpStoreOptions& options, std::optional<TcpStoreServer>& server) {
   for (int left = options.more_ports;; --left) {
     try {
-      server.emplace(endpoint, options.run);
+      server.emplace(endpoint, options.run, options.secret);
       return;
     } catch (const CommError&) {
       if (left == 0) throw;
@@ -204,12 +227,17 @@ TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), par
   require<UsageError>(options.more_ports >= 0 && options.port + options.more_ports <= 65535, "there are no ports ",
                       options.port, " to ", options.port + options.more_ports);
   require<UsageError>(options.serve || options.port != 0, "port 0 picks a free port, which only rank 0 can do");
+  if (options.one_host && options.secret.empty() && !endpoint.address().is_loopback())
+    endpoint.address(asio::ip::address_v4::loopback());
+  require<UsageError>(!options.secret.empty() || endpoint.address().is_loopback(), "ranks that meet at ",
+                      endpoint.address().to_string(), ", beyond this host, need a secret: give all of them the same ",
+                      kSecretFileVariable, " (a file that only you can read) or ", kSecretVariable);
   if (options.serve) {
     serve(endpoint, options, parts_->server);
     endpoint.port(static_cast<unsigned short>(parts_->server->port()));
   }
   parts_->port = endpoint.port();
-  parts_->connection.emplace(endpoint, options.serve ? 0 : options.more_ports, options.run, options.timeout);
+  parts_->connection.emplace(endpoint, options);
 }
 
 TcpStore::~TcpStore() = default;

@@ -13,14 +13,20 @@ struct TcpStoreOptions {
   int port = 29500;    // 0 = pick a free one (with `serve`)
   int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
   std::string run{};   // names the run: a server turns clients of another one away
+  /// Known to all ranks and nobody else; needed where the ranks do not meet on a loopback address. See ddp/secret.h.
+  std::string secret{};
+  /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.
+  bool one_host = false;
   bool serve = false;  // true on rank 0
   Milliseconds timeout = kStoreTimeout;
 };
 
-/// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Nothing is encrypted
-/// and nobody is asked for a secret: use it in trusted networks only. Clients that do not speak the protocol are
-/// dropped: wrong magic, nothing said within 1 s, frames over the limits.
-/// Throws CommError: the port is taken (with port and errno), or nobody answers within the timeout.
+/// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
+/// prove to each other that they know the secret (see Note [Handshake]); what follows is not encrypted, and whoever can
+/// change packets on their way can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
+/// not through with it within 1 s, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
+/// port is taken (with port and errno), nobody answers within the timeout, or somebody without the secret does;
+/// UsageError beyond loopback without a secret.
 class TcpStore final : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "ddp/secret.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -13,7 +14,7 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr int kMaxStrangers = 64;
+constexpr std::size_t kMaxStrangers = 64;
 constexpr std::chrono::seconds kHandshakeTimeout{1};
 constexpr Milliseconds kAcceptPause{100};
 constexpr std::size_t kReadBytes = 64 << 10;  // memory grows with what has arrived, not with what was announced
@@ -25,12 +26,8 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
  public:
   Session(TcpStoreServer& server, tcp::socket socket)
       : server_(server), socket_(std::move(socket)), timer_(server.io_) {
-    ++server_.strangers_;
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-  }
-  ~Session() {
-    if (stranger_) --server_.strangers_;
   }
 
   void start() {
@@ -38,10 +35,16 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
     timer_.async_wait([self = shared_from_this()](error_code error) {
       if (!error && self->stranger_) self->hang_up();
     });
-    asio::async_read(socket_, asio::buffer(magic_), [self = shared_from_this()](error_code error, std::size_t) {
-      if (!error && std::string_view(self->magic_.data(), self->magic_.size()) == kStoreMagic) return self->read_run();
-      self->timer_.cancel();
+    read_then(magic_, [this] {
+      if (said(magic_) == kStoreMagic) return read_then(hello_, [this] { challenge(); });
+      timer_.cancel();
     });
+  }
+
+  bool stranger() const { return stranger_; }
+  void hang_up() {
+    error_code ignored;
+    socket_.close(ignored);
   }
 
   void reply(const StoreFrame& frame) {
@@ -53,22 +56,48 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   }
 
  private:
-  void read_run() {
-    asio::async_read(socket_, asio::buffer(run_mark_), [self = shared_from_this()](error_code error, std::size_t) {
+  template <std::size_t n>
+  static std::string_view said(const std::array<char, n>& bytes) {
+    return {bytes.data(), n};
+  }
+
+  template <std::size_t n, class Next>
+  void read_then(std::array<char, n>& bytes, Next next) {
+    asio::async_read(socket_, asio::buffer(bytes), [self = shared_from_this(), next](error_code error, std::size_t) {
+      if (!error) return next();
       self->timer_.cancel();
-      if (error) return;
-      self->stranger_ = false;
-      --self->server_.strangers_;
-      const std::string_view mark(self->run_mark_.data(), self->run_mark_.size());
-      if (mark == self->server_.run_mark_) return self->send(std::string(kStoreMagic));
-      self->out_ = kStoreOther;
-      asio::async_write(self->socket_, asio::buffer(self->out_), [self](error_code, std::size_t) {});
     });
   }
 
-  void hang_up() {
-    error_code ignored;
-    socket_.close(ignored);
+  /// See Note [Handshake].
+  void challenge() {
+    const std::string_view mark = said(hello_).substr(0, kStoreRunBytes), number = said(hello_).substr(kStoreRunBytes);
+    if (mark != server_.run_mark_) return say_last(kStoreOther);
+    std::string own;
+    try {
+      own = random_bytes(kStoreNumberBytes);
+    } catch (const CommError&) {
+      return hang_up();
+    }
+    expected_ = store_proof(server_.secret_, StoreSide::client, mark, number, own);
+    out_ = std::string(kStoreMagic) + own + store_proof(server_.secret_, StoreSide::server, mark, number, own);
+    asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code error, std::size_t) {
+      if (error) return self->timer_.cancel(), void();
+      self->read_then(self->proof_, [self = self.get()] { self->check_proof(); });
+    });
+  }
+
+  void check_proof() {
+    if (!equal_secrets(said(proof_), expected_)) return say_last(kStoreDenied);
+    timer_.cancel();
+    stranger_ = false;
+    send(std::string(kStoreMagic));
+  }
+
+  void say_last(std::string_view text) {
+    timer_.cancel();
+    out_ = text;
+    asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code, std::size_t) {});
   }
 
   void send(std::string bytes) {
@@ -107,13 +136,16 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   asio::steady_timer timer_;
   bool stranger_ = true;
   std::array<char, kStoreMagic.size()> magic_{};
-  std::array<char, kStoreRunBytes> run_mark_{};
+  std::array<char, kStoreRunBytes + kStoreNumberBytes> hello_{};
+  std::array<char, kStoreProofBytes> proof_{};
+  std::string expected_;  // of the client
   std::array<char, sizeof(std::uint32_t)> length_{};
   std::string body_;
   std::string out_;
 };
 
-TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string& run) : run_mark_(store_run_mark(run)) {
+TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string& run, std::string secret)
+    : run_mark_(store_run_mark(run)), secret_(std::move(secret)) {
   error_code error;
   acceptor_.open(endpoint.protocol(), error);
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
@@ -132,9 +164,23 @@ TcpStoreServer::~TcpStoreServer() {
   waiters_.clear();
 }
 
+// The oldest has had the most time: a rank proves itself in two trips.
+void TcpStoreServer::add_stranger(const std::shared_ptr<Session>& session) {
+  strangers_.remove_if([](const std::weak_ptr<Session>& one) {
+    const auto still = one.lock();
+    return !still || !still->stranger();
+  });
+  if (strangers_.size() >= kMaxStrangers) {
+    if (const auto oldest = strangers_.front().lock()) oldest->hang_up();
+    strangers_.pop_front();
+  }
+  strangers_.push_back(session);
+  session->start();
+}
+
 void TcpStoreServer::accept() {
   acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-    if (!error && strangers_ < kMaxStrangers) std::make_shared<Session>(*this, std::move(socket))->start();
+    if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket)));
     if (error == asio::error::operation_aborted) return;
     if (!error) return accept();
     pause_.expires_after(kAcceptPause);  // out of file descriptors, most likely

@@ -15,7 +15,7 @@ namespace duet::ddp {
 class TcpStoreServer {
  public:
   /// Throws CommError with port and errno when it cannot listen.
-  TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint, const std::string& run);
+  TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint, const std::string& run, std::string secret);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -39,12 +39,14 @@ class TcpStoreServer {
   void add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request);
   void serve_waiters();
 
-  int strangers_ = 0;  // connections that have not yet said the magic word
+  /// Those who have not yet proved themselves, the oldest first.
+  std::list<std::weak_ptr<Session>> strangers_;
+  void add_stranger(const std::shared_ptr<Session>& session);
   boost::asio::io_context io_;
   boost::asio::ip::tcp::acceptor acceptor_{io_};
   boost::asio::steady_timer pause_{io_};  // after a failed accept
   int port_ = 0;
-  std::string run_mark_;
+  const std::string run_mark_, secret_;
   StoreTable table_;
   std::list<std::shared_ptr<Waiter>> waiters_;
   std::thread thread_;

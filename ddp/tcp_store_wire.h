@@ -9,11 +9,20 @@
 
 namespace duet::ddp {
 
-/// Both sides send this first; whoever hears anything else hangs up. After it the client sends store_run_mark(), and a
-/// server of another run answers with kStoreOther instead.
-inline constexpr std::string_view kStoreMagic = "duet-store-v002\n";
+/// Note [Handshake]: both sides prove that they know the secret, and neither sends it. Fresh random numbers make every
+/// proof worthless for another connection.
+///   client: kStoreMagic, store_run_mark(), its number
+///   server: kStoreMagic, its number, its proof; or kStoreOther, where it serves another run
+///   client: its proof
+///   server: kStoreMagic; or kStoreDenied
+/// Whoever hears anything else hangs up. What follows is neither encrypted nor signed.
+inline constexpr std::string_view kStoreMagic = "duet-store-v003\n";
 inline constexpr std::string_view kStoreOther = "duet-store-other";
-inline constexpr std::size_t kStoreRunBytes = 32;
+inline constexpr std::string_view kStoreDenied = "duet-store-deny\n";
+inline constexpr std::size_t kStoreRunBytes = 32, kStoreNumberBytes = 32, kStoreProofBytes = 32;
+enum class StoreSide : std::uint8_t { client, server };
+std::string store_proof(const std::string& secret, StoreSide side, std::string_view run_mark,
+                        std::string_view client_number, std::string_view server_number);
 /// Tells runs apart; no secret.
 std::string store_run_mark(const std::string& run);
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;

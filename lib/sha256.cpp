@@ -86,4 +86,26 @@ std::string sha256_hex(std::span<const std::byte> bytes) {
   return sum.hex();
 }
 
+Sha256::Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> bytes) {
+  std::array<std::byte, 64> block{};
+  if (key.size() > block.size()) {
+    Sha256 shorter;
+    shorter.update(key);
+    const Sha256::Digest digest = shorter.digest();
+    std::copy_n(std::as_bytes(std::span(digest)).begin(), digest.size(), block.begin());
+  } else {
+    std::copy(key.begin(), key.end(), block.begin());
+  }
+  const auto keyed = [&](std::byte pad, std::span<const std::byte> message) {
+    std::array<std::byte, 64> padded;
+    std::transform(block.begin(), block.end(), padded.begin(), [&](std::byte one) { return one ^ pad; });
+    Sha256 hash;
+    hash.update(padded);
+    hash.update(message);
+    return hash.digest();
+  };
+  const Sha256::Digest inner = keyed(std::byte{0x36}, bytes);
+  return keyed(std::byte{0x5c}, std::as_bytes(std::span(inner)));
+}
+
 }  // namespace duet

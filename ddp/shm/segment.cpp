@@ -96,9 +96,11 @@ std::size_t SharedSegment::bytes() const { return mapping_->region.get_size(); }
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
-  struct stat processes {};
+  struct stat processes {
+  }, network{};
   ::stat("/proc/self/ns/pid", &processes);
-  return concat(boot, "/", processes.st_ino, "/", ::geteuid());
+  ::stat("/proc/self/ns/net", &network);
+  return concat(boot, "/", processes.st_ino, "/", network.st_ino, "/", ::geteuid());
 }
 
 }  // namespace duet::ddp

@@ -24,6 +24,20 @@ TEST_CASE("sha256 gives the published digests") {
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
+TEST_CASE("hmac_sha256 gives the values of RFC 4231") {
+  const auto hex = [](const std::string& key, const std::string& text) {
+    std::string digits;
+    for (const std::uint8_t byte : duet::hmac_sha256(bytes_of(key), bytes_of(text)))
+      for (const int half : {byte >> 4, byte & 15}) digits += "0123456789abcdef"[half];
+    return digits;
+  };
+  CHECK(hex(std::string(20, '\x0b'), "Hi There") == "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  CHECK(hex("Jefe", "what do ya want for nothing?") ==
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  CHECK(hex(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First") ==
+        "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
 TEST_CASE("sha256 does not depend on how the bytes arrive") {
   std::mt19937 random(7);
   for (std::size_t length = 0; length < 200; ++length) {

@@ -8,12 +8,14 @@
 #include "ddp/tcp_store.h"
 #include "ddp/tcp_store_wire.h"
 #include "lib/error.h"
+#include "tests/ddp/raw_client.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
 using namespace duet::ddp;
 using duet_test::ContainsSubstring;
+using duet_test::RawClient;
 using duet_test::Scratch;
 using namespace std::chrono_literals;
 
@@ -219,27 +221,24 @@ TEST_CASE("a client whose server goes away says so") {
 }
 
 TEST_CASE("the server outlives clients that speak something else") {
-  using boost::asio::ip::tcp;
   const auto [a, b] = tcp_pair(10s);
   const auto port = static_cast<unsigned short>(dynamic_cast<TcpStore&>(*a).port());
-  const std::string magic = std::string(kStoreMagic) + store_run_mark("");
-  const std::vector<std::string> nonsense = {
-      "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-      std::string(1000, '\xff'),
-      "duet-store-v001\nxxxx",
-      magic + std::string("\xff\xff\xff\xff", 4) + "too long",
-      magic + std::string("\x05\0\0\0", 4) + "short",                                        // not a whole body
-      magic + std::string("\x0d\0\0\0\x01\0\0\0\0\0\0\0\0\xff\xff\xff\x7f", 17),             // two billion strings
-      magic + std::string("\x11\0\0\0\x01\0\0\0\0\0\0\0\0\x01\0\0\0\xff\xff\xff\x7f", 21)};  // of two billion bytes
+  const std::vector<std::string> nonsense = {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", std::string(1000, '\xff'),
+                                             "duet-store-v001\nxxxx"};
+  const std::vector<std::string> frames = {
+      std::string("\xff\xff\xff\xff", 4) + "too long", std::string("\x05\0\0\0", 4) + "short",  // not a whole body
+      std::string("\x0d\0\0\0\x01\0\0\0\0\0\0\0\0\xff\xff\xff\x7f", 17),                        // two billion strings
+      std::string("\x11\0\0\0\x01\0\0\0\0\0\0\0\0\x01\0\0\0\xff\xff\xff\x7f", 21)};             // of two billion bytes
   for (const std::string& bytes : nonsense) {
-    boost::asio::io_context io;
-    tcp::socket socket(io);
-    socket.connect({boost::asio::ip::make_address("127.0.0.1"), port});
-    boost::asio::write(socket, boost::asio::buffer(bytes));
-    boost::system::error_code error;
-    std::string answer(64, '\0');
-    while (!error) socket.read_some(boost::asio::buffer(answer), error);  // until the server hangs up
-    CHECK(error);
+    RawClient client(port);
+    client.say(bytes);
+    client.wait_for_end();
+  }
+  for (const std::string& bytes : frames) {
+    RawClient client(port);
+    client.greet("");
+    client.say(bytes);
+    client.wait_for_end();
   }
   b->set("still", "alive");
   CHECK(a->get("still") == "alive");

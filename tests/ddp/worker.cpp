@@ -199,6 +199,20 @@ void run_dying(const Arguments& arguments) {
   }
 }
 
+/// Sums and visits to the store.
+void run_rounds(const Arguments& arguments) {
+  const auto group = init_process_group({.backend = arguments.size() > 2 ? arguments[2] : "auto"});
+  std::vector<float> values(1000, static_cast<float>(group->rank() + 1));
+  float all = 0;
+  for (int i = 0; i < std::stoi(arguments.at(1)); ++i) {
+    group->all_reduce(std::span<float>(values), ReduceOp::avg).wait();
+    group->store()->set(concat("round/", i, "/", group->rank()), std::to_string(values[0]));
+    all += std::stof(group->store()->get(concat("round/", i, "/", (group->rank() + 1) % group->size())));
+  }
+  group->barrier().wait();  // rank 0 serves the store
+  std::cout << all << std::endl;
+}
+
 void run_lines(const Arguments& arguments) {
   for (int i = 0; i < std::stoi(arguments.at(1)); ++i) {
     const std::string line(200, static_cast<char>('a' + rank_info().rank));
@@ -257,6 +271,7 @@ int run(const Arguments& arguments) {
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
+  if (name == "rounds") run_rounds(arguments);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
   if (name == "detached") run_detached(arguments);
