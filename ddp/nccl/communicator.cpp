@@ -11,6 +11,7 @@ namespace {
 
 constexpr Milliseconds kWatchEvery{5};
 constexpr Milliseconds kSlow{100};  // an operation for which the others are asked
+constexpr Milliseconds kCompareEvery{50};
 constexpr std::chrono::microseconds kPollEvery{50};
 constexpr int kSpins = 100;
 
@@ -219,13 +220,13 @@ void Communicator::watch() {
   cudaSetDevice(gpu_);
   Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || (!pending_.empty() && failure_.empty()); });
+    changed_.wait(lock, [this] { return stopping_ || (failure_.empty() && (!pending_.empty() || headers_.fresh())); });
     if (stopping_) return;
-    const auto oldest = pending_.front();
+    const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
     try {
       look(lock);
     } catch (const Error& error) {
-      abort(lock, oldest->name, error);
+      abort(lock, oldest, error);
     }
     changed_.wait_for(lock, kWatchEvery, [this] { return stopping_; });
   }
@@ -234,12 +235,41 @@ void Communicator::watch() {
 /// Throws what went wrong.
 void Communicator::look(Lock& lock) {
   retire();
+  if (communicator_ != nullptr) compare_headers(lock);
   if (pending_.empty() || communicator_ == nullptr) return;
   const auto oldest = pending_.front();
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(communicator_, &state), communicator_);
   check(state, communicator_);
   if (Clock::now() - oldest->started >= kSlow) look_at_others(lock, *oldest);
+}
+
+void Communicator::note_header(const Call& call) {
+  const Lock lock(mutex_);
+  headers_.add(call);
+}
+
+// Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds up what does not belong together. To ask all
+// ranks before each call would cost more than the call. So the watchdog tells the others this rank's last headers soon
+// after the calls, 20 times a second at most, and compares theirs. Whoever tells last finds a difference, and aborts.
+// Results from before that moment may be wrong, but the job ends.
+void Communicator::compare_headers(Lock& lock) {
+  const Clock::time_point now = Clock::now();
+  if (!headers_.fresh() || now < next_comparison_) return;
+  next_comparison_ = now + kCompareEvery;
+  const std::string own = headers_.text();
+  lock.unlock();
+  std::vector<std::string> all;
+  try {
+    all = meeting_.exchange_headers(own);
+  } catch (const CommError&) {  // at the end of a job the store may go first
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  const std::string text = headers_.difference(all, rank());
+  require<CommError>(text.empty(), text);
 }
 
 void Communicator::look_at_others(Lock& lock, const Operation& oldest) {

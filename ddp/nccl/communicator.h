@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/header_log.h"
 #include "ddp/nccl/rendezvous.h"
 #include "ddp/nccl_group.h"
 #include "lib/error.h"
@@ -57,6 +58,8 @@ class Communicator {
   /// As wait(), and returns when the operation has ended; false if it has not by `limit`.
   bool wait_on_host(const Operation& operation, Clock::time_point limit);
   void require_alive();
+  /// For the comparison of all ranks' calls, which NCCL does not make: see Note [Headers].
+  void note_header(const Call& call);
 
   /// Ends what was started and takes leave of the others; at once where `drop`. No run() after it.
   void close(bool drop) noexcept;
@@ -69,6 +72,7 @@ class Communicator {
   void retire();
   void watch();
   void look(Lock& lock);
+  void compare_headers(Lock& lock);
   void look_at_others(Lock& lock, const Operation& oldest);
   void abort(Lock& lock, const std::string& operation, const Error& error);
   void require_alive_locked() const;
@@ -90,6 +94,8 @@ class Communicator {
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse
   bool stopping_ = false;
   std::condition_variable changed_;
+  HeaderLog headers_;
+  Clock::time_point next_comparison_{};
   std::uint64_t told_ = 0;  // to the others: collectives; the watchdog's
   std::thread watchdog_;
 };

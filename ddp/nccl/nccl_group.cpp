@@ -201,6 +201,7 @@ class NcclGroup final : public ProcessGroup {
       require<UsageError>(buffer.count == 0 || buffer.device == core_->device(), name(call.op), ": a buffer is on ",
                           buffer.device, ", but this rank's device is ", core_->device());
     core_->require_alive();
+    if (call.op != Collective::send && call.op != Collective::recv) core_->note_header(call);
     if (call.op == Collective::barrier) call.in = one_;
     if (common_buffer(call).count == 0) return {};
     if (call.op == Collective::send || call.op == Collective::recv) return start_message(call, host_waits);

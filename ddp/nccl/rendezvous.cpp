@@ -17,6 +17,7 @@ constexpr const char* kId = "nccl/id";
 constexpr const char* kFailed = "nccl/failed";
 constexpr const char* kGpu = "nccl/gpu";
 constexpr const char* kStarted = "nccl/started";
+constexpr const char* kHeaders = "nccl/headers";
 constexpr const char* kShared = " shared";
 constexpr const char* kShareVariable = "NCCL_MULTI_RANK_GPU_ENABLE";
 constexpr int kSharesGpus = 23000;  // version from which ranks may share a GPU
@@ -89,6 +90,7 @@ void refuse_shared(const std::vector<std::string>& places) {
 
 void Rendezvous::compare_gpus(int gpu, Milliseconds timeout) {
   const std::string place = identity(gpu);
+  store_->set(concat(kHeaders, "/", rank_), "");  // so that the others never wait for it
   store_->set(concat(kGpu, "/", rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
   const std::vector<std::string> all = rank_keys(kGpu, size_);
   try {
@@ -136,6 +138,11 @@ std::string Rendezvous::ranks_before(std::uint64_t number) {
     return {};
   }
   return rank_names(late);
+}
+
+std::vector<std::string> Rendezvous::exchange_headers(const std::string& own) {
+  store_->set(concat(kHeaders, "/", rank_), own);
+  return store_->multi_get(rank_keys(kHeaders, size_));
 }
 
 void Rendezvous::say_failed(const std::string& why) noexcept {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ddp/store.h"
 
@@ -30,6 +31,9 @@ class Rendezvous {
   /// "rank 2", "ranks 2, 3": those that have not said that they started more than `number` collectives. Empty if all
   /// have, or if nobody can tell any more.
   std::string ranks_before(std::uint64_t number);
+
+  /// Tells the others this rank's headers (ddp/header_log.h), and gives those that all ranks have told last.
+  std::vector<std::string> exchange_headers(const std::string& own);
 
   /// Tells the others that this rank's group is dead. Never throws.
   void say_failed(const std::string& why) noexcept;

@@ -81,6 +81,23 @@ TEST_CASE("nccl: a rank that does not come to a collective is named, and the gro
   CHECK_THAT(failures[1], ContainsSubstring("failed on rank 1") && ContainsSubstring("rank 0"));
 }
 
+TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the same are told so") {
+  DUET_NEEDS_NCCL(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [](ProcessGroup& group) {
+        group.barrier().wait();
+        const Tensor x = one_on(group.rank());
+        // A barrier is an all_reduce of one number.
+        (group.rank() == 0 ? group.barrier() : group.all_reduce(x)).wait();
+        for (int i = 0; i < 20'000; ++i) group.barrier().wait();
+      },
+      with_timeout(std::chrono::seconds(60)));
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure,
+               ContainsSubstring("the ranks disagree: rank 0 calls barrier; rank 1 calls all_reduce of 1 f32 (sum)"));
+}
+
 TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
   DUET_NEEDS_NCCL(2);
   const auto failures = try_nccl_ranks(
