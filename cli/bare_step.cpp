@@ -25,9 +25,6 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   index2_ = empty(s2, DType::u8);
   flat_ = y2_.reshape({batch, 3136});
   hidden_ = empty(hidden);
-  active_ = empty(hidden);
-  mask_ = empty(hidden, DType::u8);
-  dropped_ = empty(hidden);
   logits_ = empty(classes);
   log_probs_ = empty(classes);
   loss_ = empty({});
@@ -35,8 +32,6 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   kernels_.fill(one_, 1);
   d_log_probs_ = empty(classes);
   d_logits_ = empty(classes);
-  d_dropped_ = empty(hidden);
-  d_active_ = empty(hidden);
   d_hidden_ = empty(hidden);
   d_flat_ = empty({batch, 3136});
   d_y1_ = empty(s1, DType::f32, {}, layout);
@@ -75,13 +70,9 @@ void BareStep::forward(std::int64_t step) {
   lap("conv1+pool+relu");
   kernels_.conv_pool_relu_forward(y1_, value("conv2.weight"), value("conv2.bias"), y2_, index2_, second_);
   lap("conv2+pool+relu+dropout");
-  kernels_.linear_forward(flat_, value("fc1.weight"), value("fc1.bias"), hidden_);
-  lap("fc1");
-  kernels_.relu_forward(hidden_, active_);
-  kernels_.dropout_mask(mask_, second_dropout_);
-  kernels_.dropout_apply(active_, mask_, second_dropout_.scale(), dropped_);
-  lap("relu, dropout");
-  kernels_.linear_forward(dropped_, value("fc2.weight"), value("fc2.bias"), logits_);
+  kernels_.linear_relu_dropout_forward(flat_, value("fc1.weight"), value("fc1.bias"), hidden_, second_dropout_);
+  lap("fc1+relu+dropout");
+  kernels_.linear_forward(hidden_, value("fc2.weight"), value("fc2.bias"), logits_);
   lap("fc2");
   kernels_.log_softmax_forward(logits_, log_probs_);
   kernels_.nll_loss_forward(log_probs_, labels_, 1.0f / static_cast<float>(x_.size(0)), loss_);
@@ -91,16 +82,12 @@ void BareStep::backward() {
   kernels_.nll_loss_backward(one_, labels_, 1.0f / static_cast<float>(x_.size(0)), d_log_probs_);
   kernels_.log_softmax_backward(log_probs_, d_log_probs_, d_logits_);
   lap("log_softmax, nll_loss, their gradients");
-  kernels_.linear_backward_weights(dropped_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
-  kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_dropped_);
+  kernels_.linear_backward_weights(hidden_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
+  kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_hidden_);
   lap("fc2 gradients");
-  kernels_.dropout_apply(d_dropped_, mask_, second_dropout_.scale(), d_active_);
-  kernels_.relu_backward(active_, d_active_, d_hidden_);
-  lap("relu, dropout gradients");
-  kernels_.linear_backward_weights(flat_, d_hidden_, gradient("fc1.weight"), gradient("fc1.bias"));
-  lap("fc1 weight gradient");
-  kernels_.linear_backward_data(d_hidden_, value("fc1.weight"), d_flat_);
-  lap("fc1 data gradient");
+  kernels_.linear_relu_dropout_backward(d_hidden_, hidden_, flat_, value("fc1.weight"), d_flat_, gradient("fc1.weight"),
+                                        gradient("fc1.bias"), second_dropout_);
+  lap("fc1+... gradients");
   kernels_.conv_pool_relu_backward(d_flat_.reshape(y2_.shape()), index2_, y1_, value("conv2.weight"), d_y1_,
                                    gradient("conv2.weight"), gradient("conv2.bias"), second_);
   lap("conv2+pool+... gradients");

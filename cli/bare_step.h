@@ -22,10 +22,10 @@ class BareStep {
   void on_lap(std::function<void(const char*)> lap) { lap_ = std::move(lap); }
 
   // What the last step left, for counting live gradients: places of the pools' maxima, 255 where no gradient passes,
-  // and the gradient of the hidden layer before relu.
+  // and the hidden layer's outputs, 0 where none does.
   const Tensor& first_places() const { return index1_; }
   const Tensor& second_places() const { return index2_; }
-  const Tensor& hidden_gradient() const { return d_hidden_; }
+  const Tensor& hidden() const { return hidden_; }
 
  private:
   void lap(const char* name) const {
@@ -42,8 +42,8 @@ class BareStep {
   Backend& kernels_;
   ConvPoolRelu first_, second_;
   DropoutKey second_dropout_;
-  Tensor x_, labels_, y1_, index1_, y2_, index2_, flat_, hidden_, active_, mask_, dropped_, logits_, log_probs_, loss_;
-  Tensor one_, d_log_probs_, d_logits_, d_dropped_, d_active_, d_hidden_, d_flat_, d_y1_;
+  Tensor x_, labels_, y1_, index1_, y2_, index2_, flat_, hidden_, logits_, log_probs_, loss_;
+  Tensor one_, d_log_probs_, d_logits_, d_hidden_, d_flat_, d_y1_;
   Tensor momentum_;
   std::function<void(const char*)> lap_;
 };

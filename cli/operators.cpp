@@ -47,7 +47,7 @@ struct Live {
 
 Live count_live(const BareStep& step, std::int64_t batch) {
   const auto places = step.second_places().span<std::uint8_t>();
-  const auto hidden = step.hidden_gradient().span<float>();
+  const auto hidden = step.hidden().span<float>();
   const auto rows = static_cast<double>(batch);
   return {static_cast<double>(std::ssize(places) - std::count(places.begin(), places.end(), cpu::kDead)) / rows,
           static_cast<double>(std::ssize(hidden) - std::count(hidden.begin(), hidden.end(), 0.0f)) / rows};
@@ -59,11 +59,10 @@ void count_operations(OperatorRow& row, const Live& live) {
   };
   set("conv1+pool+relu", kConv1, kConv1);
   set("conv2+pool+relu+dropout", kConv2 / kWinograd, kConv2);
-  set("fc1", kFc1, kFc1);
+  set("fc1+relu+dropout", kFc1, kFc1);
   set("fc2", kFc2, kFc2);
   set("fc2 gradients", 2 * kFc2, 2 * kFc2);
-  set("fc1 weight gradient", 2 * 3136 * live.hidden, kFc1);
-  set("fc1 data gradient", 2 * 3136 * live.hidden, kFc1);
+  set("fc1+... gradients", 2 * 2 * 3136 * live.hidden, 2 * kFc1);
   set("conv2+pool+... gradients", 2 * 2 * 9 * 32 * live.second_conv, 2 * kConv2);
   set("conv1+pool+... gradients", kConv1 / 4, kConv1);
 }

@@ -49,6 +49,7 @@ struct DropoutKey {
   std::uint32_t layer = 0;
   float p = 0;  // probability that an element becomes zero; 0: no dropout
 
+  /// Factor of the elements that are kept; 1 without dropout.
   float scale() const { return 1.0f / (1.0f - p); }
   /// An element is kept when its 16-bit random number is at least this: p in steps of 2^-16.
   std::uint32_t threshold() const { return static_cast<std::uint32_t>(p * 65536.0f + 0.5f); }
@@ -159,6 +160,15 @@ class Backend {
   virtual void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
   virtual void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) = 0;
   virtual void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) = 0;
+
+  // --- fused: dropout(relu(linear(x))); with p = 0 nothing is dropped. Of y only the sign matters for the gradients:
+  // they pass where it is positive ---
+  virtual void linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                           const DropoutKey& dropout) = 0;
+  /// dx may be undefined, and dw; db too, and is where dw is.
+  virtual void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
+                                            const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                            const DropoutKey& dropout) = 0;
 
   // --- elementwise ---
   virtual void relu_forward(const Tensor& x, const Tensor& y) = 0;

@@ -54,7 +54,7 @@ Linear::Linear(std::int64_t in_features, std::int64_t out_features, bool bias)
 }
 
 Variable Linear::forward(Context& context, const Variable& x) const {
-  return ops::linear(x, parameter(context, 0), bias_ ? parameter(context, 1) : Variable());
+  return ops::linear(x, weight(context), bias(context));
 }
 
 std::string Linear::details() const {

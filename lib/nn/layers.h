@@ -13,6 +13,10 @@ class Linear : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
+  const Variable& weight(const Context& context) const { return parameter(context, 0); }
+  /// Undefined without a bias.
+  Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
+
  protected:
   std::string type_name() const override { return "Linear"; }
   std::string details() const override;

@@ -2,6 +2,7 @@
 
 #include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/flatten.h"
+#include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/max_pool2d.h"
 #include "lib/ops/relu.h"
@@ -28,9 +29,9 @@ SimpleCNN::SimpleCNN(Mt19937& generator) : SimpleCNN() { initialise(generator); 
 
 Variable SimpleCNN::forward(Context& context, const Variable& x) const {
   // PyTorch's stream of random numbers is drawn by the plain dropout only.
-  Variable y = fused_ && context.stream == nullptr ? features_fused(context, x) : features_plain(context, x);
-  y = ops::relu(fc1_.forward(context, y));
-  y = dropout2_.forward(context, y);
+  const bool fused = fused_ && context.stream == nullptr;
+  const Variable y =
+      fused ? hidden_fused(context, features_fused(context, x)) : hidden_plain(context, features_plain(context, x));
   return ops::log_softmax(fc2_.forward(context, y));
 }
 
@@ -46,6 +47,15 @@ Variable SimpleCNN::features_plain(Context& context, const Variable& x) const {
   Variable y = ops::relu(ops::max_pool2d(conv1_.forward(context, x), kPool));
   y = ops::relu(ops::max_pool2d(conv2_.forward(context, y), kPool));
   return dropout1_.forward(context, ops::flatten(y));
+}
+
+Variable SimpleCNN::hidden_fused(Context& context, const Variable& x) const {
+  return ops::linear_relu_dropout(x, fc1_.weight(context), fc1_.bias(context),
+                                  dropout2_.key(context, x.value().stamp()));
+}
+
+Variable SimpleCNN::hidden_plain(Context& context, const Variable& x) const {
+  return dropout2_.forward(context, ops::relu(fc1_.forward(context, x)));
 }
 
 ASimpleNet::ASimpleNet(int layers) {

@@ -18,7 +18,8 @@ class SimpleCNN : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
-  /// Runs convolution, pool, relu and dropout as one operator (the default) or one by one: the same values.
+  /// Runs convolution, pool, relu and dropout as one operator, and linear, relu and dropout as one (the default), or
+  /// one by one: the same values.
   void set_fused(bool fused) { fused_ = fused; }
 
  protected:
@@ -28,6 +29,8 @@ class SimpleCNN : public Module {
   SimpleCNN();
   Variable features_fused(Context& context, const Variable& x) const;
   Variable features_plain(Context& context, const Variable& x) const;
+  Variable hidden_fused(Context& context, const Variable& x) const;
+  Variable hidden_plain(Context& context, const Variable& x) const;
 
   Conv2d conv1_{1, 32, 3, {.padding = 1}};
   Conv2d conv2_{32, 64, 3, {.padding = 1}};

@@ -24,14 +24,18 @@ struct LinearNode final : Node {
 
 }  // namespace
 
-Variable linear(const Variable& x, const Variable& w, const Variable& b) {
-  require_one_device("linear", {&x, &w, &b});
-  require_rank("linear", x, 2, "(N, I)");
-  require_rank("linear", w, 2, "(O, I)");
-  require<ShapeError>(x.shape()[1] == w.shape()[1], "linear: input ", x.shape(), " and weights ", w.shape(),
+void require_linear(const char* op, const Variable& x, const Variable& w, const Variable& b) {
+  require_one_device(op, {&x, &w, &b});
+  require_rank(op, x, 2, "(N, I)");
+  require_rank(op, w, 2, "(O, I)");
+  require<ShapeError>(x.shape()[1] == w.shape()[1], op, ": input ", x.shape(), " and weights ", w.shape(),
                       " disagree about the number of inputs");
-  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, "linear: bias ", ShapeText{b}, ", expected [",
+  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
                       w.shape()[0], "]");
+}
+
+Variable linear(const Variable& x, const Variable& w, const Variable& b) {
+  require_linear("linear", x, w, b);
   Tensor y = empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   backend(y).linear_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y);

@@ -6,6 +6,7 @@
 #include "lib/autograd/engine.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/conv_pool_relu.h"
+#include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/losses.h"
 #include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
@@ -85,6 +86,14 @@ TEST_CASE("a gradient that meets only dead outputs is found, where the kernel sk
   CHECK(numbers(w.grad())[0] == 0);
   const CheckFinite check;
   CHECK(contains(error_of(backward), "the backward of spoiling gives conv_pool_relu is not finite"));
+}
+
+TEST_CASE("a sum that overflows to -infinity is found, where the fused relu would hide it") {
+  const Variable x(from_values<float>({1, 2}, {3e38f, 3e38f})), w(from_values<float>({1, 2}, {-1, -1}), true);
+  const auto forward = [&] { return ops::linear_relu_dropout(x, w, Variable(), {}); };
+  CHECK(numbers(forward().value())[0] == 0);
+  const CheckFinite check;
+  CHECK(contains(error_of(forward), "linear: the result is not finite"));
 }
 
 TEST_CASE("a result that overflows names its operator, and nothing is checked once CheckFinite is gone") {

@@ -8,6 +8,7 @@
 #include "lib/ops/batch_norm2d.h"
 #include "lib/ops/dropout.h"
 #include "lib/ops/linear.h"
+#include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/max_pool2d.h"
 #include "lib/ops/relu.h"
 #include "tests/cuda/gpu.h"
@@ -39,6 +40,46 @@ TEST_CASE("cuda: linear and its gradients equal the reference, in every precisio
       CHECK(gpu_error(vw.grad(), g.w) < allowed);
       CHECK(gpu_error(vb.grad(), g.b) < kTolerance);
       CHECK(gpu_error(ops::linear(vx, vw, Variable()).value(), reference::linear(x, w, Array())) < allowed);
+    }
+}
+
+TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(116);
+  struct Sizes {
+    std::int64_t rows, in, out;
+  };
+  for (const Sizes& s : {Sizes{1, 7, 3}, Sizes{3, 65, 33}, Sizes{17, 10, 128}, Sizes{5, 8, 300}})
+    for (const float p : {0.0f, 0.4f}) {
+      const DropoutKey key = {7, 12, 3, p};
+      const Array x = random_array({s.rows, s.in}, generator), w = random_array({s.out, s.in}, generator),
+                  b = random_array({s.out}, generator), dy = random_array({s.rows, s.out}, generator);
+      CAPTURE(s.rows, s.in, s.out, p);
+      Variable vx[3], vw[3], vb[3], y[3];
+      for (int k = 0; k < 3; ++k) {  // fused, one by one, and fused on the CPU
+        Tensor rows = k < 2 ? on_gpu(x) : to_tensor(x);
+        rows.set_stamp({12, 8, 64});
+        vx[k] = Variable(rows, true);
+        vw[k] = Variable(k < 2 ? gpu_view(w, 1) : to_tensor(w), true);
+        vb[k] = Variable(k < 2 ? gpu_view(b, 3) : to_tensor(b), true);
+        y[k] = k == 1 ? ops::dropout(ops::relu(ops::linear(vx[k], vw[k], vb[k])), key)
+                      : ops::linear_relu_dropout(vx[k], vw[k], vb[k], key);
+        y[k].backward(k < 2 ? on_gpu(dy) : to_tensor(dy));
+      }
+      CHECK(as_array(y[0].value()).values == as_array(y[1].value()).values);
+      for (const int k : {1, 2}) {
+        CHECK(gpu_error(y[0].value(), as_array(y[k].value())) < kTolerance);
+        CHECK(gpu_error(vx[0].grad(), as_array(vx[k].grad())) < kTolerance);
+        CHECK(gpu_error(vw[0].grad(), as_array(vw[k].grad())) < kTolerance);
+        CHECK(gpu_error(vb[0].grad(), as_array(vb[k].grad())) < kTolerance);
+      }
+      // Without a bias, and where nobody asks for all gradients.
+      const Variable bare = ops::linear_relu_dropout(vx[0], vw[0].detach(), Variable(), key);
+      CHECK(as_array(bare.value()).values ==
+            as_array(ops::dropout(ops::relu(ops::linear(vx[0], vw[0], Variable())), key).value()).values);
+      vx[0].zero_grad();
+      bare.backward(on_gpu(dy));
+      CHECK(vx[0].grad().defined());
     }
 }
 
@@ -200,6 +241,14 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"linear_backward_weights",
        [&] {
          gpu.linear_backward_weights(rows, on({2, 2}), rows, c2);
+       }},
+      {"linear_relu_dropout_forward",
+       [&] {
+         gpu.linear_relu_dropout_forward(rows, rows, c2, on({2, 2}), {});
+       }},
+      {"linear_relu_dropout_backward",
+       [&] {
+         gpu.linear_relu_dropout_backward(on({2, 2}), on({2, 2}), rows, rows, rows2, rows, c, {});
        }},
       {"relu_forward", [&] { gpu.relu_forward(rows, rows2); }},
       {"relu_backward", [&] { gpu.relu_backward(rows, rows, rows2); }},

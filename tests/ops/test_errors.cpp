@@ -6,6 +6,7 @@
 #include "lib/ops/dropout.h"
 #include "lib/ops/flatten.h"
 #include "lib/ops/linear.h"
+#include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/max_pool2d.h"
@@ -88,6 +89,10 @@ TEST_CASE("linear, log_softmax and flatten name what they got") {
               "linear: got shape [2, 5, 1], expected (N, I)");
   CHECK_ERROR(ops::linear(of({2, 5}), elsewhere({3, 5}), Variable()), DeviceError,
               "linear: arguments lie on cpu:0 and cpu:1, expected one device");
+  CHECK_ERROR(ops::linear_relu_dropout(of({2, 4}), of({3, 5}), Variable(), {}), ShapeError,
+              "linear_relu_dropout: input [2, 4] and weights [3, 5] disagree about the number of inputs");
+  CHECK_ERROR(ops::linear_relu_dropout(of({2, 5}), of({3, 5}), Variable(), {.p = 1.0f}), UsageError,
+              "linear_relu_dropout: probability 1, expected 0 <= p < 1");
   CHECK_ERROR(ops::log_softmax(of({2})), ShapeError, "log_softmax: got shape [2], expected (N, C)");
   CHECK_ERROR(ops::flatten(of({})), ShapeError, "flatten: got a scalar, expected (N, ...)");
 }

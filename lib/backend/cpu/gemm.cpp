@@ -1,4 +1,4 @@
-// Linear layers.
+// Linear layers, alone and with relu and dropout.
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 
@@ -50,6 +50,33 @@ void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, cons
                                      device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
   });
   if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, batch.leaves);
+}
+
+void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                             const DropoutKey& dropout) {
+  const std::int64_t in = w.size(1), out = w.size(0), first = x.stamp_or_self().first;
+  CpuDevice& device = this->device(x);
+  for_each_share(device, x.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
+    std::uint8_t* const mask = dropout.p > 0 ? device.worker(id).mask.bytes(rows * out) : nullptr;
+    for (std::int64_t row = 0; mask != nullptr && row < rows; ++row)
+      kernels_.dropout_mask(mask + row * out, out, dropout.seed, dropout.step,
+                            static_cast<std::uint64_t>(first + begin + row), dropout.layer, dropout.threshold());
+    kernels_.linear_relu_dropout(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
+                                 mask, dropout.scale(), y.data<float>() + begin * out, rows, in, out);
+  });
+}
+
+void CpuBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
+                                              const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                              const DropoutKey& dropout) {
+  const std::int64_t out = w.size(0);
+  const Tensor gradient = empty(y.shape(), DType::f32, y.device());
+  for_each_share(device(x), x.size(0), [&](std::int64_t begin, std::int64_t rows, int) {
+    kernels_.relu_dropout_backward(y.data<float>() + begin * out, dy.data<float>() + begin * out, dropout.scale(),
+                                   gradient.data<float>() + begin * out, rows * out);
+  });
+  if (dw.defined()) linear_backward_weights(x, gradient, dw, db);
+  if (dx.defined()) linear_backward_data(gradient, w, dx);
 }
 
 }  // namespace duet::cpu

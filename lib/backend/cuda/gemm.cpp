@@ -1,4 +1,7 @@
-// Linear layers by cuBLAS. cuBLAS counts columns first: a row-major matrix is the transpose of what it sees.
+// Linear layers by cuBLAS, alone and with relu and dropout. cuBLAS counts columns first: a row-major matrix is the
+// transpose of what it sees.
+#include <optional>
+
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/sizes.h"
 
@@ -68,6 +71,34 @@ void CudaBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, con
   multiply(device, {dy, true}, {x, false}, dw, x.size(0));
   if (db.defined())
     kernels::sum_rows(dy.data<float>(), db.data<float>(), dy.size(0), to_int(dy.size(1), "columns"), device.stream());
+}
+
+void CudaBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                              const DropoutKey& dropout) {
+  same_device("linear_relu_dropout_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
+  CudaDevice& device = on(x);
+  multiply(device, {x, false}, {w, true}, y, x.size(1));
+  // The kernel counts the elements of a row in ints, in whole chunks of dropout's.
+  to_int(y.size(1) + arithmetic::kDropoutLanes * arithmetic::kDropoutNumbers, "columns");
+  std::optional<kernels::StepDraw> draw;
+  if (dropout.p > 0) draw = device.draw(dropout, x.stamp_or_self());
+  kernels::bias_relu_dropout_forward(y.data<float>(), b.defined() ? b.data<float>() : nullptr, y.size(0),
+                                     static_cast<int>(y.size(1)), draw ? &*draw : nullptr, dropout.scale(),
+                                     device.stream());
+}
+
+void CudaBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
+                                               const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                               const DropoutKey& dropout) {
+  same_device("linear_relu_dropout_backward",
+              {{"dy", dy}, {"y", y}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
+  CudaDevice& device = on(x);
+  const Tensor gradient = empty(y.shape(), DType::f32, y.device());
+  kernels::bias_relu_dropout_backward(dy.data<float>(), y.data<float>(), dropout.scale(), gradient.data<float>(),
+                                      db.defined() ? db.data<float>() : nullptr, y.size(0),
+                                      to_int(y.size(1), "columns"), device.stream());
+  if (dw.defined()) multiply(device, {gradient, true}, {x, false}, dw, x.size(0));
+  if (dx.defined()) multiply(device, {gradient, false}, {w, false}, dx, y.size(1));
 }
 
 }  // namespace duet::cuda

@@ -24,6 +24,10 @@ void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * (mask[i] ? factor : 0.0f);
 }
 
+void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0 ? dy[i] * scale : 0.0f;
+}
+
 namespace {
 
 template <class Sum>

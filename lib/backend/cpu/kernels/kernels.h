@@ -54,6 +54,8 @@ struct Kernels {
   void (*add)(const float* a, const float* b, float* y, std::int64_t n);
   void (*scale)(float* x, float factor, std::int64_t n);
   void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
+  /// dx = dy * scale where y, which relu and dropout made, is positive, else 0.
+  void (*relu_dropout_backward)(const float* y, const float* dy, float scale, float* dx, std::int64_t n);
   /// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
   void (*sum_parts)(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
   void (*sgd)(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
@@ -110,6 +112,9 @@ struct Kernels {
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
                  std::int64_t out);
+  /// The same, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
+  void (*linear_relu_dropout)(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
+                              float* y, std::int64_t n, std::int64_t in, std::int64_t out);
   /// Bytes of scratch memory that the next two take; they skip zeros of dy.
   std::int64_t (*linear_scratch_bytes)(std::int64_t n, std::int64_t out);
   void (*linear_backward_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,

@@ -107,10 +107,11 @@ void weight_tile(const float* x, const float* dy, float* dw, std::int64_t in, st
   }
 }
 
-}  // namespace
-
-void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
-            std::int64_t out) {
+/// y = x w^T + bias. finish(begin, end) is called once for every run of rows, when they are complete and still in the
+/// first cache.
+template <class Finish>
+void linear_rows(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
+                 std::int64_t out, Finish finish) {
   for (std::int64_t r = 0; r < n; ++r)
     for (std::int64_t o = 0; o < out; ++o) y[r * out + o] = bias ? bias[o] : 0.0f;
   for (std::int64_t k = 0; k < in; k += kDepth) {
@@ -123,8 +124,25 @@ void linear(const float* x, const float* w, const float* bias, float* y, std::in
           dot_rows<kTileRows>(x + r * in + k, w + k, y + r * out, depth, in, out, o);
         for (; r < end; ++r) dot_rows<1>(x + r * in + k, w + k, y + r * out, depth, in, out, o);
       }
+      if (k + depth == in) finish(group, end);
     }
   }
+  if (in == 0) finish(0, n);
+}
+
+}  // namespace
+
+void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
+            std::int64_t out) {
+  linear_rows(x, w, bias, y, n, in, out, [](std::int64_t, std::int64_t) {});
+}
+
+void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
+                         float* y, std::int64_t n, std::int64_t in, std::int64_t out) {
+  linear_rows(x, w, bias, y, n, in, out, [=](std::int64_t begin, std::int64_t end) {
+    relu(y + begin * out, y + begin * out, (end - begin) * out);
+    if (mask != nullptr) mask_scale(y + begin * out, mask + begin * out, scale, y + begin * out, (end - begin) * out);
+  });
 }
 
 void dense_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,

@@ -10,6 +10,7 @@ void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n);
 void add(const float* a, const float* b, float* y, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void mask_scale(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
+void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n);
 void sum_parts(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
 void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
          float dampening, float weight_decay, bool nesterov, bool first);
@@ -41,6 +42,8 @@ void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::u
                   std::uint32_t layer, std::uint32_t threshold);
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
             std::int64_t out);
+void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
+                         float* y, std::int64_t n, std::int64_t in, std::int64_t out);
 std::int64_t linear_scratch_bytes(std::int64_t n, std::int64_t out);
 void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
                           void* scratch);

@@ -115,6 +115,13 @@ void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float s
 void add_row_bias(float* y, const float* bias, std::int64_t rows, int columns, cudaStream_t stream);
 /// db = sum of the rows of dy (rows, columns).
 void sum_rows(const float* dy, float* db, std::int64_t rows, int columns, cudaStream_t stream);
+/// y (rows, columns) = dropout(relu(y + bias)). bias may be null; without dropout `draw` is.
+void bias_relu_dropout_forward(float* y, const float* bias, std::int64_t rows, int columns, const StepDraw* draw,
+                               float scale, cudaStream_t stream);
+/// dx = dy * scale where y (rows, columns), the output of the above, is positive, else 0; db = sum of the rows of dx,
+/// unless it is null.
+void bias_relu_dropout_backward(const float* dy, const float* y, float scale, float* dx, float* db, std::int64_t rows,
+                                int columns, cudaStream_t stream);
 /// The nearest bfloat16 of each value: its 16 bits, or as a float.
 void to_bfloat16(const float* x, std::uint16_t* y, std::int64_t count, cudaStream_t stream);
 void round_to_bfloat16(const float* x, float* y, std::int64_t count, cudaStream_t stream);
