@@ -30,7 +30,6 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   loss_ = empty({});
   one_ = empty({});
   kernels_.fill(one_, 1);
-  d_log_probs_ = empty(classes);
   d_logits_ = empty(classes);
   d_hidden_ = empty(hidden);
   d_flat_ = empty({batch, 3136});
@@ -79,8 +78,7 @@ void BareStep::forward(std::int64_t step) {
 }
 
 void BareStep::backward() {
-  kernels_.nll_loss_backward(one_, labels_, 1.0f / static_cast<float>(x_.size(0)), d_log_probs_);
-  kernels_.log_softmax_backward(log_probs_, d_log_probs_, d_logits_);
+  kernels_.log_softmax_nll_backward(one_, log_probs_, labels_, 1.0f / static_cast<float>(x_.size(0)), d_logits_);
   lap("log_softmax, nll_loss, their gradients");
   kernels_.linear_backward_weights(hidden_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
   kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_hidden_);

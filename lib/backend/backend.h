@@ -201,6 +201,10 @@ class Backend {
   virtual void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) = 0;
   /// dx = -dloss * factor at the labels, else 0; dloss is a device scalar.
   virtual void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) = 0;
+  /// Of nll_loss and the log_softmax before it, from the labels to the logits in one pass: y is log_softmax's output,
+  /// dx = (exp(y) - one_hot(labels)) * dloss * factor, with the bits of the two above one by one.
+  virtual void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
+                                        const Tensor& dx) = 0;
   /// loss = sum (x - target)^2 * factor.
   virtual void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) = 0;
   virtual void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,

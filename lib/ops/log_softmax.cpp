@@ -24,4 +24,9 @@ Variable log_softmax(const Variable& x) {
   return record<LogSoftmaxNode>(y, {&x}, [&](LogSoftmaxNode& node) { node.y = y; });
 }
 
+const Edge* log_softmax_argument(const Variable& y) {
+  const auto* const node = dynamic_cast<const LogSoftmaxNode*>(y.edge().node.get());
+  return node ? node->edges().data() : nullptr;
+}
+
 }  // namespace duet::ops

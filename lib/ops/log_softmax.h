@@ -7,4 +7,8 @@ namespace duet::ops {
 /// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
 Variable log_softmax(const Variable& x);
 
+/// Where the gradient of log_softmax's argument goes, if y is its result and on the tape; else null. A loss whose
+/// gradient is known at the argument sends it there: gradients add up, so y may have other consumers.
+const Edge* log_softmax_argument(const Variable& y);
+
 }  // namespace duet::ops

@@ -1,5 +1,6 @@
 #include "lib/ops/losses.h"
 
+#include "lib/ops/log_softmax.h"
 #include "lib/ops/record.h"
 #include "lib/ops/to_plain.h"
 
@@ -28,6 +29,17 @@ struct NllLossNode final : Node {
   float factor = 0;
 };
 
+/// nll_loss behind log_softmax: the gradient goes past it, straight to its argument.
+struct LogSoftmaxNllNode final : Node {
+  const char* name() const override { return "nll_loss"; }
+  void backward(const Gradients& g) override {
+    backend(y).log_softmax_nll_backward(g.outputs[0], y, labels, factor, g.place(0, y.shape(), y.device()));
+  }
+  void release() override { y = labels = Tensor(); }
+  Tensor y, labels;
+  float factor = 0;
+};
+
 struct MseLossNode final : Node {
   const char* name() const override { return "mse_loss"; }
   void backward(const Gradients& g) override {
@@ -49,6 +61,14 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
   const Factors factors(x.value(), labels, 1);
   const Tensor loss = empty({}, DType::f32, x.device());
   backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
+  if (const Edge* const logits = log_softmax_argument(x)) {
+    const Variable receiver(x.value(), logits->node, logits->output);
+    return record<LogSoftmaxNllNode>(loss, {&receiver}, [&](LogSoftmaxNllNode& node) {
+      node.y = x.value();
+      node.labels = labels;
+      node.factor = factors.gradient;
+    });
+  }
   return record<NllLossNode>(loss, {&x}, [&](NllLossNode& node) {
     node.labels = labels;
     node.shape = x.shape();

@@ -35,6 +35,38 @@ TEST_CASE("cuda: log_softmax and nll_loss equal the reference, and stay finite f
     }
 }
 
+TEST_CASE("cuda: the gradient of nll_loss behind log_softmax equals that of the two one by one") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(128);
+  for (const std::int64_t rows : {1, 17, 600})
+    for (const std::int64_t classes : {1, 10, 33}) {
+      const Array x = random_array({rows, classes}, generator);
+      const std::vector<std::int64_t> list = random_labels(rows, classes, generator);
+      const Tensor labels = on_gpu(label_tensor(list)), start = on_gpu(from_values<float>({}, {-2.5f}));
+      const Variable vx = gpu_leaf(x), y = ops::log_softmax(vx), loss = ops::nll_loss(y, labels);
+      loss.backward(start);
+      const Tensor dy = empty(x.shape, DType::f32, kGpu), dx = empty(x.shape, DType::f32, kGpu);
+      backend(dy).nll_loss_backward(start, labels, 1.0f / static_cast<float>(rows), dy);
+      backend(dy).log_softmax_backward(y.value(), dy, dx);
+      CAPTURE(rows, classes);
+      CHECK(gpu_error(vx.grad(), as_array(dx)) < 1e-6);
+      Array expected = reference::log_softmax_backward(x, reference::nll_loss_backward(x, list));
+      for (double& value : expected.values) value *= -2.5;
+      CHECK(gpu_error(vx.grad(), expected) < kTolerance);
+    }
+}
+
+TEST_CASE("cuda: a label out of bounds has no place in the gradient, and is told of") {
+  DUET_NEEDS_CUDA();
+  const Variable x = gpu_leaf(Array({3, 2}));
+  ops::nll_loss(ops::log_softmax(x), on_gpu(label_tensor({0, 2, 1}))).backward();
+  CHECK_THROWS_AS(backend(DeviceKind::cuda).synchronize(kGpu), ShapeError);
+  const float sixth = 1.0f / 6.0f;
+  const Array expected = as_array(x.grad());
+  const double values[] = {-sixth, sixth, 0, 0, sixth, -sixth};
+  for (int i = 0; i < 6; ++i) CHECK(std::abs(expected[i] - values[i]) < 1e-6);
+}
+
 TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(122);

@@ -13,4 +13,10 @@ DUET_HOST_DEVICE inline float log_softmax(float x, float largest, float log_tota
 /// y: the output, dy: its gradient, total: the sum of the row's dy.
 DUET_HOST_DEVICE inline float log_softmax_gradient(float y, float dy, float total) { return dy - expf(y) * total; }
 
+/// The gradient of a logit behind log_softmax (its output: y) and nll_loss, whose gradient at the row's label is
+/// `gradient`. The sum of the row's gradients adds it to a zero, which matters where it is a zero with a sign.
+DUET_HOST_DEVICE inline float log_softmax_nll_gradient(float y, bool at_label, float gradient) {
+  return log_softmax_gradient(y, at_label ? gradient : 0.0f, 0.0f + gradient);
+}
+
 }  // namespace duet::arithmetic

@@ -84,6 +84,8 @@ class CpuBackend final : public Backend {
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
   void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
   void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
+  void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
+                                const Tensor& dx) override;
   void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;
   void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
                          const Tensor& dx) override;

@@ -75,6 +75,21 @@ void CpuBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, fl
     dx.data<float>()[row * classes + labels.data<std::int64_t>()[row]] = value;
 }
 
+void CpuBackend::log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
+                                          const Tensor& dx) {
+  const std::int64_t classes = y.size(1);
+  const float gradient = -*dloss.data<float>() * factor;
+  for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t label = labels.data<std::int64_t>()[row];
+      const float* const out = y.data<float>() + row * classes;
+      float* const to = dx.data<float>() + row * classes;
+      for (std::int64_t c = 0; c < classes; ++c)
+        to[c] = arithmetic::log_softmax_nll_gradient(out[c], c == label, gradient);
+    }
+  });
+}
+
 void CpuBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
   const std::int64_t columns = x.shape().count_from(1);
   const float *const a = x.data<float>(), *const b = target.data<float>();

@@ -32,6 +32,14 @@ void CudaBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, f
                         to_int(dx.size(1), "classes"), device.stream());
 }
 
+void CudaBackend::log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
+                                           const Tensor& dx) {
+  same_device("log_softmax_nll_backward", {{"dloss", dloss}, {"y", y}, {"labels", labels}, {"dx", dx}});
+  CudaDevice& device = on(y);
+  kernels::log_softmax_nll_backward(dloss.data<float>(), y.data<float>(), labels.data<std::int64_t>(), factor,
+                                    dx.data<float>(), y.size(0), to_int(y.size(1), "classes"), device.stream());
+}
+
 void CudaBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
   same_device("mse_loss_forward", {{"x", x}, {"target", target}, {"loss", loss}});
   CudaDevice& device = on(x);

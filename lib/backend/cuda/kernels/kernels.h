@@ -144,6 +144,10 @@ void nll_forward(const float* x, const std::int64_t* labels, float factor, float
 /// dx = -dloss * factor at the labels, else 0. Labels out of bounds have no place.
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
                   int classes, cudaStream_t stream);
+/// dx = (exp(y) - one_hot(labels)) * *dloss * factor: of nll and the log_softmax that made y. 0 in rows whose label is
+/// out of bounds.
+void log_softmax_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float factor, float* dx,
+                              std::int64_t rows, int classes, cudaStream_t stream);
 /// Partial sums that mse_forward may need, in floats.
 inline constexpr int kMsePartials = 512;
 /// loss = sum (x - target)^2 * factor.

@@ -85,6 +85,17 @@ __global__ void __launch_bounds__(kThreads)
   dx[i] = i - row * classes == labels[row] ? -*dloss * factor : 0.0f;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    log_softmax_nll_backward_kernel(const float* __restrict__ dloss, const float* __restrict__ y,
+                                    const std::int64_t* __restrict__ labels, float factor, float* __restrict__ dx,
+                                    std::int64_t count, int classes) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= count) return;
+  const std::int64_t row = i / classes, label = labels[row];
+  const float gradient = label >= 0 && label < classes ? -*dloss * factor : 0.0f;
+  dx[i] = arithmetic::log_softmax_nll_gradient(y[i], i - row * classes == label, gradient);
+}
+
 /// Block b writes factor times the sum of its part of the squares.
 __global__ void __launch_bounds__(kSumThreads)
     squares_kernel(const float* __restrict__ x, const float* __restrict__ target, float factor,
@@ -159,6 +170,14 @@ void nll_backward(const float* dloss, const std::int64_t* labels, float factor, 
   const std::int64_t count = rows * classes;
   if (count == 0) return;
   launch(nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, labels, factor, dx, count, classes);
+}
+
+void log_softmax_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float factor, float* dx,
+                              std::int64_t rows, int classes, cudaStream_t stream) {
+  const std::int64_t count = rows * classes;
+  if (count == 0) return;
+  launch(log_softmax_nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, y, labels, factor, dx,
+         count, classes);
 }
 
 void mse_forward(const float* x, const float* target, float factor, float* loss, float* partials, std::int64_t count,
