@@ -90,6 +90,11 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   require<UsageError>(options.replicas == "per_forward" || options.replicas == "resident", "--replicas: unknown '",
                       options.replicas, "', expected per_forward or resident");
+  require<UsageError>(options.sum == "tree" || options.sum == "nccl", "--sum: unknown '", options.sum,
+                      "', expected tree or nccl");
+  const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;
+  require<UsageError>(options.sum == "tree" || several_gpus,
+                      "--sum nccl is for --mode dp --device cuda on several GPUs");
   require<UsageError>(options.loss == "gathered" || options.loss == "in_replica", "--loss: unknown '", options.loss,
                       "', expected gathered or in_replica");
 }

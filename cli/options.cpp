@@ -97,6 +97,10 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
          "(copied from the first device in every step, as PyTorch does)")
       ->capture_default_str();
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
+  app.add_option("--sum", options.sum,
+                 "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
+                 "order of its own (then results agree with other numbers of devices only to rounding)")
+      ->capture_default_str();
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
                  "has started anew goes on from its own newest one");

@@ -72,6 +72,7 @@ void read_own_part(Setup& setup, const TrainOptions& options, const data::Datase
 void wrap_dp(Setup& setup, const TrainOptions& options) {
   dp::DataParallelOptions wrap{.devices = setup.devices};
   wrap.replicas = options.replicas == "resident" ? dp::Refresh::resident : dp::Refresh::per_forward;
+  wrap.sum = options.sum == "nccl" ? DeviceSum::nccl : DeviceSum::tree;
   setup.loss_in_replica = options.loss == "in_replica";
   if (setup.loss_in_replica)
     wrap.loss = [](const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); };

@@ -67,7 +67,8 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
   const std::string steps = no_graph.empty() ? "steps as CUDA graphs" : "no CUDA graphs: " + no_graph;
   std::printf("devices:%s (%s), precision %s; %s\n", names.c_str(),
               backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
-              name(options.precision), steps.c_str());
+              name(options.precision),
+              (options.sum == "nccl" ? "gradients added up by NCCL; " + steps : steps).c_str());
 }
 
 /// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.

@@ -70,7 +70,7 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
   if (!options_.output_device) options_.output_device = options_.devices[0];
   wrap_module("module", module);
   forward_ = make_forward(module_, options_);
-  replicas_ = std::make_shared<Replicas>(module_, options_.devices, options_.replicas, forward_);
+  replicas_ = std::make_shared<Replicas>(module_, options_.devices, options_.replicas, options_.sum, forward_);
 }
 
 Variable DataParallel::forward(nn::Context& context, const Variable& x) const {

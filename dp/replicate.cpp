@@ -13,10 +13,12 @@ bool shares_memory(Device a, Device b) { return a == b || (a.kind == b.kind && b
 
 }  // namespace
 
-Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, Forward forward)
+Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, DeviceSum sum,
+                   Forward forward)
     : module_(module),
       devices_(devices.begin(), devices.end()),
       refresh_(refresh),
+      sum_(sum),
       forward_(std::move(forward)),
       threads_(std::make_shared<ThreadPool>(std::max(1, static_cast<int>(devices.size())),
                                             [devices = devices_](int worker) {
@@ -114,11 +116,11 @@ void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& dest
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
   }
-  if (residents_ != nullptr && for_all) {
+  if ((residents_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
     PooledVector<Tensor> destinations = parts;
     destinations[0] = destination;
-    backend(destination).all_reduce_devices(parts, destinations);
-    residents_->hold_gradients = true;
+    backend(destination).all_reduce_devices(parts, destinations, sum_);
+    if (residents_ != nullptr) residents_->hold_gradients = for_all;
     return;
   }
   threads_->run(size(),

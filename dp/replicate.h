@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dp/replica_sums.h"
+#include "lib/backend/backend.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 #include "lib/thread_pool.h"
@@ -31,7 +32,7 @@ class Replicas {
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
   /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
   /// devices or one named twice.
-  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, Forward forward);
+  Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, DeviceSum sum, Forward forward);
 
   int size() const { return static_cast<int>(devices_.size()); }
   std::span<const Device> devices() const { return devices_; }
@@ -49,9 +50,9 @@ class Replicas {
   /// DeviceError when the model is not on the first device.
   void replicate(const nn::Context& model, int count);
 
-  /// Adds up the gradients of all replicas by the tree of Note [Sums over samples] in lib/backend/backend.h, on the
-  /// model's device: into `destination`, which has the flat order of the module's slots. Replicas for which took_part
-  /// is false count as zero. `for_all`: the destination is the model's gradient; resident replicas get the sum, too.
+  /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into `destination`, which has the
+  /// flat order of the module's slots. Replicas for which took_part is false count as zero. `for_all`: the destination
+  /// is the model's gradient; resident replicas get the sum, too.
   void sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all);
 
  private:
@@ -61,6 +62,7 @@ class Replicas {
   const nn::Module& module_;
   std::vector<Device> devices_;
   Refresh refresh_;
+  DeviceSum sum_;
   Forward forward_;
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;

@@ -60,6 +60,15 @@ assert all(abs(a - b) < 1e-6 * b for a, b in zip(replayed["train_loss"], plain["
 assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 49
 assert open("auto.hashes").read() == open("off.hashes").read()
 PYTHON
+# Sums by NCCL need GPUs that differ.
+nccl=(train --quiet --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
+  --batch 8 --epochs 1 --sum nccl)
+DUET_SIM_DEVICES=2 "$duet" "${nccl[@]}" >text
+expect '; gradients added up by NCCL; no CUDA graphs' text
+status=0
+"$duet" "${nccl[@]}" >text 2>&1 || status=$?
+[ $status = 1 ]
+expect '^duet: NCCL takes cuda:0.1 only with a GPU of its own' text
 # What duet info says of GPUs: compute capability, memory, driver, and who reaches whom.
 DUET_SIM_DEVICES=2 "$duet" info >text
 expect '^ *cuda:0 (simulated GPU, sm_90, 4096 MiB, 4295 of 4295 MB free)' text

@@ -112,6 +112,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--mode", "ddp", "--workers", "thread", "--device", "cuda"}, "--workers thread is for CPU devices"},
       {{"compare", "--backend", "memory"}, "--backend memory is for --workers thread"},
       {{"train", "--graph", "maybe"}, "--graph: unknown 'maybe', expected auto, on or off"},
+      {{"train", "--sum", "ring"}, "--sum: unknown 'ring', expected tree or nccl"},
+      {{"train", "--sum", "nccl", "--mode", "dp", "--devices", "2"}, "--sum nccl is for --mode dp --device cuda"},
       {{"compare", "--graph", "on"}, "--graph on: CPU devices have no graphs"},
       {{"train", "--graph", "on", "--device", "cuda", "--mode", "seed"},
        "--graph on: in mode seed ranks add gradients"},
@@ -181,7 +183,7 @@ TEST_CASE("help names every option with its default") {
   }
   const std::string train = printed({"train", "--help"});
   for (const char* option :
-       {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss"}) {
+       {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss", "--sum"}) {
     INFO(option);
     CHECK_THAT(train, duet_test::ContainsSubstring(option));
   }

@@ -265,7 +265,7 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"sgd_step", [&] { gpu.sgd_step(c, c2, {}, {}, 0, 1); }},
       {"all_reduce_devices",
        [&] {
-         gpu.all_reduce_devices({&c, 1}, {&c2, 1});
+         gpu.all_reduce_devices({&c, 1}, {&c2, 1}, DeviceSum::tree);
        }},
       {"gather_images", [&] { gpu.gather_images(index, labels, labels2, 0, 1, image, {}); }},
       {"count_correct", [&] { gpu.count_correct(rows, labels2); }}};

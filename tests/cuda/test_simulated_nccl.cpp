@@ -93,3 +93,15 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
       });
   CHECK(others_went_on);
 }
+
+TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error that names the call") {
+  const std::vector<Device> gpus = first_devices(DeviceKind::cuda, 2);
+  std::vector<Tensor> parts;
+  for (const Device gpu : gpus) parts.push_back(zeros({4}, DType::f32, gpu));
+  Backend& cuda = backend(DeviceKind::cuda);
+  duet_sim::reset(1, "ncclCommInitAll:1");
+  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl),
+                    ContainsSubstring("cuda: ncclCommInitAll: NCCL: unhandled system error"));
+  duet_sim::reset(1);
+  CHECK_NOTHROW(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl));
+}

@@ -7,6 +7,7 @@
 
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
+#include "lib/backend/cuda/nccl_clique.h"
 
 namespace duet::cuda {
 namespace {
@@ -69,6 +70,8 @@ void CudaBackend::set_precision(Precision precision) {
 CudaBackend::CudaBackend() : gpus_(count_gpus()) {
   require<DeviceError>(gpus_ <= static_cast<int>(kMaxGpus), gpus_, " GPUs, duet knows at most ", kMaxGpus);
 }
+
+CudaBackend::~CudaBackend() = default;
 
 std::string CudaBackend::describe(Device device) const {
   require<DeviceError>(device.kind == DeviceKind::cuda && device.index >= 0 && device.index < gpus_,

@@ -11,6 +11,8 @@
 
 namespace duet::cuda {
 
+class NcclClique;
+
 /// An argument of an operator, with its name in the contract.
 struct Operand {
   const char* name;
@@ -23,15 +25,12 @@ void same_device(const char* op, std::initializer_list<Operand> operands);
 /// would make them compute otherwise than in this precision.
 void require_no_override(Precision precision);
 
-/// ", NCCL 2.28.9", or empty where it is not installed. Only NCCL itself knows its version, so all of it (hundreds of
-/// megabytes) is loaded for the question, and let go; duet info and the reports ask, training does not.
-std::string nccl_version();
-
 /// All GPUs that this process sees. A GPU gets a context when something is first asked of it.
 class CudaBackend final : public Backend {
  public:
   /// Throws DeviceError with the reason when no GPU can be used.
   CudaBackend();
+  ~CudaBackend() override;
 
   int device_count() const override { return gpus_; }
   std::string describe(Device device) const override;
@@ -106,7 +105,7 @@ class CudaBackend final : public Backend {
                 int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
-  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) override;
+  void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations, DeviceSum sum) override;
   double sum_of_squares(const Tensor& x) override;
   void gather_images(const Tensor& rows, const Tensor& labels, const Tensor& indices, float mean, float deviation,
                      const Tensor& y, const Tensor& picked) override;
@@ -130,6 +129,8 @@ class CudaBackend final : public Backend {
  private:
   static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
   using Slot = std::atomic<CudaDevice*>;
+  /// The one of these devices, in this order.
+  NcclClique& clique(std::span<CudaDevice* const> devices);
   /// Lets the two GPUs reach each other's memory, where the machine allows it; tried once per pair.
   void enable_peer_access(const CudaDevice& a, const CudaDevice& b);
 
@@ -137,6 +138,8 @@ class CudaBackend final : public Backend {
   std::atomic<Precision> precision_{Precision::fp32};
   std::mutex devices_mutex_;
   std::array<std::array<Slot, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
+  std::mutex cliques_mutex_;
+  std::vector<std::unique_ptr<NcclClique>> cliques_;
   std::mutex peers_mutex_;
   std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers_tried_{};
 };

@@ -1,7 +1,9 @@
 // Optimizer updates, sums over devices, and batches from a data set that lies on the device.
+#include <algorithm>
 #include <numeric>
 
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/nccl_clique.h"
 
 namespace duet::cuda {
 namespace {
@@ -49,7 +51,8 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
 
 // Device d copies the d-th piece of all parts, adds them up, and the others copy the result: every device sends and
 // receives as much, and all of it side by side.
-void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations) {
+void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
+                                     DeviceSum sum) {
   const std::size_t count = parts.size();
   require_few("all_reduce_devices", count);
   PooledVector<CudaDevice*> devices;
@@ -57,6 +60,7 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     same_device("all_reduce_devices", {{"part", parts[d]}, {"destination", destinations[d]}});
     devices.push_back(&on(parts[d]));
   }
+  if (sum == DeviceSum::nccl) return clique(devices).all_reduce(parts, destinations);
   const auto piece = [&](const Tensor& whole, std::size_t d) {
     const std::int64_t n = whole.count(), at = static_cast<std::int64_t>(d), of = static_cast<std::int64_t>(count);
     return whole.slice(n * at / of, {n * (at + 1) / of - n * at / of});
@@ -67,21 +71,28 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
   PooledVector<Tensor> here;  // until all was asked for
   meet(devices);
   for (std::size_t d = 0; d < count; ++d) {
-    const Tensor sum = piece(destinations[d], d);
+    const Tensor own = piece(destinations[d], d);
     kernels::Parts from{};
     for (std::size_t i = 0; i < count; ++i) {
       const Tensor part = piece(parts[i], d);
-      here.push_back(i == d ? part : empty(part.shape(), DType::f32, sum.device()));
+      here.push_back(i == d ? part : empty(part.shape(), DType::f32, own.device()));
       if (i != d) bring(part, i, here.back(), d);
       from.at[i] = here.back().data<float>();
     }
-    kernels::sum_parts(from, static_cast<int>(count), false, sum.data<float>(), sum.count(), on(sum).stream());
+    kernels::sum_parts(from, static_cast<int>(count), false, own.data<float>(), own.count(), on(own).stream());
   }
   meet(devices);
   for (std::size_t d = 0; d < count; ++d)
     for (std::size_t i = 0; i < count; ++i)
       if (i != d) bring(piece(destinations[i], i), i, piece(destinations[d], i), d);
   meet(devices);
+}
+
+NcclClique& CudaBackend::clique(std::span<CudaDevice* const> devices) {
+  const std::lock_guard lock(cliques_mutex_);
+  for (const auto& made : cliques_)
+    if (std::equal(devices.begin(), devices.end(), made->devices().begin(), made->devices().end())) return *made;
+  return *cliques_.emplace_back(std::make_unique<NcclClique>(devices));
 }
 
 double CudaBackend::sum_of_squares(const Tensor& x) {

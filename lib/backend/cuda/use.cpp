@@ -1,25 +1,8 @@
 // What devices hold, what was moved, and which GPUs reach each other: for reports.
-#include <dlfcn.h>
-
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
-
-std::string nccl_version() {
-  using GetVersion = int (*)(int*);
-  constexpr const char* kName = "ncclGetVersion";
-  void* library = nullptr;
-  auto get = reinterpret_cast<GetVersion>(::dlsym(RTLD_DEFAULT, kName));  // here already?
-  if (get == nullptr) {
-    library = ::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
-    if (library != nullptr) get = reinterpret_cast<GetVersion>(::dlsym(library, kName));
-  }
-  int version = 0;
-  const bool known = get != nullptr && get(&version) == 0;
-  if (library != nullptr) ::dlclose(library);
-  return known ? concat(", NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100) : "";
-}
 
 DeviceUse CudaBackend::use(Device device) {
   const DeviceMemory& memory = on(device).memory();
