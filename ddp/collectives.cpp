@@ -1,6 +1,7 @@
 #include "ddp/collectives.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 #include "ddp/bytes.h"
@@ -15,10 +16,20 @@ constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
 constexpr Milliseconds kPartingTime{2000};    // of ranks that disagree
 
+/// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once.
+bool reduces_in_parts(const Call& call) {
+  const DType dtype = call.in.dtype;
+  const bool exact =
+      dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8;
+  return exact && call.reduce != ReduceOp::avg;
+}
+
 }  // namespace
 
 Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport_(transport), timeout_(timeout) {
   for (int rank = 0; rank < transport.size(); ++rank) heard_.push_back({rank, {}});
+  for (int rank = 0; rank < transport.size(); ++rank) all_ranks_.push_back(rank);
+  ranks_per_host_ = ranks_per_host();
 }
 
 void Collectives::run(const Call& call, std::uint64_t sequence) {
@@ -109,23 +120,37 @@ void Collectives::finish_messages() {
   requests_.clear();
 }
 
-Collectives::Chunk Collectives::chunk_of(std::int64_t count, int rank) const {
-  const std::int64_t even = (count + transport_.size() - 1) / transport_.size();
+Collectives::Chunk Collectives::piece_of(Chunk whole, int pieces, int index) {
+  const std::int64_t even = (whole.count + pieces - 1) / pieces;
   const std::int64_t chunk = (even + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
-  const std::int64_t begin = std::min(count, chunk * rank);
-  return {begin, std::min(count, begin + chunk) - begin};
+  const std::int64_t begin = std::min(whole.count, chunk * index);
+  return {whole.begin + begin, std::min(whole.count, begin + chunk) - begin};
 }
 
-void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase) {
+int Collectives::ranks_per_host() const {
+  const std::vector<int>& hosts = transport_.hosts();
+  const int size = transport_.size();
+  if (hosts.empty() || !std::has_single_bit(static_cast<unsigned>(size))) return 0;
+  const auto each = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[0]));
+  if (each < 2 || each == size || size % each != 0) return 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const int host = hosts[static_cast<std::size_t>(rank)];
+    const auto first = hosts.begin() + rank / each * each;  // whole runs of the tree's leaves, no host twice
+    if (host != *first || std::count(hosts.begin(), hosts.end(), host) != each) return 0;
+  }
+  return each;
+}
+
+void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks) {
   const std::size_t bytes = static_cast<std::size_t>(chunk.count) * size_of(own.dtype);
-  const auto others = static_cast<std::size_t>(transport_.size() - 1);
+  const std::size_t others = ranks.size() - 1;
   if (staging_.size() < bytes * others) staging_.resize(bytes * others);
-  parts_.assign(static_cast<std::size_t>(transport_.size()), at(own, chunk.begin));
+  parts_.assign(ranks.size(), at(own, chunk.begin));
   std::byte* next = staging_.data();
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank()) continue;
-    parts_[static_cast<std::size_t>(peer)] = next;
-    receive(peer, phase, next, bytes);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == transport_.rank()) continue;
+    parts_[i] = next;
+    receive(ranks[i], phase, next, bytes);
     next += bytes;
   }
 }
@@ -143,6 +168,7 @@ void Collectives::all_reduce(const Call& call) {
   const Buffer& buffer = call.in;
   const int self = transport_.rank();
   const bool small = buffer.bytes() <= kSmallBytes;
+  if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
   const Chunk own = small ? Chunk{0, buffer.count} : chunk_of(buffer.count, self);
   receive_parts(buffer, own, 0);
   for (int peer = 0; peer < transport_.size(); ++peer) {
@@ -160,6 +186,41 @@ void Collectives::all_reduce(const Call& call) {
     receive(peer, 1, at(buffer, chunk.begin), static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype));
     send(peer, 1, at(buffer, own.begin), own_bytes);
   }
+}
+
+// Note [all_reduce by hosts]: the ranks of a host reduce first, each one piece of the buffer. Then the ranks with the
+// same piece on all hosts reduce that, and each host puts its pieces together. A host's ranks are a subtree of the tree
+// of reduce_parts(), so the bits are those of the sum over all ranks at once; but between hosts a rank moves its piece
+// only, not that of its neighbours as well.
+void Collectives::all_reduce_by_hosts(const Call& call) {
+  const int each = ranks_per_host_, place = transport_.rank() % each, host = transport_.rank() / each;
+  const int count = transport_.size() / each;
+  std::vector<int> near, far;
+  for (int i = 0; i < each; ++i) near.push_back(host * each + i);
+  for (int i = 0; i < count; ++i) far.push_back(i * each + place);
+  const Chunk whole{0, call.in.count}, part = piece_of(whole, each, place), own = piece_of(part, count, host);
+  const auto exchange = [&](std::span<const int> ranks, int phase, const Chunk& of, const Chunk& mine, bool gathers) {
+    const int pieces = static_cast<int>(ranks.size());
+    for (int i = 0; i < pieces; ++i) {
+      const int peer = ranks[static_cast<std::size_t>(i)];
+      if (peer == transport_.rank()) continue;
+      const Chunk theirs = piece_of(of, pieces, i);
+      const Chunk& sent = gathers ? mine : theirs;
+      if (gathers)
+        receive(peer, phase, at(call.in, theirs.begin),
+                static_cast<std::size_t>(theirs.count) * size_of(call.in.dtype));
+      send(peer, phase, at(call.in, sent.begin), static_cast<std::size_t>(sent.count) * size_of(call.in.dtype));
+    }
+  };
+  receive_parts(call.in, part, 0, near);
+  exchange(near, 0, whole, part, false);
+  reduce_received(call, at(call.in, part.begin), part.count);
+  receive_parts(call.in, own, 1, far);
+  exchange(far, 1, part, own, false);
+  reduce_received(call, at(call.in, own.begin), own.count);
+  exchange(far, 2, part, own, true);
+  finish_messages();
+  exchange(near, 3, whole, part, true);
 }
 
 void Collectives::reduce(const Call& call) {

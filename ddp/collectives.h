@@ -23,6 +23,7 @@ class Collectives {
   };
 
   void all_reduce(const Call& call);
+  void all_reduce_by_hosts(const Call& call);
   void reduce(const Call& call);
   void broadcast(const Call& call);
   void gather(const Call& call);
@@ -38,16 +39,22 @@ class Collectives {
   /// Waits for all messages since the last call.
   void finish_messages();
   /// Receives `chunk` of all other ranks beside this rank's own, and points parts_ at them in rank order.
-  void receive_parts(const Buffer& own, Chunk chunk, int phase);
+  void receive_parts(const Buffer& own, Chunk chunk, int phase) { receive_parts(own, chunk, phase, all_ranks_); }
+  void receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks);
   /// Waits for those parts and leaves their reduction at `own`, where this rank's is.
   void reduce_received(const Call& call, std::byte* own, std::int64_t count);
-  Chunk chunk_of(std::int64_t count, int rank) const;
+  Chunk chunk_of(std::int64_t count, int rank) const { return piece_of({0, count}, transport_.size(), rank); }
+  static Chunk piece_of(Chunk whole, int pieces, int index);
+  /// Ranks on each host, if sums may be made host by host with the same bits; else 0.
+  int ranks_per_host() const;
 
   Transport& transport_;
   Milliseconds timeout_;
   Clock::time_point deadline_;
   Header header_;
   std::vector<RankHeader> heard_;  // by rank
+  std::vector<int> all_ranks_;
+  int ranks_per_host_ = 0;
   std::vector<Transport::Request> header_requests_, requests_;
   std::vector<std::byte> staging_;
   std::vector<void*> parts_;

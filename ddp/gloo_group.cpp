@@ -18,12 +18,15 @@ const LoadedModule& loaded() {
 
 std::string why_no_gloo() { return loaded().error; }
 
-std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
-                                              const GlooOptions& options) {
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options) {
   require<DeviceError>(loaded().symbol != nullptr, "backend gloo cannot be used: ", loaded().error);
   const auto connect = reinterpret_cast<GlooConnect>(loaded().symbol);
-  std::unique_ptr<Transport> transport(connect(*store, rank, size, options));
-  auto group = std::make_unique<TransportGroup>(std::move(transport), options.group);
+  return std::unique_ptr<Transport>(connect(store, rank, size, options));
+}
+
+std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
+                                              const GlooOptions& options) {
+  auto group = std::make_unique<TransportGroup>(make_gloo_transport(*store, rank, size, options), options.group);
   group->set_store(std::move(store));
   return group;
 }

@@ -16,6 +16,9 @@ struct GlooOptions {
   GroupOptions group{};
 };
 
+/// As make_gloo_group(), only the messages.
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
+
 /// Connects this rank with the others, who call this with the same store. Throws CommError when a rank does not come,
 /// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
 std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,

@@ -7,12 +7,14 @@
 #include <atomic>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <thread>
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
 #include "ddp/meeting_folder.h"
+#include "ddp/mixed_transport.h"
 #include "ddp/nccl_group.h"
 #include "ddp/network_interface.h"
 #include "ddp/rank_names.h"
@@ -180,6 +182,20 @@ int rank_elsewhere(Store& store, const Rendezvous& meeting) {
   return other == hosts.end() ? -1 : static_cast<int>(other - hosts.begin());
 }
 
+/// Over the network, and within hosts over memory unless only Gloo was asked for.
+std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Rendezvous& meeting,
+                                            const std::shared_ptr<Store>& store, const GlooOptions& gloo) {
+  auto transport = make_gloo_transport(*store, meeting.rank, meeting.world_size, gloo);
+  const std::vector<std::string> names = store->multi_get(rank_keys("host", meeting.world_size));
+  std::vector<int> hosts;  // by the first rank on each
+  for (const std::string& name : names)
+    hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin()));
+  const std::set<int> different(hosts.begin(), hosts.end());
+  if (options.backend == "auto" && different.size() > 1 && different.size() < hosts.size())
+    transport = make_mixed_transport(std::move(transport), store, std::move(hosts), options.join_timeout);
+  return std::make_unique<TransportGroup>(std::move(transport), gloo.group);
+}
+
 /// Null if the ranks cannot share memory and may do without.
 std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const Rendezvous& meeting,
                                              const std::shared_ptr<Store>& store) {
@@ -239,7 +255,7 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   } else {
     group = connect_shared(options, meeting, init);
   }
-  if (group == nullptr) group = make_gloo_group(init, meeting.rank, meeting.world_size, gloo);
+  if (group == nullptr) group = connect_hosts(options, meeting, init, gloo);
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));

@@ -19,7 +19,8 @@ inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
 
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "gloo": any hosts, over TCP; "nccl": ranks with a
-  /// CUDA device each; "solo": one rank. "auto": shm where it can be had, else gloo.
+  /// CUDA device each; "solo": one rank. "auto": shm where it can be had, else gloo; where several of the ranks share a
+  /// host, these exchange over memory what stays there.
   std::string backend = "auto";
   /// "env://" (the launcher's variables, MASTER_ADDR, MASTER_PORT; without these two the ranks of one host meet in a
   /// file that the job's name leads to, where the launcher names jobs: MPI, Slurm), "tcp://host:port", "file://path";

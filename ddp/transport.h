@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ddp/subset.h"
 #include "ddp/work.h"
@@ -19,6 +20,11 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const char* name() const = 0;
+  /// A number for every rank, equal for those on one host; empty where it makes no difference.
+  virtual const std::vector<int>& hosts() const {
+    static const std::vector<int> none;
+    return none;
+  }
   /// Start a message and return at once; `bytes` > 0, and the memory stays untouched until wait() has returned.
   virtual Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) = 0;
   virtual Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) = 0;

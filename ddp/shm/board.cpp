@@ -37,8 +37,12 @@ std::size_t Board::bytes(int size) {
   return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * Pipe::kBytes;
 }
 
-Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size)
-    : segment_(std::move(segment)), rank_(rank), size_(size), processes_(static_cast<std::size_t>(size), -1) {
+Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      size_(size),
+      names_(std::move(names)),
+      processes_(static_cast<std::size_t>(size), -1) {
   cell(rank).process.store(::getpid());
 }
 
@@ -95,7 +99,7 @@ void Board::await_posts(Clock::time_point deadline, bool spin) {
     if (Clock::now() < deadline) return;
     std::vector<int> late;
     for (int peer = next; peer < size_; ++peer)
-      if (behind(peer)) late.push_back(peer);
+      if (behind(peer)) late.push_back(name_of(peer));
     require<CommError>(late.empty(), rank_names(late), " did not come in time");
   };
   await(ready, check, deadline, spin);
@@ -121,7 +125,7 @@ void Board::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::t
 
 void Board::check_alive(int peer) {
   require<CommError>(!closed(rank_), "this rank has closed its connections");
-  require<CommError>(!closed(peer), "rank ", peer, " has closed the connection");
+  require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
   const pid_t process = cell(peer).process.load();
   if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread beside this one
   const std::lock_guard lock(processes_mutex_);
@@ -130,7 +134,7 @@ void Board::check_alive(int peer) {
   pollfd ended{.fd = descriptor, .events = POLLIN, .revents = 0};
   const bool gone = descriptor < 0 ? errno == ESRCH : ::poll(&ended, 1, 0) == 1;
   // It may have closed properly, after the last look.
-  require<CommError>(!gone || closed(peer), "rank ", peer, " (process ", process, ") has ended");
+  require<CommError>(!gone || closed(peer), "rank ", name_of(peer), " (process ", process, ") has ended");
 }
 
 void Board::close() {

@@ -30,11 +30,13 @@ class Board {
   static constexpr std::size_t kHalfBytes = 512 << 10;  // of staging memory; a rank has two
 
   static std::size_t bytes(int size);
-  Board(std::unique_ptr<SharedSegment> segment, int rank, int size);
+  /// `names` is what errors call the ranks; empty: by their own numbers.
+  Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
   ~Board();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
 
   /// The notice of collective `sequence`; this rank's is written before its first post.
   Notice& notice(int rank, std::uint64_t sequence);
@@ -68,6 +70,7 @@ class Board {
 
   std::unique_ptr<SharedSegment> segment_;
   int rank_, size_;
+  std::vector<int> names_;
   std::uint32_t half_ = 0;
   std::mutex processes_mutex_;
   std::vector<int> processes_;  // by rank: a descriptor that is readable once the process has ended; -1: none

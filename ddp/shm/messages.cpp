@@ -8,6 +8,9 @@
 namespace duet::ddp {
 namespace {
 
+/// Whether a message is the one that is received.
+bool is_same(const Header& one, const Header& other) { return one.tag == other.tag && one.sequence == other.sequence; }
+
 void check_expected(int peer, const Header& expected, const Header& arrived) {
   require<CommError>(expected.count == arrived.count && expected.dtype == arrived.dtype, "rank ", peer, " sends ",
                      arrived.count, " ", static_cast<DType>(arrived.dtype), ", expected ", expected.count, " ",
@@ -29,8 +32,8 @@ std::uint64_t Messages::send(int peer, const Header& header, void* data) {
 
 std::uint64_t Messages::receive(int peer, const Header& header, void* data) {
   Line& line = lines_[static_cast<std::size_t>(peer)];
-  const auto early = std::find_if(line.early.begin(), line.early.end(),
-                                  [&](const Early& one) { return one.header.tag == header.tag; });
+  const auto early =
+      std::find_if(line.early.begin(), line.early.end(), [&](const Early& one) { return is_same(one.header, header); });
   const bool whole =
       early != line.early.end() && !(line.arrived > 0 && line.target == nullptr && &*early == &line.early.back());
   if (whole) {
@@ -109,7 +112,7 @@ void Messages::read(int peer, Line& line) {
 /// Finds where the payload goes: the first receive of its tag, or memory of its own.
 void Messages::begin_arrival(int peer, Line& line) {
   const auto wanted = std::find_if(line.in.begin(), line.in.end(),
-                                   [&](const Message& one) { return one.header.tag == line.arriving.tag; });
+                                   [&](const Message& one) { return is_same(one.header, line.arriving); });
   if (wanted != line.in.end()) {
     check_expected(peer, wanted->header, line.arriving);
     line.target = &*wanted;
@@ -130,7 +133,7 @@ void Messages::end_arrival(int peer, Line& line) {
   // Its receive may have been called while it was on the way.
   Early& early = line.early.back();
   const auto wanted = std::find_if(line.in.begin(), line.in.end(),
-                                   [&](const Message& one) { return one.header.tag == early.header.tag; });
+                                   [&](const Message& one) { return is_same(one.header, early.header); });
   if (wanted == line.in.end()) return;
   check_expected(peer, wanted->header, early.header);
   if (!early.data.empty()) std::memcpy(wanted->data, early.data.data(), early.data.size());

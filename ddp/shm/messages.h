@@ -11,8 +11,8 @@
 
 namespace duet::ddp {
 
-/// All messages of one rank. Those of one tag between two ranks arrive in order; nothing here waits. Used by one thread
-/// at a time.
+/// All messages of one rank. Those of one tag and sequence between two ranks arrive in order; nothing here waits. Used
+/// by one thread at a time.
 class Messages {
  public:
   explicit Messages(Board& board);

@@ -256,6 +256,21 @@ void run_errors(const Arguments&) {
   std::exit(code);
 }
 
+/// One of four ranks on two hosts.
+void run_on_hosts(const Arguments& arguments) {
+  const auto group = init_process_group({.timeout = std::chrono::milliseconds(1500)});
+  std::vector<float> values(50'000, static_cast<float>(group->rank() + 1));
+  group->all_reduce(std::span<float>(values)).wait();
+  if (arguments[0] != "endless") {
+    std::cout << concat(group->backend(), " ", values[0], "\n") << std::flush;
+    return;
+  }
+  for (int i = 0;; ++i) {
+    group->all_reduce(std::span<float>(values), ReduceOp::max).wait();
+    if (i == 5) std::cout << "going" << std::endl;
+  }
+}
+
 int run(const Arguments& arguments) {
   const std::string& name = arguments.at(0);
   if (name == "train") run_training(arguments);
@@ -271,6 +286,7 @@ int run(const Arguments& arguments) {
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
+  if (name == "meet" || name == "alone" || name == "endless") run_on_hosts(arguments);
   if (name == "rounds") run_rounds(arguments);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
@@ -309,6 +325,17 @@ int main(int argc, char** argv) {
                                         .command = {argv[0], arguments.at(1)},
                                         .max_restarts = arguments.at(1) == "restarting" ? 3 : 0,
                                         .grace = std::chrono::seconds(10)});
+    std::fprintf(stderr, "%s\n", result.message.c_str());
+    return result.exit_code;
+  }
+  if (arguments.at(0) == "host") {  // "host NODE ADDRESS SCENARIO": the launcher of one of two hosts
+    const LaunchResult result = launch({.ranks = 2,
+                                        .command = {argv[0], arguments.at(3)},
+                                        .nodes = 2,
+                                        .node_rank = std::stoi(arguments.at(1)),
+                                        .master_address = arguments.at(2),
+                                        .master_port = 29517,
+                                        .join_timeout = std::chrono::seconds(arguments[3] == "alone" ? 2 : 20)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }

@@ -1,0 +1,238 @@
+// Ranks on several hosts: sums made host by host, and two network namespaces that stand for two hosts.
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "ddp/gloo_group.h"
+#include "ddp/mixed_transport.h"
+#include "lib/error.h"
+#include "lib/random.h"
+#include "tests/ddp/launches.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::atomic<std::int64_t> network_bytes{0};
+
+/// Messages within the process that stand for those between hosts.
+class CountedTransport final : public Transport {
+ public:
+  explicit CountedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  const char* name() const override { return "counted"; }
+  Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    network_bytes += static_cast<std::int64_t>(bytes);
+    return inner_->send(peer, tag, data, bytes);
+  }
+  Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
+    return inner_->receive(peer, tag, data, bytes);
+  }
+  void wait(Request request, Clock::time_point deadline) override { inner_->wait(request, deadline); }
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    return std::make_unique<CountedTransport>(inner_->connect_subset(subset));
+  }
+  void close() override { inner_->close(); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+};
+
+/// What the ranks threw; no hosts: all messages go over the network.
+std::vector<std::exception_ptr> try_hosts(const std::vector<int>& hosts, bool mixed,
+                                          const std::function<void(ProcessGroup&)>& body, GroupOptions options = {}) {
+  const auto size = static_cast<int>(hosts.size());
+  const auto store = std::make_shared<MemoryStore>();
+  auto transports = make_memory_transports(size);
+  std::vector<std::exception_ptr> failures(hosts.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        std::unique_ptr<Transport> transport = std::make_unique<CountedTransport>(std::move(transports[i]));
+        if (mixed) transport = make_mixed_transport(std::move(transport), store, hosts, 20s);
+        TransportGroup group(std::move(transport), options);
+        group.set_store(store);
+        body(group);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+/// The bits of every rank's results of many calls.
+std::vector<std::vector<float>> results(const std::vector<int>& hosts, bool mixed) {
+  std::vector<std::vector<float>> all(hosts.size());
+  const auto failures = try_hosts(hosts, mixed, [&](ProcessGroup& group) {
+    auto& own = all[static_cast<std::size_t>(group.rank())];
+    Mt19937 generator(static_cast<std::uint64_t>(group.rank()) + 1);
+    for (const std::size_t count : {std::size_t{7}, std::size_t{9000}, std::size_t{100'003}, std::size_t{300'000}})
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
+        std::vector<float> values(count);
+        generator.uniform(std::span<float>(values), -1.0, 1.0);
+        group.all_reduce(std::span<float>(values), op).wait();
+        own.insert(own.end(), values.begin(), values.end());
+      }
+    std::vector<float> one(20'000, static_cast<float>(group.rank())), many(one.size() * hosts.size());
+    group.all_gather(std::span<float>(one), std::span<float>(many)).wait();
+    own.insert(own.end(), many.begin(), many.end());
+    // A message that is on its way beside a collective, both ways round.
+    const int next = (group.rank() + 1) % group.size(), before = (group.rank() + group.size() - 1) % group.size();
+    Work sum = group.all_reduce(std::span<float>(one));
+    std::vector<float> sent(50'000, static_cast<float>(group.rank())), got(sent.size());
+    Work sending = group.send(std::span<float>(sent), next);
+    group.recv(std::span<float>(got), before).wait();
+    sending.wait();
+    sum.wait();
+    own.insert(own.end(), got.begin(), got.end());
+    own.insert(own.end(), one.begin(), one.end());
+    const auto half = group.split(group.rank() % 2);
+    half->all_reduce(std::span<float>(one)).wait();
+    own.insert(own.end(), one.begin(), one.end());
+  });
+  for (const auto& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("groups of several hosts give the bits of one network, and move less between hosts") {
+  using Hosts = std::vector<int>;
+  for (const Hosts& hosts : {Hosts{0, 0, 1, 1}, Hosts{0, 0, 0, 0, 4, 4, 4, 4}, Hosts{0, 0, 2, 2, 4, 4, 6, 6},
+                             Hosts{0, 1, 0, 1}, Hosts{0, 0, 2}, Hosts{0, 1}, Hosts{0, 0, 0, 3}}) {
+    network_bytes = 0;
+    const auto flat = results(hosts, false);
+    const std::int64_t flat_bytes = network_bytes.exchange(0);
+    INFO("ranks " << hosts.size());
+    CHECK(results(hosts, true) == flat);
+    if (hosts.size() > 2) CHECK(network_bytes < flat_bytes);
+  }
+}
+
+TEST_CASE("sums are made host by host") {
+  const auto bytes_of = [](const std::vector<int>& hosts) {
+    network_bytes = 0;
+    try_hosts(hosts, true, [](ProcessGroup& group) {
+      std::vector<float> values(160'000, 1.0f);
+      group.all_reduce(std::span<float>(values)).wait();
+    });
+    return network_bytes.load();
+  };
+  // Each of two hosts sends half of the buffer twice; headers besides.
+  CHECK(bytes_of({0, 0, 1, 1}) < 160'000 * 4 * 2 + 10'000);
+  CHECK(bytes_of({0, 0, 0, 0, 1, 1, 1, 1}) < 160'000 * 4 * 2 + 10'000);
+}
+
+TEST_CASE("failures on several hosts name the ranks by their numbers in the job") {
+  const GroupOptions options{.timeout = 200ms, .leave_timeout = 10ms};
+  const auto late = try_hosts(
+      {0, 0, 2, 2}, true,
+      [](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 3) return std::this_thread::sleep_for(1s);  // there, but without a call
+        group.barrier().wait();
+      },
+      options);
+  CHECK_THAT(text_of(late[2]), ContainsSubstring("rank 3 did not come in time"));
+  const auto gone = try_hosts({0, 0, 2, 2}, true, [](ProcessGroup& group) {
+    group.barrier().wait();
+    if (group.rank() == 3) throw DataError("gone");
+    group.barrier().wait();
+  });
+  std::string all;  // a rank may hear first of another that has heard of it
+  for (const auto& failure : gone) all += text_of(failure);
+  CHECK_THAT(all, ContainsSubstring("rank 3 has closed the connection"));
+  const auto differ = try_hosts({0, 0, 2, 2}, true, [](ProcessGroup& group) {
+    std::vector<float> values(group.rank() == 1 ? 50'000 : 60'000);
+    group.all_reduce(std::span<float>(values)).wait();
+  });
+  for (const auto& failure : differ)
+    CHECK_THAT(text_of(failure), ContainsSubstring("ranks 0, 2, 3 call all_reduce of 60000 f32") &&
+                                     ContainsSubstring("rank 1 calls all_reduce of 50000"));
+}
+
+namespace {
+
+/// Two namespaces with a cable between them, in each of which the worker launches two of four ranks.
+constexpr const char* kTwoHosts = R"(
+dir=$1 worker=$2 a=duet-a-$$ b=duet-b-$$
+trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null' EXIT
+ip netns add $a && ip netns add $b && ip link add cable netns $a type veth peer name cable netns $b || exit 77
+for one in "$a 1" "$b 2"; do
+  set -- $one
+  ip -n $1 addr add 10.213.7.$2/24 dev cable && ip -n $1 link set cable up && ip -n $1 link set lo up || exit 77
+done
+umask 077; head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n' > $dir/secret
+host() {
+  DUET_SECRET_FILE=$dir/secret ip netns exec $1 $worker host $2 10.213.7.1 $scenario > $dir/out$2 2> $dir/err$2
+  echo $? > $dir/code$2
+}
+)";
+
+struct TwoHosts {
+  explicit TwoHosts(const std::string& scenario, const std::string& commands) {
+    std::ofstream(scratch.path("script")) << kTwoHosts << "scenario=" << scenario << "\n" << commands << "\nexit 0\n";
+    const std::string command =
+        concat("/bin/sh ", scratch.path("script"), " ", scratch.path("."), " ", DUET_DDP_WORKER, " 2>&1 >/dev/null");
+    status = WEXITSTATUS(std::system(command.c_str()));
+  }
+  bool impossible() const { return status == 77; }
+  std::string text(const char* file) const {
+    std::ifstream in(scratch.path(file));
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  Scratch scratch;
+  int status = 0;
+};
+
+constexpr const char* kNoNamespaces = "network namespaces cannot be made here";
+
+}  // namespace
+
+TEST_CASE("two network namespaces are two hosts, with memory inside and Gloo between") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const TwoHosts run("meet", "host $a 0 & host $b 1 & wait");
+  if (run.impossible()) DUET_SKIP(kNoNamespaces);
+  INFO(run.text("err0") << run.text("err1"));
+  CHECK(run.text("code0") == "0\n");
+  CHECK(run.text("code1") == "0\n");
+  CHECK(run.text("out0") == "gloo+shm 10\ngloo+shm 10\n");
+  CHECK(run.text("out1") == run.text("out0"));
+}
+
+TEST_CASE("ranks of a host that never comes are named") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const TwoHosts run("alone", "host $a 0");
+  if (run.impossible()) DUET_SKIP(kNoNamespaces);
+  CHECK(run.text("code0") == "1\n");
+  CHECK_THAT(run.text("err0"), ContainsSubstring("ranks 2, 3 of 4 did not join within 2000 ms"));
+}
+
+TEST_CASE("a cut cable ends the job on both sides, and names ranks of the other") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const auto begin = std::chrono::steady_clock::now();
+  const TwoHosts run("endless",
+                     "host $a 0 & host $b 1 & "
+                     "until grep -q going $dir/out0 || [ -e $dir/code0 ]; do sleep 0.02; done; "
+                     "ip -n $a link set cable down; wait");
+  if (run.impossible()) DUET_SKIP(kNoNamespaces);
+  CHECK(run.text("code0") == "1\n");
+  CHECK(run.text("code1") == "1\n");
+  CHECK_THAT(run.text("err0"), ContainsSubstring("rank 2 ") || ContainsSubstring("rank 3 "));
+  CHECK_THAT(run.text("err1"), ContainsSubstring("rank 0 ") || ContainsSubstring("rank 1 "));
+  CHECK(std::chrono::steady_clock::now() - begin < 12s);  // start, 1.5 s of timeout, and the end
+}
