@@ -7,6 +7,7 @@
 #include "lib/optim/sgd.h"
 #include "lib/safetensors.h"
 #include "tests/cuda/gpu.h"
+#include "tests/support/batch.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
@@ -14,20 +15,6 @@ using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-struct Batch {
-  Tensor images, labels;
-};
-
-Batch make_batch(std::int64_t rows, std::int64_t step, Device device) {
-  Mt19937 generator(static_cast<std::uint64_t>(step) + 99);
-  Batch batch = {empty({rows, 1, 28, 28}), empty({rows}, DType::i64)};
-  generator.uniform(batch.images.span<float>(), -1.0, 1.0);
-  for (std::int64_t& label : batch.labels.span<std::int64_t>()) label = generator.randint(0, 10);
-  batch.images.set_stamp({step, 0, rows});
-  batch.labels.set_stamp({step, 0, rows});
-  return {batch.images.to(device), batch.labels.to(device)};
-}
 
 struct Trained {
   Array values{Shape{0}};
@@ -39,7 +26,7 @@ Trained train(nn::Module& model, nn::Module& net, std::int64_t rows) {
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   Trained trained;
   for (std::int64_t step = 0; step < 2; ++step) {
-    const Batch batch = make_batch(rows, step, model.parameters().device());
+    const Batch batch = make_batch(rows, step).to(model.parameters().device());
     opt.zero_grad();
     const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
     loss.backward();
@@ -100,7 +87,7 @@ TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device doe
 
 TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch", "[dp]") {
   DUET_NEEDS_CUDA();
-  const Batch batch = make_batch(10, 0, {});  // on the host: scattered from there
+  const Batch batch = make_batch(10, 0);  // on the host: scattered from there
   nn::SimpleCNN single(7), model(7);
   const Variable expected = ops::nll_loss(single(batch.images), batch.labels);
   expected.backward();

@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
 #include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/error_file.h"
 #include "ddp/init.h"
 #include "ddp/launch.h"
 #include "lib/error.h"
@@ -247,13 +250,20 @@ void run_meet_twice(const Arguments&) {
   }
 }
 
-/// Rank 1 fails first; rank 0 is the first to end.
+/// Rank 1 fails first; rank 0 is the first to tell and to end.
 void run_errors(const Arguments&) {
   const int rank = rank_info().rank;
-  if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  const int code = report_failure(DataError(rank == 0 ? "label 10 of image 7" : "label 11 of image 8"));
-  if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(340));
-  std::exit(code);
+  const auto folder = std::filesystem::path(std::getenv(kErrorFileVariable)).parent_path().parent_path();
+  const auto wait_for = [](const std::filesystem::path& file) {
+    while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  if (rank == 0) wait_for(folder / "failed");
+  const CommError error(rank == 0 ? "lost rank 1" : "lost the network");
+  if (rank == 1) {
+    std::ofstream(folder / "failed") << "\n";
+    wait_for(folder / "rank_0" / "error.json");
+  }
+  std::exit(report_failure(error));
 }
 
 /// One of four ranks on two hosts.

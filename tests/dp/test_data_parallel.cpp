@@ -9,33 +9,27 @@
 #include "lib/ops/losses.h"
 #include "lib/ops/relu.h"
 #include "lib/optim/sgd.h"
+#include "tests/support/batch.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
+using duet_test::Batch;
+using duet_test::make_batch;
 
 namespace {
 
-struct Batch {
-  Tensor images, labels;
-};
-
-Batch make_batch(std::int64_t rows, std::int64_t step, bool stamped) {
-  Mt19937 generator(static_cast<std::uint64_t>(step) + 99);
-  Batch batch = {empty({rows, 1, 28, 28}), empty({rows}, DType::i64)};
-  generator.uniform(batch.images.span<float>(), -1.0, 1.0);
-  for (std::int64_t& label : batch.labels.span<std::int64_t>()) label = generator.randint(0, 10);
-  if (stamped) {
-    batch.images.set_stamp({step, 0, rows});
-    batch.labels.set_stamp({step, 0, rows});
-  }
+/// The same rows as a batch of their own, of no step and no place in it.
+Batch unstamped(Batch batch) {
+  batch.images.set_stamp({});
+  batch.labels.set_stamp({});
   return batch;
 }
 
-/// Trains `steps` steps and returns all parameters.
+/// Trains three steps and returns all parameters.
 std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, bool stamped) {
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   for (std::int64_t step = 0; step < 3; ++step) {
-    const Batch batch = make_batch(rows, step, stamped);
+    const Batch batch = stamped ? make_batch(rows, step) : unstamped(make_batch(rows, step));
     opt.zero_grad();
     const Variable loss = ops::nll_loss(net(batch.images), batch.labels);
     loss.backward();
@@ -99,7 +93,7 @@ TEST_CASE("work on the flat buffers is divided among the replicas' threads, whil
   CHECK(threads_of().size() == 1);
   {
     dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 4)});
-    const Batch batch = make_batch(8, 0, true);
+    const Batch batch = make_batch(8, 0);
     ops::nll_loss(net(batch.images), batch.labels).backward();
     CHECK(threads_of().size() == 4);
   }
@@ -135,7 +129,7 @@ TEST_CASE("a loss computed in the replicas gives the same bits") {
                                .loss = [](const Variable& y, const Tensor& t) { return ops::nll_loss(y, t); }});
   optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
   for (std::int64_t step = 0; step < 3; ++step) {
-    const Batch batch = make_batch(20, step, true);
+    const Batch batch = make_batch(20, step);
     opt.zero_grad();
     net(nn::Value(nn::List{nn::Value(batch.images), nn::Value(batch.labels)})).variable().backward();
     opt.step();
