@@ -20,7 +20,8 @@ namespace {
 constexpr Milliseconds kPoll{50};   // where the kernel cannot tell that a process has ended
 constexpr Milliseconds kLook{250};  // whether a process is stopped, it does not tell
 constexpr Milliseconds kStopTold{1000};
-constexpr Milliseconds kSettle{100};  // a rank's error may be the consequence of another's death: that shows soon
+// A rank's error may be the consequence of another's, which may still be on its way out: that shows soon.
+constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 
 std::string signal_text(int signal) {
   const char* name = ::sigabbrev_np(signal);
@@ -142,7 +143,8 @@ void Job::look_for_failures() {
       if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
     }
     if (told_to_end_ || interrupted_ != 0) continue;
-    const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : kSettle);
+    const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
+    const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : settle);
     terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
   }
 }

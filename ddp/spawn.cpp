@@ -89,11 +89,12 @@ std::string untold_account() noexcept {
 void leave_error(const std::exception& error) noexcept {
   const char* const path = std::getenv(kErrorFileVariable);
   if (path == nullptr || *path == '\0') return;
+  const auto* const own = dynamic_cast<const Error*>(&error);
   write_error_file(path, launched_rank().value_or(-1),
                    {.message = error.what(),
                     .account = own_account(launched_rank().value_or(-1)),
                     .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
-                    .monotonic_ns = monotonic_ns()});
+                    .monotonic_ns = own ? own->when() : monotonic_ns()});
 }
 
 int report_failure(const std::exception& error) noexcept {

@@ -8,19 +8,23 @@
 #include <stdexcept>
 #include <string>
 
+#include "lib/monotonic.h"
 #include "lib/source_location.h"
 
 namespace duet {
 
-/// Base of all duet exceptions. `where()` is the place of the failed check, for developers.
+/// Base of all duet exceptions. `where()` is the place of the failed check, for developers; `when()` is its time by
+/// CLOCK_MONOTONIC in ns: what is told later, after unwinding has cost other ranks a peer, still counts as the earlier.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
-      : std::runtime_error(message), where_(where) {}
+      : std::runtime_error(message), where_(where), when_(monotonic_ns()) {}
   const SourceLocation& where() const { return where_; }
+  std::int64_t when() const { return when_; }
 
  private:
   SourceLocation where_;
+  std::int64_t when_;
 };
 
 /// A tensor has another shape, dtype or layout than the operation needs.
