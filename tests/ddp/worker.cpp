@@ -1,8 +1,9 @@
 // One rank of a test: `ddp_worker SCENARIO ARGUMENTS...`, started by launch().
+#include "tests/ddp/worker.h"
+
 #include <signal.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -10,159 +11,16 @@
 #include <iostream>
 #include <thread>
 
-#include "ddp/average_gradients.h"
-#include "ddp/distributed_data_parallel.h"
 #include "ddp/error_file.h"
 #include "ddp/init.h"
 #include "ddp/launch.h"
 #include "lib/error.h"
-#include "lib/nn/layers.h"
-#include "lib/nn/simple_cnn.h"
-#include "tests/ddp/train.h"
-#include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet::ddp;
 using namespace duet_test;
 
 namespace {
-
-using Arguments = std::vector<std::string>;
-
-/// y = w x without a bias.
-struct Scalar : nn::Linear {
-  explicit Scalar(float value) : nn::Linear(1, 1, false) { parameters().values().span<float>()[0] = value; }
-  float gradient() { return parameters().gradients().span<float>()[0]; }
-};
-
-/// Two layers of which forward uses one.
-struct HalfUsed : nn::Module {
-  HalfUsed() {
-    register_module("used", used);
-    register_module("unused", unused);
-  }
-  Variable forward(nn::Context& context, const Variable& x) const override { return used.forward(context, x); }
-  using nn::Module::forward;
-  std::string type_name() const override { return "HalfUsed"; }
-  nn::Linear used{1, 1, false}, unused{1, 1, false};
-};
-
-/// (w x)^2, whose gradient is 2 x^2 w.
-Variable square(nn::Module& net, float x) {
-  return ops::mse_loss(net(from_values<float>({1, 1}, {x})), from_values<float>({1, 1}, {0.0f}));
-}
-
-void run_training(const Arguments& arguments) {
-  const auto group = init_process_group();
-  // Only rank 0 has the right seed: the others get its values.
-  nn::SimpleCNN model(kSeed + static_cast<std::uint64_t>(group->rank()));
-  DistributedDataParallelOptions options;
-  if (arguments.size() > 2) options.bucket_limits = {std::stoul(arguments[2])};
-  DistributedDataParallel net(model, *group, options);
-  train(model, net, std::stol(arguments.at(1)), group->rank(), group->size());
-  std::cout << fingerprint(model) << std::endl;
-}
-
-void run_gradient(const Arguments& arguments) {
-  const auto group = init_process_group();
-  Scalar model(5);
-  const float x = static_cast<float>(group->rank() + 1);
-  if (arguments.at(1) == "average") {
-    square(model, x).backward();
-    average_gradients(model, *group);
-  } else {
-    DistributedDataParallel net(model, *group,
-                                {.rule = arguments[1] == "torch" ? GradientRule::torch : GradientRule::sum});
-    square(net, x).backward();
-  }
-  std::cout << model.gradient() << std::endl;
-}
-
-void run_no_sync(const Arguments&) {
-  const auto group = init_process_group();
-  Scalar model(1);
-  DistributedDataParallel net(model, *group, {.rule = GradientRule::torch});
-  const float x = std::sqrt(static_cast<float>(group->rank() + 1) / 2);
-  square(net, x).backward();
-  std::cout << model.gradient() << std::endl;
-  {
-    const auto guard = net.no_sync();
-    square(net, x).backward();
-    std::cout << model.gradient() << std::endl;
-  }
-  square(net, x).backward();
-  std::cout << model.gradient() << std::endl;
-}
-
-void run_twice(const Arguments&) {
-  const auto group = init_process_group();
-  Scalar model(1);
-  DistributedDataParallel net(model, *group);
-  square(net, 1).backward();
-  square(net, 1).backward();
-}
-
-void run_unused(const Arguments& arguments) {
-  const auto group = init_process_group();
-  HalfUsed model;
-  model.initialise(3);
-  DistributedDataParallel net(model, *group, {.find_unused_parameters = arguments.at(1) == "allowed"});
-  square(net, 1).backward();
-  std::cout << model.parameters().gradient(1).span<float>()[0] << std::endl;
-}
-
-/// Rank r trains r + 1 steps.
-void run_join(const Arguments&) {
-  const auto group = init_process_group();
-  Scalar model(1);
-  DistributedDataParallel net(model, *group, {.rule = GradientRule::torch});
-  optim::SGD opt(model, {.lr = 0.25f});
-  net.join([&] {
-    for (int step = 0; step <= group->rank(); ++step) {
-      opt.zero_grad();
-      square(net, 1).backward();
-      opt.step();
-    }
-  });
-  std::cout << model.parameters().values().span<float>()[0] << " " << net.times().steps << std::endl;
-}
-
-/// Running statistics, where rank 0 stops first; batches of rank r have the mean 4 r.
-void run_join_buffers(const Arguments&) {
-  const auto group = init_process_group();
-  nn::BatchNorm2d model(1);
-  DistributedDataParallel net(model, *group);
-  const float mean = 4 * static_cast<float>(group->rank());
-  const Tensor x = from_values<float>({2, 1, 1, 1}, {mean - 1, mean + 1});
-  net.join([&] {
-    for (int step = 0; step <= 2 * group->rank(); ++step) {
-      model.zero_grad();
-      ops::mse_loss(net(x), from_values<float>({2, 1, 1, 1}, {0.0f, 0.0f})).backward();
-    }
-  });
-  std::printf("%.3f\n", static_cast<double>(model.state_dict().at(2).tensor.span<float>()[0]));
-  std::fflush(stdout);
-}
-
-void run_sync_batch_norm(const Arguments&) {
-  const auto group = init_process_group();
-  SyncNet model(kSeed);
-  DistributedDataParallel net(model, *group);
-  train(model, net, 27, group->rank(), group->size());
-  std::cout << fingerprint(model) << std::endl;
-}
-
-/// Rank 1's parameter goes astray behind the first step.
-void run_compare(const Arguments&) {
-  const auto group = init_process_group();
-  Scalar model(1);
-  DistributedDataParallel net(model, *group, {.compare_parameters_every = 3});
-  for (int step = 1;; ++step) {
-    model.zero_grad();
-    square(net, 1).backward();
-    if (step == 1 && group->rank() == 1) model.parameters().values().span<float>()[0] += 1;
-  }
-}
 
 /// All ranks reduce for ever; at the 20th time rank 1 does `act`.
 void run_until(const std::function<void()>& act) {
@@ -283,15 +141,7 @@ void run_on_hosts(const Arguments& arguments) {
 
 int run(const Arguments& arguments) {
   const std::string& name = arguments.at(0);
-  if (name == "train") run_training(arguments);
-  if (name == "gradient") run_gradient(arguments);
-  if (name == "no_sync") run_no_sync(arguments);
-  if (name == "twice") run_twice(arguments);
-  if (name == "unused") run_unused(arguments);
-  if (name == "join") run_join(arguments);
-  if (name == "join_buffers") run_join_buffers(arguments);
-  if (name == "compare") run_compare(arguments);
-  if (name == "sync_batch_norm") run_sync_batch_norm(arguments);
+  if (run_model_scenario(arguments)) return 0;
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);
