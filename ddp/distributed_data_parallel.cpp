@@ -9,6 +9,7 @@
 #include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/step_recorder.h"
 #include "lib/error.h"
 #include "lib/sha256.h"
 
@@ -102,6 +103,26 @@ struct DistributedDataParallel::Hooks {
     reducer.mark_ready(in_reducer);
   }
 
+  /// The recording into which this rank's device writes what it is asked, or 0.
+  int recording() const {
+    const StepRecorder* const recorder = backend(store.device().kind).recorder(store.device());
+    return recorder == nullptr ? 0 : recorder->recording();
+  }
+
+  void forward_begins() {
+    if (recorded_step) forget();  // its recording was given up within backward
+    recorded_step = recording() != 0;
+    if (!recorded_step) return;
+    require<UsageError>(!joins, "a step within join() cannot be recorded: the ranks agree on the host who trains it");
+    require<UsageError>(compare_every == 0, "a step cannot be recorded with compare_parameters_every = ", compare_every,
+                        ": the ranks compare hashes on the host");
+  }
+
+  void forget() {
+    reducer.reset();
+    std::fill(ready.begin(), ready.end(), char{0});
+  }
+
   void backward_ended() {
     if (!sync) return;
     for (int slot = first; slot < first + count; ++slot) {  // gradients from runs under no_sync() go along
@@ -109,8 +130,9 @@ struct DistributedDataParallel::Hooks {
         reducer.mark_ready(first + count - 1 - slot);
     }
     std::fill(ready.begin(), ready.end(), char{0});
-    backward_ns += std::chrono::nanoseconds(Clock::now() - forward_end).count();
-    reducer.finish();
+    if (!recorded_step) backward_ns += std::chrono::nanoseconds(Clock::now() - forward_end).count();
+    reducer.finish(recorded_step);
+    recorded_step = false;
     enter(Phase::after);
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
@@ -126,6 +148,7 @@ struct DistributedDataParallel::Hooks {
   void forward_ended(Clock::time_point begin) {
     enter(Phase::backward);
     forward_end = Clock::now();
+    if (recorded_step) return;
     forward_ns += std::chrono::nanoseconds(forward_end - begin).count();
   }
 
@@ -147,6 +170,7 @@ struct DistributedDataParallel::Hooks {
   GroupSums sums;
   const bool &sync, &joins;
   std::int64_t compare_every;
+  bool recorded_step = false;  // whose forward ran, and whose backward has not ended
   Clock::time_point forward_end{};
   std::int64_t forward_ns = 0, backward_ns = 0;
   bool accumulates;  // sums of sums come out right
@@ -216,6 +240,7 @@ template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums);
   if (!synchronises(context)) return module_.forward(context, input);
+  hooks_->forward_begins();
   hooks_->enter(Phase::forward);
   const int root = joins_ ? last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);

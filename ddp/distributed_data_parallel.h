@@ -30,7 +30,8 @@ struct DistributedDataParallelOptions {
   /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
   bool broadcast_buffers = true;
   /// In every K-th synchronised step all ranks compare hashes of their parameters; 0: never. backward then throws
-  /// CommError on every rank that names the ranks whose parameters are not rank 0's. Not within join().
+  /// CommError on every rank that names the ranks whose parameters are not rank 0's. Not within join(); steps cannot be
+  /// recorded with it.
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
@@ -38,7 +39,7 @@ struct DistributedDataParallelOptions {
 
 /// Where this rank's time went, summed over the synchronised steps, in nanoseconds. `backward_ns` is from the end of
 /// forward to the last gradient, the loss and what else lies between included; communication runs from the first bucket
-/// sent to the end of the last, of which `overlap_ns` lie beside backward.
+/// sent to the end of the last, of which `overlap_ns` lie beside backward. Replays of a recorded step do not count.
 struct DistributedDataParallelTimes {
   std::int64_t steps = 0;
   std::int64_t forward_ns = 0, backward_ns = 0, communication_ns = 0, overlap_ns = 0;
@@ -46,6 +47,8 @@ struct DistributedDataParallelTimes {
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
 /// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients.
+/// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
+/// throw UsageError where the host has a part in it. What a comm_hook does on the host, it then does once.
 /// The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:

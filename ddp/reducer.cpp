@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "lib/backend/backend.h"
@@ -127,12 +128,12 @@ void Reducer::zero_missing() {
 
 void Reducer::contribute_zeros() {
   zero_missing();
-  wait_for_sent();
+  wait_for_sent(false);
 }
 
-void Reducer::finish() {
+void Reducer::finish(bool recorded) {
   settle_missing();
-  wait_for_sent();
+  wait_for_sent(recorded);
 }
 
 void Reducer::settle_missing() {
@@ -152,13 +153,15 @@ void Reducer::settle_missing() {
   }
 }
 
-void Reducer::wait_for_sent() {
+void Reducer::wait_for_sent(bool recorded) {
   const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
   const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
-  const TraceSpan span("communication", slots_.front().device);
+  std::optional<TraceSpan> span;
+  if (!recorded) span.emplace("communication", slots_.front().device);
   reset();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
+  if (recorded) return;
   times_.overlap_us += us(begin - first_sent_);
   times_.waiting_us += us(Clock::now() - begin);
   ++times_.steps;

@@ -56,8 +56,9 @@ class Reducer {
   /// the first step of a static graph.
   void mark_ready(int slot);
   /// Waits until every gradient holds the sum over all ranks. Throws UsageError that names the slots that were never
-  /// ready, after which the group is out of step with the others.
-  void finish();
+  /// ready, after which the group is out of step with the others. `recorded`: the step is only written down for a CUDA
+  /// graph, and does not count.
+  void finish(bool recorded = false);
   /// A whole step for the other ranks' sake: all gradients are set to zero, and get the sum of the others'.
   void contribute_zeros();
   /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
@@ -84,7 +85,7 @@ class Reducer {
   void send_ready_buckets();
   void zero_missing();
   void settle_missing();
-  void wait_for_sent();
+  void wait_for_sent(bool recorded);
   std::string missing_names() const;
 
   ProcessGroup& group_;

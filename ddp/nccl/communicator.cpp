@@ -37,7 +37,10 @@ Operation::~Operation() {
 }
 
 Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
-    : options_(options), gpu_(options.device.index), meeting_(std::move(store), rank, size) {
+    : options_(options),
+      gpu_(options.device.index),
+      recorder_(*backend(options.device.kind).recorder(options.device)),
+      meeting_(std::move(store), rank, size) {
   compute_ = static_cast<cudaStream_t>(backend(options.device.kind).stream(options.device));
   activate(gpu_);
   meeting_.compare_gpus(gpu_, options.connect_timeout);
@@ -104,14 +107,17 @@ std::shared_ptr<Operation> Communicator::take_operation(const std::string& what,
   operation->started = Clock::now();
   operation->deadline = operation->started + timeout;
   operation->asked = operation->done = false;
+  operation->timed = true;
+  operation->recording = 0;
   return operation;
 }
 
 std::shared_ptr<Operation> Communicator::run(const std::string& what, bool collective, const Calls& calls) {
   activate(gpu_);
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(compute_, &capture), "cudaStreamIsCapturing");
-  require<UsageError>(capture == cudaStreamCaptureStatusNone, what, ": NCCL is not for CUDA graphs");
+  if (records()) {
+    require<UsageError>(collective, what, ": messages cannot be part of a recorded step");
+    return record(what, calls);
+  }
   Lock lock(mutex_);
   require_alive_locked();
   const auto operation = take_operation(what, collective, options_.group.timeout);
@@ -150,6 +156,8 @@ void Communicator::wait(const Operation& operation) {
   const Lock lock(mutex_);
   if (operation.done) return;
   require_alive_locked();
+  // What was written down for a recording that is over is not on its way.
+  if (operation.recording != 0 && operation.recording != recorder_.recording()) return;
   activate(gpu_);
   check(cudaStreamWaitEvent(compute_, operation.end, 0), "cudaStreamWaitEvent");
 }
@@ -182,7 +190,7 @@ void Communicator::retire() {
     if (status == cudaErrorNotReady) return;
     check(status, "cudaEventQuery");
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, oldest.begin, oldest.end), "cudaEventElapsedTime");
+    if (oldest.timed) check(cudaEventElapsedTime(&milliseconds, oldest.begin, oldest.end), "cudaEventElapsedTime");
     busy_us_.store(busy_us_.load(std::memory_order_relaxed) + 1e3 * static_cast<double>(milliseconds),
                    std::memory_order_relaxed);
     oldest.done = true;
@@ -204,11 +212,13 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   }
   failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
   const ncclComm_t dead = std::exchange(communicator_, nullptr);
+  const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
+  if (lingers) aborting_ = std::thread(ncclCommAbort, dead);
   pending_.clear();
   changed_.notify_all();
   const std::string text = failure_;
   lock.unlock();
-  if (dead != nullptr) ncclCommAbort(dead);
+  if (dead != nullptr && !lingers) ncclCommAbort(dead);
   meeting_.say_failed(text);
   lock.lock();
 }
@@ -302,15 +312,18 @@ void Communicator::close(bool drop) noexcept {
       pause(round);
       lock.lock();
     }
+    if (!drop && failure_.empty()) drop_recordings(lock);
     if (!drop && failure_.empty() && communicator_ != nullptr) leave(lock);
     if (communicator_ != nullptr) abort(lock, "the group", CommError("it was dropped"));
   } catch (const Error& error) {
     abort(lock, "taking leave", error);
   }
+  drop_recordings(lock);
   stopping_ = true;
   changed_.notify_all();
   lock.unlock();
   if (watchdog_.joinable()) watchdog_.join();
+  if (aborting_.joinable()) aborting_.join();
 }
 
 /// Leaves the communicator to abort() where the others do not leave as well.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ddp/header_log.h"
+#include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
 #include "ddp/nccl_group.h"
 #include "lib/error.h"
@@ -27,6 +28,8 @@ struct Operation {
   std::string name;  // "all_reduce #3", for errors
   std::uint64_t number = 0;
   bool collective = false;  // else messages, which not all ranks take part in
+  bool timed = true;        // from begin to end; a replay is more than its collectives
+  int recording = 0;        // in which it is only written down, or 0
   Clock::time_point started{}, deadline{};
   cudaEvent_t begin = nullptr, end = nullptr;
   bool asked = false;  // the events are recorded
@@ -36,6 +39,13 @@ struct Operation {
 /// Every failure (of NCCL, of CUDA, of another rank, a timeout) aborts the communicator, so that the GPU does not wait
 /// for ever, and is told to the other ranks. After that all calls throw CommError with the first reason.
 /// Used by one thread; wait() and wait_on_host() by any.
+///
+/// While the device records a step (lib/backend/step_recorder.h), operations become part of its graph: the events that
+/// order the two streams fork the capture to NCCL's and join it again. What NCCL asks for that is left to the user, who
+/// has all ranks record and replay the same steps; replays and plain operations may mix (its usage/cudagraph, "Mixing",
+/// graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither ends nor
+/// aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close() drops them,
+/// and an abort goes on in a thread of its own until then: it stops what runs on the device first of all.
 class Communicator {
  public:
   using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
@@ -60,12 +70,19 @@ class Communicator {
   void require_alive();
   /// For the comparison of all ranks' calls, which NCCL does not make: see Note [Headers].
   void note_header(const Call& call);
+  /// Whether what is asked for now becomes part of a graph.
+  bool records() const;
+  /// Asks for the collectives of a recorded step again.
+  void replay(const Recorded& recorded, FunctionRef<void()> launch);
 
   /// Ends what was started and takes leave of the others; at once where `drop`. No run() after it.
   void close(bool drop) noexcept;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  Recorded& recorded_now();
+  std::shared_ptr<Operation> record(const std::string& what, const Calls& calls);
+  void drop_recordings(Lock& lock) noexcept;
   std::shared_ptr<Operation> take_operation(const std::string& what, bool collective, Milliseconds timeout);
   void connect();
   void settle(Lock& lock);
@@ -83,6 +100,9 @@ class Communicator {
   int gpu_;
   cudaStream_t compute_ = nullptr, stream_ = nullptr;
   cudaEvent_t ready_ = nullptr;
+  StepRecorder& recorder_;
+  std::shared_ptr<Recorded> recorded_;  // the newest
+  std::vector<int> recordings_;         // that hold operations, or did
   Rendezvous meeting_;
   std::atomic<double> busy_us_{0};
 
@@ -97,7 +117,7 @@ class Communicator {
   HeaderLog headers_;
   Clock::time_point next_comparison_{};
   std::uint64_t told_ = 0;  // to the others: collectives; the watchdog's
-  std::thread watchdog_;
+  std::thread watchdog_, aborting_;
 };
 
 }  // namespace duet::ddp::nccl

@@ -201,6 +201,8 @@ class NcclGroup final : public ProcessGroup {
       require<UsageError>(buffer.count == 0 || buffer.device == core_->device(), name(call.op), ": a buffer is on ",
                           buffer.device, ", but this rank's device is ", core_->device());
     core_->require_alive();
+    require<UsageError>(!host_waits || !core_->records(), name(call.op),
+                        ": the host waits for it, so it cannot be part of a recorded step");
     if (call.op != Collective::send && call.op != Collective::recv) core_->note_header(call);
     if (call.op == Collective::barrier) call.in = one_;
     if (common_buffer(call).count == 0) return {};
@@ -217,6 +219,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Work start_message(const Call& call, bool host_waits) {
+    require<UsageError>(!core_->records(), name(call.op), ": messages cannot be part of a recorded step");
     require<UsageError>(call.tag == 0, name(call.op), ": messages over NCCL have no tags, got ", call.tag);
     if (messages_ == nullptr || messages_->operation != nullptr) messages_ = std::make_shared<Messages>();
     messages_->calls.push_back(call);

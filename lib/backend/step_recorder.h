@@ -2,8 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+
+#include "lib/thread_pool.h"
 
 namespace duet {
+
+/// Work of others, such as collectives, that lies in a recording and must know when it is done once more.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  /// Called by the device's thread, for every replay. Calls `launch`, which asks the device for the whole recording;
+  /// throws, before that, where the work can be done no more.
+  virtual void replay(FunctionRef<void()> launch) = 0;
+};
 
 /// The recordings of one device; used by the thread that asks it for kernels.
 ///
@@ -20,6 +32,10 @@ class StepRecorder {
   virtual int end() = 0;
   /// Forgets the recording that runs, if one does. The device is as if nothing had been asked of it.
   virtual void cancel() noexcept = 0;
+  /// The number of the recording that runs, which no other has; 0 if none does. For any thread.
+  virtual int recording() const = 0;
+  /// Puts `work` into the recording that runs, which holds it until it is dropped or cancelled.
+  virtual void attach(std::shared_ptr<RecordedWork> work) = 0;
   /// Asks for everything in a recording, in the order of the device. Dropout whose key had the recorded step gets
   /// `step`: kernels read it from a counter on the device, which every replay advances, so that replays in order of
   /// their steps set nothing.

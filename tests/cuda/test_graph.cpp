@@ -1,92 +1,19 @@
 // Steps that are recorded and replayed as CUDA graphs.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "lib/backend/step_graph.h"
-#include "lib/data/loader.h"
-#include "lib/data/resident_images.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
-#include "samplers/batch.h"
-#include "samplers/random.h"
-#include "tests/cuda/gpu.h"
+#include "tests/cuda/training.h"
 
 using namespace duet;
 using namespace duet_test;
 
 namespace {
 
-data::ImageDataset some_images(std::int64_t count) {
-  const Tensor images = empty({count, 1, 28, 28}, DType::u8), labels = empty({count}, DType::i64);
-  Mt19937 generator(3);
-  for (std::uint8_t& byte : images.span<std::uint8_t>()) byte = static_cast<std::uint8_t>(generator.randint(0, 256));
-  for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);
-  return {images, labels};
-}
-
-/// A training whose steps run as they are, or as graphs.
-class Training {
- public:
-  Training(std::unique_ptr<nn::Module> model, std::int64_t images, std::int64_t batch, bool recorded)
-      : model_(std::move(model)), set_(some_images(images), kGpu) {
-    model_->to(kGpu);
-    optimizer_ = std::make_unique<optim::SGD>(*model_, optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
-    loader_ = std::make_unique<data::Loader>(
-        set_,
-        std::make_unique<samplers::BlockedBatches>(std::make_unique<samplers::RandomSampler>(images, 5),
-                                                   samplers::BlockedOptions{.global_batch = batch}),
-        data::LoaderOptions{.deferred = recorded});
-    if (recorded) graph_ = std::make_unique<StepGraph>(kGpu);
-  }
-
-  Tensor step() {
-    auto [images, labels] = loader_->batch();
-    optimizer_->zero_grad();
-    const Variable loss = ops::nll_loss((*model_)(images), labels);
-    loss.backward();
-    optimizer_->step();
-    return loss.value();
-  }
-
-  /// One epoch; after_step(training) is called behind each step. Returns the sum of its losses.
-  template <class AfterStep>
-  float epoch(AfterStep after_step) {
-    float sum = 0;
-    for (auto at = loader_->begin(); at != loader_->end(); ++at) {
-      if (graph_) {
-        graph_->run(key(), [&] { return step(); });
-      } else {
-        sum += *step().to(Device{}).data<float>();
-      }
-      after_step(*this);
-    }
-    return graph_ ? static_cast<float>(graph_->take_loss_sum()) : sum;
-  }
-  float epoch() {
-    return epoch([](Training&) {});
-  }
-
-  StepKey key() const { return {loader_->rows(), loader_->stamp(), optimizer_->options().lr}; }
-  StepGraph& graph() { return *graph_; }
-  optim::SGD& optimizer() { return *optimizer_; }
-  data::Loader& loader() { return *loader_; }
-  std::vector<double> values() { return as_array(model_->parameters().values()).values; }
-
- private:
-  std::unique_ptr<nn::Module> model_;
-  data::ResidentImages set_;
-  std::unique_ptr<optim::SGD> optimizer_;
-  std::unique_ptr<data::Loader> loader_;
-  std::unique_ptr<StepGraph> graph_;
-};
-
 std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7); }
 std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
-
-/// Without the values in the test's output: there are many.
-bool same_values(Training& a, Training& b) { return a.values() == b.values(); }
 
 /// Work beside the steps, on memory of the sizes that they use.
 void disturb(Training&) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
@@ -24,6 +25,7 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
   check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
   label_fault_ = new (fault) kernels::LabelFault{};
   memory_ = std::make_unique<DeviceMemory>(backend, *this);
+  recorder_ = std::make_shared<CudaRecorder>(*this);
 }
 
 CudaDevice::~CudaDevice() = default;

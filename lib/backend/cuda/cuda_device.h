@@ -42,7 +42,7 @@ class CudaDevice {
   /// The convolutions prepared so far.
   ConvPlans& conv_plans();
   /// Records steps.
-  CudaRecorder& recorder();
+  CudaRecorder& recorder() { return *recorder_; }
   /// A dropout's draw for the kernels, of rows with this stamp; also of a step that is being recorded.
   kernels::StepDraw draw(const DropoutKey& key, const Rows& rows);
 

@@ -5,7 +5,7 @@
 namespace duet::cuda {
 
 void CudaRecorder::begin(std::uint64_t step) {
-  require<UsageError>(!recording_, device_.device(), " is recording a step already");
+  require<UsageError>(number_ == 0, device_.device(), " is recording a step already");
   device_.activate();
   if (counter_ == nullptr) {
     counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
@@ -13,20 +13,20 @@ void CudaRecorder::begin(std::uint64_t step) {
     kernels::set_counter(counter_, step, device_.stream());
     kernels::advance(counter_, device_.stream());
   }
-  number_ = device_.memory().begin_recording();
+  const int number = device_.memory().begin_recording();
   step_ = step;
   // Other threads may allocate and wait meanwhile; this one may not, but for the pool.
   const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
-  recording_ = status == cudaSuccess;
-  if (!recording_) {
+  if (status != cudaSuccess) {
     device_.memory().end_recording();
-    device_.memory().drop_recording(number_);
+    device_.memory().drop_recording(number);
   }
   check(status, "recording a step");
+  number_ = number;
 }
 
 int CudaRecorder::end() {
-  require<UsageError>(recording_, device_.device(), " is not recording a step");
+  require<UsageError>(number_ != 0, device_.device(), " is not recording a step");
   cudaGraphExec_t graph = nullptr;
   try {
     kernels::advance(counter_, device_.stream());
@@ -35,10 +35,15 @@ int CudaRecorder::end() {
     cancel();
     throw;
   }
-  recording_ = false;
+  const int number = number_.exchange(0);
   device_.memory().end_recording();
-  graphs_.emplace(number_, graph);
-  return number_;
+  graphs_.emplace(number, Graph{graph, std::exchange(works_, {})});
+  return number;
+}
+
+void CudaRecorder::attach(std::shared_ptr<RecordedWork> work) {
+  require<UsageError>(number_ != 0, device_.device(), " is not recording a step");
+  works_.push_back(std::move(work));
 }
 
 cudaGraphExec_t CudaRecorder::finish_capture() {
@@ -52,13 +57,22 @@ cudaGraphExec_t CudaRecorder::finish_capture() {
 }
 
 void CudaRecorder::cancel() noexcept {
-  if (!recording_) return;
-  recording_ = false;
+  const int number = number_.exchange(0);
+  if (number == 0) return;
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   cudaGetLastError();  // that the capture was spoilt is no news
   device_.memory().end_recording();
-  device_.memory().drop_recording(number_);
+  device_.memory().drop_recording(number);
+  works_.clear();
+}
+
+/// Asks for the graph inside the replay() of every work.
+void CudaRecorder::launch(const Graph& graph, std::size_t works_done) {
+  if (works_done == graph.works.size())
+    check(cudaGraphLaunch(graph.executable, device_.stream()), "replaying a step");
+  else
+    graph.works[works_done]->replay([&] { launch(graph, works_done + 1); });
 }
 
 void CudaRecorder::replay(int recording, std::uint64_t step) {
@@ -68,7 +82,7 @@ void CudaRecorder::replay(int recording, std::uint64_t step) {
   device_.activate();
   if (counted_ != step) kernels::set_counter(counter_, step, device_.stream());
   counted_.reset();
-  check(cudaGraphLaunch(graph->second, device_.stream()), "replaying a step");
+  launch(graph->second, 0);
   counted_ = step + 1;
 }
 
@@ -76,21 +90,16 @@ void CudaRecorder::drop(int recording) noexcept {
   const auto graph = graphs_.find(recording);
   if (graph == graphs_.end()) return;
   cudaStreamSynchronize(device_.stream());  // a failure will be heard of by the next who asks for something
-  cudaGraphExecDestroy(graph->second);
+  cudaGraphExecDestroy(graph->second.executable);
   cudaGetLastError();
   graphs_.erase(graph);
   device_.memory().drop_recording(recording);
 }
 
 kernels::StepDraw CudaRecorder::counted(arithmetic::DropoutDraw draw) const {
-  if (!recording_) return {draw, nullptr};
+  if (number_ == 0) return {draw, nullptr};
   draw.step -= step_;
   return {draw, counter_};
-}
-
-CudaRecorder& CudaDevice::recorder() {
-  if (!recorder_) recorder_ = std::make_shared<CudaRecorder>(*this);
-  return *recorder_;
 }
 
 kernels::StepDraw CudaDevice::draw(const DropoutKey& key, const Rows& rows) {

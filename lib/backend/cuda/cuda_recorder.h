@@ -1,8 +1,11 @@
 // Steps as CUDA graphs.
 #pragma once
 
+#include <atomic>
 #include <optional>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "lib/backend/cuda/cuda_device.h"
 #include "lib/backend/step_recorder.h"
@@ -16,6 +19,8 @@ class CudaRecorder final : public StepRecorder {
   void begin(std::uint64_t step) override;
   int end() override;
   void cancel() noexcept override;
+  int recording() const override { return number_; }
+  void attach(std::shared_ptr<RecordedWork> work) override;
   void replay(int recording, std::uint64_t step) override;
   void drop(int recording) noexcept override;
 
@@ -23,15 +28,21 @@ class CudaRecorder final : public StepRecorder {
   kernels::StepDraw counted(arithmetic::DropoutDraw draw) const;
 
  private:
+  using Works = std::vector<std::shared_ptr<RecordedWork>>;
+  struct Graph {
+    cudaGraphExec_t executable = nullptr;
+    Works works{};
+  };
   cudaGraphExec_t finish_capture();
+  void launch(const Graph& graph, std::size_t works_done);
 
   CudaDevice& device_;
-  bool recording_ = false;
-  int number_ = 0;  // of the recording that runs, with the step in which it was begun
+  std::atomic<int> number_ = 0;  // of the recording that runs, with the step in which it was begun; 0: none runs
   std::uint64_t step_ = 0;
-  std::unordered_map<int, cudaGraphExec_t> graphs_;  // by recording
-  std::uint64_t* counter_ = nullptr;                 // on the device: the step that the next replay is
-  std::optional<std::uint64_t> counted_;             // what the counter will hold after all that was asked
+  Works works_;                            // of the recording that runs
+  std::unordered_map<int, Graph> graphs_;  // by recording
+  std::uint64_t* counter_ = nullptr;       // on the device: the step that the next replay is
+  std::optional<std::uint64_t> counted_;   // what the counter will hold after all that was asked
 };
 
 }  // namespace duet::cuda

@@ -123,9 +123,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   for (cudaStream_t member : capture->members)
     if (state().streams.count(member)) member->capture = nullptr;
   state().captures.erase(capture);
+  const std::vector<Node> nodes = std::move(capture->nodes);  // events may still name the capture
   if (!capture->valid) return set_last(cudaErrorStreamCaptureInvalidated);
   if (std::count(joined.begin(), joined.end(), false) != 0) return set_last(cudaErrorStreamCaptureUnjoined);
-  *graph = new CUgraph_st{capture->nodes};
+  *graph = new CUgraph_st{nodes};
   return cudaSuccess;
 }
 
@@ -170,11 +171,15 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t given) {
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  std::lock_guard lock(state().mutex);
   delete exec;
+  state().changed.notify_all();
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  std::lock_guard lock(state().mutex);
   delete graph;
+  state().changed.notify_all();
   return cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {

@@ -92,7 +92,11 @@ ncclResult_t queue(ncclComm* comm, const std::vector<Request>& requests, cudaStr
       const std::string fault = pointer_fault(p, true, comm->device, 1u << comm->device);
       if (!fault.empty()) return refuse(ncclInvalidArgument, std::string("a buffer of ") + request.name + " " + fault);
     }
-    const Maker make = [comm, request](const Ops& before) { return enqueue(*comm, request, before); };
+    Request asked = request;
+    asked.captured = stream->capture != nullptr;
+    const Maker make = [comm, asked, held = asked.captured ? comm->graphs : nullptr](const Ops& before) {
+      return enqueue(*comm, asked, before);
+    };
     if (stream->capture == nullptr) {
       made.push_back(make({stream->tail}));
       continue;
@@ -123,6 +127,13 @@ ncclResult_t ask(ncclComm* comm, Request request, cudaStream_t stream) {
   if (group_depth == 0) return queue(comm, {request}, stream);
   deferred.emplace_back(comm, request);
   return ncclSuccess;
+}
+
+/// NCCL ends no communicator before the graphs that hold its operations.
+ncclResult_t wait_for_graphs(std::unique_lock<std::mutex>& lock, ncclComm* comm) {
+  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
+  const bool gone = state().changed.wait_for(lock, patience, [&] { return comm->graphs.use_count() == 1; });
+  return gone ? ncclSuccess : refuse(ncclInternalError, "graphs hold operations of a communicator that ends");
 }
 
 }  // namespace
@@ -183,14 +194,17 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return comm != nullptr && comm->alive ? ncclSuccess : ncclInvalidArgument;
+  std::lock_guard lock(state().mutex);
+  if (comm == nullptr || !comm->alive) return ncclInvalidArgument;
+  comm->finalized = true;
+  return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  std::lock_guard lock(state().mutex);
+  std::unique_lock lock(state().mutex);
   if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is destroyed twice");
   comm->alive = false;
-  return ncclSuccess;
+  return wait_for_graphs(lock, comm);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
@@ -202,7 +216,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is aborted twice");
   comm->alive = false;
   abandon(*comm);
-  return ncclSuccess;
+  return wait_for_graphs(lock, comm);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
@@ -212,7 +226,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     comm->error = static_cast<ncclResult_t>(wrong);
   *error = comm->error;
   if (comm->group->failed) *error = ncclInvalidUsage;
-  if (*error == ncclSuccess && (!comm->group->complete() || comm->in_progress)) *error = ncclInProgress;
+  const bool ending = comm->finalized && comm->graphs.use_count() > 1;
+  if (*error == ncclSuccess && (!comm->group->complete() || comm->in_progress || ending)) *error = ncclInProgress;
   comm->in_progress = false;
   return ncclSuccess;
 }

@@ -43,7 +43,8 @@ void reduce_into(const Meeting& m, std::size_t first, void* result) {
 
 bool same(const Request& a, const Request& b) {
   const bool transfer = a.kind == Kind::send || a.kind == Kind::receive;
-  return a.count == b.count && a.type == b.type && (transfer || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
+  return a.captured == b.captured && a.count == b.count && a.type == b.type &&
+         (transfer || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
 }
 
 /// All ranks are here and their streams have come to this.
@@ -53,7 +54,9 @@ void meet(const Meeting& m) {
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const Request& r = m.requests[rank];
     if (!same(first, r)) {
-      report("ranks disagree: %s of %zu and %s of %zu", first.name, first.count, r.name, r.count);
+      const auto where = [](const Request& request) { return request.captured ? " in a graph" : ""; };
+      report("ranks disagree: %s of %zu%s and %s of %zu%s", first.name, first.count, where(first), r.name, r.count,
+             where(r));
       return fail_current_op(cudaErrorIllegalAddress);
     }
     for (const void* p : {r.send, static_cast<const void*>(r.receive)}) {
@@ -131,6 +134,7 @@ std::size_t size_of(ncclDataType_t type) {
 }
 
 OpPtr enqueue(ncclComm& comm, const Request& request, const Ops& before) {
+  if (!comm.alive) return schedule(Op(request.name), before);  // aborted; a graph's kernels end at once
   const auto [meeting, at] = find(comm, request);
   meeting->requests[at] = request;
   meeting->present[at] = true;

@@ -23,6 +23,7 @@ struct Request {
   ncclRedOp_t op;
   int peer;  // or root
   cudaStream_t stream;
+  bool captured = false;  // into a graph, on all ranks or none
 };
 
 /// One operation of a group, from the first rank's call on.
@@ -57,7 +58,8 @@ struct ncclComm {
 
   duet_sim::Group* group;
   int rank, device;
-  bool blocking = true, alive = true, in_progress = false;
+  bool blocking = true, alive = true, in_progress = false, finalized = false;
+  std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with the nodes of graphs that hold its operations
   std::uint64_t calls = 0;
   ncclResult_t error = ncclSuccess;
   std::deque<std::pair<duet_sim::OpPtr, duet_sim::OpPtr>> waiting;  // the rank's operation and the meeting's

@@ -1,0 +1,100 @@
+// A training whose steps run as they are, or as graphs; alone, or as one of the ranks of a group.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "lib/backend/step_graph.h"
+#include "lib/data/loader.h"
+#include "lib/data/resident_images.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "samplers/batch.h"
+#include "samplers/random.h"
+#include "tests/cuda/gpu.h"
+
+namespace duet_test {
+
+inline duet::data::ImageDataset some_images(std::int64_t count) {
+  const duet::Tensor images = duet::empty({count, 1, 28, 28}, duet::DType::u8),
+                     labels = duet::empty({count}, duet::DType::i64);
+  duet::Mt19937 generator(3);
+  for (std::uint8_t& byte : images.span<std::uint8_t>()) byte = static_cast<std::uint8_t>(generator.randint(0, 256));
+  for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);
+  return {images, labels};
+}
+
+/// Of `images` images in global batches of `batch`.
+class Training {
+ public:
+  Training(std::unique_ptr<duet::nn::Module> model, std::int64_t images, std::int64_t batch, bool recorded)
+      : Training(std::move(model), images, batch, recorded, kGpu, nullptr, {}) {}
+  /// Of the group's rank on this device, if there is a group.
+  Training(std::unique_ptr<duet::nn::Module> model, std::int64_t images, std::int64_t batch, bool recorded,
+           duet::Device device, duet::ddp::ProcessGroup* group,
+           const duet::ddp::DistributedDataParallelOptions& options)
+      : model_(std::move(model)), set_(some_images(images), device) {
+    model_->to(device);
+    if (group != nullptr) wrapper_ = std::make_unique<duet::ddp::DistributedDataParallel>(*model_, *group, options);
+    optimizer_ = std::make_unique<duet::optim::SGD>(*model_, duet::optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
+    const duet::samplers::BlockedOptions batches{.global_batch = batch,
+                                                 .world_size = group != nullptr ? group->size() : 1,
+                                                 .rank = group != nullptr ? group->rank() : 0};
+    loader_ =
+        std::make_unique<duet::data::Loader>(set_,
+                                             std::make_unique<duet::samplers::BlockedBatches>(
+                                                 std::make_unique<duet::samplers::RandomSampler>(images, 5), batches),
+                                             duet::data::LoaderOptions{.deferred = recorded});
+    if (recorded) graph_ = std::make_unique<duet::StepGraph>(device);
+  }
+
+  duet::Tensor step() {
+    auto [images, labels] = loader_->batch();
+    optimizer_->zero_grad();
+    duet::nn::Module& net = wrapper_ ? *wrapper_ : *model_;
+    const duet::Variable loss = duet::ops::nll_loss(net(images), labels);
+    loss.backward();
+    optimizer_->step();
+    return loss.value();
+  }
+
+  /// One epoch; after_step(training) is called behind each step. Returns the sum of its losses.
+  template <class AfterStep>
+  float epoch(AfterStep after_step) {
+    float sum = 0;
+    for (auto at = loader_->begin(); at != loader_->end(); ++at) {
+      if (graph_) {
+        graph_->run(key(), [&] { return step(); });
+      } else {
+        sum += *step().to(duet::Device{}).data<float>();
+      }
+      after_step(*this);
+    }
+    return graph_ ? static_cast<float>(graph_->take_loss_sum()) : sum;
+  }
+  float epoch() {
+    return epoch([](Training&) {});
+  }
+
+  duet::StepKey key() const { return {loader_->rows(), loader_->stamp(), optimizer_->options().lr}; }
+  duet::StepGraph& graph() { return *graph_; }
+  duet::optim::SGD& optimizer() { return *optimizer_; }
+  duet::data::Loader& loader() { return *loader_; }
+  duet::ddp::DistributedDataParallel& wrapper() { return *wrapper_; }
+  std::vector<double> values() { return as_array(model_->parameters().values()).values; }
+
+ private:
+  std::unique_ptr<duet::nn::Module> model_;
+  duet::data::ResidentImages set_;
+  std::unique_ptr<duet::ddp::DistributedDataParallel> wrapper_;
+  std::unique_ptr<duet::optim::SGD> optimizer_;
+  std::unique_ptr<duet::data::Loader> loader_;
+  std::unique_ptr<duet::StepGraph> graph_;
+};
+
+/// Without the values in the test's output: there are many.
+inline bool same_values(Training& a, Training& b) { return a.values() == b.values(); }
+
+}  // namespace duet_test
