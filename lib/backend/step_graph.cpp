@@ -17,9 +17,10 @@ StepRecorder& recorder_of(Device device) {
   return *recorder;
 }
 
-bool same(const StepKey& a, const StepKey& b) {
-  return a.rows == b.rows && a.stamp.first == b.stamp.first && a.stamp.global == b.stamp.global && a.lr == b.lr;
+bool same_shape(const StepKey& a, const StepKey& b) {
+  return a.rows == b.rows && a.stamp.first == b.stamp.first && a.stamp.global == b.stamp.global;
 }
+bool same(const StepKey& a, const StepKey& b) { return same_shape(a, b) && a.lr == b.lr && a.steps == b.steps; }
 
 }  // namespace
 
@@ -47,26 +48,41 @@ StepGraph::Entry& StepGraph::entry_of(const StepKey& key) {
   return *found;
 }
 
-void StepGraph::run_once(FunctionRef<Tensor()> step) {
-  const Tensor loss = step();
-  require<ShapeError>(loss.defined() && loss.count() == 1 && loss.dtype() == DType::f32,
-                      "a step must return its loss, one f32");
-  backend(loss_sum_).add(loss_sum_, loss.reshape({}), loss_sum_);
+/// Whether a step of the shape ran as it is.
+bool StepGraph::prepared(const Entry& entry) const {
+  return runs_ > kPlainRuns && std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
+           return other.ran && same_shape(other.key, entry.key) && other.precision == entry.precision;
+         });
+}
+
+void StepGraph::run_all(std::int64_t steps, FunctionRef<Tensor(std::int64_t)> step) {
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const Tensor loss = step(i);
+    require<ShapeError>(loss.defined() && loss.count() == 1 && loss.dtype() == DType::f32,
+                        "a step must return its loss, one f32");
+    backend(loss_sum_).add(loss_sum_, loss.reshape({}), loss_sum_);
+  }
 }
 
 void StepGraph::run(const StepKey& key, FunctionRef<Tensor()> step) {
+  require<UsageError>(key.steps == 1, "run() is for one step, got ", key.steps);
+  run_several(key, [&](std::int64_t) { return step(); });
+}
+
+void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)> step) {
   require<UsageError>(key.stamp.stamped(), "the batch of a recorded step needs a stamp, which tells dropout its step");
+  require<UsageError>(key.steps >= 1, "a recording holds 1 step or more, got ", key.steps);
   Entry& entry = entry_of(key);
-  if (!entry.ran || runs_ <= kPlainRuns) {
-    run_once(step);
+  if (entry.recording == 0 && !prepared(entry)) {
+    run_all(key.steps, step);
     entry.ran = true;
     return;
   }
   const auto number = static_cast<std::uint64_t>(key.stamp.step);
   if (entry.recording == 0) {
-    recorder_.begin(number);
+    recorder_.begin(number, static_cast<std::uint64_t>(key.steps));
     try {
-      run_once(step);
+      run_all(key.steps, step);
       entry.recording = recorder_.end();
     } catch (...) {
       recorder_.cancel();
@@ -75,7 +91,7 @@ void StepGraph::run(const StepKey& key, FunctionRef<Tensor()> step) {
     ++recordings_;
   }
   recorder_.replay(entry.recording, number);
-  ++replays_;
+  replays_ += key.steps;
 }
 
 double StepGraph::take_loss_sum() {

@@ -26,8 +26,9 @@ class RecordedWork {
 class StepRecorder {
  public:
   virtual ~StepRecorder() = default;
-  /// Starts recording step `step` (DropoutKey::step). Throws UsageError when a recording runs.
-  virtual void begin(std::uint64_t step) = 0;
+  /// Starts recording `steps` consecutive steps, the first of which is `step` (DropoutKey::step). Throws UsageError
+  /// when a recording runs.
+  virtual void begin(std::uint64_t step, std::uint64_t steps = 1) = 0;
   /// Ends it and returns its number. Throws DeviceError, as after cancel(), when something could not be recorded.
   virtual int end() = 0;
   /// Forgets the recording that runs, if one does. The device is as if nothing had been asked of it.
@@ -36,7 +37,7 @@ class StepRecorder {
   virtual int recording() const = 0;
   /// Puts `work` into the recording that runs, which holds it until it is dropped or cancelled.
   virtual void attach(std::shared_ptr<RecordedWork> work) = 0;
-  /// Asks for everything in a recording, in the order of the device. Dropout whose key had the recorded step gets
+  /// Asks for everything in a recording, in the order of the device. Dropout whose key had the first recorded step gets
   /// `step`: kernels read it from a counter on the device, which every replay advances, so that replays in order of
   /// their steps set nothing.
   virtual void replay(int recording, std::uint64_t step) = 0;

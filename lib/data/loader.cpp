@@ -59,8 +59,8 @@ Loader::Iterator Loader::begin() {
   return Iterator(*this);
 }
 
-void Loader::advance() {
-  ++step_;
+void Loader::advance(std::int64_t steps) {
+  step_ += steps;
   produce();
 }
 
@@ -70,25 +70,48 @@ void Loader::produce() {
     prefetcher_.reset();
     return;
   }
-  if (resident_ != nullptr) return bring_numbers();
+  if (resident_ != nullptr) {
+    const StepIndices part = sampler_->step(step_);
+    rows_ = static_cast<std::int64_t>(part.indices.size());
+    stamp_ = {epoch_ * steps_ + step_, part.first, part.global};
+    return stage(1);
+  }
   batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
   rows_ = batch_.images.size(0);
   stamp_ = batch_.images.stamp();
 }
 
-void Loader::bring_numbers() {
-  const StepIndices part = sampler_->step(step_);
-  rows_ = static_cast<std::int64_t>(part.indices.size());
-  stamp_ = {epoch_ * steps_ + step_, part.first, part.global};
-  Tensor& numbers = numbers_[rows_];
-  if (!numbers.defined()) numbers = empty({rows_}, DType::i64, resident_->device());
-  resident_->bring(part.indices, numbers);
+std::int64_t Loader::alike(std::int64_t most) const {
+  std::int64_t steps = 1;
+  for (; steps < most && step_ + steps < steps_; ++steps) {
+    const StepIndices part = sampler_->step(step_ + steps);
+    const bool same = static_cast<std::int64_t>(part.indices.size()) == rows_ && part.first == stamp_.first &&
+                      part.global == stamp_.global;
+    if (!same) break;
+  }
+  return steps;
 }
 
-Batch Loader::batch() const {
+void Loader::stage(std::int64_t steps) {
+  require<UsageError>(resident_ != nullptr, "only a deferred loader stages steps");
+  require<UsageError>(steps >= 1 && alike(steps) == steps, "cannot stage ", steps, " steps: ", alike(steps),
+                      " are alike");
+  indices_.clear();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const StepIndices part = sampler_->step(step_ + i);
+    indices_.insert(indices_.end(), part.indices.begin(), part.indices.end());
+  }
+  Tensor& numbers = numbers_[{rows_, steps}];
+  if (!numbers.defined()) numbers = empty({steps * rows_}, DType::i64, resident_->device());
+  resident_->bring(indices_, numbers);
+  staged_ = steps;
+}
+
+Batch Loader::batch(std::int64_t ahead) const {
+  require<UsageError>(0 <= ahead && ahead < staged_, "batch ", ahead, " ahead, but ", staged_, " steps are staged");
   if (resident_ == nullptr) return batch_;
-  const Batch batch = blank(rows_, stamp_);
-  resident_->gather(numbers_.at(rows_), batch.images, batch.labels);
+  const Batch batch = blank(rows_, {stamp_.step + ahead, stamp_.first, stamp_.global});
+  resident_->gather(numbers_.at({rows_, staged_}).slice(ahead * rows_, {rows_}), batch.images, batch.labels);
   return batch;
 }
 

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "lib/data/dataset.h"
 #include "lib/data/sampler.h"
@@ -40,7 +42,8 @@ class ResidentImages;
 /// an exception of the data set reaches it in the step in which the batch was due.
 ///
 /// A `deferred` loader only brings the samples' numbers to the device when a step begins, always to the same place for
-/// the same number of rows: the batch of an iterator is empty, and batch() makes it from there.
+/// the same number of rows: the batch of an iterator is empty, and batch() makes it from there. For several steps that
+/// are recorded together, stage() brings the numbers of all of them at once.
 class Loader {
  public:
   /// The data set must outlive the loader. Throws UsageError for options that are out of range, for workers with a data
@@ -65,6 +68,11 @@ class Loader {
       return *this;
     }
     void operator++(int) { ++*this; }
+    /// So many batches on.
+    Iterator& operator+=(std::int64_t steps) {
+      loader_->advance(steps);
+      return *this;
+    }
     bool operator==(std::default_sentinel_t) const { return loader_->step_ >= loader_->steps(); }
 
    private:
@@ -77,11 +85,16 @@ class Loader {
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
-  /// The batch of the current step; a deferred one is made anew by each call.
-  Batch batch() const;
+  /// The batch of the current step; a deferred one is made anew by each call, and may be `ahead` < staged steps on.
+  Batch batch(std::int64_t ahead = 0) const;
   /// Its rows, and its stamp.
   std::int64_t rows() const { return rows_; }
   const Rows& stamp() const { return stamp_; }
+  /// How many steps from the current one on, at most `most`, differ in their samples only.
+  std::int64_t alike(std::int64_t most) const;
+  /// Deferred only: brings the numbers of so many steps, always to the same place for as many of as many rows. Throws
+  /// UsageError where fewer are alike.
+  void stage(std::int64_t steps);
 
   /// Batches in an epoch.
   std::int64_t steps() const { return steps_; }
@@ -95,8 +108,7 @@ class Loader {
  private:
   Batch blank(std::int64_t rows, const Rows& stamp) const;
   Batch make(std::int64_t step) const;
-  void bring_numbers();
-  void advance();
+  void advance(std::int64_t steps = 1);
   void produce();
 
   const Dataset& dataset_;
@@ -110,7 +122,9 @@ class Loader {
   std::int64_t rows_ = 0;
   Rows stamp_;
   const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
-  std::map<std::int64_t, Tensor> numbers_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Tensor> numbers_;  // and by steps
+  std::int64_t staged_ = 1;
+  std::vector<std::int64_t> indices_;       // on their way
   std::unique_ptr<Prefetcher> prefetcher_;  // of the running epoch; stopped before anything above changes
 };
 

@@ -36,9 +36,24 @@ TEST_CASE("cuda: recorded steps train the very bits of plain ones", "[order]") {
     CHECK(recorded.epoch(disturb) == expected);
     CHECK(same_values(recorded, plain));
   }
-  // Two shapes, two learning rates; the first step of each is plain, and the second of all.
+  // Two shapes, two learning rates; the first step of each shape is plain, and the second of all.
   CHECK(recorded.graph().recordings() == 4);
-  CHECK(recorded.graph().replays() == 7);
+  CHECK(recorded.graph().replays() == 9);
+}
+
+TEST_CASE("cuda: several steps of one graph train the very bits of plain ones", "[order]") {
+  DUET_NEEDS_CUDA();
+  Training plain(cnn(), 19, 4, false), recorded(cnn(), 19, 4, true);  // four batches, and one of 3 rows
+  recorded.set_several(3);
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    if (epoch == 3) recorded.set_several(2);
+    const float expected = plain.epoch();
+    CAPTURE(epoch);
+    CHECK(recorded.epoch(disturb) == expected);
+    CHECK(same_values(recorded, plain));
+  }
+  CHECK(recorded.graph().recordings() == 4);
+  CHECK(recorded.graph().replays() == 15);
 }
 
 TEST_CASE("cuda: a training that goes on elsewhere sets the steps of its graphs", "[order]") {
@@ -191,6 +206,11 @@ TEST_CASE("cuda: a precision of its own, batches without a stamp, and losses tha
   CHECK_THROWS_WITH(graph.run({.rows = 4}, [] { return Tensor(); }), ContainsSubstring("needs a stamp"));
   const StepKey key = {.rows = 1, .stamp = {0, 0, 1}};
   CHECK_THROWS_WITH(graph.run(key, [] { return Tensor(); }), "a step must return its loss, one f32");
+  const auto several = [](std::int64_t) { return Tensor(); };
+  CHECK_THROWS_WITH(graph.run_several({.rows = 1, .stamp = {0, 0, 1}, .steps = 0}, several),
+                    ContainsSubstring("got 0"));
+  CHECK_THROWS_WITH(recorded.loader().stage(3), "cannot stage 3 steps: 1 are alike");
+  CHECK_THROWS_WITH(recorded.loader().batch(1), "batch 1 ahead, but 1 steps are staged");
 }
 
 TEST_CASE("steps on a CPU are not recorded") {

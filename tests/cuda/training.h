@@ -50,8 +50,11 @@ class Training {
     if (recorded) graph_ = std::make_unique<duet::StepGraph>(device);
   }
 
-  duet::Tensor step() {
-    auto [images, labels] = loader_->batch();
+  /// So many steps as one graph from now on, where as many are alike.
+  void set_several(std::int64_t steps) { several_ = steps; }
+
+  duet::Tensor step(std::int64_t ahead = 0) {
+    auto [images, labels] = loader_->batch(ahead);
     optimizer_->zero_grad();
     duet::nn::Module& net = wrapper_ ? *wrapper_ : *model_;
     const duet::Variable loss = duet::ops::nll_loss(net(images), labels);
@@ -64,9 +67,12 @@ class Training {
   template <class AfterStep>
   float epoch(AfterStep after_step) {
     float sum = 0;
-    for (auto at = loader_->begin(); at != loader_->end(); ++at) {
+    std::int64_t done = 1;
+    for (auto at = loader_->begin(); at != loader_->end(); at += done) {
       if (graph_) {
-        graph_->run(key(), [&] { return step(); });
+        done = loader_->alike(several_) == several_ ? several_ : 1;
+        if (done > 1) loader_->stage(done);
+        graph_->run_several(key(done), [&](std::int64_t i) { return step(i); });
       } else {
         sum += *step().to(duet::Device{}).data<float>();
       }
@@ -78,7 +84,9 @@ class Training {
     return epoch([](Training&) {});
   }
 
-  duet::StepKey key() const { return {loader_->rows(), loader_->stamp(), optimizer_->options().lr}; }
+  duet::StepKey key(std::int64_t steps = 1) const {
+    return {loader_->rows(), loader_->stamp(), optimizer_->options().lr, steps};
+  }
   duet::StepGraph& graph() { return *graph_; }
   duet::optim::SGD& optimizer() { return *optimizer_; }
   duet::data::Loader& loader() { return *loader_; }
@@ -92,6 +100,7 @@ class Training {
   std::unique_ptr<duet::optim::SGD> optimizer_;
   std::unique_ptr<duet::data::Loader> loader_;
   std::unique_ptr<duet::StepGraph> graph_;
+  std::int64_t several_ = 1;
 };
 
 /// Without the values in the test's output: there are many.

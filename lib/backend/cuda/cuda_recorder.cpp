@@ -4,17 +4,18 @@
 
 namespace duet::cuda {
 
-void CudaRecorder::begin(std::uint64_t step) {
+void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps) {
   require<UsageError>(number_ == 0, device_.device(), " is recording a step already");
   device_.activate();
   if (counter_ == nullptr) {
     counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
     // Also because a kernel is loaded when it is first asked for, which should not be while recording.
     kernels::set_counter(counter_, step, device_.stream());
-    kernels::advance(counter_, device_.stream());
+    kernels::advance(counter_, steps, device_.stream());
   }
   const int number = device_.memory().begin_recording();
   step_ = step;
+  steps_ = steps;
   // Other threads may allocate and wait meanwhile; this one may not, but for the pool.
   const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
   if (status != cudaSuccess) {
@@ -29,7 +30,7 @@ int CudaRecorder::end() {
   require<UsageError>(number_ != 0, device_.device(), " is not recording a step");
   cudaGraphExec_t graph = nullptr;
   try {
-    kernels::advance(counter_, device_.stream());
+    kernels::advance(counter_, steps_, device_.stream());
     graph = finish_capture();
   } catch (...) {
     cancel();
@@ -37,7 +38,7 @@ int CudaRecorder::end() {
   }
   const int number = number_.exchange(0);
   device_.memory().end_recording();
-  graphs_.emplace(number, Graph{graph, std::exchange(works_, {})});
+  graphs_.emplace(number, Graph{graph, steps_, std::exchange(works_, {})});
   return number;
 }
 
@@ -83,7 +84,7 @@ void CudaRecorder::replay(int recording, std::uint64_t step) {
   if (counted_ != step) kernels::set_counter(counter_, step, device_.stream());
   counted_.reset();
   launch(graph->second, 0);
-  counted_ = step + 1;
+  counted_ = step + graph->second.steps;
 }
 
 void CudaRecorder::drop(int recording) noexcept {

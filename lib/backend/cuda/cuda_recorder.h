@@ -16,7 +16,7 @@ class CudaRecorder final : public StepRecorder {
  public:
   explicit CudaRecorder(CudaDevice& device) : device_(device) {}
 
-  void begin(std::uint64_t step) override;
+  void begin(std::uint64_t step, std::uint64_t steps) override;
   int end() override;
   void cancel() noexcept override;
   int recording() const override { return number_; }
@@ -31,6 +31,7 @@ class CudaRecorder final : public StepRecorder {
   using Works = std::vector<std::shared_ptr<RecordedWork>>;
   struct Graph {
     cudaGraphExec_t executable = nullptr;
+    std::uint64_t steps = 1;
     Works works{};
   };
   cudaGraphExec_t finish_capture();
@@ -38,7 +39,7 @@ class CudaRecorder final : public StepRecorder {
 
   CudaDevice& device_;
   std::atomic<int> number_ = 0;  // of the recording that runs, with the step in which it was begun; 0: none runs
-  std::uint64_t step_ = 0;
+  std::uint64_t step_ = 0, steps_ = 1;
   Works works_;                            // of the recording that runs
   std::unordered_map<int, Graph> graphs_;  // by recording
   std::uint64_t* counter_ = nullptr;       // on the device: the step that the next replay is

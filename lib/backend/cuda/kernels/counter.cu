@@ -9,7 +9,7 @@ namespace {
 
 __global__ void set_counter_kernel(std::uint64_t* counter, std::uint64_t value) { *counter = value; }
 
-__global__ void advance_kernel(std::uint64_t* counter) { ++*counter; }
+__global__ void advance_kernel(std::uint64_t* counter, std::uint64_t steps) { *counter += steps; }
 
 }  // namespace
 
@@ -17,8 +17,8 @@ void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t strea
   launch(set_counter_kernel, dim3(1), dim3(1), 0, stream, counter, value);
 }
 
-void advance(std::uint64_t* counter, cudaStream_t stream) {
-  launch(advance_kernel, dim3(1), dim3(1), 0, stream, counter);
+void advance(std::uint64_t* counter, std::uint64_t steps, cudaStream_t stream) {
+  launch(advance_kernel, dim3(1), dim3(1), 0, stream, counter, steps);
 }
 
 }  // namespace duet::cuda::kernels

@@ -70,8 +70,7 @@ void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, co
 
 // --- counter.cu ---
 void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);
-/// Adds 1.
-void advance(std::uint64_t* counter, cudaStream_t stream);
+void advance(std::uint64_t* counter, std::uint64_t steps, cudaStream_t stream);
 
 // --- dropout.cu ---
 
