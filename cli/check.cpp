@@ -65,12 +65,16 @@ Mode parse_mode(const std::string& text) {
   throw UsageError(concat("unknown mode '", text, "', expected single, seed, dp or ddp"));
 }
 
-std::string why_no_graph(const TrainOptions& options) {
+std::string why_no_graph(const TrainOptions& options, std::string carrier) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
   if (options.graph == "off") return "--graph off";
-  if (has_ranks(options.mode))
-    return concat("in mode ", name(options.mode), " ranks add gradients up, outside of graphs");
-  if (options.devices > 1) return concat("a graph holds the work of one device, not of ", options.devices);
+  if (options.mode == Mode::seed) return "in mode seed ranks add gradients up, outside of graphs";
+  if (options.mode != Mode::ddp && options.devices > 1)
+    return concat("a graph holds the work of one device, not of ", options.devices);
+  if (carrier.empty() && options.devices > 1 && options.backend != "auto") carrier = options.backend;
+  if (options.mode == Mode::ddp && !carrier.empty() && carrier != "nccl" && carrier != "solo")
+    return concat("ranks over ", carrier, " add gradients up in the host's memory");
+  if (options.compare_every > 0) return "--compare-every reads all parameters back";
   if (options.compat_torch) return "with --compat torch the host draws dropout";
   if (options.check_finite) return "--check-finite reads every result back";
   return "";

@@ -36,8 +36,8 @@ void add_step(CLI::App& app, Training& training, Texts& texts) {
       ->capture_default_str();
   app.add_option(
          "--graph", training.graph,
-         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where one process drives one device "
-         "and no ranks have to add gradients up")
+         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "
+         "ranks (ddp) are connected by nccl")
       ->capture_default_str();
   app.add_option("--backend", training.backend,
                  "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "

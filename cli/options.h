@@ -117,8 +117,9 @@ using Command =
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
 
-/// Why the steps of such a run are not replayed as CUDA graphs, in plain words; empty where they are.
-std::string why_no_graph(const TrainOptions& options);
+/// Why the steps of such a run are not replayed as CUDA graphs, in plain words; empty where they are. `carrier`: the
+/// backend of the ranks' process group, once they have one.
+std::string why_no_graph(const TrainOptions& options, std::string carrier = "");
 
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);

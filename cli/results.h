@@ -49,8 +49,8 @@ struct Run {
   double samples_per_s = 0;
   std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
   std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
-  double waiting_share = 0;          // of the step in which compute stands still for communication
-  double communication_us = 0;       // of a step, hidden or not
+  double waiting_share = 0;          // of the step in which compute stands still for communication; not told of graphs
+  double communication_us = 0;       // of a step, hidden or not; not told of graphs
   std::string parameters_sha256;
   std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
   StepParts step_us;

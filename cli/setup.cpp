@@ -93,9 +93,11 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
   wrap.compare_parameters_every = options.compare_every;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
-  setup.times = [net = wrapper.get(), &group] {
-    return WrapperTimes{.communication = net->reducer().times().waiting_us, .communication_busy = group.busy_us()};
-  };
+  if (!setup.graph) {  // within which nobody can tell
+    setup.times = [net = wrapper.get(), &group] {
+      return WrapperTimes{.communication = net->reducer().times().waiting_us, .communication_busy = group.busy_us()};
+    };
+  }
   setup.wrapper = std::move(wrapper);
 }
 
@@ -109,7 +111,7 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options.model, options.seed, setup.generator.get());
   setup.model().to(setup.devices.at(0));
-  if (why_no_graph(options).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
+  if (why_no_graph(options, group.backend()).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
   if (options.mode == Mode::seed)
     read_own_part(setup, options, train, place);
   else if (!setup.generator)

@@ -79,7 +79,7 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
               : over                ? "oversubscribed"
               : run.efficiency      ? percent(*run.efficiency, 0)
                                     : kNothing,
-              run.devices > 1 ? percent(run.waiting_share, 1) : kNothing,
+              run.devices > 1 && !run.graph ? percent(run.waiting_share, 1) : kNothing,
               run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
               run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
               memory > 0 ? fixed(memory, 0) + " MB" : kNothing});

@@ -56,14 +56,13 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
 }
 
 /// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
-void say_devices(const TrainOptions& options, const std::vector<Device>& devices) {
+void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
   std::string names;
   for (const Device device : devices) names += " " + device.str();
   const bool logical = devices.size() > 1 && devices[1].logical >= 0;
   if (logical)
     names +=
         concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
-  const std::string no_graph = why_no_graph(options);
   const std::string steps = no_graph.empty() ? "steps as CUDA graphs" : "no CUDA graphs: " + no_graph;
   std::printf("devices:%s (%s), precision %s; %s\n", names.c_str(),
               backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
@@ -93,8 +92,11 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   set_up(options);
   const std::vector<Device> devices = devices_of(options, group);
   backend(options.device).bind_thread(devices[0]);
+  const std::string no_graph = why_no_graph(options, group.backend());
+  require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const Images images = find_images(options, devices[0]);
-  if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu) say_devices(options, devices);
+  if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
+    say_devices(options, devices, no_graph);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
   Setup setup = make_setup(options, *images.train, group, devices);
   return train_and_report(options, images, setup, team_of(group), started).signal;

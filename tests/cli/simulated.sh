@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Usage: simulated.sh DUET MODULE: a comparison on one simulated GPU. Says "simulated" and "logical devices" wherever it
+# Usage: simulated.sh DUET MODULE NCCL_MODULE: a comparison on one simulated GPU. Says "simulated" and "logical devices" wherever it
 # names devices; DataParallel on two logical devices ends with single's result, steps as graphs with that of plain ones.
 set -euo pipefail
 duet=$(realpath "$1")
 DUET_CUDA_MODULE=$(realpath "$2")
+nccl=$(realpath "$3")
 export DUET_CUDA_MODULE DUET_SIM_DEVICES=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -76,6 +77,19 @@ expect '^ *cuda:1 *to cuda:0 direct$' text
 expect '^ *CUDA *13\.0 (driver 13\.0)$' text
 DUET_SIM_DEVICES=2 DUET_SIM_PEER=0 "$duet" info >text
 expect '^ *cuda:0 *to cuda:1 through the host$' text
+# DistributedDataParallel over NCCL, of one rank: simulated NCCL joins no processes.
+for graph in on off; do
+  DUET_NCCL_MODULE=$nccl "$duet" launch -n 1 -- "$duet" train --quiet --device cuda --model linear --mode ddp --backend nccl \
+    --graph $graph --data synthetic --train-images 49 --test-images 20 --batch 2 --epochs 2 --result ddp.$graph >text
+  cat text
+done
+expect 'no CUDA graphs: --graph off$' text
+python3 - <<'PYTHON'
+import json
+replayed, plain = json.load(open("ddp.on")), json.load(open("ddp.off"))
+assert replayed["graph"] and not plain["graph"]
+assert replayed["parameters_sha256"] == plain["parameters_sha256"]
+PYTHON
 refused() {
   status=0
   "$duet" train --quiet --data synthetic --graph on "${@:2}" >text 2>&1 || status=$?
@@ -84,7 +98,8 @@ refused() {
 }
 refused 'CPU devices have no graphs'
 refused 'a graph holds the work of one device, not of 2' --device cuda --mode dp --devices 2
-refused 'in mode ddp ranks add gradients up, outside of graphs' --device cuda --mode ddp
+refused "ranks over gloo add gradients up in the host's memory" --device cuda --mode ddp --devices 2 --backend gloo
+refused '--compare-every reads all parameters back' --device cuda --mode ddp --compare-every 10
 refused 'with --compat torch the host draws dropout' --device cuda --compat torch
 # Where there is no such GPU: one line, and exit status 1.
 status=0

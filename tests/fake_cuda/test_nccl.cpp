@@ -176,6 +176,51 @@ TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that dis
   duet_sim::reset(1);
 }
 
+namespace {
+
+/// An all_reduce as a graph.
+cudaGraphExec_t captured(Rank& r) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal);
+  ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+  cudaStreamEndCapture(r.stream, &graph);
+  cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  return executable;
+}
+
+}  // namespace
+
+TEST_CASE("graphs with collectives run on all ranks, and communicators end after them") {
+  duet_sim::reset(1);
+  CHECK(ranks(2, [](Rank& r) {
+          const cudaGraphExec_t graph = captured(r);
+          bool right = true;
+          for (const float first : {1.0f, 5.0f}) {
+            r.set(first);
+            cudaGraphLaunch(graph, r.stream);
+            right = right && r.get(1)[0] == 2 * first;
+          }
+          std::thread destroyer([&] { right = right && ncclCommDestroy(r.comm) == ncclSuccess; });
+          cudaGraphExecDestroy(graph);
+          destroyer.join();
+          return right;
+        }) == 2);
+  CHECK(duet_sim::take_report().empty());
+  ranks(2, [](Rank& r) {
+    const cudaGraphExec_t graph = captured(r);
+    if (r.rank == 0)
+      cudaGraphLaunch(graph, r.stream);
+    else
+      ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+    cudaStreamSynchronize(r.stream);
+    return cudaGraphExecDestroy(graph) == cudaSuccess;
+  });
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("ranks disagree: ncclAllReduce of 4 in a graph and"));
+  duet_sim::reset(1);
+}
+
 TEST_CASE("a clique of one thread, and a communicator that does not block") {
   duet_sim::reset(1);
   ncclComm_t comms[3];
