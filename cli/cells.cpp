@@ -59,6 +59,8 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         duet::name(options.precision),
                                         "--graph",
                                         options.graph,
+                                        "--graph-steps",
+                                        std::to_string(options.graph_steps),
                                         "--backend",
                                         options.backend,
                                         "--threads-per-device",

@@ -28,6 +28,8 @@ void check_training(const Training& training) {
   require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
                       "--workers thread is for CPU devices");
   require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
+  require<UsageError>(training.graph_steps >= 0 && training.graph_steps <= 1024, "--graph-steps is ",
+                      training.graph_steps, ", expected 0 to 1024");
   require<UsageError>(training.epochs >= 1, "--epochs is ", training.epochs, ", expected 1 or more");
   require<UsageError>(training.batch >= 1, "--batch is ", training.batch, ", expected 1 or more images");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,

@@ -57,7 +57,8 @@ class Steps {
   Steps(const Trainee& trainee, data::Loader& loader, Recorder& recorder)
       : trainee_(trainee), loader_(loader), recorder_(recorder) {}
 
-  void run() { trainee_.graph ? replay() : run_plainly(); }
+  /// Returns how many.
+  std::int64_t run() { return trainee_.graph ? replay() : run_plainly(); }
 
   /// Tells of the steps whose losses still lie on the device.
   void settle() {
@@ -68,11 +69,12 @@ class Steps {
   }
 
  private:
-  void run_plainly() {
+  std::int64_t run_plainly() {
     const data::Batch batch = loader_.batch();
     const float mean = named_step(batch).item();  // waits for a device that works on its own
     recorder_.lap(&StepParts::update);
     recorder_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
+    return 1;
   }
 
   /// Where CheckFinite finds something, its error says in which step, the first being 1.
@@ -84,14 +86,26 @@ class Steps {
     }
   }
 
-  void replay() {
+  /// Steps that can be asked for at once.
+  std::int64_t several() const {
+    const std::int64_t most = trainee_.graph_steps;
+    if (loader_.alike(most) < most) return 1;
+    for (std::int64_t i = 1; i < most; ++i)
+      if (recorder_.wants_loss(pending_ + i)) return 1;
+    return most;
+  }
+
+  std::int64_t replay() {
     if (loader_.rows() != rows_) settle();
     rows_ = loader_.rows();
     global_ = loader_.stamp().global;
-    trainee_.graph->run({rows_, loader_.stamp(), trainee_.optimizer.options().lr},
-                        [&] { return step(trainee_, loader_.batch(), recorder_).value(); });
-    ++pending_;
+    const std::int64_t steps = several();
+    if (steps > 1) loader_.stage(steps);
+    trainee_.graph->run_several({rows_, loader_.stamp(), trainee_.optimizer.options().lr, steps},
+                                [&](std::int64_t i) { return step(trainee_, loader_.batch(i), recorder_).value(); });
+    pending_ += steps;
     if (recorder_.wants_loss(pending_)) settle();
+    return steps;
   }
 
   const Trainee& trainee_;
@@ -105,8 +119,9 @@ class Steps {
 bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
                  const std::function<bool()>& after_step) {
   Steps steps(trainee, loader, recorder);
-  for (auto at = loader.begin(); at != loader.end(); ++at) {
-    steps.run();
+  std::int64_t done = 0;
+  for (auto at = loader.begin(); at != loader.end(); at += done) {
+    done = steps.run();
     if (after_step()) continue;
     steps.settle();
     return false;

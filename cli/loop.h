@@ -20,10 +20,11 @@ struct Trainee {
   Device device{};                  // of the model: batches go there, unless net cuts them up itself
   bool scatters = false;            // net does
   StepGraph* graph = nullptr;       // replays the steps, of a deferred loader
+  std::int64_t graph_steps = 1;     // so many with one launch, where no loss is wanted between them
 };
 
-/// Trains over what is left of an epoch. `after_step` is called after every step and may end the pass by returning
-/// false; then false is returned.
+/// Trains over what is left of an epoch. `after_step` is called after every step, or several at once, and may end the
+/// pass by returning false; then false is returned.
 bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
                  const std::function<bool()>& after_step);
 

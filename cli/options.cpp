@@ -39,6 +39,11 @@ void add_step(CLI::App& app, Training& training, Texts& texts) {
          "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "
          "ranks (ddp) are connected by nccl")
       ->capture_default_str();
+  app.add_option(
+         "--graph-steps", training.graph_steps,
+         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
+         "as many as fit between two readings of the loss")
+      ->capture_default_str();
   app.add_option("--backend", training.backend,
                  "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "
                  "(TCP), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, else shm "

@@ -27,6 +27,7 @@ struct Training {
   std::string backend = "auto";     // of the ranks' process group: see ddp/init.h
   std::string workers = "process";  // what a rank is, or "thread"
   std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"
+  std::int64_t graph_steps = 0;     // of one graph; 0: chosen by duet
   std::string data;                 // folder; empty: search order of lib/data/mnist.h; "synthetic": drawn digits
   bool download = false;
   int epochs = 10;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +24,8 @@
 namespace duet::cli {
 namespace {
 
+// One launch and one copy of numbers for so many steps leave little to save.
+constexpr std::int64_t kMostGraphSteps = 8;
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
@@ -94,7 +97,8 @@ class Trainer {
                           .average = setup_.average,
                           .device = setup_.devices.at(0),
                           .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
-                          .graph = setup_.graph.get()};
+                          .graph = setup_.graph.get(),
+                          .graph_steps = graph_steps(setup_.loader->steps())};
     const std::int64_t steps = setup_.loader->steps();
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
@@ -121,6 +125,14 @@ class Trainer {
   bool leader() const { return team_.rank == 0; }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
+
+  /// Of one graph, in epochs of so many: what lies between two readings of the loss, in equal parts.
+  std::int64_t graph_steps(std::int64_t epoch_steps) const {
+    if (!options_.fingerprints.empty()) return 1;  // of every step
+    if (options_.graph_steps > 0) return options_.graph_steps;
+    const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / Recorder::kLossPoints);
+    return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
+  }
 
   bool after_step(int epoch) {
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";

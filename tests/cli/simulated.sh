@@ -44,21 +44,24 @@ expect 'on cuda (simulated), precision fp32' text
 expect '^ dp .*  2 logical devices on 1 GPU$' text
 [ "$(grep -c '^ single ' text)" = 2 ]
 [ "$(grep -c '^ single .*  as CUDA graphs$' text)" = 1 ]
-# Several steps to a point of the loss curve, and a last batch of its own.
+# Several steps to a point of the loss curve, and a last batch of its own. Without hashes, two steps to a graph.
 for graph in auto off; do
-  "$duet" train --quiet --device cuda --model linear --mode dp --graph $graph --data synthetic --train-images 49 --test-images 20 \
-    --batch 2 --epochs 2 --momentum 0.9 --result $graph --step-times $graph.times --fingerprints $graph.hashes >text
-  cat text
+  for several in '' hashes; do
+    "$duet" train --quiet --device cuda --model linear --mode dp --graph $graph --data synthetic --train-images 99 --test-images 20 \
+      --batch 2 --epochs 2 --momentum 0.9 --result $graph$several --step-times $graph.times \
+      ${several:+--fingerprints $graph.$several} >text
+    cat text
+  done
 done
 expect 'no CUDA graphs: --graph off$' text
 python3 - <<'PYTHON'
 import json
 replayed, plain = json.load(open("auto")), json.load(open("off"))
 assert replayed["graph"] and not plain["graph"]
-assert replayed["parameters_sha256"] == plain["parameters_sha256"]
+assert replayed["parameters_sha256"] == plain["parameters_sha256"] == json.load(open("autohashes"))["parameters_sha256"]
 assert len(replayed["train_loss"]) == len(plain["train_loss"]) == 40
 assert all(abs(a - b) < 1e-6 * b for a, b in zip(replayed["train_loss"], plain["train_loss"]))
-assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 49
+assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 99
 assert open("auto.hashes").read() == open("off.hashes").read()
 PYTHON
 # Sums by NCCL need GPUs that differ.

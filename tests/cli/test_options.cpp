@@ -114,6 +114,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--graph", "maybe"}, "--graph: unknown 'maybe', expected auto, on or off"},
       {{"train", "--sum", "ring"}, "--sum: unknown 'ring', expected tree or nccl"},
       {{"train", "--sum", "nccl", "--mode", "dp", "--devices", "2"}, "--sum nccl is for --mode dp --device cuda"},
+      {{"train", "--graph-steps", "-1"}, "--graph-steps is -1, expected 0 to 1024"},
       {{"compare", "--graph", "on"}, "--graph on: CPU devices have no graphs"},
       {{"train", "--graph", "on", "--device", "cuda", "--mode", "seed"},
        "--graph on: in mode seed ranks add gradients"},
