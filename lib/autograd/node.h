@@ -53,6 +53,9 @@ class Node {
   std::uint64_t sequence() const { return sequence_; }
 
  protected:
+  /// As soon as its gradients are complete, before operators that could run backward too.
+  void run_first() { sequence_ = ~std::uint64_t{0}; }
+
   PooledVector<Edge> edges_;
 
  private:
@@ -68,9 +71,11 @@ class Node {
   static std::uint64_t next_sequence();
 };
 
-/// A node where gradients end: a parameter, or a leaf variable.
+/// A node where gradients end: a parameter, or a leaf variable. It runs at once when its gradient is complete: who
+/// sends that away (ddp) does so while the rest of backward runs.
 class Leaf : public Node {
  public:
+  Leaf() { run_first(); }
   /// Where the complete gradient may be written directly, or undefined if it must be given to backward().
   virtual Tensor place() const { return {}; }
   /// Something to be told when a backward run that reached this leaf is over, or null.

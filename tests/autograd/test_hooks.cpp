@@ -3,6 +3,7 @@
 #include <string>
 
 #include "lib/autograd/variable.h"
+#include "lib/nn/containers.h"
 #include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
 
@@ -27,6 +28,20 @@ TEST_CASE("the hook of a parameter fires once per backward, when its last contri
   CHECK(store.has_gradient(0));
   CHECK_FALSE(store.has_gradient(2));
   CHECK_FALSE(store.has_all_gradients());
+}
+
+TEST_CASE("the hook of a parameter fires while backward still has operators to run") {
+  nn::Sequential net;
+  net.add<nn::Linear>(3, 3);
+  net.add<nn::Linear>(3, 2);
+  net.initialise(1);
+  nn::ParameterStore& store = net.parameters();
+  std::vector<std::vector<float>> seen;  // the first layer's gradient, whenever another one is ready
+  const nn::HookHandle hook = store.on_grad_ready([&](int) { seen.push_back(numbers(store.gradient(0))); });
+  loss_of(net).backward();
+  REQUIRE(seen.size() == 4);
+  CHECK(std::all_of(seen.front().begin(), seen.front().end(), [](float value) { return value == 0; }));
+  CHECK(seen.back() != seen.front());
 }
 
 TEST_CASE("hooks coexist, unregister, and end before a store or after it") {
