@@ -19,7 +19,7 @@ struct OperatorRow {
 
 struct OperatorTable {
   std::string isa;         // "AVX-512, 1 thread"
-  double peak_gflops = 0;  // measured: multiply-adds in registers, on as many cores as the device has threads
+  double peak_gflops = 0;  // multiply-adds in registers, measured on one core, times the device's threads
   std::vector<OperatorRow> rows;
   double step_us = 0;  // whole steps, per image, median
 };
