@@ -155,7 +155,7 @@ TEST_CASE("nccl: what the host has a part in is not recorded, and does no harm")
         StepKey key = now.key();
         key.lr = 77;  // a new one, which is to be recorded
         for (const auto& [spoil, message] : cases) {
-          const auto spoilt = [&] {
+          const auto spoilt = [&now, &spoil = spoil] {  // clang 14 captures no structured binding by itself
             const Tensor loss = now.step();
             spoil();
             return loss;
