@@ -142,7 +142,7 @@ int Collectives::ranks_per_host() const {
 }
 
 void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks) {
-  const std::size_t bytes = static_cast<std::size_t>(chunk.count) * size_of(own.dtype);
+  const std::size_t bytes = bytes_of(own, chunk);
   const std::size_t others = ranks.size() - 1;
   if (staging_.size() < bytes * others) staging_.resize(bytes * others);
   parts_.assign(ranks.size(), at(own, chunk.begin));
@@ -152,6 +152,22 @@ void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::
     parts_[i] = next;
     receive(ranks[i], phase, next, bytes);
     next += bytes;
+  }
+}
+
+void Collectives::send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
+    if (ranks[i] != transport_.rank()) send(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
+  }
+}
+
+void Collectives::share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase, std::span<const int> ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == transport_.rank()) continue;
+    const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
+    receive(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
+    send(ranks[i], phase, at(buffer, own.begin), bytes_of(buffer, own));
   }
 }
 
@@ -166,26 +182,20 @@ void Collectives::reduce_received(const Call& call, std::byte* own, std::int64_t
 // same bits on every rank; a rank sends and receives 2 (P-1)/P of the buffer, as a ring does, in 2 steps, not 2 (P-1).
 void Collectives::all_reduce(const Call& call) {
   const Buffer& buffer = call.in;
-  const int self = transport_.rank();
   const bool small = buffer.bytes() <= kSmallBytes;
   if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
-  const Chunk own = small ? Chunk{0, buffer.count} : chunk_of(buffer.count, self);
+  const Chunk whole{0, buffer.count};
+  if (small) {
+    receive_parts(buffer, whole, 0);
+    for (const int peer : all_ranks_)
+      if (peer != transport_.rank()) send(peer, 0, buffer.data, buffer.bytes());
+    return reduce_received(call, at(buffer, 0), buffer.count);
+  }
+  const Chunk own = piece_of(whole, transport_.size(), transport_.rank());
   receive_parts(buffer, own, 0);
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    const Chunk chunk = small ? own : chunk_of(buffer.count, peer);
-    const std::size_t bytes = static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype);
-    if (peer != self) send(peer, 0, at(buffer, chunk.begin), bytes);
-  }
+  send_pieces(buffer, whole, 0, all_ranks_);
   reduce_received(call, at(buffer, own.begin), own.count);
-  if (small) return;
-
-  const std::size_t own_bytes = static_cast<std::size_t>(own.count) * size_of(buffer.dtype);
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == self) continue;
-    const Chunk chunk = chunk_of(buffer.count, peer);
-    receive(peer, 1, at(buffer, chunk.begin), static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype));
-    send(peer, 1, at(buffer, own.begin), own_bytes);
-  }
+  share_pieces(buffer, whole, own, 1, all_ranks_);
 }
 
 // Note [all_reduce by hosts]: the ranks of a host reduce first, each one piece of the buffer. Then the ranks with the
@@ -199,28 +209,15 @@ void Collectives::all_reduce_by_hosts(const Call& call) {
   for (int i = 0; i < each; ++i) near.push_back(host * each + i);
   for (int i = 0; i < count; ++i) far.push_back(i * each + place);
   const Chunk whole{0, call.in.count}, part = piece_of(whole, each, place), own = piece_of(part, count, host);
-  const auto exchange = [&](std::span<const int> ranks, int phase, const Chunk& of, const Chunk& mine, bool gathers) {
-    const int pieces = static_cast<int>(ranks.size());
-    for (int i = 0; i < pieces; ++i) {
-      const int peer = ranks[static_cast<std::size_t>(i)];
-      if (peer == transport_.rank()) continue;
-      const Chunk theirs = piece_of(of, pieces, i);
-      const Chunk& sent = gathers ? mine : theirs;
-      if (gathers)
-        receive(peer, phase, at(call.in, theirs.begin),
-                static_cast<std::size_t>(theirs.count) * size_of(call.in.dtype));
-      send(peer, phase, at(call.in, sent.begin), static_cast<std::size_t>(sent.count) * size_of(call.in.dtype));
-    }
-  };
   receive_parts(call.in, part, 0, near);
-  exchange(near, 0, whole, part, false);
+  send_pieces(call.in, whole, 0, near);
   reduce_received(call, at(call.in, part.begin), part.count);
   receive_parts(call.in, own, 1, far);
-  exchange(far, 1, part, own, false);
+  send_pieces(call.in, part, 1, far);
   reduce_received(call, at(call.in, own.begin), own.count);
-  exchange(far, 2, part, own, true);
+  share_pieces(call.in, part, own, 2, far);
   finish_messages();
-  exchange(near, 3, whole, part, true);
+  share_pieces(call.in, whole, part, 3, near);
 }
 
 void Collectives::reduce(const Call& call) {

@@ -41,10 +41,16 @@ class Collectives {
   /// Receives `chunk` of all other ranks beside this rank's own, and points parts_ at them in rank order.
   void receive_parts(const Buffer& own, Chunk chunk, int phase) { receive_parts(own, chunk, phase, all_ranks_); }
   void receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks);
+  /// Sends each of the other `ranks` its piece of `whole`.
+  void send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks);
+  /// Sends this rank's piece of `whole` to the other `ranks`, and receives theirs.
+  void share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase, std::span<const int> ranks);
   /// Waits for those parts and leaves their reduction at `own`, where this rank's is.
   void reduce_received(const Call& call, std::byte* own, std::int64_t count);
-  Chunk chunk_of(std::int64_t count, int rank) const { return piece_of({0, count}, transport_.size(), rank); }
   static Chunk piece_of(Chunk whole, int pieces, int index);
+  static std::size_t bytes_of(const Buffer& buffer, Chunk chunk) {
+    return static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype);
+  }
   /// Ranks on each host, if sums may be made host by host with the same bits; else 0.
   int ranks_per_host() const;
 
