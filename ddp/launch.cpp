@@ -13,6 +13,7 @@
 #include "ddp/secret.h"
 #include "ddp/signal_pipe.h"
 #include "lib/error.h"
+#include "lib/hex.h"
 
 namespace duet::ddp {
 namespace {
@@ -72,10 +73,8 @@ std::string own_secret(const LaunchOptions& options) {
   const bool given =
       !given_secret().empty() || std::any_of(options.environment.begin(), options.environment.end(), told);
   if (given || options.nodes > 1) return {};
-  std::string digits;
-  for (const char byte : random_bytes(32))
-    for (const int half : {(byte >> 4) & 15, byte & 15}) digits += "0123456789abcdef"[half];
-  return digits;
+  const std::string bytes = random_bytes(32);
+  return to_hex(std::as_bytes(std::span(bytes)));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "lib/hex.h"
+
 namespace duet {
 namespace {
 
@@ -72,12 +74,8 @@ Sha256::Digest Sha256::digest() const {
 }
 
 std::string Sha256::hex() const {
-  std::string text;
-  for (const std::uint8_t byte : digest()) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
+  const Digest bytes = digest();
+  return to_hex(std::as_bytes(std::span(bytes)));
 }
 
 std::string sha256_hex(std::span<const std::byte> bytes) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/hex.h"
 
 namespace duet::data {
 namespace {
@@ -23,10 +24,7 @@ struct CloseFile {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
 
-std::string hex_byte(std::uint8_t byte) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  return {kDigits[byte >> 4], kDigits[byte & 15]};
-}
+std::string hex_byte(std::uint8_t byte) { return to_hex(std::as_bytes(std::span(&byte, 1))); }
 
 }  // namespace
 

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <vector>
+
+#include "lib/hex.h"
 
 namespace duet::data {
 namespace {
@@ -61,15 +65,10 @@ std::string md5_hex(std::span<const std::uint8_t> bytes) {
   for (std::size_t i = 0; i < 8; ++i) tail[padded - 8 + i] = static_cast<std::uint8_t>(bits >> (8 * i));
   for (std::size_t at = 0; at < padded; at += kBlock) absorb(state, tail.data() + at);
 
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (const std::uint32_t word : state) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      hex += kDigits[word >> (shift + 4) & 15];
-      hex += kDigits[word >> shift & 15];
-    }
-  }
-  return hex;
+  std::vector<std::byte> digest;  // the least byte of each word first
+  for (const std::uint32_t word : state)
+    for (int shift = 0; shift < 32; shift += 8) digest.push_back(static_cast<std::byte>(word >> shift));
+  return to_hex(digest);
 }
 
 }  // namespace duet::data

@@ -89,9 +89,7 @@ std::string Conv2d::details() const {
   return text;
 }
 
-Dropout::Dropout(double p) : p_(p) {
-  require<UsageError>(p >= 0 && p < 1, "Dropout: probability ", p, ", expected 0 <= p < 1");
-}
+Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 
 DropoutKey Dropout::key(const Context& context, const Rows& stamp) const {
   const std::int64_t step = stamp.stamped() ? stamp.step : context.step;

@@ -1,6 +1,7 @@
 #include "lib/ops/conv_pool_relu.h"
 
 #include "lib/ops/conv2d.h"
+#include "lib/ops/dropout.h"
 #include "lib/ops/record.h"
 
 namespace duet::ops {
@@ -34,8 +35,7 @@ Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable
   const std::int64_t height = op.conv.out_h(input.shape()[2]), width = op.conv.out_w(input.shape()[3]);
   require<ShapeError>(op.pool.fits(height, width), kName, ": a pool window of ", op.pool.kernel_h, "x",
                       op.pool.kernel_w, " does not fit into the convolution's ", height, "x", width, " pixels");
-  require<UsageError>(op.dropout.p >= 0 && op.dropout.p < 1, kName, ": probability ", op.dropout.p,
-                      ", expected 0 <= p < 1");
+  require_probability(kName, op.dropout.p);
   const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
   const Variable x = conv2d_input(input, layout);
   const Shape shape = {x.shape()[0], w.shape()[0], op.pool.out_h(height), op.pool.out_w(width)};

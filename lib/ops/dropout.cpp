@@ -29,10 +29,14 @@ Variable masked(const Variable& x, const Tensor& mask, float scale) {
 
 void require_input(const Variable& x, float p) {
   require_floats("dropout", x);
-  require<UsageError>(p >= 0 && p < 1, "dropout: probability ", p, ", expected 0 <= p < 1");
+  require_probability("dropout", p);
 }
 
 }  // namespace
+
+void require_probability(const char* op, double p) {
+  require<UsageError>(p >= 0 && p < 1, op, ": probability ", p, ", expected 0 <= p < 1");
+}
 
 Variable dropout(const Variable& input, const DropoutKey& key) {
   require_input(input, key.p);

@@ -9,6 +9,9 @@ class Mt19937;
 
 namespace duet::ops {
 
+/// Throws UsageError unless 0 <= p < 1; `op` names who was given it.
+void require_probability(const char* op, double p);
+
 /// x with each element zeroed with probability key.p and the others scaled by 1 / (1 - p); x (N, ...) in plain order.
 /// The decision for an element depends on the key, the row's number in the global batch and its place in the row only.
 Variable dropout(const Variable& x, const DropoutKey& key);

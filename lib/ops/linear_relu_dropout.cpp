@@ -28,7 +28,7 @@ Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variabl
   if (checks_finite()) return dropout(relu(linear(x, w, b)), key);
   const char* const kName = "linear_relu_dropout";
   require_linear(kName, x, w, b);
-  require<UsageError>(key.p >= 0 && key.p < 1, kName, ": probability ", key.p, ", expected 0 <= p < 1");
+  require_probability(kName, key.p);
   Tensor y = empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   backend(y).linear_relu_dropout_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y, key);

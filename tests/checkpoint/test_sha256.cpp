@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/hex.h"
 #include "lib/sha256.h"
 #include "tests/support/catch2.h"
 
@@ -26,10 +27,8 @@ TEST_CASE("sha256 gives the published digests") {
 
 TEST_CASE("hmac_sha256 gives the values of RFC 4231") {
   const auto hex = [](const std::string& key, const std::string& text) {
-    std::string digits;
-    for (const std::uint8_t byte : duet::hmac_sha256(bytes_of(key), bytes_of(text)))
-      for (const int half : {byte >> 4, byte & 15}) digits += "0123456789abcdef"[half];
-    return digits;
+    const duet::Sha256::Digest digest = duet::hmac_sha256(bytes_of(key), bytes_of(text));
+    return duet::to_hex(std::as_bytes(std::span(digest)));
   };
   CHECK(hex(std::string(20, '\x0b'), "Hi There") == "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   CHECK(hex("Jefe", "what do ya want for nothing?") ==

@@ -37,7 +37,7 @@ PooledConv geometry(const Fused& f, const Tensor& x, const Tensor& y, const Conv
           .in_channels = x.size(1),
           .out_channels = f.channels,
           .blocked_output = y.layout() != Layout::plain,
-          .scale = op.dropout.p > 0 ? op.dropout.scale() : 1.0f};
+          .scale = op.dropout.scale()};
 }
 
 }  // namespace

@@ -25,8 +25,6 @@ kernels::TiledPool tiles(const Shape& image, const ConvPoolRelu& op) {
           .kernel_w = static_cast<int>(op.pool.kernel_w)};
 }
 
-float scale_of(const DropoutKey& dropout) { return dropout.p > 0 ? dropout.scale() : 1.0f; }
-
 }  // namespace
 
 void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -39,7 +37,7 @@ void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const
   std::optional<kernels::StepDraw> draw;
   if (op.dropout.p > 0) draw = device.draw(op.dropout, x.stamp_or_self());
   kernels::bias_pool_relu_forward(image.data<float>(), b.data<float>(), y.data<float>(), index.data<std::uint8_t>(),
-                                  tiles(image.shape(), op), draw ? &*draw : nullptr, scale_of(op.dropout),
+                                  tiles(image.shape(), op), draw ? &*draw : nullptr, op.dropout.scale(),
                                   device.stream());
 }
 
@@ -49,7 +47,7 @@ void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index,
   same_device("conv_pool_relu_backward",
               {{"dy", dy}, {"index", index}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
   CudaDevice& device = on(x);
-  const float scale = scale_of(op.dropout);
+  const float scale = op.dropout.scale();
   const auto* const places = index.data<std::uint8_t>();
   if (db.defined())
     kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
