@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Sums the "N passed, N failed, N skipped" lines of all test programs in a Meson test log.
 
-A program without such a line (a script, or one that crashed) counts as one test. Prints the skips with their reasons
-on one line, then "N passed, N failed"; exits with 1 when something failed, or when nothing ran at all.
+A program without such a line (a script, or one that crashed) counts as one test. Prints what failed and why, the skips
+with their reasons on one line, then "N passed, N failed"; exits with 1 when something failed, or when nothing ran at all.
 """
 import json
 import re
@@ -10,6 +10,17 @@ import sys
 
 COUNTS = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 SKIP = re.compile(r"^skipped: (.*)$", re.M)
+# What says why: Catch2's account of a failed case, a sanitizer's report, a Python traceback.
+REASON = re.compile(r"FAILED:|^(==\d+==)?(ERROR|WARNING): |runtime error:|Traceback|fatal error|due to ", re.M)
+LINES = 40
+
+
+def why(text):
+    """Up to LINES lines around each reason in a test's output; its last lines where none is found."""
+    lines = text.strip().splitlines()
+    near = {n for i, line in enumerate(lines) if REASON.search(line) for n in range(max(0, i - 8), min(len(lines), i + 12))}
+    chosen = sorted(near)[:LINES] or range(max(0, len(lines) - LINES), len(lines))
+    return [f"  | {lines[n]}" for n in chosen]
 
 
 def main(path):
@@ -33,6 +44,8 @@ def main(path):
             passed += good
             failed += not good
         skips += reasons
+        if not good:
+            print(f"failed: {test['name']} ({test['result']}, {test['duration']:.0f} s)", *why(text), sep="\n")
     if skips:
         unique = sorted(set(skips))
         print(f"{len(skips)} skipped: " + "; ".join(f"{reason} ({skips.count(reason)})" for reason in unique))
