@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "ddp/process_group.h"
+#include "ddp/header.h"
 #include "ddp/rank_names.h"
 #include "lib/error.h"
 
@@ -66,7 +66,7 @@ Standing standing_of(const RankAccount& one, const std::vector<RankAccount>& ran
         standing.awaited.empty() ? ", in " : concat(", waiting for ", rank_names(standing.awaited), " in ");
     standing.text += describe(*call);
   } else if (!one.record.calls.empty()) {
-    standing.text += concat("; its last call was ", describe(one.record.calls.back()), ", which had ended");
+    standing.text += concat("; its last call, ", describe(one.record.calls.back()), ", had ended");
   }
   return standing;
 }
@@ -86,15 +86,10 @@ std::string sentence_of(const Standing& standing) {
 }  // namespace
 
 std::string describe(const RecordedCall& call) {
-  const auto op = static_cast<Collective>(call.op);
-  std::string text = name(op);
-  if (call.sequence >= 0) text += concat(" #", call.sequence);
-  if (op == Collective::barrier) return text;
-  text += concat(" of ", call.count, " ", static_cast<DType>(call.dtype));
-  if (reduces(op)) text += concat(" (", name(static_cast<ReduceOp>(call.reduce)), ")");
-  if (has_root(op)) text += concat(" with rank ", call.root);
-  if (call.bucket >= 0) text += concat(", bucket ", call.bucket);
-  return text;
+  const std::string text =
+      describe(static_cast<Collective>(call.op), call.count, static_cast<DType>(call.dtype),
+               static_cast<ReduceOp>(call.reduce), call.root, call.sequence >= 0 ? concat(" #", call.sequence) : "");
+  return call.bucket >= 0 ? concat(text, ", bucket ", call.bucket) : text;
 }
 
 std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns) {

@@ -33,13 +33,18 @@ Header header_of(const Call& call, std::uint64_t sequence) {
   return header;
 }
 
+std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp reduce, int root,
+                     const std::string& number) {
+  const std::string text = name(op) + number;
+  if (op == Collective::barrier) return text;
+  const bool towards = op == Collective::reduce || op == Collective::gather || op == Collective::send;
+  return concat(text, " of ", count, " ", dtype, reduces(op) ? concat(" (", name(reduce), ")") : "",
+                has_root(op) ? concat(towards ? " to rank " : " from rank ", root) : "");
+}
+
 std::string describe(const Header& header) {
-  const auto op = static_cast<Collective>(header.op);
-  if (op == Collective::barrier) return "barrier";
-  std::string text = concat(name(op), " of ", header.count, " ", static_cast<DType>(header.dtype));
-  if (reduces(op)) text += concat(" (", name(static_cast<ReduceOp>(header.reduce)), ")");
-  if (has_root(op)) text += concat(" with rank ", header.root);
-  return text;
+  return describe(static_cast<Collective>(header.op), header.count, static_cast<DType>(header.dtype),
+                  static_cast<ReduceOp>(header.reduce), header.root);
 }
 
 std::uint64_t tag_of(const Header& header, int phase) {

@@ -23,7 +23,9 @@ struct Header {
 };
 
 Header header_of(const Call& call, std::uint64_t sequence);
-/// "all_reduce of 1000 f32 (sum)".
+/// "all_reduce #4 of 1000 f32 (sum)", "broadcast of 8 f32 from rank 0"; `number` follows the collective's name.
+std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp reduce, int root,
+                     const std::string& number = {});
 std::string describe(const Header& header);
 /// A transport's tag for this call's messages. It covers all of the header, so that a payload of another size is never
 /// matched: Gloo aborts the process on one.
@@ -36,7 +38,7 @@ struct RankHeader {
   int rank = 0;
   Header header;
 };
-/// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 with rank 0".
+/// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 from rank 0".
 std::string disagreement(std::span<const RankHeader> ranks);
 
 }  // namespace duet::ddp

@@ -107,7 +107,7 @@ TEST_CASE("groups note their collectives as their errors number them, on every b
     REQUIRE(calls.size() == 3);
     CHECK(describe(calls[0]) == "barrier #0");
     CHECK(calls[0].progress == Progress::ended);
-    CHECK(describe(calls[1]) == (rank == 0 ? "send of 4 f32 with rank 1" : "recv of 4 f32 with rank 0"));
+    CHECK(describe(calls[1]) == (rank == 0 ? "send of 4 f32 to rank 1" : "recv of 4 f32 from rank 0"));
     CHECK(calls[1].progress == Progress::ended);
     CHECK(describe(calls[2]) == concat("all_reduce #1 of ", rank == 0 ? 8 : 4, " f32 (sum)"));
     CHECK(calls[2].progress == Progress::failed);
@@ -120,7 +120,7 @@ TEST_CASE("an account says who waited for whom") {
   CHECK(
       account_of({{0, waiting}, {1, waiting}, {2, in_backward({call(33, Progress::ended), call(34, Progress::ended)})}},
                  2, 0) ==
-      "  rank 2 was in backward of step 17; its last call was all_reduce #34 of 340 f32 (sum), which had ended\n"
+      "  rank 2 was in backward of step 17; its last call, all_reduce #34 of 340 f32 (sum), had ended\n"
       "  ranks 0, 1 were in backward of step 17, waiting for rank 2 in all_reduce #35 of 350 f32 (sum), bucket 1, for "
       "2.5 ms");
   // Struck inside the collective, and one that is late without having failed.
@@ -153,9 +153,8 @@ TEST_CASE("a launch that fails in training names step, phase and bucket") {
   const Outcome outcome =
       run_worker(3, {"train", "64", "100000"}, {.environment = {{"DUET_FAULT", "all_reduce:1:3:9"}}});
   CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
-  CHECK_THAT(outcome.result.account,
-             ContainsSubstring("  rank 1 was in backward of step 2; its last call was all_reduce "
-                               "#4 of 18816 f32 (sum), bucket 1, which had ended\n"));
+  CHECK_THAT(outcome.result.account, ContainsSubstring("  rank 1 was in backward of step 2; its last call, all_reduce "
+                                                       "#4 of 18816 f32 (sum), bucket 1, had ended\n"));
 }
 #endif
 

@@ -3,15 +3,18 @@
 
     launchers.py torchrun|mpirun|srun DUET
 
-The launcher is $DUET_TORCHRUN, $DUET_MPIRUN or $DUET_SRUN, else the one in PATH. Exits with 77, and says why, where there
-is none, or where srun has no cluster to ask.
+The launcher is $DUET_TORCHRUN, $DUET_MPIRUN or $DUET_SRUN, else the one in PATH. Where no Slurm cluster answers srun, one
+of this machine alone is started. Exits with 77, and says why, where there is no launcher, or no cluster.
 """
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+
+import slurm_cluster
 
 RANKS = 2
 SKIPPED = 77
@@ -51,23 +54,32 @@ def train(command, folder, name, more=()):
         return json.load(file)
 
 
+def compare(command, duet, launcher, folder):
+    """Trains alone and under the launcher, and looks at what a failure of the ranks becomes."""
+    alone = train([duet], folder, "alone")
+    ranks = train([*command, duet], folder, "ranks", ["--mode", "ddp"])
+    if ranks["devices"] != RANKS:
+        sys.exit(f"{ranks['devices']} ranks trained together, expected {RANKS}")
+    if ranks["parameters_sha256"] != alone["parameters_sha256"]:
+        sys.exit(f"{RANKS} ranks under {launcher} end with other parameters than one device")
+    # A rank's error ends the job, and reaches the launcher as a failure.
+    if run([*command, duet, *TRAIN, "--mode", "ddp", "--resume", "/no/such/file"], folder).returncode == 0:
+        sys.exit(f"a job that failed is a success for {launcher}")
+
+
 def main(launcher, duet):
     program = os.environ.get(f"DUET_{launcher.upper()}") or shutil.which(launcher)
     if program is None:
         skip(f"{launcher} is not in PATH")
-    command = [program, *COMMANDS[launcher]]
-    with tempfile.TemporaryDirectory(prefix="duet-") as folder:
-        if launcher == "srun" and run([*command, "true"], folder).returncode != 0:
-            skip("srun is here, but no Slurm cluster answers it")
-        alone = train([duet], folder, "alone")
-        ranks = train([*command, duet], folder, "ranks", ["--mode", "ddp"])
-        if ranks["devices"] != RANKS:
-            sys.exit(f"{ranks['devices']} ranks trained together, expected {RANKS}")
-        if ranks["parameters_sha256"] != alone["parameters_sha256"]:
-            sys.exit(f"{RANKS} ranks under {launcher} end with other parameters than one device")
-        # A rank's error ends the job, and reaches the launcher as a failure.
-        if run([*command, duet, *TRAIN, "--mode", "ddp", "--resume", "/no/such/file"], folder).returncode == 0:
-            sys.exit(f"a job that failed is a success for {launcher}")
+    with tempfile.TemporaryDirectory(prefix="duet-") as folder, contextlib.ExitStack() as stack:
+        if launcher == "srun" and slurm_cluster.why_silent(program):
+            why = slurm_cluster.why_not()
+            if not why:
+                here = stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-"))
+                why = stack.enter_context(slurm_cluster.cluster(here, program))
+            if why:
+                skip(f"srun is here, but no Slurm cluster answers it ({why})")
+        compare([program, *COMMANDS[launcher]], duet, launcher, folder)
     print("1 passed, 0 failed, 0 skipped")
 
 
