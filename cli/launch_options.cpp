@@ -89,9 +89,11 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
                  "hosts it must be told, with port 29500 if there is none");
   app.add_option("--master-addr", options.master_addr, "the host alone. Default: 127.0.0.1");
   app.add_option("--master-port", options.master_port, "the port alone; 0 for a free one")->capture_default_str();
-  app.add_option("--interface", options.interface,
-                 "network interface, such as eth0, over which Gloo's ranks exchange data. Default: that of the way to "
-                 "rank 0. Beyond loopback ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
+  app.add_option(
+      "--interface", options.interface,
+      "network interface, such as eth0, over which Gloo's and NCCL's ranks exchange data. Default: Gloo's is that "
+      "of the way to rank 0; NCCL's is loopback on one host, else its own choice. Beyond loopback ranks need "
+      "DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
   app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
   app.add_option(
          "--max-restarts", options.max_restarts,

@@ -182,6 +182,12 @@ int rank_elsewhere(Store& store, const Rendezvous& meeting) {
   return other == hosts.end() ? -1 : static_cast<int>(other - hosts.begin());
 }
 
+/// What NCCL's sockets use: the interface that was asked for; where all ranks are on this host, none that others reach.
+std::string nccl_interface(Store& store, const Rendezvous& meeting) {
+  if (const auto asked = environment_variable(kInterfaceVariable)) return *asked;
+  return rank_elsewhere(store, meeting) < 0 ? loopback_interface() : "";
+}
+
 /// Over the network, and within hosts over memory unless only Gloo was asked for.
 std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Rendezvous& meeting,
                                             const std::shared_ptr<Store>& store, const GlooOptions& gloo) {
@@ -249,9 +255,11 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
     const LaunchedRank launched = resolve_rank();
     const Device device = options.device.value_or(
         Device{DeviceKind::cuda, launched.launcher.empty() ? meeting.rank : launched.place.local_rank});
-    group = make_nccl_group(
-        init, meeting.rank, meeting.world_size,
-        {.device = device, .connect_timeout = options.join_timeout, .group = {.timeout = options.timeout}});
+    group = make_nccl_group(init, meeting.rank, meeting.world_size,
+                            {.device = device,
+                             .connect_timeout = options.join_timeout,
+                             .group = {.timeout = options.timeout},
+                             .interface = nccl_interface(*init, meeting)});
   } else {
     group = connect_shared(options, meeting, init);
   }

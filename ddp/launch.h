@@ -31,7 +31,7 @@ struct LaunchOptions {
   int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be told
   /// Set for every rank besides torchrun's variables.
   std::vector<std::pair<std::string, std::string>> environment{};
-  /// Network interface of the data that ranks exchange; empty: that of the way to rank 0.
+  /// Network interface of the data that ranks exchange; empty: see ddp/network_interface.h.
   std::string interface {};
   /// How often a failed job is started anew. TORCHELASTIC_RESTART_COUNT tells the ranks which time it is.
   int max_restarts = 0;

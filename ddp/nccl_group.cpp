@@ -1,6 +1,7 @@
 #include "ddp/nccl_group.h"
 
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 
 #include "ddp/nccl/module.h"
@@ -29,6 +30,13 @@ const LoadedModule& loaded() {
   return module;
 }
 
+/// Before NCCL's first call, which reads it; "=" asks for this very name, not for all that begin with it.
+void choose_interface(const std::string& interface) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!interface.empty()) ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);
+}
+
 }  // namespace
 
 std::string why_no_nccl() { return loaded().error; }
@@ -38,6 +46,7 @@ std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int 
   require<DeviceError>(loaded().symbol != nullptr, "backend nccl cannot be used: ", loaded().error);
   require<UsageError>(options.device.kind == DeviceKind::cuda, "backend nccl is for CUDA devices, got ",
                       options.device);
+  choose_interface(options.interface);
   const auto connect = reinterpret_cast<NcclConnect>(loaded().symbol);
   return std::unique_ptr<ProcessGroup>(connect(std::move(store), rank, size, options));
 }

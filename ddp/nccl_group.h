@@ -14,6 +14,9 @@ struct NcclOptions {
   Device device = {DeviceKind::cuda, 0};  // this rank's
   Milliseconds connect_timeout{30'000};
   GroupOptions group{};
+  /// Network interface of NCCL's sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME goes first, and so does what the
+  /// first group of this process was told, as NCCL asks only once.
+  std::string interface {};
 };
 
 /// Connects this rank with the others, who call this with the same store. Beside what ProcessGroup says:

@@ -29,18 +29,24 @@ std::string text_of(const sockaddr* address) {
   return text;
 }
 
+std::unique_ptr<ifaddrs, Free> interfaces() {
+  ifaddrs* list = nullptr;
+  require<UsageError>(::getifaddrs(&list) == 0, "cannot list network interfaces: ", std::strerror(errno));
+  return std::unique_ptr<ifaddrs, Free>(list);
+}
+
+bool is_up(const ifaddrs& one) { return one.ifa_addr != nullptr && (one.ifa_flags & IFF_UP) != 0; }
+
 }  // namespace
 
 std::string address_of(const std::string& interface, const std::string& like) {
-  ifaddrs* raw = nullptr;
-  require<UsageError>(::getifaddrs(&raw) == 0, "cannot list network interfaces: ", std::strerror(errno));
-  const std::unique_ptr<ifaddrs, Free> list(raw);
+  const auto list = interfaces();
   const bool six = like.find(':') != std::string::npos;
   std::set<std::string> names;
   std::string best;
   int best_rank = 0;
   for (const ifaddrs* one = list.get(); one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
+    if (!is_up(*one)) continue;
     const std::string text = text_of(one->ifa_addr);
     if (text.empty()) continue;
     names.insert(one->ifa_name);
@@ -56,6 +62,14 @@ std::string address_of(const std::string& interface, const std::string& like) {
   require<UsageError>(!best.empty(), kInterfaceVariable, " is ", interface,
                       ", but the interfaces of this host that are up and have an address are ", known);
   return best;
+}
+
+std::string loopback_interface() {
+  const auto list = interfaces();
+  for (const ifaddrs* one = list.get(); one != nullptr; one = one->ifa_next)
+    if (is_up(*one) && (one->ifa_flags & IFF_LOOPBACK) != 0 && one->ifa_addr->sa_family == AF_INET)
+      return one->ifa_name;
+  return {};
 }
 
 }  // namespace duet::ddp

@@ -1,12 +1,96 @@
 // NCCL failing behind a rank's back.
+#include <net/if.h>
+
+#include <cstdlib>
 #include <future>
 #include <latch>
 
+#include "ddp/init.h"
+#include "ddp/network_interface.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/support/fake_cuda/simulator.h"
+#include "tests/support/scratch.h"
 
 using namespace duet;
 using namespace duet_test;
+
+namespace {
+
+constexpr const char* kNcclInterface = "NCCL_SOCKET_IFNAME";
+
+/// What the ranks of a job on this host threw; in NCCL_SOCKET_IFNAME stays what NCCL found there.
+std::vector<std::string> meet_over_nccl() {
+  const Scratch scratch;
+  std::vector<std::string> failures(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        ddp::init_process_group({.backend = "nccl",
+                                 .init_method = "file://" + scratch.path("store"),
+                                 .rank = rank,
+                                 .world_size = 2,
+                                 .device = gpu_of(rank)})
+            ->barrier()
+            .wait();
+      } catch (const Error& error) {
+        failures[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+/// Not loopback, where this host has another one that is up.
+std::string some_interface() {
+  std::string found = ddp::loopback_interface();
+  struct if_nameindex* const all = ::if_nameindex();
+  for (const struct if_nameindex* one = all; one != nullptr && one->if_name != nullptr; ++one) {
+    try {
+      ddp::address_of(one->if_name);
+      found = one->if_name;
+    } catch (const UsageError&) {  // it is down
+    }
+  }
+  ::if_freenameindex(all);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("simulated: NCCL uses the interface that duet was told, loopback on one host, and first of all its own") {
+  const auto interface = [] {
+    const char* const value = std::getenv(kNcclInterface);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::vector<std::string> well = {"", ""};
+  ::unsetenv(kNcclInterface);
+  CHECK(meet_over_nccl() == well);
+  CHECK(interface() == "=lo");
+  ::unsetenv(kNcclInterface);
+  ::setenv(ddp::kInterfaceVariable, "nope0", 1);
+  for (const std::string& one : meet_over_nccl()) CHECK_THAT(one, ContainsSubstring("DUET_INTERFACE is nope0"));
+  ::setenv(ddp::kInterfaceVariable, some_interface().c_str(), 1);
+  CHECK(meet_over_nccl() == well);
+  CHECK(interface() == "=" + some_interface());
+  ::setenv(kNcclInterface, "=nope1", 1);  // by the user
+  for (const std::string& one : meet_over_nccl()) CHECK_THAT(one, ContainsSubstring("no socket interface found"));
+  CHECK(interface() == "=nope1");
+  ::unsetenv(ddp::kInterfaceVariable);
+  for (const char* name : {"=nope2", ""}) {  // before NCCL is asked for anything
+    ::unsetenv(kNcclInterface);
+    const auto failures = try_nccl_ranks(
+        2, [](ProcessGroup& group) { group.barrier().wait(); },
+        [&](int rank) {
+          ddp::NcclOptions options = nccl_options(gpu_of(rank));
+          if (*name != '\0') options.interface = name + 1;
+          return options;
+        });
+    for (const std::string& one : failures) CHECK(one.empty() == (*name == '\0'));
+    CHECK(interface() == name);
+  }
+}
 
 TEST_CASE("simulated: NCCL failing on one rank ends all ranks, with operation and rank") {
   std::latch connected(3), injected(3);

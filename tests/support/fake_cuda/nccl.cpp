@@ -1,10 +1,12 @@
 // NCCL among ranks that are threads of one process. A collective is one operation of the scheduler: it waits for what
 // every rank's stream did before, and every rank's stream goes on after it.
 #include <nccl.h>
+#include <net/if.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -69,6 +71,12 @@ ncclResult_t wait_for_ranks(std::unique_lock<std::mutex>& lock, ncclComm* comm) 
   const bool came = state().changed.wait_for(lock, patience, [&] { return group.failed || group.complete(); });
   if (!came) return refuse(ncclSystemError, "not all ranks came to the communicator");
   return group.failed ? refuse(ncclInvalidUsage, "another rank was refused") : ncclSuccess;
+}
+
+/// NCCL_SOCKET_IFNAME="=NAME" must be one of this host's interfaces.
+bool interface_exists() {
+  const char* const wanted = std::getenv("NCCL_SOCKET_IFNAME");
+  return wanted == nullptr || wanted[0] != '=' || ::if_nametoindex(wanted + 1) != 0;
 }
 
 /// Whether a communicator can be given work.
@@ -154,6 +162,7 @@ ncclResult_t ncclGetVersion(int* out) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
+  if (!interface_exists()) return refuse(ncclInvalidUsage, "Bootstrap : no socket interface found");
   static std::atomic<long> number = 0;
   Id id{};
   std::memcpy(id.magic, kMagic, sizeof kMagic);
