@@ -72,7 +72,8 @@ void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& 
       if (plain) {
         kernels_.plain_pooled_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index);
       } else {
-        kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index, scratch);
+        const float* const next = rows_of(x, row + 1 < end ? row + 1 : row);
+        kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index, next, scratch);
       }
       for (std::int64_t i = 0; f.transpose && i < f.row_count; i += f.pixels * f.block) {
         kernels_.unblock(pooled + i, out + i, f.pixels, f.block);

@@ -82,9 +82,10 @@ struct Kernels {
   std::int64_t (*winograd_scratch_floats)(const PooledConv& g);
   /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward wants them: 16 / 9 of their number.
   void (*winograd_weights)(const PooledConv& g, const float* w, float* u);
-  /// One row: padded image x to pooled y and index, both blocked.
+  /// One row: padded image x to pooled y and index, both blocked. Fetches the next row's image, without a border,
+  /// into the cache.
   void (*winograd_forward)(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
-                           std::uint8_t* index, float* scratch);
+                           std::uint8_t* index, const float* next, float* scratch);
 
   /// The same of one row from a plain padded image of few channels; w (in_channels, 9, out_channels), y blocked.
   void (*plain_pooled_forward)(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,

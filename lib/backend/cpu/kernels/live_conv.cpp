@@ -155,10 +155,19 @@ struct Pooled {
   const std::uint8_t* index;
 };
 
+/// What the next row will read and write.
+struct NextRow {
+  void step() {
+    for (Ahead& part : parts) part.step();
+  }
+  Ahead parts[4];
+};
+
 /// Adds one row to dw and the partial sums of db; its padded image is in the scratch memory.
-void add_weights(const PooledConv& g, const Pooled& plain, float* dw, const Scratch& s) {
+void add_weights(const PooledConv& g, const Pooled& plain, float* dw, const Scratch& s, NextRow& next) {
   const std::int64_t pixels = pixels_of(g), pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
   for (std::int64_t k = 0; k < g.out_channels; ++k) {
+    next.step();
     const LiveList& list = s.corners[0].list;  // free until the data gradient
     const std::int32_t count = collect_channel(g, plain.dy + k * pixels, plain.index + k * pixels, s.offsets, list);
     store(list.values + count, Vec{});
@@ -219,8 +228,12 @@ void live_backward(const PooledConv& g, const float* x, const float* dy, const s
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* const row_dy = dy + row * outputs;
     const std::uint8_t* const row_index = index + row * outputs;
+    const std::int64_t after = row + 1 < rows ? row + 1 : row, steps = g.out_channels;
+    NextRow next = {{Ahead(x + after * image, image * 4, steps), Ahead(dy + after * outputs, outputs * 4, steps),
+                     Ahead(index + after * outputs, outputs, steps),
+                     Ahead(dx == nullptr ? x : dx + after * image, dx == nullptr ? 0 : image * 4, steps)}};
     pad(x + row * image, s.image, planes, g.height, g.width, kBlock);
-    add_weights(g, Pooled(g, row_dy, row_index, false, s), dw, s);
+    add_weights(g, Pooled(g, row_dy, row_index, false, s), dw, s, next);
     if (dx == nullptr) continue;
     sum_data(g, Pooled(g, row_dy, row_index, true, s), w, s);
     crop(s.image, dx + row * image, planes, g.height, g.width, kBlock);

@@ -10,6 +10,7 @@ namespace {
 constexpr int kTaps = 9;
 constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // output channels that lie beside each other
 constexpr int kPatch = 16;                        // pixels under a window's four outputs
+constexpr std::int64_t kFetchAhead = 1024;        // gradients; they are read in the order in which they lie
 
 /// Adds one input channel to a window's outputs.
 template <int kVecs>
@@ -80,6 +81,8 @@ void add_image(const PooledConv& g, const float* patches, float spoil, const flo
   for (int t = 0; t < kTaps; ++t) total[t] = load(dw + t * g.out_channels) + broadcast(spoil);
   for (std::int64_t pixel = 0; pixel < pixels; ++pixel) {
     const std::int64_t at = (k / kBlock * pixels + pixel) * kBlock + k % kBlock;
+    fetch(dy + at + kFetchAhead);
+    fetch(index + at + kFetchAhead);
     const Ints place = load_bytes(index + at);
     const Vec gradient = place != kDead ? load(dy + at) * scale : Vec{};
     const Ints corner = ((place & 2) << 1) + (place & 1);  // of the 3x3 pixels in the patch

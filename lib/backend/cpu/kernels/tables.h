@@ -27,7 +27,7 @@ void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, st
 std::int64_t winograd_scratch_floats(const PooledConv& g);
 void winograd_weights(const PooledConv& g, const float* w, float* u);
 void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
-                      std::uint8_t* index, float* scratch);
+                      std::uint8_t* index, const float* next, float* scratch);
 void plain_pooled_forward(const PooledConv& g, const float* w, const float* bias, const float* x, float* y,
                           std::uint8_t* index);
 std::int64_t plain_pooled_scratch_floats(const PooledConv& g);

@@ -38,6 +38,28 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 /// a * b + c, fused where the machine can: these files, and only these, are compiled with contraction on.
 [[gnu::always_inline]] inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 
+/// Asks for the cache line that holds p, which need not be memory at all.
+[[gnu::always_inline]] inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+/// Fetches memory into the second cache a few lines at a time, beside other work: the third cache answers so late that
+/// reading from it in one go is mostly waiting. Lines that will be written are fetched, too.
+class Ahead {
+ public:
+  /// All of [begin, begin + bytes) within `steps` calls of step().
+  Ahead(const void* begin, std::int64_t bytes, std::int64_t steps)
+      : next_(static_cast<const char*>(begin)), end_(next_ + bytes), stride_((bytes / kLine + steps) / steps * kLine) {}
+  [[gnu::always_inline]] void step() {
+    const char* const stop = end_ - next_ < stride_ ? end_ : next_ + stride_;
+    for (; next_ < stop; next_ += kLine) fetch(next_);
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const char* next_;
+  const char* end_;
+  std::int64_t stride_;
+};
+
 /// kWidth 32-bit integers: what comparing Vecs gives, and what chooses between them.
 typedef std::int32_t Ints __attribute__((vector_size(kWidth * sizeof(float))));
 

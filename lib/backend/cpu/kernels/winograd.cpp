@@ -103,7 +103,7 @@ void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
 /// Tiles [first, first + kTiles) of one image, all output channels.
 template <int kTiles>
 void forward_tiles(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
-                   std::uint8_t* index, std::int64_t first, float* scratch) {
+                   std::uint8_t* index, std::int64_t first, Ahead& next, float* scratch) {
   const std::int64_t width = g.width / 2, pixels = g.height / 2 * width, line = (g.width + 2) * kBlock;
   const std::int64_t v_pitch = point_pitch(kTiles, g.in_channels), m_pitch = point_pitch(kTiles, kPanel);
   float* const v = scratch;
@@ -123,6 +123,7 @@ void forward_tiles(const PooledConv& g, const float* u, const float* bias, const
     const std::int64_t channels = panel_width(g, k);
     const float* const weights = u + kPoints * k * g.in_channels;
     for (int i = 0; i < kPoints; ++i) {
+      next.step();
       const float* const from = weights + i * g.in_channels * channels;
       if (channels == kPanel) {
         multiply<kTiles, kPanelVecs>(v + i * v_pitch, from, m + i * m_pitch, g.in_channels);
@@ -141,9 +142,9 @@ void forward_tiles(const PooledConv& g, const float* u, const float* bias, const
 /// forward_tiles<tiles>.
 template <int kTiles>
 void forward_group(int tiles, const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
-                   std::uint8_t* index, std::int64_t first, float* scratch) {
-  if (tiles == kTiles) return forward_tiles<kTiles>(g, u, bias, x, y, index, first, scratch);
-  if constexpr (kTiles > 1) forward_group<kTiles - 1>(tiles, g, u, bias, x, y, index, first, scratch);
+                   std::uint8_t* index, std::int64_t first, Ahead& next, float* scratch) {
+  if (tiles == kTiles) return forward_tiles<kTiles>(g, u, bias, x, y, index, first, next, scratch);
+  if constexpr (kTiles > 1) forward_group<kTiles - 1>(tiles, g, u, bias, x, y, index, first, next, scratch);
 }
 
 }  // namespace
@@ -167,11 +168,13 @@ void winograd_weights(const PooledConv& g, const float* w, float* u) {
 }
 
 void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
-                      std::uint8_t* index, float* scratch) {
+                      std::uint8_t* index, const float* next, float* scratch) {
   const std::int64_t tiles = g.height / 2 * (g.width / 2), groups = (tiles + kMostTiles - 1) / kMostTiles;
+  const std::int64_t panels = (g.out_channels + kPanel - 1) / kPanel;
+  Ahead ahead(next, g.in_channels * g.height * g.width * 4, groups * panels * kPoints);
   for (std::int64_t i = 0; i < groups; ++i) {
     const std::int64_t first = tiles * i / groups, count = tiles * (i + 1) / groups - first;
-    forward_group<kMostTiles>(static_cast<int>(count), g, u, bias, x, y, index, first, scratch);
+    forward_group<kMostTiles>(static_cast<int>(count), g, u, bias, x, y, index, first, ahead, scratch);
   }
 }
 
