@@ -1,5 +1,7 @@
 #include "lib/backend/cpu/memory.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -9,8 +11,19 @@ namespace duet::cpu {
 namespace {
 
 constexpr std::size_t kAlignment = 64;  // one AVX-512 vector, one cache line
+constexpr std::size_t kHugePage = 2 << 20;
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment) / kAlignment * kAlignment; }
+
+/// Blocks that fill most of a huge page lie in such pages where the system gives them: a step walks over more memory
+/// than the processor keeps addresses of small pages for.
+void* fresh_block(std::size_t size) {
+  if (size < kHugePage / 2) return std::aligned_alloc(kAlignment, size);
+  const std::size_t whole = (size + kHugePage - 1) / kHugePage * kHugePage;
+  void* const block = std::aligned_alloc(kHugePage, whole);
+  if (block != nullptr) ::madvise(block, whole, MADV_HUGEPAGE);
+  return block;
+}
 
 }  // namespace
 
@@ -32,7 +45,7 @@ void* HostAllocator::allocate(std::size_t bytes) {
     // Room for this block to come back without an allocation in release(), which must not throw.
     blocks.reserve(blocks.capacity() + 1);
   }
-  void* fresh = std::aligned_alloc(kAlignment, size);
+  void* const fresh = fresh_block(size);
   require<DeviceError>(fresh != nullptr, "out of memory on cpu: asked for ", size, " bytes");
   return fresh;
 }
