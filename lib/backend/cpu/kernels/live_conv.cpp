@@ -48,6 +48,7 @@ std::int32_t collect_channel(const PooledConv& g, const float* dy, const std::ui
 template <int kPlanes>
 void add_list(const LiveList& list, std::int32_t count, const float* image, std::int64_t plane, std::int64_t pitch,
               float* dw, std::int64_t in_channels) {
+  const std::int64_t line = pitch * kBlock;
   Vec total[kPlanes][kTaps];
   for (int b = 0; b < kPlanes; ++b)
     for (int t = 0; t < kTaps; ++t) total[b][t] = load(dw + t * in_channels + b * kWidth);
@@ -55,8 +56,10 @@ void add_list(const LiveList& list, std::int32_t count, const float* image, std:
     const Vec value = broadcast(list.values[i]);
     const float* const corner = image + list.places[i];
     for (int b = 0; b < kPlanes; ++b)
-      for (int t = 0; t < kTaps; ++t)
-        total[b][t] = fma(value, load(corner + b * plane + (t / 3 * pitch + t % 3) * kBlock), total[b][t]);
+      for (int r = 0; r < 3; ++r) {
+        const float* const row = whole(corner + b * plane + r * line);
+        for (int c = 0; c < 3; ++c) total[b][3 * r + c] = fma(value, load(row + c * kBlock), total[b][3 * r + c]);
+      }
   }
   for (int b = 0; b < kPlanes; ++b)
     for (int t = 0; t < kTaps; ++t) store(dw + t * in_channels + b * kWidth, total[b][t]);
@@ -98,7 +101,7 @@ template <int kRow, int kColumn>
   const std::int32_t end = corner.ends[pixel];
   for (std::int32_t i = begin; i < end; ++i) {
     const Vec value = broadcast(corner.list.values[i]);
-    const float* const taps = w + corner.list.places[i];
+    const float* const taps = whole(w + corner.list.places[i]);
     for (int t = 0; t < kTaps; ++t) {
       Vec& pixel_sum = patch[(kRow + t / 3) * 4 + kColumn + t % 3];
       pixel_sum = fma(value, load(taps + t * kBlock), pixel_sum);

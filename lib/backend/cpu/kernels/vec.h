@@ -38,6 +38,13 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 /// a * b + c, fused where the machine can: these files, and only these, are compiled with contraction on.
 [[gnu::always_inline]] inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 
+/// p, as a sum that the compiler does not take apart again: an operand in memory with an index costs an operation more
+/// than one with a constant offset.
+[[gnu::always_inline]] inline const float* whole(const float* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 /// Asks for the cache line that holds p, which need not be memory at all.
 [[gnu::always_inline]] inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
