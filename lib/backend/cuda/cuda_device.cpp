@@ -1,6 +1,8 @@
 #include "lib/backend/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <memory>
+#include <type_traits>
 
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/cuda_recorder.h"
@@ -11,6 +13,10 @@ namespace {
 
 // What NVIDIA recommends for Hopper; fixed, because cuBLAS must not allocate while a graph is recorded.
 constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
+
+/// A library's handle until it is set up.
+template <class Handle, class Status>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Status (*)(Handle)>;
 
 }  // namespace
 
@@ -47,8 +53,9 @@ cudnnHandle_t CudaDevice::cudnn() {
   activate();
   cudnnHandle_t handle = nullptr;
   check(cudnnCreate(&handle), "cudnnCreate");
+  Owned<cudnnHandle_t, cudnnStatus_t> owned(handle, cudnnDestroy);
   check(cudnnSetStream(handle, stream_), "cudnnSetStream");
-  return cudnn_ = handle;
+  return cudnn_ = owned.release();
 }
 
 cublasHandle_t CudaDevice::cublas() {
@@ -61,10 +68,11 @@ cublasHandle_t CudaDevice::cublas() {
   activate();
   cublasHandle_t handle = nullptr;
   check(cublasCreate(&handle), "cublasCreate");
+  Owned<cublasHandle_t, cublasStatus_t> owned(handle, cublasDestroy);
   check(cublasSetStream(handle, stream_), "cublasSetStream");
   check(cublasSetWorkspace(handle, memory_->allocate(kCublasWorkspaceBytes), kCublasWorkspaceBytes),
         "cublasSetWorkspace");
-  return cublas_ = handle;
+  return cublas_ = owned.release();
 }
 
 cudaEvent_t CudaDevice::take_event() {
