@@ -8,8 +8,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <deque>
+#include <mutex>
+#include <thread>
 
 #include "ddp/gloo/module.h"
 #include "lib/error.h"
@@ -41,8 +44,11 @@ class StoreForGloo final : public gloo::rendezvous::Store {
   Milliseconds timeout_;
 };
 
+constexpr Milliseconds kNoTime{1};  // 0 would be Gloo's own timeout
+constexpr int kConnectFactor = 5;   // connecting, Gloo waits for so many of its timeouts
+
 /// Gloo's text without its source lines: "[../gloo/transport/tcp/pair.cc:598] Connection closed by peer [...]".
-std::string plain(const gloo::IoException& error) {
+std::string plain(const gloo::Exception& error) {
   const std::string text = error.what();
   const auto end = text.find("] ");
   return text.starts_with("[") && end != std::string::npos ? text.substr(end + 2) : text;
@@ -54,6 +60,30 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+/// A message that a peer never sends, so that it ends with the connection. Gloo tells those whose messages have not yet
+/// begun, but not those of whose message a part was under way.
+class Lifeline {
+ public:
+  Lifeline(gloo::rendezvous::Context& context, int peer) : buffer_(context.createUnboundBuffer(&nothing_, 1)) {
+    buffer_->recv(peer, kTag);
+  }
+  /// Why the connection has ended; empty if it has not. Does not wait: it has aborted that before.
+  std::string end() {
+    try {
+      buffer_->abortWaitRecv();
+      buffer_->waitRecv(kNoTime);
+      return {};
+    } catch (const gloo::IoException& error) {
+      return plain(error);
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kTag = ~std::uint64_t{0};
+  char nothing_ = 0;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+};
+
 class GlooTransport final : public Transport {
  public:
   GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
@@ -62,16 +92,22 @@ class GlooTransport final : public Transport {
     StoreForGloo adapter(store, options.connect_timeout);
     try {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
-      context_->setTimeout(options.connect_timeout);
+      context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
+      for (int peer = 0; peer < size; ++peer)
+        lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
       throw CommError(concat("rank ", rank, " could not connect with the other ", size - 1, " over Gloo at ",
-                             options.address, ": ", error.what()));
+                             options.address, ": ", plain(error)));
     }
+    ends_.resize(lifelines_.size());
+    watcher_ = std::thread([this] { watch(); });
   }
   ~GlooTransport() override {
     close();
+    watcher_.join();
     messages_.clear();
+    lifelines_.clear();
   }
 
   int rank() const override { return context_->rank; }
@@ -88,10 +124,10 @@ class GlooTransport final : public Transport {
   void wait(Request request, Clock::time_point deadline) override {
     Message& message = at(request);
     bool ended = false;
-    const auto left = std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1));
     try {
-      ended = message.sends ? message.buffer->waitSend(left) : message.buffer->waitRecv(left);
+      ended = wait_for(message, deadline);
     } catch (const gloo::IoException& error) {
+      close();  // nothing may arrive any more in memory that the caller gives up
       throw CommError(
           concat("rank ", message.peer, message.sends ? " took nothing: " : " sent nothing: ", plain(error)));
     }
@@ -109,13 +145,14 @@ class GlooTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    closing_.notify_all();
     try {
       context_->closeConnections();
     } catch (const gloo::Exception&) {  // closed by the peer in the same moment
     }
     for (Message& message : messages_) {
       if (!message.busy) continue;
-      message.sends ? message.buffer->abortWaitSend() : message.buffer->abortWaitRecv();
+      abort(message);
     }
   }
 
@@ -127,10 +164,55 @@ class GlooTransport final : public Transport {
     int peer = 0;
   };
   static constexpr std::size_t kKeptBuffers = 1024;
+  static constexpr Milliseconds kWatchEvery{20};
 
   Message& at(Request request) {
     const std::lock_guard lock(mutex_);
     return messages_[static_cast<std::size_t>(request)];  // a deque: growth moves none
+  }
+
+  static Milliseconds left(Clock::time_point deadline) {
+    return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), kNoTime);
+  }
+
+  static void abort(Message& message) {
+    message.sends ? message.buffer->abortWaitSend() : message.buffer->abortWaitRecv();
+  }
+
+  /// False if this rank has closed its connections.
+  bool wait_for(Message& message, Clock::time_point deadline) {
+    const auto done_in = [&](Milliseconds time) {
+      return message.sends ? message.buffer->waitSend(time) : message.buffer->waitRecv(time);
+    };
+    for (;;) {
+      if (done_in(left(deadline))) return true;
+      std::string end;
+      {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return false;
+        end = ends_[static_cast<std::size_t>(message.peer)];
+      }
+      if (end.empty()) continue;  // aborted when this buffer was another message
+      try {
+        if (done_in(kNoTime)) return true;  // it was the last thing that passed
+      } catch (const gloo::IoException&) {
+      }
+      throw gloo::IoException(end);
+    }
+  }
+
+  /// Wakes those who wait for a peer whose connection has ended.
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!closing_.wait_for(lock, kWatchEvery, [this] { return closed_; })) {
+      for (std::size_t peer = 0; peer < lifelines_.size(); ++peer) {
+        if (lifelines_[peer] == nullptr || !ends_[peer].empty()) continue;
+        ends_[peer] = lifelines_[peer]->end();
+        if (ends_[peer].empty()) continue;
+        for (Message& message : messages_)
+          if (message.busy && message.peer == static_cast<int>(peer)) abort(message);
+      }
+    }
   }
 
   Request start(bool sends, int peer, std::uint64_t tag, void* data, std::size_t bytes) {
@@ -169,7 +251,11 @@ class GlooTransport final : public Transport {
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::mutex mutex_;
   std::deque<Message> messages_;
+  std::vector<std::unique_ptr<Lifeline>> lifelines_;  // by peer
+  std::vector<std::string> ends_;                     // why its connection has ended
   bool closed_ = false;
+  std::condition_variable closing_;
+  std::thread watcher_;
 };
 
 }  // namespace
