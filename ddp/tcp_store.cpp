@@ -1,5 +1,6 @@
 #include "ddp/tcp_store.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <mutex>
@@ -19,9 +20,10 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr Milliseconds kRetryPause{50};
-constexpr Milliseconds kGreetTimeout{1000};   // of what may be anything
-constexpr int kGreetings = 5;                 // a busy machine may let one fail
-constexpr Milliseconds kAnswerGrace{10'000};  // beyond the timeout that the server itself keeps
+constexpr Milliseconds kGreetTimeout{1000};  // of what may be anything
+constexpr int kGreetings = 5;                // a busy machine may let one fail
+// Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.
+constexpr Milliseconds kLeastGrace{2000}, kMostGrace{10'000};
 
 std::string text(const error_code& error) { return concat("errno ", error.value(), " - ", error.message()); }
 
@@ -43,7 +45,10 @@ class Connection {
  public:
   /// Tries the ports from the server's on until one of them serves the run.
   Connection(const tcp::endpoint& server, const TcpStoreOptions& options)
-      : server_(server), mark_(store_run_mark(options.run)), secret_(options.secret) {
+      : server_(server),
+        mark_(store_run_mark(options.run)),
+        secret_(options.secret),
+        grace_(std::clamp(options.timeout, kLeastGrace, kMostGrace)) {
     const int more_ports = options.serve ? 0 : options.more_ports;
     const Milliseconds timeout = options.timeout;
     const auto deadline = Clock::now() + timeout;
@@ -65,7 +70,7 @@ class Connection {
   StoreFrame ask(const StoreFrame& request, Milliseconds timeout) {
     const std::lock_guard lock(mutex_);
     require<CommError>(lost_.empty(), lost_);
-    const auto deadline = Clock::now() + timeout + kAnswerGrace;
+    const auto deadline = Clock::now() + timeout + grace_;
     const std::string bytes = encode(request);
     transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(bytes), done); });
     std::array<char, sizeof(std::uint32_t)> head{};
@@ -106,7 +111,7 @@ class Connection {
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
     try {
-      greet(std::min(deadline, Clock::now() + (more ? kGreetTimeout : kAnswerGrace)));
+      greet(std::min(deadline, Clock::now() + (more ? kGreetTimeout : kMostGrace)));
       return {};
     } catch (const CommError& failure) {
       const bool again = !lost_.empty() && ++greetings_ < kGreetings;
@@ -152,8 +157,9 @@ class Connection {
     error_code ignored;
     socket_.close(ignored);
     const bool closed = result && *result == asio::error::eof;
-    lost_ = concat("lost the store at ", name(), ": ",
-                   !result  ? "no answer in time"
+    const bool late = !result || *result == asio::error::operation_aborted;
+    lost_ = concat("lost the store of rank 0 at ", name(), ": ",
+                   late     ? "no answer in time"
                    : closed ? "connection closed"
                             : text(*result));
     throw CommError(lost_);
@@ -172,6 +178,7 @@ class Connection {
   tcp::endpoint server_;
   std::string mark_;  // of the run
   const std::string secret_;
+  const Milliseconds grace_;
   int greetings_ = 0;  // that got lost
   asio::io_context io_;
   tcp::socket socket_{io_};
