@@ -60,18 +60,9 @@ void run_dying(const Arguments& arguments) {
   }
 }
 
-/// Sums and visits to the store.
 void run_rounds(const Arguments& arguments) {
   const auto group = init_process_group({.backend = arguments.size() > 2 ? arguments[2] : "auto"});
-  std::vector<float> values(1000, static_cast<float>(group->rank() + 1));
-  float all = 0;
-  for (int i = 0; i < std::stoi(arguments.at(1)); ++i) {
-    group->all_reduce(std::span<float>(values), ReduceOp::avg).wait();
-    group->store()->set(concat("round/", i, "/", group->rank()), std::to_string(values[0]));
-    all += std::stof(group->store()->get(concat("round/", i, "/", (group->rank() + 1) % group->size())));
-  }
-  group->barrier().wait();  // rank 0 serves the store
-  std::cout << all << std::endl;
+  sum_rounds(*group, std::stoi(arguments.at(1)));
 }
 
 void run_lines(const Arguments& arguments) {
@@ -141,7 +132,7 @@ void run_on_hosts(const Arguments& arguments) {
 
 int run(const Arguments& arguments) {
   const std::string& name = arguments.at(0);
-  if (run_model_scenario(arguments)) return 0;
+  if (run_model_scenario(arguments) || run_network_scenario(arguments)) return 0;
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);
@@ -176,6 +167,18 @@ int run_spawning(const Arguments& arguments) {
 }
 
 }  // namespace
+
+void duet_test::sum_rounds(ProcessGroup& group, int rounds) {
+  std::vector<float> values(1000, static_cast<float>(group.rank() + 1));
+  float all = 0;
+  for (int i = 0; i < rounds; ++i) {
+    group.all_reduce(std::span<float>(values), ReduceOp::avg).wait();
+    group.store()->set(concat("round/", i, "/", group.rank()), std::to_string(values[0]));
+    all += std::stof(group.store()->get(concat("round/", i, "/", (group.rank() + 1) % group.size())));
+  }
+  group.barrier().wait();  // rank 0 serves the store
+  std::cout << all << std::endl;
+}
 
 int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);

@@ -1,0 +1,41 @@
+// A TCP proxy that does to connections what networks do.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+
+namespace duet_test {
+
+/// What befalls each connection. Bytes are counted both ways together.
+struct Trouble {
+  static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
+  std::chrono::milliseconds delay{0};  // of every piece
+  std::size_t reset_after = kNever;    // as many bytes pass, then both ends get a reset
+  std::size_t swallow_after = kNever;  // as many bytes pass; others are taken and lost, and so is a good-bye
+  bool only_answers = false;           // what the client says still passes when answers are swallowed
+};
+
+/// Listens on a free port of `address` and passes on to another one until destroyed; the target may come later.
+class Proxy {
+ public:
+  Proxy(const std::string& address, int target_port, const Trouble& trouble);
+  ~Proxy();
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+  int port() const;
+  /// Bytes that came here; any thread may ask.
+  std::size_t bytes() const;
+
+ private:
+  struct Parts;
+  class Connection;
+  std::unique_ptr<Parts> parts_;
+  std::thread thread_;
+};
+
+}  // namespace duet_test

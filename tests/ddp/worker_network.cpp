@@ -1,0 +1,142 @@
+// The scenarios of ranks with a bad network between them.
+#include <arpa/inet.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <map>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/gloo_group.h"
+#include "ddp/init.h"
+#include "ddp/secret.h"
+#include "ddp/tcp_store.h"
+#include "lib/error.h"
+#include "lib/nn/simple_cnn.h"
+#include "tests/ddp/proxy.h"
+#include "tests/ddp/train.h"
+#include "tests/ddp/worker.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace std::chrono_literals;
+
+namespace duet_test {
+namespace {
+
+/// "DELAY_MS RESET_AFTER SWALLOW_AFTER ONLY_ANSWERS", with -1 for never.
+Trouble parse_trouble(const Arguments& arguments, std::size_t first) {
+  const auto number = [&](std::size_t i) { return std::stoll(arguments.at(first + i)); };
+  return {.delay = std::chrono::milliseconds(number(0)),
+          .reset_after = static_cast<std::size_t>(number(1)),
+          .swallow_after = static_cast<std::size_t>(number(2)),
+          .only_answers = number(3) != 0};
+}
+
+/// Tells the others this rank's proxy in place of every port of its own at which Gloo listens.
+class ProxiedStore final : public Store {
+ public:
+  ProxiedStore(Store& store, std::string address, const Trouble& trouble)
+      : Store(store.timeout()), store_(store), address_(std::move(address)), trouble_(trouble) {}
+  using Store::wait;
+  void set(const std::string& key, const std::string& value) override {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    require<Error>(::inet_pton(AF_INET, address_.c_str(), &own.sin_addr) == 1, "no address: ", address_);
+    std::string changed = value;
+    for (std::size_t at = 0; at + sizeof(own) <= value.size(); ++at) {
+      sockaddr_in found{};
+      std::memcpy(&found, value.data() + at, sizeof(found));
+      if (found.sin_family != AF_INET || found.sin_addr.s_addr != own.sin_addr.s_addr || found.sin_port == 0) continue;
+      auto& proxy = proxies_[found.sin_port];
+      if (!proxy) proxy = std::make_unique<Proxy>(address_, ntohs(found.sin_port), trouble_);
+      found.sin_port = htons(static_cast<std::uint16_t>(proxy->port()));
+      std::memcpy(changed.data() + at, &found, sizeof(found));
+    }
+    store_.set(key, changed);
+  }
+  std::string get(const std::string& key) override { return store_.get(key); }
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override { store_.wait(keys, timeout); }
+  bool check(const std::vector<std::string>& keys) override { return store_.check(keys); }
+  std::int64_t add(const std::string&, std::int64_t) override { return unused<std::int64_t>(); }
+  std::string compare_set(const std::string&, const std::string&, const std::string&) override {
+    return unused<std::string>();
+  }
+  bool delete_key(const std::string&) override { return unused<bool>(); }
+  std::int64_t num_keys() override { return unused<std::int64_t>(); }
+  void append(const std::string&, const std::string&) override { unused<int>(); }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override { return store_.multi_get(keys); }
+  void multi_set(const std::vector<std::string>&, const std::vector<std::string>&) override { unused<int>(); }
+  std::size_t proxied_bytes() const {
+    std::size_t sum = 0;
+    for (const auto& [port, proxy] : proxies_) sum += proxy->bytes();
+    return sum;
+  }
+
+ private:
+  template <class T>
+  static T unused() {
+    throw Error("Gloo does not ask for this");
+  }
+  Store& store_;
+  const std::string address_;
+  const Trouble trouble_;
+  std::map<in_port_t, std::unique_ptr<Proxy>> proxies_;
+};
+
+/// Data goes over Gloo and every rank's proxy: "TASK TROUBLE...". Ranks have addresses of their own, as on several
+/// hosts: Gloo compares them to find out who connects.
+void run_proxied(const Arguments& arguments) {
+  ::signal(SIGTERM, SIG_IGN);  // each rank has to notice by itself
+  const RankInfo self = rank_info();
+  const auto store = std::make_shared<TcpStore>(TcpStoreOptions{.host = *environment_variable("MASTER_ADDR"),
+                                                                .port = std::stoi(*environment_variable("MASTER_PORT")),
+                                                                .secret = given_secret(),
+                                                                .serve = self.rank == 0,
+                                                                .timeout = 20s});
+  const std::string address = concat("127.0.0.", 10 + self.rank);
+  ProxiedStore proxied(*store, address, parse_trouble(arguments, 2));
+  {
+    const GroupOptions options{.timeout = std::chrono::milliseconds(1500), .leave_timeout = 5s};
+    TransportGroup group(make_gloo_transport(proxied, self.rank, self.world_size,
+                                             {.address = address, .connect_timeout = 2s, .group = options}),
+                         options);
+    group.set_store(store);
+    if (arguments.at(1) == "train") {
+      nn::SimpleCNN model(kSeed);
+      DistributedDataParallel net(model, group);
+      train(model, net, 64, self.rank, self.world_size);
+      std::cout << fingerprint(model) << std::endl;
+    }
+    std::vector<float> values(50'000, 1.0f);
+    while (arguments[1] == "endless") group.all_reduce(std::span<float>(values), ReduceOp::max).wait();
+    group.barrier().wait();
+  }
+  std::cout << (proxied.proxied_bytes() > 0 ? "proxied" : "direct") << std::endl;
+  store->set(concat("over/", self.rank), "");
+  if (self.rank == 0)  // it serves the store
+    for (int rank = 0; rank < self.world_size; ++rank) store->wait({concat("over/", rank)}, 20s);
+}
+
+/// Ranks reach rank 0's store through a proxy: "ROUNDS STORE_PORT PROXY_PORT".
+void run_through(const Arguments& arguments) {
+  ::signal(SIGTERM, SIG_IGN);
+  const RankInfo self = rank_info();
+  const auto group =
+      init_process_group({.init_method = concat("tcp://127.0.0.1:", arguments.at(self.rank == 0 ? 2 : 3)),
+                          .rank = self.rank,
+                          .world_size = self.world_size,
+                          .timeout = 5s});
+  sum_rounds(*group, std::stoi(arguments.at(1)));
+}
+
+}  // namespace
+
+bool run_network_scenario(const Arguments& arguments) {
+  if (arguments.at(0) == "proxied") return run_proxied(arguments), true;
+  if (arguments[0] == "through") return run_through(arguments), true;
+  return false;
+}
+
+}  // namespace duet_test
