@@ -16,7 +16,8 @@ constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
 constexpr Milliseconds kPartingTime{2000};    // of ranks that disagree
 
-/// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once.
+/// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
+/// rounded once.
 bool reduces_in_parts(const Call& call) {
   const DType dtype = call.in.dtype;
   const bool exact =

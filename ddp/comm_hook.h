@@ -42,7 +42,6 @@ class CompressionHook final : public CommHook {
  private:
   struct Halves {
     std::vector<std::uint16_t> own, all;
-    std::vector<float> sums;  // a block of every rank's
   };
   HalfFormat format_;
   std::vector<Halves> buckets_;

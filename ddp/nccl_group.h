@@ -23,7 +23,7 @@ struct NcclOptions {
 /// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
 /// - Collectives run on a stream of their own, after what the device was asked before; wait() returns at once and lets
 ///   the device wait. Only a barrier and what leaves a result in the host's memory keep the host waiting.
-/// - Sums are equal on all ranks, but NCCL chooses their order.
+/// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
 /// - NCCL does not compare what ranks call. They compare it themselves through the store, some 50 ms after a call, as
 /// it
 ///   need not wait for that: a disagreement ends the group with both sides named, but numbers from before may be wrong.

@@ -105,9 +105,8 @@ Work ProcessGroup::checked(const Call& call) {
                       " is not one of the group's ", size_);
   check_buffer(call, call.in, "input");
   check_buffer(call, call.out, "output");
-  const bool floats = call.in.dtype == DType::f32 || call.in.dtype == DType::f64;
-  require<UsageError>(call.reduce != ReduceOp::avg || floats, name(call.op), ": avg is for f32 and f64, got ",
-                      call.in.dtype);
+  require<UsageError>(call.reduce != ReduceOp::avg || is_floating(call.in.dtype), name(call.op),
+                      ": avg is for f32, f64, f16 and bf16, got ", call.in.dtype);
   const bool on_root = call.root == rank_;
   if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
     check_pieces(call, call.out, call.in, size_);

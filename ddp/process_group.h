@@ -18,7 +18,7 @@ namespace duet::ddp {
 
 inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
 
-/// `avg` is the sum divided by the number of ranks, for f32 and f64 only.
+/// `avg` is the sum divided by the number of ranks, not for integers.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, avg };
 const char* name(ReduceOp op);
 
@@ -84,6 +84,8 @@ inline std::int64_t bytes_of(const Call& call) {
 /// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
 /// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
 /// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
+/// Those of f16 and bf16, averages and products too, are made in f32 and rounded once, to nearest, ties to even. NCCL
+/// has an order and roundings of its own, see nccl_group.h.
 /// Buffers on a GPU go through the host's memory where the group does not take them as they are, and those in the
 /// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
 /// has put the result there.

@@ -39,4 +39,20 @@ constexpr std::uint16_t to_bf16(float value) {
 
 constexpr float from_bf16(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
 
+/// An element of DType::f16. Computed with as float, and rounded where one is made.
+struct Float16 {
+  std::uint16_t bits = 0;
+  constexpr Float16() = default;
+  constexpr explicit Float16(float value) : bits(to_f16(value)) {}
+  constexpr operator float() const { return from_f16(bits); }  // NOLINT(google-explicit-constructor): exact
+};
+
+/// An element of DType::bf16, likewise.
+struct BFloat16 {
+  std::uint16_t bits = 0;
+  constexpr BFloat16() = default;
+  constexpr explicit BFloat16(float value) : bits(to_bf16(value)) {}
+  constexpr operator float() const { return from_bf16(bits); }  // NOLINT(google-explicit-constructor): exact
+};
+
 }  // namespace duet

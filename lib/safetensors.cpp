@@ -27,8 +27,13 @@ struct TypeName {
   DType dtype;
   const char* name;
 };
-constexpr std::array<TypeName, 5> kTypes = {
-    {{DType::f32, "F32"}, {DType::f64, "F64"}, {DType::i64, "I64"}, {DType::i32, "I32"}, {DType::u8, "U8"}}};
+constexpr std::array<TypeName, 7> kTypes = {{{DType::f32, "F32"},
+                                             {DType::f64, "F64"},
+                                             {DType::i64, "I64"},
+                                             {DType::i32, "I32"},
+                                             {DType::u8, "U8"},
+                                             {DType::f16, "F16"},
+                                             {DType::bf16, "BF16"}}};
 
 const char* format_name(DType dtype) {
   return std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& t) { return t.dtype == dtype; })->name;
@@ -115,7 +120,8 @@ class HeaderReader {
 
     const json& dtype = value["dtype"];
     const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& t) { return dtype == t.name; });
-    require<DataError>(type != kTypes.end(), where, " has dtype ", dtype.dump(), ", expected F32, F64, I64, I32 or U8");
+    require<DataError>(type != kTypes.end(), where, " has dtype ", dtype.dump(),
+                       ", expected F32, F64, I64, I32, U8, F16 or BF16");
 
     const std::vector<std::uint64_t> sizes = read_numbers(where + " shape", value["shape"]);
     require<DataError>(sizes.size() <= Shape::kMaxRank, where, " has ", sizes.size(), " dimensions, expected at most ",

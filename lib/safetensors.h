@@ -20,8 +20,8 @@ struct TensorFile {
 /// accepted.
 enum class Checksum { required, if_present };
 
-/// Writes the tensors (f32, f64, i64, i32, u8; plain layout; any device) atomically, with a SHA-256 of the whole file
-/// in the metadata under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be
+/// Writes the tensors (every dtype; plain layout; any device) atomically, with a SHA-256 of the whole file in the
+/// metadata under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be
 /// written.
 void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
 

@@ -16,6 +16,8 @@ std::size_t size_of(DType dtype) {
     case DType::f64:
     case DType::i64: return 8;
     case DType::u8: return 1;
+    case DType::f16:
+    case DType::bf16: return 2;
   }
   return 0;
 }
@@ -27,8 +29,14 @@ const char* name(DType dtype) {
     case DType::i32: return "i32";
     case DType::i64: return "i64";
     case DType::u8: return "u8";
+    case DType::f16: return "f16";
+    case DType::bf16: return "bf16";
   }
   return "?";
+}
+
+bool is_floating(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
 std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }

@@ -9,14 +9,18 @@
 
 #include "lib/device.h"
 #include "lib/error.h"
+#include "lib/half.h"
 #include "lib/rows.h"
 #include "lib/shape.h"
 
 namespace duet {
 
-enum class DType { f32, f64, i32, i64, u8 };
+/// f16 and bf16 are sent, reduced over ranks and stored; operators refuse them (ShapeError).
+enum class DType { f32, f64, i32, i64, u8, f16, bf16 };
 std::size_t size_of(DType dtype);
 const char* name(DType dtype);
+/// Whether it has fractions.
+bool is_floating(DType dtype);
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
 template <class T>
@@ -40,6 +44,14 @@ constexpr DType dtype_of<std::int64_t>() {
 template <>
 constexpr DType dtype_of<std::uint8_t>() {
   return DType::u8;
+}
+template <>
+constexpr DType dtype_of<Float16>() {
+  return DType::f16;
+}
+template <>
+constexpr DType dtype_of<BFloat16>() {
+  return DType::bf16;
 }
 
 /// Order of the elements in memory. `plain` is row-major, outermost dimension first. `blockedN` holds (N, C, H, W) as

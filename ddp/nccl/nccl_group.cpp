@@ -20,6 +20,8 @@ ncclDataType_t type_of(DType dtype) {
     case DType::i32: return ncclInt32;
     case DType::i64: return ncclInt64;
     case DType::u8: return ncclUint8;
+    case DType::f16: return ncclFloat16;
+    case DType::bf16: return ncclBfloat16;
   }
   throw UsageError(concat("NCCL has no ", dtype));
 }

@@ -37,6 +37,7 @@ duet::Checkpoint sample() {
   checkpoint.arch = "SimpleCNN";
   checkpoint.best_acc1 = 97.25;
   checkpoint.model = {{"fc.weight", duet::from_values<float>({2, 3}, {1, -2, 3.5f, 4, 0, 1e-40f})},
+                      {"half", duet::from_values<duet::Float16>({2}, {duet::Float16(0.1f), duet::Float16(-2)})},
                       {"steps", duet::from_values<std::int64_t>({}, {7})}};
   checkpoint.optimizer = {{"momentum", duet::from_values<float>({2}, {0.5f, 0.25f})}};
   return checkpoint;
@@ -54,10 +55,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 path = sys.argv[1] + "/checkpoint-00000938.safetensors"
 tensors = load_file(path)
-assert sorted(tensors) == ["fc.weight", "optimizer.momentum", "steps"], tensors
+assert sorted(tensors) == ["fc.weight", "half", "optimizer.momentum", "steps"], tensors
 weight = tensors["fc.weight"]
 assert weight.dtype == numpy.float32 and weight.shape == (2, 3)
 assert (weight == numpy.array([[1, -2, 3.5], [4, 0, 1e-40]], numpy.float32)).all()
+assert tensors["half"].dtype == numpy.float16 and (tensors["half"] == numpy.array([0.1, -2], numpy.float16)).all()
 assert tensors["steps"].shape == () and tensors["steps"] == 7 and tensors["steps"].dtype == numpy.int64
 with safe_open(path, "np") as file:
     metadata = file.metadata()
@@ -92,7 +94,8 @@ TEST_CASE("duet reads what Python's safetensors writes") {
 import sys, numpy
 from safetensors.numpy import save_file
 save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n": numpy.array(5, numpy.int64),
-           "module.empty": numpy.zeros((0, 2), numpy.float64), "module.u": numpy.array([255], numpy.uint8)},
+           "module.empty": numpy.zeros((0, 2), numpy.float64), "module.u": numpy.array([255], numpy.uint8),
+           "module.h": numpy.array([0.1], numpy.float16)},
           sys.argv[1] + "/python.safetensors", metadata={"epoch": "4"})
 )",
                      scratch.folder()));
@@ -101,9 +104,11 @@ save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n"
   const duet::NamedTensors into = {{"conv1.bias", duet::zeros({3})},
                                    {"n", duet::zeros({}, duet::DType::i64)},
                                    {"empty", duet::zeros({0, 2}, duet::DType::f64)},
-                                   {"u", duet::zeros({1}, duet::DType::u8)}};
+                                   {"u", duet::zeros({1}, duet::DType::u8)},
+                                   {"h", duet::zeros({1}, duet::DType::f16)}};
   duet::restore(file.tensors, into, "python.safetensors");
   CHECK(into[0].tensor.data<float>()[2] == 2);
   CHECK(into[1].tensor.data<std::int64_t>()[0] == 5);
   CHECK(into[3].tensor.data<std::uint8_t>()[0] == 255);
+  CHECK(into[4].tensor.data<duet::Float16>()[0].bits == 0x2E66);
 }

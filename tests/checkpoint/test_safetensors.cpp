@@ -25,13 +25,16 @@ namespace {
 
 NamedTensors sample() {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  return {{"fc.weight", duet::from_values<float>({2, 3}, {1, -2, 3.5f, kNan, 0, -0.0f})},
-          {"fc.bias", duet::from_values<float>({3}, {1e-40f, 7, 8})},
-          {"running", duet::from_values<double>({1}, {1.0 / 3})},
-          {"count", duet::from_values<std::int64_t>({}, {std::int64_t{1} << 40})},
-          {"small", duet::from_values<std::int32_t>({1, 2}, {-1, 2})},
-          {"bytes", duet::from_values<std::uint8_t>({3}, {0, 127, 255})},
-          {"nothing", duet::empty({0, 4})}};
+  return {
+      {"fc.weight", duet::from_values<float>({2, 3}, {1, -2, 3.5f, kNan, 0, -0.0f})},
+      {"fc.bias", duet::from_values<float>({3}, {1e-40f, 7, 8})},
+      {"running", duet::from_values<double>({1}, {1.0 / 3})},
+      {"count", duet::from_values<std::int64_t>({}, {std::int64_t{1} << 40})},
+      {"small", duet::from_values<std::int32_t>({1, 2}, {-1, 2})},
+      {"bytes", duet::from_values<std::uint8_t>({3}, {0, 127, 255})},
+      {"half", duet::from_values<duet::Float16>({3}, {duet::Float16(1), duet::Float16(1e-7f), duet::Float16(kNan)})},
+      {"brain", duet::from_values<duet::BFloat16>({1}, {duet::BFloat16(-3)})},
+      {"nothing", duet::empty({0, 4})}};
 }
 
 bool same_bits(const duet::Tensor& a, const duet::Tensor& b) {
@@ -77,7 +80,8 @@ TEST_CASE("tensors lie in the order of the format's own writer, aligned") {
   duet::save_tensors(path, sample());
   std::vector<std::string> names;
   for (const auto& named : duet::load_tensors(path).tensors) names.push_back(named.name);
-  CHECK(names == std::vector<std::string>{"count", "running", "fc.bias", "fc.weight", "nothing", "small", "bytes"});
+  CHECK(names == std::vector<std::string>{"count", "running", "fc.bias", "fc.weight", "nothing", "small", "brain",
+                                          "half", "bytes"});
   const std::string bytes = read_text(path);
   CHECK(static_cast<unsigned char>(bytes[0]) % 8 == 0);
 }
@@ -121,7 +125,8 @@ TEST_CASE("a header that breaks a rule is refused, by name") {
       {R"({"x":1})", 0, "tensor \"x\" is a JSON number"},
       {R"({"x":{"dtype":"F32","shape":[2]}})", 8, "no field \"data_offsets\""},
       {R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"strides":[1]}})", 8, "unknown field \"strides\""},
-      {"{" + entry("x", "[2]", "[0,4]", "F16") + "}", 4, "dtype \"F16\""},
+      {"{" + entry("x", "[2]", "[0,2]", "F8_E4M3") + "}", 2, "dtype \"F8_E4M3\", expected F32"},
+      {"{" + entry("x", "[2]", "[0,8]", "BF16") + "}", 8, "8 bytes by its data_offsets, expected 4"},
       {R"({"x":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "dtype 7"},
       {"{" + entry("x", "[-2]", "[0,8]") + "}", 8, "value -2"},
       {"{" + entry("x", "[2.0]", "[0,8]") + "}", 8, "value 2.0"},

@@ -26,7 +26,7 @@ Values<T> values_of(const Tensor& tensor) {
 
 template <class T>
 T value(int rank, int i) {
-  return static_cast<T>((rank + i) % 4 + 1);  // products of four fit a byte
+  return static_cast<T>(static_cast<float>((rank + i) % 4 + 1));  // products of four fit a byte
 }
 
 template <class T>
@@ -57,7 +57,7 @@ Values<T> reduced(int size, ReduceOp op) {
     }
   }
   if (op == ReduceOp::avg)
-    for (T& one : total) one = static_cast<T>(one / static_cast<T>(size));
+    for (T& one : total) one = static_cast<T>(one / static_cast<T>(static_cast<float>(size)));
   return total;
 }
 
@@ -77,7 +77,7 @@ std::string check_collectives(ProcessGroup& group) {
   const auto own = [&] { return on_device(own_values<T>(rank), device); };
   const auto zero = [&](int ranks) { return on_device(Values<T>(static_cast<std::size_t>(ranks * kCount)), device); };
   std::vector<ReduceOp> ops = {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max};
-  if (std::is_floating_point_v<T>) ops.push_back(ReduceOp::avg);
+  if (is_floating(dtype_of<T>())) ops.push_back(ReduceOp::avg);
   for (const ReduceOp op : ops) {
     const Tensor all = own(), one = own();
     group.all_reduce(all, op).wait();
@@ -139,6 +139,8 @@ TEST_CASE("nccl: every collective of every dtype", "[order]") {
   SECTION("i32") { collectives_of_every_size<std::int32_t>(); }
   SECTION("i64") { collectives_of_every_size<std::int64_t>(); }
   SECTION("u8") { collectives_of_every_size<std::uint8_t>(); }
+  SECTION("f16") { collectives_of_every_size<Float16>(); }
+  SECTION("bf16") { collectives_of_every_size<BFloat16>(); }
 }
 
 TEST_CASE("nccl: collectives come after what the device was asked before, and before what it is asked later",

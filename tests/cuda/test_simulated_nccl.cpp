@@ -188,4 +188,8 @@ TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error tha
                     ContainsSubstring("cuda: ncclCommInitAll: NCCL: unhandled system error"));
   duet_sim::reset(1);
   CHECK_NOTHROW(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl));
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = zeros({4}, DType::f16, gpus[i]);
+  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl),
+                    ContainsSubstring("all_reduce_devices: got f16 for f16, expected f32"));
+  CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::tree), "tensor holds f16, asked for f32");
 }

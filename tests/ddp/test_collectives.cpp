@@ -18,7 +18,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::product, ReduceOp::min, Re
 /// Element i of a rank's input: small whole numbers, so that the order of sums does not show.
 template <class T>
 T value(int rank, std::size_t i) {
-  return static_cast<T>((static_cast<std::size_t>(rank) * 7 + i * 3) % 5 + 1);
+  return static_cast<T>(static_cast<float>((static_cast<std::size_t>(rank) * 7 + i * 3) % 5 + 1));
 }
 
 template <class T>
@@ -31,7 +31,7 @@ T reduced(int size, std::size_t i, ReduceOp op) {
     if (op == ReduceOp::min) all = x < all ? x : all;
     if (op == ReduceOp::max) all = all < x ? x : all;
   }
-  return op == ReduceOp::avg ? static_cast<T>(all / static_cast<T>(size)) : all;
+  return op == ReduceOp::avg ? static_cast<T>(all / static_cast<T>(static_cast<float>(size))) : all;
 }
 
 /// One rank's calls with `count` elements per rank; notes what differs from the plain loops.
@@ -43,7 +43,7 @@ class Table {
 
   void run(std::span<const ReduceOp> ops) {
     for (const ReduceOp op : ops)
-      if (op != ReduceOp::avg || std::is_floating_point_v<T>) reduce(op);
+      if (op != ReduceOp::avg || is_floating(dtype_of<T>())) reduce(op);
     move();
     message();
   }
@@ -109,7 +109,7 @@ class Table {
       group_.gather(span(values), span(all), root).wait();
       expect("gather", all, on_root ? pieces() : Values());
       all = on_root ? pieces() : Values();
-      values.assign(count_, T(0));
+      values.assign(count_, T());
       group_.scatter(span(all), span(values), root).wait();
       expect("scatter", values, input(group_.rank(), count_));
     }
@@ -147,6 +147,8 @@ std::vector<std::string> faults_of(ProcessGroup& group) {
     Table<std::int32_t>(group, count, faults).run(kOps);
     Table<std::int64_t>(group, count, faults).run(kOps);
     Table<std::uint8_t>(group, count, faults).run(kOps);
+    Table<Float16>(group, count, faults).run(kOps);
+    Table<BFloat16>(group, count, faults).run(kOps);
   }
   Table<float>(group, 150'001, faults).run({kOps, 1});  // more than fits any staging memory at once
   return faults;

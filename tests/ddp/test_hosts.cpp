@@ -86,6 +86,11 @@ std::vector<std::vector<float>> results(const std::vector<int>& hosts, bool mixe
         group.all_reduce(std::span<float>(values), op).wait();
         own.insert(own.end(), values.begin(), values.end());
       }
+    std::vector<float> drawn(70'001);
+    generator.uniform(std::span<float>(drawn), -1.0, 1.0);
+    std::vector<BFloat16> halves(drawn.begin(), drawn.end());
+    group.all_reduce(std::span<BFloat16>(halves)).wait();
+    own.insert(own.end(), halves.begin(), halves.end());
     std::vector<float> one(20'000, static_cast<float>(group.rank())), many(one.size() * hosts.size());
     group.all_gather(std::span<float>(one), std::span<float>(many)).wait();
     own.insert(own.end(), many.begin(), many.end());

@@ -24,6 +24,9 @@ TEST_CASE("a tensor gives its elements as its own dtype only") {
   CHECK(floats.data<float>()[5] == 0);
   CHECK_THROWS_AS(floats.data<double>(), ShapeError);
   CHECK_THROWS_WITH(longs.data<float>(), "tensor holds i64, asked for f32");
+  CHECK(zeros({3}, DType::bf16).bytes() == 6);
+  CHECK(from_values<Float16>({1}, {Float16(0.1f)}).span<Float16>()[0].bits == 0x2E66);
+  CHECK_THROWS_WITH(zeros({1}, DType::f16).data<BFloat16>(), "tensor holds f16, asked for bf16");
   CHECK(zeros({3}, DType::u8).span<std::uint8_t>().size() == 3);
   CHECK(zeros({}, DType::f64).count() == 1);
   CHECK_FALSE(Tensor().defined());

@@ -1,4 +1,6 @@
 // What operators refuse, and how they say so.
+#include <functional>
+
 #include "lib/ops/add.h"
 #include "lib/ops/batch_norm2d.h"
 #include "lib/ops/conv2d.h"
@@ -112,6 +114,50 @@ TEST_CASE("add, relu, dropout and flatten refuse other dtypes and nothing") {
   CHECK_ERROR(ops::dropout(of({2}), DropoutKey{0, 0, 0, 1.0f}), UsageError,
               "dropout: probability 1, expected 0 <= p < 1");
   CHECK_THROWS_AS(ops::dropout(of({2}), DropoutKey{0, 0, 0, -0.5f}), UsageError);
+}
+
+TEST_CASE("no operator takes 16-bit numbers, as input or as parameter") {
+  const DType dtype = GENERATE(DType::f16, DType::bf16);
+  const auto half = [&](const Shape& shape) { return Variable(zeros(shape, dtype)); };
+  const Variable x = of({2, 8, 8, 8}), w = of({16, 8, 3, 3}), b = of({16}), c = of({8}), rows = of({2, 5});
+  const Variable half_x = half({2, 8, 8, 8}), half_w = half({16, 8, 3, 3}), half_b = half({16}), half_c = half({8});
+  const Variable half_rows = half({2, 5}), matrix = of({3, 5}), half_matrix = half({3, 5}), three = half({3});
+  const ConvPoolRelu pooled{.conv = kConv, .pool = kPool, .dropout = {}};
+  const auto is_refused = [&](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const ShapeError& error) {
+      return std::string(error.what()).find(name(dtype)) != std::string::npos;
+    }
+    return false;
+  };
+#define CHECK_REFUSED(call) CHECK(is_refused([&] { call; }))
+  CHECK_REFUSED(ops::add(rows, half_rows));
+  CHECK_REFUSED(ops::relu(half_rows));
+  CHECK_REFUSED(ops::dropout(half_rows, DropoutKey{0, 0, 0, 0.5f}));
+  CHECK_REFUSED(ops::flatten(half_x));
+  CHECK_REFUSED(ops::log_softmax(half_rows));
+  CHECK_REFUSED(ops::max_pool2d(half_x, kPool));
+  CHECK_REFUSED(ops::nll_loss(half_rows, zeros({2}, DType::i64)));
+  CHECK_REFUSED(ops::mse_loss(rows, half_rows.value()));
+  CHECK_REFUSED(ops::conv2d(half_x, w, b, kConv));
+  CHECK_REFUSED(ops::conv2d(x, half_w, b, kConv));
+  CHECK_REFUSED(ops::conv2d(x, w, half_b, kConv));
+  CHECK_REFUSED(ops::conv_pool_relu(half_x, w, b, pooled));
+  CHECK_REFUSED(ops::conv_pool_relu(x, half_w, b, pooled));
+  CHECK_REFUSED(ops::conv_pool_relu(x, w, half_b, pooled));
+  CHECK_REFUSED(ops::linear(half_rows, matrix, Variable()));
+  CHECK_REFUSED(ops::linear(rows, half_matrix, Variable()));
+  CHECK_REFUSED(ops::linear(rows, matrix, three));
+  CHECK_REFUSED(ops::linear_relu_dropout(rows, half_matrix, Variable(), {}));
+  CHECK_REFUSED(ops::linear_relu_dropout(rows, matrix, three, {}));
+  CHECK_REFUSED(ops::batch_norm2d(half_x, c, c, zeros({8}), zeros({8}), {}));
+  CHECK_REFUSED(ops::batch_norm2d(x, half_c, c, zeros({8}), zeros({8}), {}));
+  CHECK_REFUSED(ops::batch_norm2d(x, c, half_c, zeros({8}), zeros({8}), {}));
+  CHECK_REFUSED(ops::batch_norm2d(x, c, c, half_c.value(), zeros({8}), {}));
+  CHECK_REFUSED(backend(DeviceKind::cpu).scale(half_c.value(), 2));
+  CHECK_REFUSED(backend(DeviceKind::cpu).add(c.value(), c.value(), half_c.value()));
+#undef CHECK_REFUSED
 }
 
 TEST_CASE("losses check labels and targets") {

@@ -72,6 +72,10 @@ void NcclClique::all_reduce(std::span<const Tensor> parts, std::span<const Tenso
     cuda::check(cudaStreamIsCapturing(device->stream(), &capture), "cudaStreamIsCapturing");
     require<UsageError>(capture == cudaStreamCaptureStatusNone, "all_reduce_devices: NCCL is not for CUDA graphs");
   }
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    require<ShapeError>(parts[i].dtype() == DType::f32 && destinations[i].dtype() == DType::f32,
+                        "all_reduce_devices: got ", parts[i].dtype(), " for ", destinations[i].dtype(),
+                        ", expected f32");
   check(nccl_, nccl_.group_start(), "ncclGroupStart");
   ncclResult_t asked = ncclSuccess;
   for (std::size_t i = 0; i < devices_.size() && asked == ncclSuccess; ++i) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lib/half.h"
+
 namespace duet_sim {
 namespace {
 
@@ -22,7 +24,7 @@ void reduce(const std::vector<const void*>& parts, std::size_t first, std::size_
         case ncclMin: value = std::min(value, other); break;
       }
     }
-    total[i] = op == ncclAvg ? static_cast<T>(value / static_cast<T>(parts.size())) : value;
+    total[i] = op == ncclAvg ? static_cast<T>(value / static_cast<T>(static_cast<float>(parts.size()))) : value;
   }
   std::memcpy(result, total.data(), count * sizeof(T));
 }
@@ -38,6 +40,8 @@ void reduce_into(const Meeting& m, std::size_t first, void* result) {
     case ncclInt64: return reduce<std::int64_t>(parts, first, any.count, any.op, result);
     case ncclFloat32: return reduce<float>(parts, first, any.count, any.op, result);
     case ncclFloat64: return reduce<double>(parts, first, any.count, any.op, result);
+    case ncclFloat16: return reduce<duet::Float16>(parts, first, any.count, any.op, result);
+    case ncclBfloat16: return reduce<duet::BFloat16>(parts, first, any.count, any.op, result);
   }
 }
 
@@ -129,6 +133,8 @@ std::size_t size_of(ncclDataType_t type) {
     case ncclFloat32: return 4;
     case ncclInt64:
     case ncclFloat64: return 8;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
   }
   return 0;
 }

@@ -35,10 +35,12 @@ typedef enum {
   ncclUint8 = 1,
   ncclInt32 = 2,
   ncclInt64 = 4,
+  ncclFloat16 = 6,
   ncclFloat32 = 7,
   ncclFloat = 7,
   ncclFloat64 = 8,
-  ncclDouble = 8
+  ncclDouble = 8,
+  ncclBfloat16 = 9
 } ncclDataType_t;
 typedef struct {
   size_t size;
