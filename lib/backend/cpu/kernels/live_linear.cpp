@@ -6,8 +6,9 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kStrip = 4;   // vectors of columns summed at once, from rows that fit the first cache
-constexpr int kLeaves = 8;  // at most
+constexpr int kStrip = 4;               // vectors of columns summed at once, from rows that fit the first cache
+constexpr int kLeaves = 8;              // at most
+constexpr std::int64_t kRowsAhead = 8;  // so early a row that will be written is fetched
 
 struct LiveGradient {
   std::int32_t row;
@@ -28,6 +29,13 @@ bool pack(const float* rows, std::int64_t count, std::int64_t pitch, float* stri
   float total = 0;
   for (int v = 0; v < kVecs; ++v) total += sum(zero[v]);
   return total == 0;
+}
+
+/// One row of a strip, into the second cache: rows lie so far apart that the processor does not see what comes next.
+template <int kVecs>
+[[gnu::always_inline]] inline void fetch_row(const float* p) {
+  constexpr int kLine = 16;
+  for (int c = 0; c < kVecs * kWidth; c += kLine) fetch(p + c);
 }
 
 /// to = sum over the list of value * row of the strip. Even and odd entries are summed apart: one chain of additions
@@ -68,7 +76,11 @@ template <int kVecs>
 void data_strip(const LiveGradient* lists, const std::int32_t* counts, const float* dy, const float* w, float* dx,
                 std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t c, float* strip) {
   if (!pack<kVecs>(w + c, out, in, strip)) return dense_backward_data(dy, w, dx, n, in, out, c, c + kVecs * kWidth);
-  for (std::int64_t r = 0; r < n; ++r) add_rows<kVecs>(lists + r * out, counts[r], strip, dx + r * in + c);
+  for (std::int64_t r = 0; r < n; ++r) {
+    if (r < out) fetch_row<kVecs>(w + r * in + c + kVecs * kWidth);
+    if (r + kRowsAhead < n) fetch_row<kVecs>(dx + (r + kRowsAhead) * in + c);
+    add_rows<kVecs>(lists + r * out, counts[r], strip, dx + r * in + c);
+  }
 }
 
 /// For each output the rows where it is live, in order, and where each leaf begins among them.
@@ -105,6 +117,8 @@ void weight_strip(const LiveRows& live, const float* x, const float* dy, float* 
   alignas(64) float part[kLeaves][kColumns];
   for (std::int64_t o = 0; o < out; ++o) {
     const std::int32_t* const bound = live.bound(o);
+    if (o < live.rows) fetch_row<kVecs>(x + (leaves.ranges[0] + o) * in + c + kColumns);
+    if (o + kRowsAhead < out) fetch_row<kVecs>(dw + (o + kRowsAhead) * in + c);
     for (int leaf = 0; leaf < leaves.count; ++leaf)
       add_rows<kVecs>(live.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf], strip, part[leaf]);
     for (int k = 0; k < leaves.addition_count; ++k) {
