@@ -127,14 +127,16 @@ class Connection {
     const std::string first = hear(kStoreMagic.size(), deadline);
     require<CommError>(first != kStoreOther, "the store at ", name(), " serves another run");
     require<CommError>(first == kStoreMagic, "what answers at ", name(), " is not a duet store of this version");
-    const std::string other = hear(kStoreNumberBytes, deadline), proof = hear(kStoreProofBytes, deadline);
+    const std::string other = hear(kStoreNumberBytes, deadline);
     const auto proof_of = [&](StoreSide side) { return store_proof(secret_, side, mark_, number, other); };
-    const char* const hint = secret_.empty() ? "; this rank has none" : "";
-    require<CommError>(equal_secrets(proof, proof_of(StoreSide::server)), "the store at ", name(),
-                       " has another secret than this rank (", kSecretFileVariable, ", ", kSecretVariable, ")", hint);
     say(proof_of(StoreSide::client), deadline);
-    require<CommError>(hear(kStoreMagic.size(), deadline) == kStoreMagic, "the store at ", name(),
-                       " did not take this rank's secret");
+    const std::string verdict = hear(kStoreMagic.size(), deadline);
+    require<CommError>(verdict == kStoreMagic || verdict == kStoreDenied, "the store at ", name(),
+                       " sent a malformed answer");
+    const bool proven =
+        verdict == kStoreMagic && equal_secrets(hear(kStoreProofBytes, deadline), proof_of(StoreSide::server));
+    require<CommError>(proven, "the store at ", name(), " has another secret than this rank (", kSecretFileVariable,
+                       ", ", kSecretVariable, ")", secret_.empty() ? "; this rank has none" : "");
   }
 
   void say(const std::string& text, Clock::time_point deadline) {

@@ -80,7 +80,8 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
       return hang_up();
     }
     expected_ = store_proof(server_.secret_, StoreSide::client, mark, number, own);
-    out_ = std::string(kStoreMagic) + own + store_proof(server_.secret_, StoreSide::server, mark, number, own);
+    own_proof_ = store_proof(server_.secret_, StoreSide::server, mark, number, own);
+    out_ = std::string(kStoreMagic) + own;
     asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code error, std::size_t) {
       if (error) return self->timer_.cancel(), void();
       self->read_then(self->proof_, [self = self.get()] { self->check_proof(); });
@@ -91,7 +92,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
     if (!equal_secrets(said(proof_), expected_)) return say_last(kStoreDenied);
     timer_.cancel();
     stranger_ = false;
-    send(std::string(kStoreMagic));
+    send(std::string(kStoreMagic) + own_proof_);
   }
 
   void say_last(std::string_view text) {
@@ -138,7 +139,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   std::array<char, kStoreMagic.size()> magic_{};
   std::array<char, kStoreRunBytes + kStoreNumberBytes> hello_{};
   std::array<char, kStoreProofBytes> proof_{};
-  std::string expected_;  // of the client
+  std::string expected_, own_proof_;  // what the client must say, and then hears
   std::array<char, sizeof(std::uint32_t)> length_{};
   std::string body_;
   std::string out_;

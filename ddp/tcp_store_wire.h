@@ -12,11 +12,12 @@ namespace duet::ddp {
 /// Note [Handshake]: both sides prove that they know the secret, and neither sends it. Fresh random numbers make every
 /// proof worthless for another connection.
 ///   client: kStoreMagic, store_run_mark(), its number
-///   server: kStoreMagic, its number, its proof; or kStoreOther, where it serves another run
+///   server: kStoreMagic, its number; or kStoreOther, where it serves another run
 ///   client: its proof
-///   server: kStoreMagic; or kStoreDenied
+///   server: kStoreMagic, its proof; or kStoreDenied
+/// The client goes first: anybody may connect, and could try secrets at home on a proof that the server gave him.
 /// Whoever hears anything else hangs up. What follows is neither encrypted nor signed.
-inline constexpr std::string_view kStoreMagic = "duet-store-v003\n";
+inline constexpr std::string_view kStoreMagic = "duet-store-v004\n";
 inline constexpr std::string_view kStoreOther = "duet-store-other";
 inline constexpr std::string_view kStoreDenied = "duet-store-deny\n";
 inline constexpr std::size_t kStoreRunBytes = 32, kStoreNumberBytes = 32, kStoreProofBytes = 32;

@@ -33,7 +33,6 @@ class RawClient {
     say(std::string(kStoreMagic) + mark + number);
     hear(kStoreMagic.size());
     const std::string other = hear(kStoreNumberBytes);
-    hear(kStoreProofBytes);
     proof = replayed.empty() ? store_proof(secret, StoreSide::client, mark, number, other) : replayed;
     say(proof);
     return hear(kStoreMagic.size());

@@ -172,11 +172,19 @@ TEST_CASE("failures on several hosts name the ranks by their numbers in the job"
 
 namespace {
 
-/// Two namespaces with a cable between them, in each of which the worker launches two of four ranks.
+/// Two namespaces with a cable between them, in each of which the worker launches two of four ranks. $trouble is what
+/// run_cable() is told; without it the cable is the kernel's.
 constexpr const char* kTwoHosts = R"(
 dir=$1 worker=$2 a=duet-a-$$ b=duet-b-$$
-trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null' EXIT
-ip netns add $a && ip netns add $b && ip link add cable netns $a type veth peer name cable netns $b || exit 77
+trap 'ip netns del $a; ip netns del $b' EXIT
+ip netns add $a && ip netns add $b || exit 77
+if [ -z "$trouble" ]; then
+  ip link add cable netns $a type veth peer name cable netns $b || exit 77
+else
+  $worker cable $a $b $trouble > $dir/cable 2> $dir/no_cable & cable=$!
+  trap 'kill $cable; wait $cable; ip netns del $a; ip netns del $b' EXIT
+  until grep -q ready $dir/cable; do [ -s $dir/no_cable ] && exit 77; sleep 0.02; done
+fi
 for one in "$a 1" "$b 2"; do
   set -- $one
   ip -n $1 addr add 10.213.7.$2/24 dev cable && ip -n $1 link set cable up && ip -n $1 link set lo up || exit 77
@@ -189,8 +197,9 @@ host() {
 )";
 
 struct TwoHosts {
-  explicit TwoHosts(const std::string& scenario, const std::string& commands) {
-    std::ofstream(scratch.path("script")) << kTwoHosts << "scenario=" << scenario << "\n" << commands << "\nexit 0\n";
+  explicit TwoHosts(const std::string& scenario, const std::string& commands, const std::string& trouble = "") {
+    std::ofstream(scratch.path("script"))
+        << "trouble='" << trouble << "' scenario=" << scenario << kTwoHosts << commands << "\nexit 0\n";
     const std::string command =
         concat("/bin/sh ", scratch.path("script"), " ", scratch.path("."), " ", DUET_DDP_WORKER, " 2>&1 >/dev/null");
     status = WEXITSTATUS(std::system(command.c_str()));
@@ -240,4 +249,58 @@ TEST_CASE("a cut cable ends the job on both sides, and names ranks of the other"
   CHECK_THAT(run.text("err0"), ContainsSubstring("rank 2 ") || ContainsSubstring("rank 3 "));
   CHECK_THAT(run.text("err1"), ContainsSubstring("rank 0 ") || ContainsSubstring("rank 1 "));
   CHECK(std::chrono::steady_clock::now() - begin < 12s);  // start, 1.5 s of timeout, and the end
+}
+
+namespace {
+
+constexpr const char* kBoth = "host $a 0 & one=$!; host $b 1 & other=$!; ";
+
+/// What ranks over a bad cable print, where there can be one: what they print over a good one.
+void check_same_sums(const TwoHosts& run) {
+  const TwoHosts good("sums", std::string(kBoth) + "wait $one $other");
+  REQUIRE(good.text("out0").size() > 2 * 64);
+  INFO(run.text("err0") << run.text("err1"));
+  for (const char* file : {"out0", "out1"}) CHECK(run.text(file) == good.text("out0"));
+}
+
+int lost_packets(const TwoHosts& run) {
+  const std::string text = run.text("cable");
+  return std::stoi(text.substr(text.find(", ") + 2));
+}
+
+}  // namespace
+
+TEST_CASE("between hosts with 50 ms there and back, and every 50th packet lost, sums have the same bits") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const TwoHosts run("sums", std::string(kBoth) + "wait $one $other", "25 50");
+  if (run.impossible()) DUET_SKIP("network namespaces with devices of a program cannot be made here");
+  check_same_sums(run);
+  CHECK(lost_packets(run) > 0);
+}
+
+TEST_CASE("a cable from which nothing comes for a while holds sums up, and changes none") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const TwoHosts run("sums",
+                     std::string(kBoth) +
+                         "until grep -q going $dir/err0 || [ -e $dir/code0 ]; do sleep 0.01; done; "
+                         "kill -USR1 $cable; sleep 0.5; kill -USR1 $cable; wait $one $other",
+                     "10 0");
+  if (run.impossible()) DUET_SKIP("network namespaces with devices of a program cannot be made here");
+  check_same_sums(run);
+  CHECK(lost_packets(run) > 0);
+}
+
+TEST_CASE("a cable from which nothing comes any more ends the job on both sides, and names ranks of the other") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const auto begin = std::chrono::steady_clock::now();
+  const TwoHosts run("endless",
+                     std::string(kBoth) +
+                         "until grep -q going $dir/out0 || [ -e $dir/code0 ]; do sleep 0.01; done; "
+                         "kill -USR1 $cable; wait $one $other",
+                     "1 0");
+  if (run.impossible()) DUET_SKIP("network namespaces with devices of a program cannot be made here");
+  for (const char* file : {"code0", "code1"}) CHECK(run.text(file) == "1\n");
+  CHECK_THAT(run.text("err0"), ContainsSubstring("rank 2 ") || ContainsSubstring("rank 3 "));
+  CHECK_THAT(run.text("err1"), ContainsSubstring("rank 0 ") || ContainsSubstring("rank 1 "));
+  CHECK(std::chrono::steady_clock::now() - begin < 12s);
 }

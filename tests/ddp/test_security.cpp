@@ -70,6 +70,24 @@ TEST_CASE("the store and its clients prove to each other that they know the secr
   CHECK(client.get("key") == "value");
 }
 
+TEST_CASE("a store that does not prove that it knows the secret is left") {
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::acceptor acceptor(io, {boost::asio::ip::address_v4::loopback(), 0});
+  const int port = acceptor.local_endpoint().port();
+  std::thread impostor([&] {
+    auto client = acceptor.accept();
+    std::string heard(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, '\0');
+    boost::asio::read(client, boost::asio::buffer(heard));
+    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + std::string(kStoreNumberBytes, 'n')));
+    heard.resize(kStoreProofBytes);
+    boost::asio::read(client, boost::asio::buffer(heard));
+    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + heard));  // the client's own proof
+  });
+  CHECK_THROWS_WITH(TcpStore({.port = port, .secret = kSecret}),
+                    ContainsSubstring("has another secret than this rank"));
+  impostor.join();
+}
+
 TEST_CASE("beyond loopback there must be a secret") {
   for (const bool serve : {true, false})
     for (const char* host : {"0.0.0.0", "192.0.2.1", "::"}) {
@@ -184,6 +202,34 @@ TEST_CASE("a port that is fed garbage for a whole run changes nothing") {
   CHECK(disturbed.result.message.empty());
   CHECK(disturbed.out == quiet.out);
   CHECK(told > 100);
+}
+
+TEST_CASE("rank 0 does not grow by the strangers that come to its port") {
+  constexpr int kWarm = 500, kAll = 3500;
+  const Scratch scratch;
+  const int port = free_port();
+  std::atomic<bool> ended = false;
+  std::thread strangers([&] {
+    for (int told = 0; told < kAll && !ended;) {
+      try {
+        disturb(port, told % 6);
+        if (++told == kWarm) write_text(scratch.path("warm"), "");
+      } catch (const boost::system::system_error&) {  // nobody listens yet
+        std::this_thread::yield();
+      }
+    }
+    write_text(scratch.path("over"), "");
+  });
+  const Outcome run = run_worker(2, {"until_over", scratch.folder()}, {.master_port = port});
+  ended = true;
+  strangers.join();
+  CHECK(run.result.message.empty());
+  REQUIRE(run.out.count(0) == 1);
+  const std::int64_t kib = std::stoll(run.out.at(0).at(0));
+  CAPTURE(kib);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep what was freed for a while
+  CHECK(kib < 1024);
+#endif
 }
 
 TEST_CASE("IPv6 serves stores and launches and Gloo") {

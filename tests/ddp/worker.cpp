@@ -15,6 +15,7 @@
 #include "ddp/init.h"
 #include "ddp/launch.h"
 #include "lib/error.h"
+#include "lib/sha256.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -63,6 +64,26 @@ void run_dying(const Arguments& arguments) {
 void run_rounds(const Arguments& arguments) {
   const auto group = init_process_group({.backend = arguments.size() > 2 ? arguments[2] : "auto"});
   sum_rounds(*group, std::stoi(arguments.at(1)));
+}
+
+std::int64_t resident_kib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (word == "VmRSS:") return status >> word, std::stoll(word);
+  throw Error("/proc/self/status has no VmRSS");
+}
+
+/// Sums until the file "over" of a folder is there; rank 0 prints the KiB that it has grown by since "warm" was.
+void run_until_over(const Arguments& arguments) {
+  const auto group = init_process_group();
+  const std::filesystem::path folder = arguments.at(1);
+  std::int64_t begin = 0;
+  for (float over = 0; over == 0; group->all_reduce(std::span<float>(&over, 1), ReduceOp::max).wait()) {
+    if (group->rank() != 0) continue;
+    if (begin == 0 && std::filesystem::exists(folder / "warm")) begin = resident_kib();
+    over = std::filesystem::exists(folder / "over") ? 1.0f : 0.0f;
+  }
+  if (group->rank() == 0) std::cout << resident_kib() - begin << std::endl;
 }
 
 void run_lines(const Arguments& arguments) {
@@ -117,10 +138,20 @@ void run_errors(const Arguments&) {
 
 /// One of four ranks on two hosts.
 void run_on_hosts(const Arguments& arguments) {
-  const auto group = init_process_group({.timeout = std::chrono::milliseconds(1500)});
+  const bool endless = arguments[0] == "endless";
+  const auto group = init_process_group({.timeout = std::chrono::milliseconds(endless ? 1500 : 20'000)});
   std::vector<float> values(50'000, static_cast<float>(group->rank() + 1));
   group->all_reduce(std::span<float>(values)).wait();
-  if (arguments[0] != "endless") {
+  if (arguments[0] == "sums") {
+    for (int i = 0; i < 6; ++i) {
+      if (i == 2 && group->rank() == 0) std::cerr << "going" << std::endl;
+      for (float& value : values) value = value * 0.3f + static_cast<float>(group->rank());
+      group->all_reduce(std::span<float>(values)).wait();
+    }
+    std::cout << concat(group->backend(), " ", sha256_hex(std::as_bytes(std::span(values))), "\n") << std::flush;
+    return;
+  }
+  if (!endless) {
     std::cout << concat(group->backend(), " ", values[0], "\n") << std::flush;
     return;
   }
@@ -137,8 +168,9 @@ int run(const Arguments& arguments) {
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
   if (name == "die") run_dying(arguments);
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
-  if (name == "meet" || name == "alone" || name == "endless") run_on_hosts(arguments);
+  if (name == "meet" || name == "alone" || name == "sums" || name == "endless") run_on_hosts(arguments);
   if (name == "rounds") run_rounds(arguments);
+  if (name == "until_over") run_until_over(arguments);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
   if (name == "detached") run_detached(arguments);
@@ -203,6 +235,7 @@ int main(int argc, char** argv) {
     return result.exit_code;
   }
   try {
+    if (arguments[0] == "cable") return run_cable(arguments), 0;
     return run(arguments);
   } catch (const std::exception& error) {
     return report_failure(error);
