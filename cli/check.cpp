@@ -98,6 +98,12 @@ void check(const TrainOptions& options) {
                       options.replicas, "', expected per_forward or resident");
   require<UsageError>(options.sum == "tree" || options.sum == "nccl", "--sum: unknown '", options.sum,
                       "', expected tree or nccl");
+  require<UsageError>(options.update == "replicated" || options.update == "sharded", "--update: unknown '",
+                      options.update, "', expected replicated or sharded");
+  require<UsageError>(options.update == "replicated" || options.mode == Mode::ddp, "--update sharded is for mode ddp, ",
+                      "not ", name(options.mode));
+  require<UsageError>(options.update == "replicated" || options.device == DeviceKind::cpu,
+                      "--update sharded is for CPU devices, whose ranks share memory");
   const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;
   require<UsageError>(options.sum == "tree" || several_gpus,
                       "--sum nccl is for --mode dp --device cuda on several GPUs");

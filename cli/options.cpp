@@ -106,6 +106,11 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
                  "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
                  "order of its own (then results agree with other numbers of devices only to rounding)")
       ->capture_default_str();
+  app.add_option("--update", options.update,
+                 "ddp: replicated (every rank sums all gradients and updates the whole model), or sharded (within the "
+                 "update each rank sums and updates a part and gives it to the others, with the same bits; for ranks "
+                 "on CPU devices that share memory)")
+      ->capture_default_str();
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
                  "has started anew goes on from its own newest one");

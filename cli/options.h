@@ -49,6 +49,7 @@ struct TrainOptions : Training {
   std::string replicas = "resident";  // dp: or "per_forward"
   std::string loss = "gathered";      // dp: or "in_replica"
   std::string sum = "tree";           // dp on GPUs: or "nccl"
+  std::string update = "replicated";  // ddp on CPU devices that share memory: or "sharded"
   std::string checkpoint;             // folder
   std::string resume;                 // file or folder
   std::string result;                 // file for the run's record

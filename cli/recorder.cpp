@@ -108,9 +108,11 @@ void Recorder::fill(Run& run) const {
     mean.gather = (now.gather - wrapper_first_.gather) / count;
     mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
     const double inside = (now.communication - wrapper_first_.communication) / count;
-    mean.communication += inside;
+    const double in_update = (now.communication_in_update - wrapper_first_.communication_in_update) / count;
+    mean.communication += inside + in_update;
     mean.backward = std::max(0.0, mean.backward - inside);
-    hidden = std::max(0.0, (now.communication_busy - wrapper_first_.communication_busy) / count - inside);
+    mean.update = std::max(0.0, mean.update - in_update);
+    hidden = std::max(0.0, (now.communication_busy - wrapper_first_.communication_busy) / count - inside - in_update);
   }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;

@@ -16,6 +16,7 @@ namespace duet::cli {
 struct WrapperTimes {
   double scatter = 0, replicate = 0, gather = 0;  // inside forward
   double communication = 0;                       // inside backward, while compute stood still
+  double communication_in_update = 0;             // the same of a sharded update
   double communication_busy = 0;                  // communication in all, hidden beside backward or not
 };
 

@@ -92,10 +92,14 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   ddp::DistributedDataParallelOptions wrap;
   if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
   wrap.compare_parameters_every = options.compare_every;
+  if (options.update == "sharded") wrap.update = ddp::UpdateKind::sharded;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   if (!setup.graph) {  // within which nobody can tell
     setup.times = [net = wrapper.get(), &group] {
-      return WrapperTimes{.communication = net->reducer().times().waiting_us, .communication_busy = group.busy_us()};
+      const ddp::ShardedUpdateTimes update = net->update_times();
+      return WrapperTimes{.communication = net->reducer().times().waiting_us,
+                          .communication_in_update = update.communication_us,
+                          .communication_busy = group.busy_us() - update.update_us};
     };
   }
   setup.wrapper = std::move(wrapper);

@@ -50,7 +50,8 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
     case Collective::all_to_all: all_to_all(call); break;
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv: break;  // the latter two run beside the collectives
+    case Collective::recv:                  // these two run beside the collectives
+    case Collective::reduce_update: break;  // needs memory that the ranks share
   }
   finish_messages();
 }

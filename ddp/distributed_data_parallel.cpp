@@ -57,8 +57,8 @@ class GroupSums final : public BatchSums {
 
 /// What ties the reducer to the gradients of one module.
 struct DistributedDataParallel::Hooks {
-  Hooks(nn::Module& module, ProcessGroup& the_group, const DistributedDataParallelOptions& options, const bool& sync_on,
-        const bool& joins_now)
+  Hooks(nn::Module& module, ProcessGroup& the_group, const DistributedDataParallelOptions& options,
+        ShardedUpdate* shared_update, const bool& sync_on, const bool& joins_now)
       : store(module.parameters()),
         first(module.range().first_slot),
         count(module.range().slots),
@@ -67,13 +67,14 @@ struct DistributedDataParallel::Hooks {
         sync(sync_on),
         joins(joins_now),
         compare_every(options.compare_parameters_every),
-        accumulates(options.rule == GradientRule::torch || the_group.size() == 1),
+        sharded(shared_update),
+        accumulates((options.rule == GradientRule::torch && sharded == nullptr) || the_group.size() == 1),
         reducer(the_group, slots(),
                 {.bucket_limits = options.bucket_limits,
                  .scale = options.rule == GradientRule::torch ? 1.0 / the_group.size() : 1.0,
                  .zero_unused = options.find_unused_parameters,
                  .static_graph = options.static_graph,
-                 .comm_hook = options.comm_hook}) {
+                 .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}) {
     ready.resize(static_cast<std::size_t>(count));
     on_ready = store.on_grad_ready([this](int slot) { grad_ready(slot); });
     at_end = store.at_backward_end([this] { backward_ended(); });
@@ -93,12 +94,13 @@ struct DistributedDataParallel::Hooks {
   void grad_ready(int slot) {
     if (slot < first || slot >= first + count) return;
     const int in_reducer = first + count - 1 - slot;
-    if (!sync) return reducer.require_expected(in_reducer);  // what has accumulated there would be set to zero
     // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
-    require<UsageError>(
-        accumulates || reduced_at != store.zero_grad_count(),
-        "backward adds to gradients that are already summed over the ranks: call zero_grad() before it, "
-        "or no_sync() around all backward runs but the last");
+    const bool adds_to_sum =
+        sync ? !accumulates && reduced_at == store.zero_grad_count() : sharded != nullptr && sharded->has_gradients();
+    require<UsageError>(!adds_to_sum,
+                        "backward adds to gradients that are already summed over the ranks: call zero_grad() before "
+                        "it, or no_sync() around all backward runs but the last");
+    if (!sync) return reducer.require_expected(in_reducer);  // what has accumulated there would be set to zero
     ready[static_cast<std::size_t>(slot - first)] = 1;
     reducer.mark_ready(in_reducer);
   }
@@ -136,6 +138,7 @@ struct DistributedDataParallel::Hooks {
     enter(Phase::after);
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
+    if (sharded) sharded->gradients_ready();
     if (compare_every > 0 && !joins && reducer.times().steps % compare_every == 0) compare_parameters();
   }
 
@@ -173,7 +176,8 @@ struct DistributedDataParallel::Hooks {
   bool recorded_step = false;  // whose forward ran, and whose backward has not ended
   Clock::time_point forward_end{};
   std::int64_t forward_ns = 0, backward_ns = 0;
-  bool accumulates;  // sums of sums come out right
+  ShardedUpdate* sharded;  // null: the reducer sums
+  bool accumulates;        // sums of sums come out right
   Reducer reducer;
   std::vector<char> ready;
   std::uint64_t reduced_at = ~std::uint64_t{0};
@@ -193,14 +197,24 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                    std::span(store.slots())
                        .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots)));
   group_.broadcast(store.values_of(range.first_slot, range.slots)).wait();
+  if (options_.update == UpdateKind::sharded && group_.size() > 1) shard_update();
   // Where the ranks share memory, gradients are summed in place.
-  if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu) {
+  if (!sharded_ && range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu) {
     const Tensor& gradients = store.gradients();
     if (const auto shared = group_.shared_storage(gradients.bytes()))
       store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()).alias(store.device()));
   }
   broadcast_buffers(module_.context(), 0);
-  hooks_ = std::make_unique<Hooks>(module_, group_, options_, sync_, joins_);
+  hooks_ = std::make_unique<Hooks>(module_, group_, options_, sharded_.get(), sync_, joins_);
+}
+
+void DistributedDataParallel::shard_update() {
+  nn::ParameterStore& store = module_.parameters();
+  require<UsageError>(options_.comm_hook == nullptr, "a sharded update sums gradients itself: it takes no comm_hook");
+  require<UsageError>(module_.range().slots == store.slot_count(), "a sharded update is for a whole model of ",
+                      store.slot_count(), " parameters, got a module with ", module_.range().slots, " of them");
+  sharded_ = std::make_shared<ShardedUpdate>(store, group_);
+  store.set_sharded_update(sharded_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
@@ -218,11 +232,11 @@ void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int 
 DistributedDataParallelTimes DistributedDataParallel::times() const {
   const auto ns = [](double us) { return static_cast<std::int64_t>(us * 1e3); };
   const ReducerTimes& reduced = hooks_->reducer.times();
-  return {.steps = reduced.steps,
-          .forward_ns = hooks_->forward_ns,
-          .backward_ns = hooks_->backward_ns,
-          .communication_ns = ns(reduced.overlap_us + reduced.waiting_us),
-          .overlap_ns = ns(reduced.overlap_us)};
+  DistributedDataParallelTimes times{
+      .steps = reduced.steps, .forward_ns = hooks_->forward_ns, .backward_ns = hooks_->backward_ns};
+  times.communication_ns = ns(sharded_ ? sharded_->times().communication_us : reduced.overlap_us + reduced.waiting_us);
+  times.overlap_ns = sharded_ ? 0 : ns(reduced.overlap_us);
+  return times;
 }
 
 bool DistributedDataParallel::synchronises(const nn::Context& context) const {
@@ -258,6 +272,9 @@ nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value
 
 void DistributedDataParallel::join(const std::function<void()>& body) {
   require<UsageError>(!joins_, "join() is called within join()");
+  require<UsageError>(!sharded_,
+                      "join() with a sharded update: a rank that has ended makes no step(), and without it "
+                      "nobody updates its shard");
   const ScopedValue joins(joins_, true);
   const std::int64_t before = times().steps;
   body();

@@ -8,6 +8,7 @@
 
 #include "ddp/process_group.h"
 #include "ddp/reducer.h"
+#include "ddp/sharded_update.h"
 #include "lib/nn/module.h"
 #include "lib/scoped_value.h"
 
@@ -17,6 +18,14 @@ namespace duet::ddp {
 /// by the rows of the global batch (lib/ops/losses.h). `torch` multiplies by 1 / world size first, as PyTorch does,
 /// for losses that are means over the rank's own rows.
 enum class GradientRule { sum, torch };
+
+/// Who updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of which
+/// updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(), updates
+/// that shard and gives its values to the others, with the same bits (Note [Sharded update] in
+/// lib/nn/sharded_update.h). It is for ranks on CPU devices that share memory, and for a module that is the whole
+/// model. Nobody sees summed gradients then: reading gradients between backward and zero_grad() throws UsageError, and
+/// so do clip_grad_norm, join(), a comm_hook, and step() without a backward that synchronised the ranks.
+enum class UpdateKind { replicated, sharded };
 
 struct DistributedDataParallelOptions {
   GradientRule rule = GradientRule::sum;
@@ -35,25 +44,30 @@ struct DistributedDataParallelOptions {
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
+  /// The same on all ranks.
+  UpdateKind update = UpdateKind::replicated;
 };
 
 /// Where this rank's time went, summed over the synchronised steps, in nanoseconds. `backward_ns` is from the end of
 /// forward to the last gradient, the loss and what else lies between included; communication runs from the first bucket
-/// sent to the end of the last, of which `overlap_ns` lie beside backward. Replays of a recorded step do not count.
+/// sent to the end of the last, of which `overlap_ns` lie beside backward; with a sharded update it is the part of
+/// step() that is not the optimizer's, and nothing overlaps. Replays of a recorded step do not count.
 struct DistributedDataParallelTimes {
   std::int64_t steps = 0;
   std::int64_t forward_ns = 0, backward_ns = 0, communication_ns = 0, overlap_ns = 0;
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
-/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients.
+/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients, or, with a sharded
+/// update, when this rank's are complete.
 /// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
 /// throw UsageError where the host has a part in it. What a comm_hook does on the host, it then does once.
 /// The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:
   /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all. Throws CommError on
-  /// every rank if they differ, naming the first difference; UsageError for a module without parameters.
+  /// every rank if they differ, naming the first difference; UsageError for a module without parameters, and for a
+  /// sharded update that cannot be had.
   DistributedDataParallel(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options = {});
   ~DistributedDataParallel() override;
 
@@ -63,6 +77,8 @@ class DistributedDataParallel : public nn::Module {
   ProcessGroup& group() { return group_; }
   const Reducer& reducer() const;
   DistributedDataParallelTimes times() const;
+  /// Zeros unless the update is sharded.
+  ShardedUpdateTimes update_times() const { return sharded_ ? sharded_->times() : ShardedUpdateTimes{}; }
 
   /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
   /// accumulated: `auto guard = net.no_sync();`.
@@ -72,8 +88,8 @@ class DistributedDataParallel : public nn::Module {
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps
   /// (torch/distributed/algorithms/join.py). Under GradientRule::torch gradients are still divided by the number of all
-  /// ranks. Optimizers' states stay as they are. All ranks call it; forward and backward alternate in it. What `body`
-  /// throws passes through, and leaves the group out of step.
+  /// ranks. Optimizers' states stay as they are. Not with a sharded update: UsageError. All ranks call it; forward and
+  /// backward alternate in it. What `body` throws passes through, and leaves the group out of step.
   void join(const std::function<void()>& body);
 
  protected:
@@ -86,12 +102,14 @@ class DistributedDataParallel : public nn::Module {
   T run(nn::Context& context, const T& input) const;
   void broadcast_buffers(const nn::Context& context, int root) const;
   int last_of_those_that_train(bool this_one) const;
+  void shard_update();
 
   nn::Module& module_;
   ProcessGroup& group_;
   DistributedDataParallelOptions options_;
   bool sync_ = true;
-  bool joins_ = false;  // within join()
+  bool joins_ = false;                      // within join()
+  std::shared_ptr<ShardedUpdate> sharded_;  // null: replicated
   std::unique_ptr<Hooks> hooks_;
 };
 

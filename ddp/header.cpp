@@ -43,8 +43,10 @@ std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp re
 }
 
 std::string describe(const Header& header) {
-  return describe(static_cast<Collective>(header.op), header.count, static_cast<DType>(header.dtype),
-                  static_cast<ReduceOp>(header.reduce), header.root);
+  const auto op = static_cast<Collective>(header.op);
+  const std::string text =
+      describe(op, header.count, static_cast<DType>(header.dtype), static_cast<ReduceOp>(header.reduce), header.root);
+  return op == Collective::reduce_update ? concat(text, " by rule ", static_cast<std::uint32_t>(header.tag)) : text;
 }
 
 std::uint64_t tag_of(const Header& header, int phase) {

@@ -13,6 +13,7 @@
 #include "ddp/subset.h"
 #include "ddp/work.h"
 #include "lib/tensor.h"
+#include "lib/thread_pool.h"
 
 namespace duet::ddp {
 
@@ -53,7 +54,8 @@ enum class Collective : std::uint8_t {
   all_to_all,
   barrier,
   send,
-  recv
+  recv,
+  reduce_update
 };
 const char* name(Collective op);
 /// Whether it has a ReduceOp.
@@ -61,13 +63,17 @@ bool reduces(Collective op);
 /// Whether one rank has another part in it than the others.
 bool has_root(Collective op);
 
+/// What a rank does with its shard of a sum: `sums` are its elements from `begin` on, in memory that is used again.
+using ShardUpdate = FunctionRef<void(std::int64_t begin, const Tensor& sums)>;
+
 /// One call, as an implementation gets it: already checked.
 struct Call {
   Collective op = Collective::barrier;
   Buffer in{}, out{};  // all_reduce, broadcast, send and recv use `in` only, in place
   ReduceOp reduce = ReduceOp::sum;
-  int root = 0;  // the peer of send and recv
-  int tag = 0;   // of send and recv
+  int root = 0;                         // the peer of send and recv
+  int tag = 0;                          // of send and recv; the rule of reduce_update
+  const ShardUpdate* update = nullptr;  // of reduce_update
   RecordMark mark{};
 };
 
@@ -118,6 +124,11 @@ class ProcessGroup {
   /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
   /// number of bytes. It may outlive the group.
   virtual std::shared_ptr<Storage> shared_storage(std::size_t bytes);
+  /// Whether the ranks share memory, which common_storage() and reduce_update() need.
+  virtual bool shares_memory() const { return false; }
+  /// Zeroed CPU memory that is the same for all ranks, who order what they do there themselves. All ranks ask for the
+  /// same number of bytes. It may outlive the group. Throws UsageError where the ranks share no memory.
+  virtual std::shared_ptr<Storage> common_storage(std::size_t bytes);
 
   /// Copies the root's buffer to all ranks.
   [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
@@ -138,6 +149,13 @@ class ProcessGroup {
   [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out);
   /// Returns when all ranks have started it.
   [[nodiscard]] Work barrier();
+  /// Sums the ranks' gradients shard by shard, each rank one of them, in the order of all_reduce. Every rank calls
+  /// `update` with its sums, piece by piece, whereupon it writes its values of those elements; then all ranks hold all
+  /// new values. Both buffers are f32 in shared_storage(); the gradients stay as they are. `rule` says what `update`
+  /// does: ranks that give different ones disagree. Returns when this rank's values are complete; other ranks write
+  /// them from the call on. After an error they may be old in part and new in part. Throws UsageError where the ranks
+  /// share no memory, and CommError.
+  void reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule, ShardUpdate update);
   /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
   /// beside the collectives (others call that isend and irecv); wait() returns when the memory may be used again.
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);

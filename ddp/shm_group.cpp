@@ -17,6 +17,11 @@ namespace {
 
 constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
 
+/// Memory of a segment, which it keeps alive.
+std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segment, std::byte* data, std::size_t bytes) {
+  return {new Storage(Device{}, data, bytes), [segment](Storage* used) { delete used; }};
+}
+
 class ShmGroup final : public ProcessGroup {
  public:
   ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
@@ -25,6 +30,8 @@ class ShmGroup final : public ProcessGroup {
   const char* backend() const override { return "shm"; }
   double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
+  bool shares_memory() const override { return true; }
+  std::shared_ptr<Storage> common_storage(std::size_t bytes) override;
 
  protected:
   Work start(const Call& call) override;
@@ -45,6 +52,7 @@ class ShmGroup final : public ProcessGroup {
   bool finish(std::uint64_t number, Clock::time_point deadline);
   bool finish_message(std::uint64_t number, Clock::time_point deadline);
   std::string fail(const std::string& operation, const Error& error);
+  std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
   void check_alive() const;
   /// The helper's thread: what nobody waits for goes on too.
   void help();
@@ -110,15 +118,22 @@ ShmGroup::~ShmGroup() {
   board_->close();
 }
 
+std::shared_ptr<SharedSegment> ShmGroup::make_segment(std::size_t bytes) {
+  return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
+                                         options_.timeout);
+}
+
 std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
   const std::size_t room = (bytes + 4095) / 4096 * 4096;
-  const auto segment = std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(),
-                                                       room * static_cast<std::size_t>(size()), options_.timeout);
-  SharedArena arena{segment, room};
-  auto* const storage = new Storage(Device{}, arena.of(rank()), bytes);
+  const SharedArena arena{make_segment(room * static_cast<std::size_t>(size())), room};
   const std::lock_guard engine(engine_);
-  collectives_.add_arena(std::move(arena));
-  return {storage, [segment](Storage* used) { delete used; }};
+  collectives_.add_arena(arena);
+  return storage_in(arena.segment, arena.of(rank()), bytes);
+}
+
+std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
+  const auto segment = make_segment(bytes);
+  return storage_in(segment, segment->data(), bytes);
 }
 
 void ShmGroup::check_alive() const {

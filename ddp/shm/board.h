@@ -22,6 +22,7 @@ namespace duet::ddp {
 struct Notice {
   Header header;
   std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
+  std::uint64_t out_at = 0;     // of reduce_update: the same for the values
 };
 
 /// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.

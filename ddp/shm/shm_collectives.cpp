@@ -4,13 +4,16 @@
 
 #include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/fault_point.h"
 
 namespace duet::ddp {
 namespace {
 
 constexpr std::int64_t kLine = 64;         // elements; shards are cut at whole cache lines
 constexpr std::int64_t kCached = 2048;     // elements of a shard that stay in the first cache while they are reduced
+constexpr std::int64_t kUpdated = 16384;   // elements that are summed, updated and shown at once, in the second cache
 constexpr std::uint64_t kArenaShift = 48;  // of a place: the arena's number, then the offset in it
 
 /// Whether a rank that contributes has a piece for each rank.
@@ -48,10 +51,17 @@ std::uint64_t ShmCollectives::place_of(const Buffer& buffer) const {
   return 0;
 }
 
+std::byte* ShmCollectives::at_place(int rank, std::uint64_t place) const {
+  const std::uint64_t offset = place - 1;
+  return arenas_[offset >> kArenaShift].of(rank) + (offset & ((std::uint64_t{1} << kArenaShift) - 1));
+}
+
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
   Notice& notice = board_.notice(board_.rank(), sequence);
+  const bool updates = call.op == Collective::reduce_update;
   notice.header = header_of(call, sequence);
-  notice.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
+  notice.shared_at = updates || call.op == Collective::all_reduce ? place_of(call.in) : 0;
+  notice.out_at = updates ? place_of(call.out) : 0;
   if (notice.shared_at == 0) stage(call, pass_at(call, 0));
   board_.post();
 }
@@ -63,6 +73,10 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
   };
   board_.await_posts(deadline, spin);
   check_notices(call, sequence);
+  if (call.op == Collective::reduce_update) {
+    reduce_update(call, sequence);
+    return meet();
+  }
   Pass pass = pass_at(call, 0);
   const bool reduces = call.op == Collective::all_reduce;
   if (const int shared = reduces ? shared_count(sequence) : 0; shared == board_.size()) {
@@ -125,7 +139,8 @@ void ShmCollectives::stage(const Call& call, Pass pass) {
     case Collective::all_gather: return copy_bytes(to, at(call.in, pass.begin), bytes);
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv: return;
+    case Collective::recv:
+    case Collective::reduce_update: return;
   }
 }
 
@@ -164,7 +179,8 @@ void ShmCollectives::read(const Call& call, Pass pass) {
       return;
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv: return;
+    case Collective::recv:
+    case Collective::reduce_update: return;
   }
 }
 
@@ -191,14 +207,39 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
     const std::int64_t count = std::min(kCached, shard.count - done);
     parts_.clear();
     for (int peer = 0; peer < board_.size(); ++peer) {
-      const std::uint64_t place = board_.notice(peer, sequence).shared_at - 1;
-      std::byte* const buffer =
-          arenas_[place >> kArenaShift].of(peer) + (place & ((std::uint64_t{1} << kArenaShift) - 1));
+      std::byte* const buffer = at_place(peer, board_.notice(peer, sequence).shared_at);
       parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
     }
     reduce_parts(parts_, count, call.in.dtype, call.reduce);
     for (std::size_t peer = 1; peer < parts_.size(); ++peer)
       copy_bytes(parts_[peer], parts_[0], static_cast<std::size_t>(count) * size);
+  }
+}
+
+/// All ranks wait in this call, so nobody reads values while others write them.
+void ShmCollectives::reduce_update(const Call& call, std::uint64_t sequence) {
+  for (int peer = 0; peer < board_.size(); ++peer) {
+    const Notice& notice = board_.notice(peer, sequence);
+    require<CommError>(notice.shared_at != 0 && notice.out_at != 0, "the gradients or values of rank ",
+                       board_.name_of(peer), " are not in shared memory");
+  }
+  const Pass shard = shard_of(call.in.count, board_.rank());
+  sums_.resize(static_cast<std::size_t>(std::min(kUpdated, shard.count)));
+  for (std::int64_t done = 0; done < shard.count; done += kUpdated) {
+    const std::int64_t begin = shard.begin + done, count = std::min(kUpdated, shard.count - done);
+    const auto offset = static_cast<std::size_t>(begin) * sizeof(float);
+    PooledVector<Tensor> parts;
+    for (int peer = 0; peer < board_.size(); ++peer)
+      parts.push_back(borrow(at_place(peer, board_.notice(peer, sequence).shared_at) + offset, {count}, DType::f32));
+    const Tensor sums = borrow(sums_.data(), {count}, DType::f32);
+    backend(DeviceKind::cpu).sum_devices(parts, sums, false, 0, 1);
+    (*call.update)(begin, sums);
+    for (int peer = 0; peer < board_.size(); ++peer) {
+      if (peer != board_.rank())
+        copy_bytes(at_place(peer, board_.notice(peer, sequence).out_at) + offset, at(call.out, begin),
+                   static_cast<std::size_t>(count) * sizeof(float));
+    }
+    fault_point("reduce_update");
   }
 }
 

@@ -41,18 +41,22 @@ class ShmCollectives {
   /// How many ranks have the buffer of an all_reduce in shared memory.
   int shared_count(std::uint64_t sequence);
   std::uint64_t place_of(const Buffer& buffer) const;
+  /// The opposite, on another rank.
+  std::byte* at_place(int rank, std::uint64_t place) const;
 
   std::int64_t piece_count(const Call& call) const;
   /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may look there.
   const void* reduce_staged(const Call& call, std::size_t offset, std::int64_t count);
   void reduce_shard(const Call& call, std::int64_t count);
   void reduce_shared(const Call& call, std::uint64_t sequence);
+  void reduce_update(const Call& call, std::uint64_t sequence);
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
 
   Board& board_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
+  std::vector<float> sums_;  // of reduce_update
 };
 
 }  // namespace duet::ddp

@@ -125,6 +125,7 @@ void Module::to(Device device) {
 
 std::vector<NamedTensor> Module::state_dict() {
   std::vector<NamedTensor> state;
+  context().store->require_whole_values();
   append_state("", context(), state);
   return state;
 }

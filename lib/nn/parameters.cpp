@@ -70,15 +70,21 @@ std::int64_t lay_out(std::vector<Slot>& slots) {
   return offset;
 }
 
-/// Memory for all slots. On CPU it begins so that the largest slot lies on a cache line: a vector of a matrix that
-/// reaches into two lines is loaded twice.
-Tensor flat_memory(std::vector<Slot> slots, Device device) {
-  constexpr std::int64_t kLine = 16;
-  const std::int64_t count = lay_out(slots);
-  if (device.kind != DeviceKind::cpu || slots.empty()) return zeros({count}, DType::f32, device);
+constexpr std::int64_t kLine = 16;  // elements
+
+/// The first element of a flat buffer of `slots` in CPU memory: the largest slot then lies on a cache line. A vector of
+/// a matrix that reaches into two lines is loaded twice.
+std::int64_t flat_begin(const std::vector<Slot>& slots) {
   const auto by_count = [](const Slot& a, const Slot& b) { return a.shape.count() < b.shape.count(); };
   const std::int64_t offset = std::max_element(slots.begin(), slots.end(), by_count)->offset;
-  return zeros({count + kLine}, DType::f32, device).slice((kLine - offset % kLine) % kLine, {count});
+  return (kLine - offset % kLine) % kLine;
+}
+
+/// Memory for all slots.
+Tensor flat_memory(std::vector<Slot> slots, Device device) {
+  const std::int64_t count = lay_out(slots);
+  if (device.kind != DeviceKind::cpu || slots.empty()) return zeros({count}, DType::f32, device);
+  return zeros({count + kLine}, DType::f32, device).slice(flat_begin(slots), {count});
 }
 
 }  // namespace
@@ -114,6 +120,23 @@ void ParameterStore::move_gradients(const Tensor& memory) {
   make_variables();
 }
 
+std::size_t ParameterStore::flat_bytes() const {
+  return values_.bytes() + static_cast<std::size_t>(kLine) * size_of(DType::f32);
+}
+
+Tensor ParameterStore::flat_in(const std::shared_ptr<Storage>& memory) const {
+  const auto begin = static_cast<std::size_t>(flat_begin(slots_)) * size_of(DType::f32);
+  return Tensor(memory, begin, values_.shape(), DType::f32).alias(device());
+}
+
+const Tensor& ParameterStore::move_values(const std::shared_ptr<Storage>& memory) {
+  const Tensor moved = flat_in(memory);
+  copy(values_, moved);
+  values_ = moved;
+  make_variables();
+  return values();
+}
+
 ParameterStore::~ParameterStore() = default;
 
 Tensor ParameterStore::view(const Tensor& flat, int slot) const {
@@ -123,7 +146,18 @@ Tensor ParameterStore::view(const Tensor& flat, int slot) const {
 }
 
 Tensor ParameterStore::value(int slot) const { return view(values_, slot); }
-Tensor ParameterStore::gradient(int slot) const { return view(gradients_, slot); }
+Tensor ParameterStore::gradient(int slot) const { return view(checked_gradients(), slot); }
+
+const Tensor& ParameterStore::checked_gradients() const {
+  require<UsageError>(!withheld_,
+                      "the gradients are this rank's own until the update sums them: with an update that "
+                      "ranks share out, nothing can read them between backward() and zero_grad()");
+  return gradients_;
+}
+
+void ParameterStore::require_whole_values() const {
+  require<UsageError>(!torn_, "the last update failed on the way: some parameters may be those of the step before it");
+}
 
 void ParameterStore::gradients_changed() {
   if (const auto copies = residents()) copies->hold_gradients = false;
@@ -136,7 +170,7 @@ const Tensor& ParameterStore::values() {
 
 const Tensor& ParameterStore::gradients() {
   gradients_changed();
-  return gradients_;
+  return checked_gradients();
 }
 
 Tensor ParameterStore::value(int slot) { return view(values(), slot); }
@@ -149,6 +183,7 @@ bool ParameterStore::has_all_gradients() const {
 void ParameterStore::zero_grad() {
   std::fill(filled_.begin(), filled_.end(), char{0});
   ++zero_grad_count_;
+  withheld_ = false;
   gradients_changed();  // by the next backward
 }
 
@@ -201,7 +236,7 @@ Tensor ParameterStore::values_of(int first_slot, int slot_count) const {
   return run_of(values_, slots_, first_slot, slot_count);
 }
 Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
-  return run_of(gradients_, slots_, first_slot, slot_count);
+  return run_of(checked_gradients(), slots_, first_slot, slot_count);
 }
 
 std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const ReplicaPart& part) const {

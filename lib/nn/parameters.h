@@ -20,6 +20,7 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/named_tensor.h"
+#include "lib/nn/sharded_update.h"
 #include "lib/thread_pool.h"
 
 namespace duet::nn {
@@ -75,9 +76,10 @@ class ParameterStore final : public BackwardListener {
   int slot_count() const { return static_cast<int>(slots_.size()); }
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
 
-  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const.
+  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const. Gradients
+  /// that are withheld throw UsageError.
   const Tensor& values() const { return values_; }
-  const Tensor& gradients() const { return gradients_; }
+  const Tensor& gradients() const { return checked_gradients(); }
   const Tensor& values();
   const Tensor& gradients();
   /// Zeros laid out as values(), for an optimizer's state.
@@ -103,6 +105,12 @@ class ParameterStore final : public BackwardListener {
   /// Moves the gradients, with what they hold, to other memory of this device; tensors of them taken earlier stay where
   /// they are. Not during a backward. Throws ShapeError unless `memory` is a flat f32 tensor of the same size.
   void move_gradients(const Tensor& memory);
+  /// The same for the values, to memory of flat_bytes(). Returns their new place, as values() does.
+  const Tensor& move_values(const std::shared_ptr<Storage>& memory);
+  /// Bytes of memory in which a flat buffer can be laid out.
+  std::size_t flat_bytes() const;
+  /// The flat buffer in such memory.
+  Tensor flat_in(const std::shared_ptr<Storage>& memory) const;
 
   /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
   [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
@@ -118,6 +126,16 @@ class ParameterStore final : public BackwardListener {
   /// Copies that an optimizer updates, too, until they go; null: none.
   void set_residents(const std::shared_ptr<ResidentReplicas>& residents) { residents_ = residents; }
   std::shared_ptr<ResidentReplicas> residents() const { return residents_.lock(); }
+
+  /// Who divides updates among ranks, until it goes; null: nobody. See Note [Sharded update].
+  void set_sharded_update(const std::shared_ptr<ShardedUpdate>& ranks) { sharded_update_ = ranks; }
+  std::shared_ptr<ShardedUpdate> sharded_update() const { return sharded_update_.lock(); }
+  /// Until zero_grad(): nobody may look at the gradients, which are not what they are without such ranks.
+  void withhold_gradients() { withheld_ = true; }
+  /// An update went wrong on the way: values of two steps may stand side by side, and state_dict() throws.
+  void mark_torn() { torn_ = true; }
+  /// Throws UsageError after mark_torn().
+  void require_whole_values() const;
 
   /// A store for another device with a part of this one's slots and buffers.
   struct ReplicaPart {
@@ -137,6 +155,7 @@ class ParameterStore final : public BackwardListener {
   struct Hooks;
   ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values, Tensor gradients);
   Tensor view(const Tensor& flat, int slot) const;
+  const Tensor& checked_gradients() const;
   void grad_ready(int slot);
   void gradients_changed();
   void make_variables();
@@ -150,6 +169,8 @@ class ParameterStore final : public BackwardListener {
   std::shared_ptr<Hooks> hooks_;
   std::weak_ptr<ThreadPool> threads_;
   std::weak_ptr<ResidentReplicas> residents_;
+  std::weak_ptr<ShardedUpdate> sharded_update_;
+  bool withheld_ = false, torn_ = false;
 };
 
 }  // namespace duet::nn

@@ -1,6 +1,7 @@
 #include "lib/optim/sgd.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
@@ -51,10 +52,54 @@ PooledVector<SGD::Buffers> SGD::all_buffers() {
   return all;
 }
 
+bool SGD::started_alike() const {
+  return std::all_of(started_.begin(), started_.end(), [&](char s) { return s == started_.front(); });
+}
+
+void SGD::update_run(std::int64_t begin, const Tensor& gradient, const Tensor& momentum) const {
+  const Tensor values = std::as_const(store_).values().slice(begin, gradient.shape());
+  if (started_alike()) return update({values, gradient, momentum}, started_.front() == 0);
+  for (std::size_t i = 0; i < started_.size(); ++i) {
+    const nn::Slot& slot = store_.slots()[i];
+    const std::int64_t first = std::max<std::int64_t>(0, slot.offset - begin);
+    const std::int64_t count = std::min(gradient.count(), slot.offset + slot.shape.count() - begin) - first;
+    if (count <= 0) continue;
+    const auto part = [&](const Tensor& run) { return run.defined() ? run.slice(first, {count}) : Tensor(); };
+    update({part(values), part(gradient), part(momentum)}, started_[i] == 0);
+  }
+}
+
+void SGD::share_step(const std::shared_ptr<nn::ShardedUpdate>& ranks) {
+  bool any = false;
+  for (int slot = 0; slot < store_.slot_count(); ++slot) any = any || store_.has_gradient(slot);
+  if (!any) return;
+  // At first the ranks have no momentum in common: each brings its shard of its own.
+  const bool moves = momentum_.defined() && common_with_.lock() != ranks;
+  const Tensor momentum = moves ? ranks->common_zeros() : momentum_;
+  std::uint32_t rule = options_.nesterov ? 1 : 0;
+  for (const float setting : {options_.lr, options_.momentum, options_.dampening, options_.weight_decay})
+    rule = rule * 31 + std::bit_cast<std::uint32_t>(setting);
+  ranks->run(rule, [&](std::int64_t begin, const Tensor& sums) {
+    const Tensor part = momentum.defined() ? momentum.slice(begin, sums.shape()) : Tensor();
+    if (moves) copy(momentum_.slice(begin, sums.shape()), part);
+    update_run(begin, sums, part);
+  });
+  std::fill(started_.begin(), started_.end(), char{1});
+  if (!moves) return;
+  momentum_ = momentum;
+  common_with_ = ranks;
+  common_momentum_ = true;
+}
+
 void SGD::step() {
+  if (const auto ranks = store_.sharded_update()) return share_step(ranks);
+  if (std::exchange(common_momentum_, false)) {
+    const Tensor own = store_.flat_zeros();
+    copy(momentum_, own);
+    momentum_ = own;
+  }
   const PooledVector<Buffers> all = all_buffers();
-  const bool same = std::all_of(started_.begin(), started_.end(), [&](char s) { return s == started_.front(); });
-  if (store_.has_all_gradients() && same && !started_.empty()) {
+  if (store_.has_all_gradients() && started_alike() && !started_.empty()) {
     for (const Buffers& buffers : all) update(buffers, started_.front() == 0);
     std::fill(started_.begin(), started_.end(), char{1});
     return;
@@ -71,6 +116,7 @@ void SGD::step() {
 }
 
 std::vector<nn::NamedTensor> SGD::state() const {
+  store_.require_whole_values();
   std::vector<nn::NamedTensor> state;
   for (std::size_t i = 0; momentum_.defined() && i < started_.size(); ++i) {
     const nn::Slot& slot = store_.slots()[i];
@@ -91,6 +137,8 @@ void SGD::load_state(const std::vector<nn::NamedTensor>& state) {
   }
   std::fill(started_.begin(), started_.end(), char{0});
   residents_.reset();
+  common_with_.reset();
+  if (std::exchange(common_momentum_, false)) momentum_ = store_.flat_zeros();
   for (const nn::NamedTensor& given : state) {
     for (std::size_t i = 0; i < started_.size(); ++i) {
       const nn::Slot& slot = store_.slots()[i];

@@ -18,8 +18,9 @@ struct SGDOptions {
 /// torch.optim.SGD: g += weight_decay * p; buf = g at a parameter's first step, later momentum * buf + (1 - dampening)
 /// * g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
 /// updates the whole model when all have one; replicas that hold the values (Note [Resident replicas] in
-/// lib/nn/parameters.h) are updated alike, each on its device. The model's values must exist and not be initialised
-/// anew later.
+/// lib/nn/parameters.h) are updated alike, each on its device; ranks that share memory may divide the update (Note
+/// [Sharded update] in lib/nn/sharded_update.h), of which state() is whole on every rank after a step. The model's
+/// values must exist and not be initialised anew later.
 class SGD {
  public:
   /// Throws UsageError for values that make no sense.
@@ -45,6 +46,11 @@ class SGD {
   /// Those of the model, then those of the replicas that are to be updated, too.
   PooledVector<Buffers> all_buffers();
   void update(const Buffers& buffers, bool first) const;
+  bool started_alike() const;
+  /// A step of which this rank does its shard.
+  void share_step(const std::shared_ptr<nn::ShardedUpdate>& ranks);
+  /// Updates elements from `begin` on; `gradient` and `momentum` belong to them.
+  void update_run(std::int64_t begin, const Tensor& gradient, const Tensor& momentum) const;
 
   nn::ParameterStore& store_;
   SGDOptions options_;
@@ -53,6 +59,8 @@ class SGD {
   // The same momentum on the devices of these replicas, as long as every step has updated them.
   std::weak_ptr<nn::ResidentReplicas> residents_;
   std::vector<Tensor> resident_momentum_;
+  bool common_momentum_ = false;                  // momentum_ is common to the ranks
+  std::weak_ptr<nn::ShardedUpdate> common_with_;  // these
 };
 
 }  // namespace duet::optim

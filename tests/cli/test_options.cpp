@@ -114,6 +114,9 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--graph", "maybe"}, "--graph: unknown 'maybe', expected auto, on or off"},
       {{"train", "--sum", "ring"}, "--sum: unknown 'ring', expected tree or nccl"},
       {{"train", "--sum", "nccl", "--mode", "dp", "--devices", "2"}, "--sum nccl is for --mode dp --device cuda"},
+      {{"train", "--update", "half"}, "--update: unknown 'half', expected replicated or sharded"},
+      {{"train", "--update", "sharded", "--mode", "dp", "--devices", "2"}, "--update sharded is for mode ddp, not dp"},
+      {{"train", "--update", "sharded", "--mode", "ddp", "--device", "cuda"}, "--update sharded is for CPU devices"},
       {{"train", "--graph-steps", "-1"}, "--graph-steps is -1, expected 0 to 1024"},
       {{"compare", "--graph", "on"}, "--graph on: CPU devices have no graphs"},
       {{"train", "--graph", "on", "--device", "cuda", "--mode", "seed"},
@@ -183,8 +186,8 @@ TEST_CASE("help names every option with its default") {
     CHECK_THAT(compare, duet_test::ContainsSubstring(option));
   }
   const std::string train = printed({"train", "--help"});
-  for (const char* option :
-       {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss", "--sum"}) {
+  for (const char* option : {"--mode", "--checkpoint", "--resume", "--result", "--fingerprints", "--replicas", "--loss",
+                             "--sum", "--update"}) {
     INFO(option);
     CHECK_THAT(train, duet_test::ContainsSubstring(option));
   }

@@ -81,6 +81,36 @@ TEST_CASE("ranks end with the bits of one device, whatever carries their gradien
   }
 }
 
+TEST_CASE("ranks that share out the update end with the bits of one device, and go on from their checkpoints") {
+  const TemporaryFolder folder;
+  const std::string alone = folder.path() + "/alone", ranks = folder.path() + "/ranks", kept = folder.path() + "/c";
+  REQUIRE(duet_test::duet(train({"--epochs", "2", "--result", alone})).status == 0);
+  for (const std::string workers : {"process", "thread"}) {
+    const auto sharded = [&](const char* devices, const std::vector<std::string>& more) {
+      std::vector<std::string> arguments =
+          train({"--mode", "ddp", "--update", "sharded", "--workers", workers, "--devices", devices});
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      return duet_test::duet(arguments);
+    };
+    for (const char* const devices : {"1", "2", "4", "8"}) {
+      const auto ran = sharded(devices, {"--epochs", "2", "--result", ranks});
+      INFO(workers << " " << devices << ": " << ran.err);
+      REQUIRE(ran.status == 0);
+      CHECK(hash_of(ranks) == hash_of(alone));
+    }
+    const std::string folder_of = kept + workers;
+    REQUIRE(sharded("2", {"--epochs", "1", "--checkpoint", folder_of}).status == 0);
+    REQUIRE(sharded("4", {"--epochs", "2", "--resume", folder_of, "--result", ranks}).status == 0);
+    CHECK(hash_of(ranks) == hash_of(alone));
+    REQUIRE(duet_test::duet(train({"--epochs", "2", "--resume", folder_of, "--result", ranks})).status == 0);
+    CHECK(hash_of(ranks) == hash_of(alone));
+  }
+  const auto refused = duet_test::duet(
+      train({"--mode", "ddp", "--update", "sharded", "--workers", "thread", "--devices", "2", "--backend", "memory"}));
+  CHECK(refused.status == 2);
+  CHECK_THAT(refused.err, duet_test::ContainsSubstring("a sharded update needs ranks on CPU devices that share"));
+}
+
 TEST_CASE("ranks that are threads end with the bits of one device, and are one process") {
   const TemporaryFolder folder;
   const std::string alone = folder.path() + "/alone", ranks = folder.path() + "/ranks", file = folder.path() + "/trace";
