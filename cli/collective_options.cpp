@@ -5,16 +5,37 @@
 #include <array>
 
 #include "lib/error.h"
+#include "lib/tensor.h"
 
 namespace duet::cli {
 namespace {
 
 constexpr int kMaxRanks = 1024;
+constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32, DType::i64, DType::u8};
+
+/// An option that names one of `values`.
+template <class T, std::size_t N>
+void add_named(CLI::App& app, const char* option, T& chosen, const std::array<T, N>& values, const char* about) {
+  const auto take = [option, &chosen, values](const std::string& text) {
+    std::string list;
+    for (const T value : values) list += (list.empty() ? "" : ", ") + std::string(duet::name(value));
+    const auto found = std::find_if(values.begin(), values.end(), [&](T value) { return text == duet::name(value); });
+    require<UsageError>(found != values.end(), option, ": unknown '", text, "', expected ", list);
+    chosen = *found;
+  };
+  app.add_option_function<std::string>(option, take, about)->default_str(duet::name(chosen));
+}
 
 void add_options(CLI::App& app, CollectiveOptions& options) {
-  app.add_option("--devices", options.devices, "number of ranks, a process each")->capture_default_str();
+  app.add_option("--devices", options.devices, "number of ranks")->capture_default_str();
+  add_named(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
+            "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
+  add_named(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
+  app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
+      ->capture_default_str();
   app.add_option("--backend", options.backends,
-                 "what carries them: shm, gloo, or auto for the better one; several, separated by commas, are compared")
+                 "what carries them: shm, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
+                 "one; several, separated by commas, are compared")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--algorithm", options.algorithms,
@@ -50,8 +71,7 @@ void check_known(const char* option, const std::vector<std::string>& given, cons
 
 void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   for (const char* name : {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"}) {
-    CLI::App* app = bench.add_subcommand(
-        name, concat("time ", name, " among processes, in the columns of nccl-tests; f32 in the host's memory"));
+    CLI::App* app = bench.add_subcommand(name, concat("time ", name, " among ranks, in the columns of nccl-tests"));
     app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app->callback([&options, name] { options.collective = name; });
     add_options(*app, options);
@@ -61,12 +81,21 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
 void check(const CollectiveOptions& options) {
   require<UsageError>(options.devices >= 1 && options.devices <= kMaxRanks, "--devices is ", options.devices,
                       ", expected 1 to ", kMaxRanks);
-  check_known("--backend", options.backends, {"auto", "shm", "gloo"});
+  check_known("--backend", options.backends, {"auto", "shm", "gloo", "nccl", "memory"});
+  check_known("--workers", {options.workers}, {"process", "thread"});
+  for (const std::string& backend : options.backends) {
+    require<UsageError>(backend != "nccl" || options.device == DeviceKind::cuda, "--backend nccl is for --device cuda");
+    require<UsageError>(backend != "memory" || options.workers == "thread", "--backend memory is for --workers thread");
+  }
   if (options.collective == "all_reduce")
     check_known("--algorithm", options.algorithms, {"library", "naive_ring", "chunked_ring", "recursive_doubling"});
   else
     check_known("--algorithm", options.algorithms, {"library"});
-  const auto bytes_of_one = static_cast<std::int64_t>(sizeof(float));
+  const bool floats_of_host = options.dtype == DType::f32 && options.device == DeviceKind::cpu;
+  require<UsageError>(floats_of_host || options.algorithms == std::vector<std::string>{"library"},
+                      "--algorithm: other than library is for f32 in the host's memory, not for ", options.dtype,
+                      " with --device ", duet::name(options.device));
+  const auto bytes_of_one = static_cast<std::int64_t>(size_of(options.dtype));
   require<UsageError>(options.min_bytes >= bytes_of_one, "--min-bytes is ", options.min_bytes, ", expected ",
                       bytes_of_one, " or more");
   require<UsageError>(options.max_bytes >= options.min_bytes, "--max-bytes is ", options.max_bytes,

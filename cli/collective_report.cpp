@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/collective_rows.h"
+#include "cli/devices.h"
 #include "cli/machine.h"
 #include "cli/page.h"
 #include "cli/svg.h"
@@ -140,7 +141,8 @@ std::string rows_json(const CollectiveOptions& options, const std::vector<Collec
   for (const CollectiveRow& row : rows) list.push_back(json_of(row));
   const Json out = {{"duet", DUET_VERSION},
                     {"collective", options.collective},
-                    {"type", "f32"},
+                    {"type", name(options.dtype)},
+                    {"device", kind_title(options.device)},
                     {"iterations", options.iterations},
                     {"warm_up", options.warm_up},
                     {"cpu", machine.cpu},
@@ -154,7 +156,9 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
   const Machine machine = this_machine();
   const std::string ranks = concat(options.devices, options.devices == 1 ? " rank" : " ranks");
   return html_page(
-      "duet bench " + options.collective, concat(options.collective, " among ", ranks, " on ", machine.cpu),
+      "duet bench " + options.collective,
+      concat(options.collective, " of ", options.dtype, " among ", ranks, " on ",
+             options.device == DeviceKind::cpu ? machine.cpu : kind_title(options.device)),
       page_section("Time of one call",
                    log_chart(rows, "Time of one call against size", "us", [](const auto& row) { return row.time_us; }),
                    "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.") +

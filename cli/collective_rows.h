@@ -23,9 +23,9 @@ struct CollectiveRow {
 /// Bus bandwidth over algorithm bandwidth: the share of a rank's bytes that must cross its link.
 double bus_factor(const std::string& collective, int ranks);
 
-/// Measures all sizes as one rank of `group` and gives each row to `take`, on rank 0.
+/// Measures all sizes as one rank of `group`, with buffers on `device`, and gives each row to `take`, on rank 0.
 void measure_collective(const CollectiveOptions& options, const std::string& algorithm, ddp::ProcessGroup& group,
-                        const std::function<void(const CollectiveRow&)>& take);
+                        Device device, const std::function<void(const CollectiveRow&)>& take);
 
 std::string row_json(const CollectiveRow& row);
 /// Throws DataError.

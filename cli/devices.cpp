@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ddp/nccl_group.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 
@@ -37,6 +38,10 @@ Device device_of_rank(DeviceKind kind, int rank, int ranks) {
 
 int physical_devices(DeviceKind kind, int count) {
   return kind == DeviceKind::cpu ? count : std::min(count, count_of(kind));
+}
+
+bool can_use_nccl(DeviceKind kind, int ranks) {
+  return kind == DeviceKind::cuda && physical_devices(kind, ranks) == ranks && ddp::why_no_nccl().empty();
 }
 
 std::string kind_title(DeviceKind kind) {

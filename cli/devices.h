@@ -18,6 +18,9 @@ Device device_of_rank(DeviceKind kind, int rank, int ranks);
 /// How many of a kind's devices `count` devices occupy: the GPUs for CUDA, `count` for CPU.
 int physical_devices(DeviceKind kind, int count);
 
+/// Whether `ranks` ranks of this machine can exchange over NCCL, each with a GPU of its own.
+bool can_use_nccl(DeviceKind kind, int ranks);
+
 /// "cpu", "cuda", or "cuda (simulated)".
 std::string kind_title(DeviceKind kind);
 

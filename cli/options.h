@@ -8,6 +8,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/device.h"
+#include "lib/tensor.h"
 
 namespace duet::cli {
 
@@ -98,6 +99,9 @@ struct BenchOptions : Training {
 struct CollectiveOptions {
   std::string collective{};  // "all_reduce", ...
   int devices = 2;
+  DeviceKind device = DeviceKind::cpu;  // where the buffers lie
+  std::string workers = "process";      // what a rank is, or "thread"
+  DType dtype = DType::f32;
   std::vector<std::string> backends = {"auto"}, algorithms = {"library"};
   std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
   int factor = 2, iterations = 20, warm_up = 5, check = 1;

@@ -74,8 +74,7 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
 ddp::InitOptions group_options(const TrainOptions& options) {
   const ddp::RankInfo place = ddp::rank_info();
   const int ranks = place.local_world_size;
-  const bool own_gpus = options.device == DeviceKind::cuda && physical_devices(options.device, ranks) == ranks;
-  const bool picks = options.backend == "auto" && own_gpus && ddp::why_no_nccl().empty();
+  const bool picks = options.backend == "auto" && can_use_nccl(options.device, ranks);
   if (!picks && options.backend != "nccl") return {.backend = options.backend};
   return {.backend = "nccl", .device = device_of_rank(options.device, place.local_rank, ranks)};
 }

@@ -13,6 +13,7 @@
 #include "ddp/gloo_group.h"
 #include "ddp/memory_store.h"
 #include "ddp/memory_transport.h"
+#include "ddp/nccl_group.h"
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
 #include "lib/error.h"
@@ -60,6 +61,11 @@ class RankThreads {
   std::unique_ptr<ProcessGroup> connect(int rank) {
     if (size() == 1) return std::make_unique<SoloGroup>();
     if (options_.backend == "gloo") return make_gloo_group(store_, rank, size(), {.group = options_.group});
+    if (options_.backend == "nccl") {
+      const Device device = options_.devices[static_cast<std::size_t>(rank)];
+      return make_nccl_group(store_, rank, size(),
+                             {.device = device, .connect_timeout = kMeetTimeout, .group = options_.group});
+    }
     if (options_.backend != "memory") {
       try {
         return make_shm_group(store_, rank, size(), kMeetTimeout, options_.group);
@@ -108,9 +114,11 @@ class RankThreads {
 
 void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options) {
   require<UsageError>(ranks >= 1, "a job has at least 1 rank, got ", ranks);
-  constexpr std::array kBackends = {"auto", "shm", "gloo", "memory"};
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "memory", "nccl"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend for ranks that are threads: '", options.backend, "'");
+  require<UsageError>(options.backend != "nccl" || options.devices.size() == static_cast<std::size_t>(ranks),
+                      "backend nccl: ", ranks, " ranks, but ", options.devices.size(), " devices");
   RankThreads(ranks, body, options).run();
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "ddp/process_group.h"
 #include "ddp/transport_group.h"
@@ -10,9 +11,11 @@
 namespace duet::ddp {
 
 struct RankThreadsOptions {
-  /// "shm", "gloo", "memory" (messages are copied within the process), or "auto": shm where memory can be shared, else
-  /// memory.
+  /// "shm", "gloo", "memory" (messages are copied within the process), "nccl", or "auto": shm where memory can be
+  /// shared, else memory.
   std::string backend = "auto";
+  /// The ranks' GPUs, for nccl.
+  std::vector<Device> devices{};
   GroupOptions group{};
 };
 

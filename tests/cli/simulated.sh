@@ -65,14 +65,36 @@ assert len(open("auto.times").readlines()) == len(open("off.times").readlines())
 assert open("auto.hashes").read() == open("off.hashes").read()
 PYTHON
 # Sums by NCCL need GPUs that differ.
-nccl=(train --quiet --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
+by_nccl=(train --quiet --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
   --batch 8 --epochs 1 --sum nccl)
-DUET_SIM_DEVICES=2 "$duet" "${nccl[@]}" >text
+DUET_SIM_DEVICES=2 "$duet" "${by_nccl[@]}" >text
 expect '; gradients added up by NCCL; no CUDA graphs' text
 status=0
-"$duet" "${nccl[@]}" >text 2>&1 || status=$?
+"$duet" "${by_nccl[@]}" >text 2>&1 || status=$?
 [ $status = 1 ]
 expect '^duet: NCCL takes cuda:0.1 only with a GPU of its own' text
+# Collectives over NCCL, among threads, beside those that go through the host's memory.
+for collective in all_reduce all_gather broadcast reduce_scatter all_to_all; do
+  DUET_SIM_DEVICES=2 DUET_NCCL_MODULE=$nccl "$duet" bench $collective --device cuda --workers thread --backend nccl,shm \
+    -b 64 -e 4K -f 8 -n 2 -w 1 --dtype bf16 --json bench.json --html bench.html >text
+  cat text
+  expect "^# $collective among 2 ranks over nccl on cuda (simulated), algorithm library" text
+  expect "^# $collective among 2 ranks over shm on cuda (simulated), algorithm library" text
+  expect '^ *4096 *2048 *bf16 .* 0$' text
+  expect '^# wrong elements: 0$' text
+  expect '"device": "cuda (simulated)"' bench.json
+  expect "$collective of bf16 among 2 ranks on cuda (simulated)" bench.html
+done
+# Of ranks that are processes, too; NCCL for another CUDA module is not taken, and not passed over in silence.
+"$duet" bench all_reduce --device cuda --backend nccl,shm -b 64 -e 64 -n 1 -w 0 >text
+cat text
+expect '^# all_reduce over nccl: skipped: DUET_CUDA_MODULE names another CUDA module' text
+expect '^# all_reduce among 2 ranks over shm on cuda (simulated)' text
+status=0
+DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" bench all_reduce --device cuda --backend nccl >text 2>&1 || status=$?
+cat text
+[ $status = 1 ] && [ "$(wc -l <text)" = 1 ]
+expect '^# all_reduce over nccl: skipped: --device cuda: .*looked for /nowhere/libduet_cuda.so' text
 # What duet info says of GPUs: compute capability, memory, driver, and who reaches whom.
 DUET_SIM_DEVICES=2 "$duet" info >text
 expect '^ *cuda:0 (simulated GPU, sm_90, 4096 MiB, 4295 of 4295 MB free)' text

@@ -15,7 +15,7 @@ namespace {
 std::vector<CollectiveRow> rows_of(const CollectiveOptions& options, const std::string& algorithm) {
   std::vector<CollectiveRow> rows;
   run_ranks(Over::shm, options.devices, [&](ProcessGroup& group) {
-    measure_collective(options, algorithm, group, [&](const CollectiveRow& row) { rows.push_back(row); });
+    measure_collective(options, algorithm, group, {}, [&](const CollectiveRow& row) { rows.push_back(row); });
   });
   return rows;
 }
@@ -64,13 +64,31 @@ TEST_CASE("every collective and algorithm is measured and right") {
   }
 }
 
+TEST_CASE("every collective of every type is right") {
+  CollectiveOptions options{.min_bytes = 4096, .max_bytes = 4096, .iterations = 1, .warm_up = 0};
+  options.devices = GENERATE(1, 2, 3, 8);
+  for (const DType dtype : {DType::f64, DType::i32, DType::i64, DType::u8, DType::f16, DType::bf16}) {
+    options.dtype = dtype;
+    for (const char* name : {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"}) {
+      options.collective = name;
+      const std::vector<CollectiveRow> rows = rows_of(options, "library");
+      INFO(name << " of " << dtype << " among " << options.devices);
+      REQUIRE(rows.size() == 1);
+      CHECK(rows[0].wrong == 0);
+      CHECK(rows[0].bytes == rows[0].count * static_cast<std::int64_t>(size_of(dtype)));
+    }
+  }
+}
+
 TEST_CASE("wrong elements are counted") {
   Idle group;
   std::vector<CollectiveRow> rows;
-  measure_collective({.collective = "all_reduce", .min_bytes = 64, .max_bytes = 64}, "library", group,
-                     [&](const CollectiveRow& row) { rows.push_back(row); });
+  const DType dtype = GENERATE(DType::f32, DType::f64, DType::i32, DType::i64, DType::u8, DType::f16, DType::bf16);
+  measure_collective({.collective = "all_reduce", .dtype = dtype, .min_bytes = 64, .max_bytes = 64}, "library", group,
+                     {}, [&](const CollectiveRow& row) { rows.push_back(row); });
   REQUIRE(rows.size() == 1);
-  CHECK(rows[0].wrong == 16);
+  CHECK(rows[0].wrong == rows[0].count);
+  CHECK(rows[0].count == 64 / static_cast<std::int64_t>(size_of(dtype)));
 }
 
 TEST_CASE("rows go through JSON, and into the page") {
@@ -90,8 +108,10 @@ TEST_CASE("rows go through JSON, and into the page") {
   CHECK_THROWS_WITH(parse_row("{}"), ContainsSubstring("not a row of duet bench: '{}'"));
   CollectiveOptions options;
   options.collective = "all_reduce";
+  options.dtype = DType::bf16;
   CHECK_THAT(rows_json(options, {row}),
-             ContainsSubstring("\"collective\": \"all_reduce\"") && ContainsSubstring("\"size_bytes\": 64"));
+             ContainsSubstring("\"collective\": \"all_reduce\"") && ContainsSubstring("\"size_bytes\": 64") &&
+                 ContainsSubstring("\"type\": \"bf16\"") && ContainsSubstring("\"device\": \"cpu\""));
   const std::string page = rows_html(options, {row, row}, "duet bench all_reduce");
   CHECK_THAT(page, ContainsSubstring("naive_ring, shm: 64 bytes, 1.50 us") && ContainsSubstring("Bus bandwidth"));
 }

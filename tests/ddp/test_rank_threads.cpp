@@ -26,7 +26,9 @@ TEST_CASE("ranks may be threads of one process, over every backend") {
       CHECK(as_asked == ranks);
     }
   }
-  CHECK_THROWS_AS(run_rank_threads(2, [](ProcessGroup&) {}, {.backend = "nccl"}), UsageError);
+  CHECK_THROWS_AS(run_rank_threads(2, [](ProcessGroup&) {}, {.backend = "mpi"}), UsageError);
+  CHECK_THROWS_WITH(run_rank_threads(2, [](ProcessGroup&) {}, {.backend = "nccl"}),
+                    "backend nccl: 2 ranks, but 0 devices");
 }
 
 TEST_CASE("of ranks that are threads, the one that failed by itself is named, and no other waits for it") {
