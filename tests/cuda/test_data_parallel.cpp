@@ -69,7 +69,7 @@ std::vector<Device> logical_devices(int count) {
 
 TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device does", "[dp]") {
   DUET_NEEDS_CUDA();
-  const std::int64_t rows = 12;
+  const std::int64_t rows = 7;
   const Trained single = train_single(kGpu, rows), cpu = train_single({}, rows);
   CHECK(difference(single.values, cpu.values) < 1e-5);
   for (const int count : {2, 3, 4}) {

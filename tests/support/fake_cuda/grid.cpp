@@ -2,8 +2,11 @@
 // order, as long as none reaches a barrier or shuffle; the first that does goes on as one of many: each thread of the
 // block that did not run yet gets a std::thread of a pool. So kernels without barriers cost little, and those with
 // barriers have a real thread per CUDA thread.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -19,12 +22,45 @@ namespace {
 
 constexpr unsigned kLanes = 32;
 
+// libstdc++ yields four times before a thread sleeps in std::atomic::wait or std::barrier: with more threads than cores
+// that was most of the time that a block took.
+void sleep_while(const std::atomic<int>& place, int value) {
+  while (place == value) ::syscall(SYS_futex, &place, FUTEX_WAIT_PRIVATE, value, nullptr);
+}
+void wake(const std::atomic<int>& place, std::size_t threads) {
+  ::syscall(SYS_futex, &place, FUTEX_WAKE_PRIVATE, static_cast<int>(threads));
+}
+
+/// As std::barrier.
+class Barrier {
+ public:
+  explicit Barrier(int threads) : threads_(threads), missing_(threads) {}
+  void arrive_and_wait() {
+    const int phase = phase_;
+    if (!arrive()) sleep_while(phase_, phase);
+  }
+  void arrive_and_drop() {
+    --threads_;
+    arrive();
+  }
+
+ private:
+  bool arrive() {
+    if (--missing_ != 0) return false;
+    missing_ = threads_.load();
+    ++phase_;
+    wake(phase_, 1024);
+    return true;
+  }
+  std::atomic<int> threads_, missing_, phase_ = 0;
+};
+
 struct Warp {
   struct Slot {
     std::uint64_t bits = 0;
     unsigned turn = 0;
   };
-  std::optional<std::barrier<>> meet;
+  std::optional<Barrier> meet;
   // Two sets in turn, so that one barrier per shuffle is enough: a set is written again only after everybody has passed
   // the next barrier.
   Slot slots[2][kLanes];
@@ -38,11 +74,11 @@ struct Block {
   const Op* op;
   uint3 index;
   dim3 size, grid;
-  std::vector<unsigned> order;  // of its threads
-  std::size_t position = 0;
+  std::vector<unsigned> order;          // of its threads
+  std::size_t position = 0, first = 0;  // in `order`: of the thread that runs, and of the first of many
   bool parallel = false;
   std::atomic<bool> failed = false;
-  std::optional<std::barrier<>> all;
+  std::optional<Barrier> all;
   std::vector<Warp> warps;
   std::mutex mutex;
   std::condition_variable ended;
@@ -69,56 +105,44 @@ void leave() {
   block->warps[self / kLanes].meet->arrive_and_drop();
 }
 
-/// One thread of the pool; runs one CUDA thread at a time.
-class Worker {
- public:
-  Worker() {
-    std::thread([this] { work(); }).detach();
-  }
-  void start(Block& owner, unsigned thread) {
-    owner_ = &owner;
-    thread_ = thread;
-    jobs_.fetch_add(1);
-    jobs_.notify_one();
-  }
+// Kernels run one at a time, so the pool works for one block: its threads take the numbers 1 to `left` of those that
+// did not run yet. They are never ended: they wait when the process ends.
+std::atomic<int> left = 0;
+Block* served = nullptr;
+std::size_t pool_size = 0;
 
- private:
-  void work() {
-    for (int seen = 0;; ++seen) {
-      jobs_.wait(seen);
-      become(*owner_, thread_);
-      current_op() = owner_->op;
-      if (!guarded(*owner_->call)) owner_->failed = true;
-      leave();
-      current_op() = nullptr;
-      std::lock_guard lock(owner_->mutex);
-      if (--owner_->running == 0) owner_->ended.notify_one();
-    }
+void work() {
+  for (;;) {
+    sleep_while(left, 0);
+    int number = left;
+    if (number == 0 || !left.compare_exchange_strong(number, number - 1)) continue;
+    Block& owner = *served;
+    become(owner, owner.order[owner.first + static_cast<std::size_t>(number)]);
+    current_op() = owner.op;
+    if (!guarded(*owner.call)) owner.failed = true;
+    leave();
+    current_op() = nullptr;
+    std::lock_guard lock(owner.mutex);
+    if (--owner.running == 0) owner.ended.notify_one();
   }
-  std::atomic<int> jobs_ = 0;
-  Block* owner_ = nullptr;
-  unsigned thread_ = 0;
-};
-
-/// Kernels run one at a time, so the pool has one user. Its threads are never ended: they wait when the process ends.
-std::vector<Worker*>& pool() {
-  static auto* workers = new std::vector<Worker*>;
-  return *workers;
 }
 
 /// From here on, the block's other threads that did not run yet run beside this one.
 void go_parallel() {
   Block& b = *block;
   b.parallel = true;
-  const std::vector<unsigned> rest(b.order.begin() + static_cast<std::ptrdiff_t>(b.position), b.order.end());
-  b.all.emplace(static_cast<std::ptrdiff_t>(rest.size()));
+  b.first = b.position;
+  const std::size_t threads = b.order.size() - b.first, others = threads - 1;
+  b.all.emplace(static_cast<int>(threads));
   b.warps = std::vector<Warp>((b.order.size() + kLanes - 1) / kLanes);
-  std::vector<std::ptrdiff_t> lanes(b.warps.size());
-  for (unsigned thread : rest) ++lanes[thread / kLanes];
+  std::vector<int> lanes(b.warps.size());
+  for (std::size_t i = b.first; i < b.order.size(); ++i) ++lanes[b.order[i] / kLanes];
   for (std::size_t i = 0; i < lanes.size(); ++i) b.warps[i].meet.emplace(lanes[i]);
-  b.running = rest.size() - 1;
-  while (pool().size() < b.running) pool().push_back(new Worker);
-  for (std::size_t i = 1; i < rest.size(); ++i) pool()[i - 1]->start(b, rest[i]);
+  b.running = others;
+  for (; pool_size < others; ++pool_size) std::thread(work).detach();
+  served = &b;
+  left = static_cast<int>(others);
+  wake(left, others);
 }
 
 void wait_for_others(Block& b) {

@@ -41,7 +41,7 @@ void take_signal() {
   previous = now;
   struct sigaction own = {};
   own.sa_sigaction = on_fault;
-  own.sa_flags = SA_SIGINFO;
+  own.sa_flags = SA_SIGINFO | SA_NODEFER;  // so that no jump out of it has to restore a mask
   sigaction(SIGSEGV, &own, nullptr);
 }
 
@@ -127,7 +127,7 @@ void fail_current_op(cudaError_t error) { failure = error; }
 bool guarded(const std::function<void()>& call) {
   sigjmp_buf place;
   sigjmp_buf* volatile outer = escape;
-  if (sigsetjmp(place, 1) != 0) {
+  if (sigsetjmp(place, 0) != 0) {
     escape = outer;
     return false;
   }

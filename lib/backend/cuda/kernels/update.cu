@@ -57,9 +57,13 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kSquareThreads = 256;
 
-/// Block b sums up every kSquarePartials-th run of x from the b-th on.
+/// Block b sums up every kSquarePartials-th run of x from the b-th on, if there is one.
 __global__ void __launch_bounds__(kSquareThreads)
     sum_of_squares_kernel(const float* __restrict__ x, std::int64_t n, double* __restrict__ partials) {
+  if (static_cast<std::int64_t>(blockIdx.x) * kSquareThreads >= n) {
+    if (threadIdx.x == 0) partials[blockIdx.x] = 0;
+    return;
+  }
   double total = 0;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSquareThreads;
   for (std::int64_t i = thread_in_grid(); i < n; i += step) {
