@@ -82,7 +82,7 @@ cublasStatus_t cublasGetVersion_v2(cublasHandle_t, int* version) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasGetProperty(libraryPropertyType type, int* value) {
-  *value = type == MAJOR_VERSION ? CUBLAS_VER_MAJOR : 0;
+  *value = type == MAJOR_VERSION ? static_cast<int>(setting("DUET_SIM_CUBLAS_MAJOR", CUBLAS_VER_MAJOR)) : 0;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
