@@ -16,6 +16,7 @@
 #include "ddp/launch.h"
 #include "ddp/nccl_group.h"
 #include "ddp/rank_threads.h"
+#include "ddp/same_settings.h"
 #include "ddp/solo_group.h"
 #include "ddp/texts.h"
 #include "lib/backend/backend.h"
@@ -86,6 +87,25 @@ void set_up(const TrainOptions& options) {
   kernels.set_precision(options.precision);
 }
 
+/// What makes another training where it differs.
+std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images& images) {
+  return {{"duet", DUET_VERSION},
+          {"--mode", name(options.mode)},
+          {"--model", options.model},
+          {"--device", duet::name(options.device)},
+          {"--precision", name(options.precision)},
+          {"--batch", concat(options.batch)},
+          {"--epochs", concat(options.epochs)},
+          {"--lr", concat(options.lr)},
+          {"--momentum", concat(options.momentum)},
+          {"--seed", concat(options.seed)},
+          {"--compat", options.compat_torch ? "torch" : "duet"},
+          {"--update", options.update},
+          {"--check-finite", options.check_finite ? "on" : "off"},
+          {"--compare-every", concat(options.compare_every)},
+          {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(), " images")}};
+}
+
 /// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
 int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
   set_up(options);
@@ -94,6 +114,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   const std::string no_graph = why_no_graph(options, group.backend());
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const Images images = find_images(options, devices[0]);
+  ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());

@@ -16,16 +16,6 @@
 namespace duet::ddp {
 namespace {
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find('\n', begin);
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
 /// Every rank compares all ranks with rank 0, so that all say the same.
 void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
   std::string text;

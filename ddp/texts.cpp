@@ -29,6 +29,16 @@ struct Padded {
 
 }  // namespace
 
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
 std::string broadcast_text(ProcessGroup& group, const std::string& text, int root) {
   std::int64_t length = static_cast<std::int64_t>(text.size());
   group.broadcast(std::span(&length, 1), root).wait();

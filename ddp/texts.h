@@ -14,5 +14,7 @@ std::string broadcast_text(ProcessGroup& group, const std::string& text, int roo
 std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& text, int root = 0);
 /// As gather_texts, on all ranks.
 std::vector<std::string> all_gather_texts(ProcessGroup& group, const std::string& text);
+/// A text's lines, each of which ends with a line feed. No collective.
+std::vector<std::string> lines_of(const std::string& text);
 
 }  // namespace duet::ddp

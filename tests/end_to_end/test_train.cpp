@@ -273,3 +273,15 @@ TEST_CASE("a training loads no library that it does not use") {
   // That the list would show one, where Gloo was built.
   if (runs[1].status == 0) CHECK_THAT(runs[1].err, duet_test::ContainsSubstring("libduet_gloo"));
 }
+
+TEST_CASE("ranks that were started with different options refuse to train") {
+  const std::string seeds = "exec \"$0\" \"$@\" --seed \"$RANK\"";
+  std::vector<std::string> arguments = {"launch", "--nproc-per-node",         "2", "sh", "-c",
+                                        seeds,    std::getenv("DUET_PROGRAM")};
+  for (const std::string& argument : train({"--epochs", "1", "--mode", "ddp"})) arguments.push_back(argument);
+  const auto ran = duet_test::duet(arguments);
+  INFO(ran.err);
+  CHECK(ran.status == 1);
+  CHECK(ran.err.find("the ranks disagree: --seed is 1 on rank 1, --seed is 0 on rank 0") != std::string::npos);
+  CHECK(ran.out.find("epoch") == std::string::npos);
+}
