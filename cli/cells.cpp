@@ -13,6 +13,10 @@
 namespace duet::cli {
 namespace {
 
+std::string backend_of(const Training& options, const Cell& cell) {
+  return cell.backend.empty() ? options.backend : cell.backend;
+}
+
 Run empty_run(const Training& options, const Cell& cell) {
   Run run;
   run.mode = name(cell.mode);
@@ -21,6 +25,7 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
   if (has_ranks(cell.mode)) run.workers = options.workers;
+  if (has_ranks(cell.mode) && cell.devices > 1) run.backend = backend_of(options, cell);
   return run;
 }
 
@@ -41,7 +46,12 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
       if (options.device == DeviceKind::cpu && cores > threads) cells.push_back({mode, 1, cores});
       continue;
     }
-    for (const int devices : options.devices) cells.push_back({mode, devices, threads});
+    for (const int devices : options.devices) {
+      cells.push_back({mode, devices, threads});
+      if (mode != Mode::ddp || devices == 1) continue;
+      for (std::size_t i = 1; i < options.backends.size(); ++i)
+        cells.push_back({mode, devices, threads, options.backends[i]});
+    }
   }
   return cells;
 }
@@ -62,7 +72,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
                                         "--graph-steps",
                                         std::to_string(options.graph_steps),
                                         "--backend",
-                                        options.backend,
+                                        backend_of(options, cell),
                                         "--threads-per-device",
                                         std::to_string(cell.threads_per_device),
                                         "--model",

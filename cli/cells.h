@@ -15,12 +15,13 @@ struct Cell {
   Mode mode = Mode::single;
   int devices = 1;
   int threads_per_device = 1;
+  std::string backend{};  // of ranks, where it is not the options'
 
   bool operator==(const Cell&) const = default;
 };
 
 /// single once, then single on all `cores` where that is more threads than a device has, then the other modes on every
-/// number of devices.
+/// number of devices, and several ranks of ddp over every backend.
 std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 
 /// The command line of `duet train` for a cell.

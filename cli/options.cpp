@@ -132,6 +132,10 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
   app.add_option("--modes", texts.modes, "what to compare, separated by commas")->capture_default_str();
   app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
   add_training(app, options, texts);
+  app.get_option("--backend")
+      ->description(
+          "what carries the ranks' collectives in seed and ddp: see duet train --help; of several, separated "
+          "by commas, each gets rows of ddp, and seed runs over the first");
   app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv")->capture_default_str();
   app.add_option("--json", texts.json, "'-': results.json to the standard output, everything else to standard error");
@@ -276,11 +280,15 @@ Command parse(const std::vector<std::string>& arguments) {
   }
   compare.modes = parse_modes(compare_texts.modes);
   compare.devices = parse_counts(compare_texts.devices);
-  finish(compare, compare_texts);
+  compare.backends = split(compare.backend, "--backend");
   require<UsageError>(compare_texts.json.empty() || compare_texts.json == "-", "--json: got '", compare_texts.json,
                       "', expected - for the standard output (--out names the folder)");
   compare.json_to_stdout = compare_texts.json == "-";
-  check(compare);
+  for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
+    compare.backend = *backend;
+    finish(compare, compare_texts);
+    check(compare);
+  }
   return compare;
 }
 

@@ -64,6 +64,7 @@ struct TrainOptions : Training {
 struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2, 4};
+  std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
   int repeats = 1;
   std::string out = "out";
   bool json_to_stdout = false;

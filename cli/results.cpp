@@ -81,7 +81,7 @@ std::string to_csv(const Results& results) {
       "share,"
       "communication_us,parameters_sha256,first_differing_step";
   for (const PartName& part : step_part_names()) out += std::string(",") + part.name + "_us";
-  out += ",train_loss,test_accuracy,peak_memory_mb,device_memory_mb,moved_bytes_per_step,graph,workers\n";
+  out += ",train_loss,test_accuracy,peak_memory_mb,device_memory_mb,moved_bytes_per_step,graph,workers,backend\n";
   for (const Run& run : results.runs) {
     out += run.mode + "," + run.device + "," + std::to_string(run.devices) + "," +
            std::to_string(run.physical_devices) + "," + run.precision + "," + std::to_string(run.threads_per_device) +
@@ -93,7 +93,7 @@ std::string to_csv(const Results& results) {
     for (const PartName& part : step_part_names()) out += "," + shortest(run.step_us.*part.member);
     out += "," + joined(run.train_loss) + "," + joined(run.test_accuracy) + "," + joined(run.peak_memory_mb) + "," +
            joined(run.device_memory_mb) + "," + joined(run.moved_bytes_per_step) + "," +
-           (run.graph ? "true" : "false") + "," + run.workers + "\n";
+           (run.graph ? "true" : "false") + "," + run.workers + "," + run.backend + "\n";
   }
   return out;
 }

@@ -42,6 +42,7 @@ struct Run {
   bool graph = false;  // steps were replayed as CUDA graphs
   int threads_per_device = 1;
   std::string workers = "process";  // what a rank is, or "thread"
+  std::string backend;              // what carried the ranks' collectives: "shm", "gloo", ...; empty: one rank
   bool ok = true;
   std::string error;            // why not, in plain words
   double startup_s = 0;         // exec to the end of the first step, less a median step

@@ -60,6 +60,7 @@ Json run_json(const Run& run) {
           {"graph", run.graph},
           {"threads_per_device", run.threads_per_device},
           {"workers", run.workers},
+          {"backend", run.backend},
           {"ok", run.ok},
           {"error", run.error},
           {"startup_s", run.startup_s},
@@ -90,6 +91,7 @@ Run read_run(const Json& from) {
   read(from, "graph", run.graph);
   read(from, "threads_per_device", run.threads_per_device);
   read(from, "workers", run.workers);
+  read(from, "backend", run.backend);
   read(from, "ok", run.ok);
   read(from, "error", run.error);
   read(from, "startup_s", run.startup_s);

@@ -42,6 +42,17 @@ std::string pad(const std::string& text, std::size_t to, bool left) {
   return left ? text + space : space + text;
 }
 
+/// Whether ranks of ddp were run over more than one backend.
+bool several_backends(const Results& results) {
+  const Run* first = nullptr;
+  for (const Run& run : results.runs) {
+    if (run.mode != "ddp" || run.backend.empty()) continue;
+    if (!first) first = &run;
+    if (run.backend != first->backend) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<std::string> table_columns(const Results& results) {
@@ -54,7 +65,8 @@ std::vector<std::string> table_columns(const Results& results) {
 
 std::string row_name(const Results& results, const Run& run) {
   return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
-         (run.workers == "thread" ? ", threads" : "");
+         (run.workers == "thread" ? ", threads" : "") +
+         (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
 }
 
 std::string same_result(const Results& results, const Run& run) {

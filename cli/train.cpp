@@ -45,7 +45,8 @@ Team team_of(ddp::ProcessGroup& group) {
               [&group](std::span<double> numbers) {
                 if (group.size() > 1) group.all_reduce(numbers).wait();
               },
-          .gather = [&group](const std::string& text) { return ddp::all_gather_texts(group, text); }};
+          .gather = [&group](const std::string& text) { return ddp::all_gather_texts(group, text); },
+          .backend = group.size() > 1 ? group.backend() : ""};
 }
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.

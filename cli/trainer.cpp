@@ -247,6 +247,7 @@ class Trainer {
     recorder_.fill(run_);
     run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = team_.threads ? "thread" : "process";
+    run_.backend = team_.backend;
     run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.threads ? 1 : team_.size), 0);
     if (leader() || !team_.threads) run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
     team_.sum(run_.peak_memory_mb);

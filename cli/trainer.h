@@ -22,7 +22,8 @@ struct Team {
   std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
     return std::vector<std::string>{text};
   };
-  bool threads = false;  // of one process, else each is a process
+  bool threads = false;   // of one process, else each is a process
+  std::string backend{};  // of their process group; empty: one rank
   /// Whether to end early. Asked after every step and every epoch; all ranks get the same answer.
   std::function<bool()> ends = [] { return noted_signal() != 0; };
   /// Stops the trace and gives this rank's part of it.

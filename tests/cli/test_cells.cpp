@@ -20,6 +20,17 @@ TEST_CASE("the cells of a comparison") {
   CHECK(cells_of(options, 1).size() == 3);
 }
 
+TEST_CASE("ranks are compared over every backend that was asked for") {
+  const CompareOptions options =
+      std::get<CompareOptions>(parse({"compare", "--modes", "seed,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));
+  CHECK(options.backend == "shm");
+  CHECK(cells_of(options, 2) ==
+        std::vector<Cell>{
+            {Mode::seed, 1, 1}, {Mode::seed, 2, 1}, {Mode::ddp, 1, 1}, {Mode::ddp, 2, 1}, {Mode::ddp, 2, 1, "gloo"}});
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1}))).backend == "shm");
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1, "gloo"}))).backend == "gloo");
+}
+
 TEST_CASE("a cell's command line says what the comparison was told") {
   CompareOptions options = std::get<CompareOptions>(
       parse({"compare",    "--lr",          "0.05",   "--batch",  "64",       "--seed",  "7",

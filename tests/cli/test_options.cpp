@@ -111,6 +111,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--mode", "dp", "--workers", "thread"}, "--workers thread is for modes seed and ddp, not dp"},
       {{"train", "--mode", "ddp", "--workers", "thread", "--device", "cuda"}, "--workers thread is for CPU devices"},
       {{"compare", "--backend", "memory"}, "--backend memory is for --workers thread"},
+      {{"compare", "--backend", "shm,tcp"}, "--backend: unknown 'tcp', expected auto, shm, gloo, nccl or memory"},
       {{"train", "--graph", "maybe"}, "--graph: unknown 'maybe', expected auto, on or off"},
       {{"train", "--sum", "ring"}, "--sum: unknown 'ring', expected tree or nccl"},
       {{"train", "--sum", "nccl", "--mode", "dp", "--devices", "2"}, "--sum nccl is for --mode dp --device cuda"},

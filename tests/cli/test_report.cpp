@@ -63,6 +63,18 @@ TEST_CASE("a row whose ranks were threads says so") {
   CHECK(table(results, {}).find("ddp, threads") != std::string::npos);
 }
 
+TEST_CASE("rows name what carried the ranks' collectives where they differ in it") {
+  Results results = duet_test::made_up();
+  for (Run& run : results.runs)
+    if (run.mode == "ddp" && run.devices > 1) run.backend = "shm";
+  CHECK(table(results, {}).find("ddp, shm") == std::string::npos);
+  Run over_gloo = *find_run(results, "ddp", 2);
+  over_gloo.backend = "gloo";
+  results.runs.push_back(over_gloo);
+  CHECK(table(results, {}).find("ddp, shm") != std::string::npos);
+  CHECK(table(results, {}).find("ddp, gloo") != std::string::npos);
+}
+
 TEST_CASE("thin evidence is not spoken of") {
   Results results = duet_test::made_up();
   const auto says = [&](const std::string& text) {

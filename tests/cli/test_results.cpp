@@ -37,6 +37,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "devices",
                            "threads_per_device",
                            "workers",
+                           "backend",
                            "ok",
                            "error",
                            "startup_s",
@@ -78,6 +79,7 @@ TEST_CASE("results go to JSON and come back") {
   results.runs[6].error = "bad byte \xff";
   results.runs[3].graph = true;
   results.runs[3].workers = "thread";
+  results.runs[3].backend = "shm";
   results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
   const std::string text = to_json(results);
   const Results again = results_from_json(text);
@@ -89,6 +91,7 @@ TEST_CASE("results go to JSON and come back") {
   CHECK(run.mode == "dp");
   CHECK(run.graph);
   CHECK(run.workers == "thread");
+  CHECK(run.backend == "shm");
   CHECK_FALSE(again.runs[0].graph);
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
   REQUIRE(run.median_step.size() == 1);
