@@ -55,7 +55,12 @@ void run_cable(const Arguments& arguments) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   for (const int signal : {SIGUSR1, SIGTERM}) {
     struct sigaction action {};
-    action.sa_handler = [](int which) { which == SIGUSR1 ? broken = !broken : over = 1; };
+    action.sa_handler = [](int which) {
+      if (which == SIGUSR1)
+        broken = !broken;
+      else
+        over = 1;
+    };
     ::sigaction(signal, &action, nullptr);
   }
   const std::array<Descriptor, 2> ends = {open_end(arguments.at(1)), open_end(arguments.at(2))};

@@ -21,12 +21,15 @@ std::mutex report_mutex;
 char kept[4096];
 
 /// Opens memory that an operation touches for the first time, ends a kernel's thread that touches what it may not.
-void on_fault(int signal, siginfo_t* info, void*) {
+void on_fault(int signal, siginfo_t* info, void* context) {
   void* address = info->si_addr;
   if (in_arena(address)) {
     if (current_op() != nullptr) {
       if (open_memory(address, *current_op())) return;
-      if (escape != nullptr) siglongjmp(*escape, 1);
+      if (escape != nullptr) {  // the mask comes back here, not at every sigsetjmp
+        pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
+        siglongjmp(*escape, 1);
+      }
     }
     report("host code touches device memory at %p", address);
   }
@@ -41,7 +44,7 @@ void take_signal() {
   previous = now;
   struct sigaction own = {};
   own.sa_sigaction = on_fault;
-  own.sa_flags = SA_SIGINFO | SA_NODEFER;  // so that no jump out of it has to restore a mask
+  own.sa_flags = SA_SIGINFO;
   sigaction(SIGSEGV, &own, nullptr);
 }
 
