@@ -51,8 +51,11 @@ def free_ports(count):
 
 def why_silent(srun):
     """What srun says when no job runs within a quarter of a minute; empty when one runs."""
-    ran = subprocess.run([srun, "--immediate=12", "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                         timeout=60, check=False)
+    try:
+        ran = subprocess.run([srun, "--immediate=12", "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return "srun gave no answer in a minute"
     return "" if ran.returncode == 0 else ran.stdout.strip() or f"srun's exit code is {ran.returncode}"
 
 
