@@ -10,6 +10,7 @@
 #include "cli/text.h"
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/data/mnist.h"
+#include "lib/monotonic.h"
 #include "lib/nn/simple_cnn.h"
 
 namespace duet::cli {
@@ -23,10 +24,6 @@ constexpr std::int64_t kWarmUp = 5;
 constexpr double kConv1 = 2.0 * 28 * 28 * 9 * 32, kConv2 = 2.0 * 14 * 14 * 9 * 32 * 64, kFc1 = 2.0 * 3136 * 128,
                  kFc2 = 2.0 * 128 * 10;
 constexpr double kWinograd = 2.25;  // F(2x2, 3x3): 16 products in place of 36
-
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
 
 double measured_peak_gflops() {
   constexpr std::int64_t kRounds = 1 << 18;

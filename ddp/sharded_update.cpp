@@ -1,19 +1,11 @@
 #include "ddp/sharded_update.h"
 
-#include <chrono>
 #include <utility>
 
 #include "lib/error.h"
-#include "lib/trace.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
-namespace {
-
-double us_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-}
-
-}  // namespace
 
 ShardedUpdate::ShardedUpdate(nn::ParameterStore& store, ProcessGroup& group) : store_(store), group_(group) {
   require<UsageError>(store.device().kind == DeviceKind::cpu && group.shares_memory(),
@@ -46,14 +38,14 @@ void ShardedUpdate::run(std::uint32_t rule, Update update) {
     group_.reduce_update(gradients_, values_, rule, [&](std::int64_t first, const Tensor& sums) {
       const Clock::time_point updating = Clock::now();
       update(first, sums);
-      update_us += us_since(updating);
+      update_us += microseconds_since(updating);
     });
   } catch (...) {
     store_.mark_torn();
     throw;
   }
   times_.update_us += update_us;
-  times_.communication_us += us_since(begin) - update_us;
+  times_.communication_us += microseconds_since(begin) - update_us;
 }
 
 Work NoCommunication::start(ProcessGroup& group, const GradBucket&) {

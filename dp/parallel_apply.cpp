@@ -6,6 +6,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/trace.h"
 #include "lib/with_prefix.h"
 
@@ -33,10 +34,6 @@ void run_side_by_side(Replicas& replicas, int count, Task&& task) {
   } catch (const OtherReplicaFailed& stopped) {
     std::rethrow_exception(stopped.cause);
   }
-}
-
-double microseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// One node over the tapes of all replicas. Its outputs are the replicas' outputs, replica by replica; its edges are
