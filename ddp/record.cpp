@@ -101,6 +101,7 @@ std::uint32_t Record::begin_group() { return memory_->group.fetch_add(1) + 1; }
 void Record::next_bucket(int bucket) { store(memory_->bucket, bucket); }
 
 RecordMark Record::add(const RecordedCall& call) {
+  const std::scoped_lock lock(writing_);
   const std::uint64_t number = memory_->calls.fetch_add(1) + 1;
   Line& line = memory_->lines[number % kCalls];
   store(line.number, 0);
@@ -123,6 +124,7 @@ RecordMark Record::add(const RecordedCall& call) {
 }
 
 void Record::mark(std::uint64_t number, Progress progress) {
+  const std::scoped_lock lock(writing_);
   Line& line = memory_->lines[number % kCalls];
   if (load(line.number) != number) return;  // so many calls ago that it is forgotten
   store(progress == Progress::running ? line.began_ns : line.ended_ns, monotonic_ns());

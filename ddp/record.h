@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -57,7 +58,7 @@ class RecordMark {
   std::uint64_t number_ = 0;
 };
 
-/// Thread-safe; a call costs three readings of the clock and some stores.
+/// Thread-safe; a call costs three readings of the clock, three locks that are hardly ever held, and some stores.
 class Record : public std::enable_shared_from_this<Record> {
  public:
   static constexpr std::size_t kCalls = 128;  // older ones are forgotten
@@ -86,6 +87,7 @@ class Record : public std::enable_shared_from_this<Record> {
   void mark(std::uint64_t number, Progress progress);
   Memory* memory_;
   bool mapped_;
+  std::mutex writing_;  // a writer that is overtaken by kCalls others would spoil a later call; readers need no lock
 };
 
 /// The record of this process as a rank; made when first asked for.
