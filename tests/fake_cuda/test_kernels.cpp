@@ -25,21 +25,18 @@ __global__ void sum_by_halves(const float* x, float* sums) {
 __global__ void sum_by_shuffles(const float* x, float* sums) {
   __shared__ float part[kThreads / 32];
   float value = x[blockIdx.x * kThreads + threadIdx.x];
-  for (unsigned step = 16; step > 0; step /= 2) value += __shfl_down_sync(~0u, value, step);
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
   __syncthreads();
   if (threadIdx.x == 0) sums[blockIdx.x] = part[0] + part[1];
 }
 
-__global__ void spread(float* x) {
-  float value = static_cast<float>(threadIdx.x);
+__global__ void spread(float* x, unsigned* last) {
+  const float own = static_cast<float>(threadIdx.x);
+  float value = own;
   for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-  x[threadIdx.x] = value + __shfl_down_sync(~0u, static_cast<float>(threadIdx.x), 1, 8);
-}
-
-__global__ void count_all(unsigned* counter, int* largest) {
-  atomicAdd(counter, 1u);
-  atomicMax(largest, static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x));
+  x[threadIdx.x] = value + __shfl_xor_sync(~0u, own, 1);
+  x[32 + threadIdx.x] = static_cast<float>(atomicExch(last, threadIdx.x + 1));
 }
 
 /// Half of the threads leave before the barrier.
@@ -60,7 +57,7 @@ __global__ void fault_beside_barrier(float* x) {
 __global__ void indices(float* x) {
   const unsigned i = ((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * blockDim.x * blockDim.y +
                      threadIdx.y * blockDim.x + threadIdx.x;
-  x[i] = static_cast<float>(i);
+  x[i] += static_cast<float>(i);
 }
 
 std::vector<float> numbers(int count) {
@@ -100,11 +97,14 @@ TEST_CASE("a shuffle's lanes, exchanges and exits") {
   duet_sim::reset(1);
   cudaStream_t stream = make_stream();
   Buffer x(kThreads);
-  good(launch(spread, 1, 32, stream, x.data));
+  Buffer<unsigned> last(1);
+  good(cudaMemsetAsync(last.data, 0, 4, stream));
+  good(launch(spread, 1, 32, stream, x.data, last.data));
   const auto values = x.get(stream);
   CHECK(values[0] == 31 + 1);
-  CHECK(values[7] == 31 + 7);  // the last of its eight lanes keeps its own
-  CHECK(values[30] == 31 + 31);
+  CHECK(values[7] == 31 + 6);
+  // Everybody finds who came before: all of them once, but for the last, whose number stays.
+  CHECK(std::accumulate(values.begin() + 32, values.end(), last.get(stream)[0]) == 32 * 33 / 2);
   good(cudaMemsetAsync(x.data, 0, kThreads * 4, stream));
   good(launch(early_exit, 1, kThreads, stream, x.data));
   CHECK(x.get(stream)[0] == kThreads / 2);
@@ -128,19 +128,13 @@ TEST_CASE("every thread of every block runs once, with its indices") {
   if (threads) ::setenv("DUET_SIM_THREADS", "1", 1);
   duet_sim::reset(1);
   cudaStream_t stream = make_stream();
-  Buffer<unsigned> counter(1);
-  Buffer<int> largest(1);
   Buffer x(4 * 3 * 2 * 12);
-  good(cudaMemsetAsync(counter.data, 0, 4, stream));
-  good(cudaMemsetAsync(largest.data, 0, 4, stream));
-  good(launch(count_all, 7, 96, stream, counter.data, largest.data));
+  good(cudaMemsetAsync(x.data, 0, 4 * 3 * 2 * 12 * 4, stream));
   cudaLaunchConfig_t config{{4, 3, 2}, {4, 3}, 0, stream, nullptr, 0};
   good(cudaLaunchKernelEx(&config, indices, x.data));
-  CHECK(counter.get(stream)[0] == 7 * 96);
-  CHECK(largest.get(stream)[0] == 7 * 96 - 1);
   CHECK(x.get(stream) == numbers(4 * 3 * 2 * 12));
-  CHECK(launch(count_all, 1, 2000, stream, counter.data, largest.data) == cudaErrorInvalidConfiguration);
-  CHECK(launch(count_all, 0, 32, stream, counter.data, largest.data) == cudaErrorInvalidConfiguration);
+  CHECK(launch(indices, 1, 2000, stream, x.data) == cudaErrorInvalidConfiguration);
+  CHECK(launch(indices, 0, 32, stream, x.data) == cudaErrorInvalidConfiguration);
   ::unsetenv("DUET_SIM_THREADS");
   good(cudaStreamDestroy(stream));
 }

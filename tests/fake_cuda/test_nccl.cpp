@@ -34,21 +34,23 @@ struct Rank {
 
 /// Runs `body` on `size` ranks, each a thread with its device; returns how many said true.
 int ranks(
-    int size, const std::function<bool(Rank&)>& body, ncclResult_t joining = ncclSuccess,
+    int size, const std::function<bool(Rank&)>& body,
     const std::function<int(int)>& device = [](int rank) { return rank; }) {
-  ncclUniqueId id;
-  ncclGetUniqueId(&id);
+  std::vector<int> devices(static_cast<std::size_t>(size));
+  for (std::size_t i = 0; i < devices.size(); ++i) devices[i] = device(static_cast<int>(i));
+  std::vector<ncclComm_t> comms(devices.size());
+  if (ncclCommInitAll(comms.data(), size, devices.data()) != ncclSuccess) return -1;
   std::atomic<int> right = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < size; ++i)
     threads.emplace_back([&, i] {
-      Rank rank{i, size};
+      Rank rank{i, size, comms[static_cast<std::size_t>(i)]};
       cudaSetDevice(device(i));
       cudaStreamCreateWithPriority(&rank.stream, cudaStreamNonBlocking, 0);
       const auto bytes = static_cast<std::size_t>(size) * 16;
       cudaMalloc(reinterpret_cast<void**>(&rank.in), bytes);
       cudaMalloc(reinterpret_cast<void**>(&rank.out), bytes);
-      if (ncclCommInitRankConfig(&rank.comm, size, id, i, nullptr) == joining) right += body(rank);
+      right += body(rank);
       cudaFree(rank.in);
       cudaFree(rank.out);
       cudaStreamDestroy(rank.stream);
@@ -70,22 +72,22 @@ bool all_collectives(Rank& r) {
   };
   bool good = true;
   r.set(static_cast<float>(r.rank));
-  good &= ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream) == ncclSuccess;
+  good &= ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream) == ncclSuccess;
   good &= r.get(4) == std::vector<float>{sum(0), sum(1), sum(2), sum(3)};
-  ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclMax, r.comm, r.stream);
+  ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclMax, r.comm, r.stream);
   good &= r.get(4) == from(static_cast<float>(n - 1), 4);
-  ncclReduce(r.in, r.out, 1, ncclFloat, ncclSum, 1, r.comm, r.stream);
+  ncclReduce(r.in, r.out, 1, ncclFloat32, ncclSum, 1, r.comm, r.stream);
   if (r.rank == 1) good &= r.get(1) == std::vector<float>{sum(0)};
-  ncclBroadcast(r.in, r.out, 4, ncclFloat, 1, r.comm, r.stream);
+  ncclBroadcast(r.in, r.out, 4, ncclFloat32, 1, r.comm, r.stream);
   good &= r.get(4) == from(1, 4);
-  ncclAllGather(r.in, r.out, 2, ncclFloat, r.comm, r.stream);
+  ncclAllGather(r.in, r.out, 2, ncclFloat32, r.comm, r.stream);
   const auto gathered = r.get(2 * n);
   for (int i = 0; i < n; ++i) good &= gathered[static_cast<std::size_t>(2 * i)] == static_cast<float>(i);
-  ncclReduceScatter(r.in, r.out, 2, ncclFloat, ncclSum, r.comm, r.stream);
+  ncclReduceScatter(r.in, r.out, 2, ncclFloat32, ncclSum, r.comm, r.stream);
   good &= r.get(1) == std::vector<float>{sum(2.0f * static_cast<float>(r.rank))};
   ncclGroupStart();
-  ncclSend(r.in, 2, ncclFloat, (r.rank + 1) % n, r.comm, r.stream);
-  ncclRecv(r.out, 2, ncclFloat, (r.rank + n - 1) % n, r.comm, r.stream);
+  ncclSend(r.in, 2, ncclFloat32, (r.rank + 1) % n, r.comm, r.stream);
+  ncclRecv(r.out, 2, ncclFloat32, (r.rank + n - 1) % n, r.comm, r.stream);
   good &= ncclGroupEnd() == ncclSuccess;
   good &= r.get(2) == from(static_cast<float>((r.rank + n - 1) % n), 2);
   return ncclCommDestroy(r.comm) == ncclSuccess && good;
@@ -114,7 +116,7 @@ TEST_CASE("a collective comes after the work of every rank's stream, and only of
              launch(add_number, 1, 4, r.stream, r.in, 4, 1.0f);
              cudaEventRecord(event, r.stream);
              if (wait) cudaStreamWaitEvent(other, event);
-             ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, other);
+             ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, other);
              cudaEventRecord(event, other);
              cudaStreamWaitEvent(r.stream, event);
              const bool right = r.get(1)[0] == 2;
@@ -131,7 +133,7 @@ TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
   duet_sim::reset(1);
   CHECK(ranks(2, [](Rank& r) {
           if (r.rank == 0) return true;
-          ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+          ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream);
           bool right = cudaStreamSynchronize(r.stream) == cudaErrorLaunchTimeout;
           right &= ncclCommAbort(r.comm) == ncclSuccess;
           return right && cudaStreamSynchronize(r.stream) == cudaSuccess;
@@ -149,27 +151,28 @@ TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
 
 TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that disagree") {
   duet_sim::reset(1);
-  CHECK(ranks(
-            2, [](Rank&) { return true; }, ncclInvalidUsage, [](int) { return 0; }) == 2);
+  const auto on_one_gpu = [](int) { return 0; };
+  CHECK(ranks(2, all_collectives, on_one_gpu) == -1);
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("Duplicate GPU detected"));
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  CHECK(ranks(2, all_collectives, ncclSuccess, [](int) { return 0; }) == 2);
+  CHECK(ranks(2, all_collectives, on_one_gpu) == 2);
   ::setenv("DUET_SIM_NCCL_VERSION", "22809", 1);
-  CHECK(ranks(
-            2, [](Rank&) { return true; }, ncclInvalidUsage, [](int) { return 0; }) == 2);
+  CHECK(ranks(2, all_collectives, on_one_gpu) == -1);
   ::unsetenv("DUET_SIM_NCCL_VERSION");
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 
   ncclUniqueId id;
   ncclGetUniqueId(&id);
   id.internal[16] = static_cast<char>(id.internal[16] ^ 1);  // the process
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
   ncclComm_t comm;
-  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, nullptr) == ncclSystemError);
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclSystemError);
   CHECK_THAT(std::string(ncclGetLastError(nullptr)), ContainsSubstring("joins threads of one process"));
 
   duet_sim::reset(1);
   ranks(2, [](Rank& r) {
-    ncclAllReduce(r.in, r.out, r.rank == 0 ? 4 : 3, ncclFloat, ncclSum, r.comm, r.stream);
+    ncclAllReduce(r.in, r.out, r.rank == 0 ? 4 : 3, ncclFloat32, ncclSum, r.comm, r.stream);
     return cudaStreamSynchronize(r.stream) == cudaSuccess;
   });
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("ranks disagree"));
@@ -183,7 +186,7 @@ cudaGraphExec_t captured(Rank& r) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal);
-  ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+  ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream);
   cudaStreamEndCapture(r.stream, &graph);
   cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
@@ -213,7 +216,7 @@ TEST_CASE("graphs with collectives run on all ranks, and communicators end after
     if (r.rank == 0)
       cudaGraphLaunch(graph, r.stream);
     else
-      ncclAllReduce(r.in, r.out, 4, ncclFloat, ncclSum, r.comm, r.stream);
+      ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream);
     cudaStreamSynchronize(r.stream);
     return cudaGraphExecDestroy(graph) == cudaSuccess;
   });
@@ -233,7 +236,7 @@ TEST_CASE("a clique of one thread, and a communicator that does not block") {
     streams[i] = make_stream(i);
     good(cudaMalloc(reinterpret_cast<void**>(&x[i]), 4));
     good(cudaMemcpyAsync(x[i], &value, 4, cudaMemcpyHostToDevice, streams[i]));
-    REQUIRE(ncclReduce(x[i], x[i], 1, ncclFloat, ncclSum, 0, comms[i], streams[i]) == ncclSuccess);
+    REQUIRE(ncclReduce(x[i], x[i], 1, ncclFloat32, ncclSum, 0, comms[i], streams[i]) == ncclSuccess);
   }
   REQUIRE(ncclGroupEnd() == ncclSuccess);
   float sum = 0;
@@ -245,7 +248,7 @@ TEST_CASE("a clique of one thread, and a communicator that does not block") {
     ncclCommDestroy(comms[i]);
     good(cudaStreamDestroy(streams[i]));
   }
-  CHECK(ncclReduce(x[0], x[0], 1, ncclFloat, ncclSum, 0, comms[0], streams[0]) == ncclInvalidArgument);
+  CHECK(ncclReduce(x[0], x[0], 1, ncclFloat32, ncclSum, 0, comms[0], streams[0]) == ncclInvalidArgument);
 
   good(cudaSetDevice(0));
   ncclUniqueId id;

@@ -35,33 +35,9 @@ struct ErrorText {
   cudaError_t error;
   const char *name, *text;
 };
-#define DUET_ERROR(error, text) \
-  { error, #error, text }
-constexpr ErrorText kErrors[] = {
-    DUET_ERROR(cudaSuccess, "no error"),
-    DUET_ERROR(cudaErrorInvalidValue, "invalid argument"),
-    DUET_ERROR(cudaErrorMemoryAllocation, "out of memory"),
-    DUET_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
-    DUET_ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
-    DUET_ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
-    DUET_ERROR(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
-    DUET_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
-    DUET_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
-    DUET_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
-    DUET_ERROR(cudaErrorNotReady, "device not ready"),
-    DUET_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
-    DUET_ERROR(cudaErrorLaunchTimeout, "the launch timed out and was terminated"),
-    DUET_ERROR(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
-    DUET_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
-    DUET_ERROR(cudaErrorNotPermitted, "operation not permitted"),
-    DUET_ERROR(cudaErrorNotSupported, "operation not supported"),
-    DUET_ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
-    DUET_ERROR(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"),
-    DUET_ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
-    DUET_ERROR(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream"),
-    DUET_ERROR(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"),
-};
-#undef DUET_ERROR
+#define DUET_SIM_ENTRY(name, value, text) {name, #name, text},
+constexpr ErrorText kErrors[] = {DUET_SIM_ERRORS(DUET_SIM_ENTRY)};
+#undef DUET_SIM_ENTRY
 
 const ErrorText* find(cudaError_t error) {
   for (const ErrorText& known : kErrors)
@@ -111,10 +87,6 @@ int injected(const char* function, int otherwise) {
 }
 
 cudaError_t enter(const char* function) {
-  if (current_op() != nullptr) {
-    report("%s is called from inside queued work", function);
-    return set_last(cudaErrorNotPermitted);
-  }
   const bool memory = std::strcmp(function, "cudaMalloc") == 0 || std::strcmp(function, "cudaMallocHost") == 0;
   if (const int error = injected(function, memory ? cudaErrorMemoryAllocation : cudaErrorUnknown))
     return set_last(static_cast<cudaError_t>(error));
@@ -132,7 +104,6 @@ cudaError_t cudaGetLastError() {
   last_error = sticky_of(current_device());
   return error;
 }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 const char* cudaGetErrorName(cudaError_t error) { return find(error) ? find(error)->name : "cudaErrorOfTheSimulator"; }
 const char* cudaGetErrorString(cudaError_t error) { return find(error) ? find(error)->text : "unknown error"; }
 

@@ -148,8 +148,7 @@ void go_parallel() {
 void wait_for_others(Block& b) {
   leave();
   std::unique_lock lock(b.mutex);
-  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
-  if (b.ended.wait_for(lock, patience, [&] { return b.running == 0; })) return;
+  if (b.ended.wait_for(lock, patience(), [&] { return b.running == 0; })) return;
   report("deadlock: %zu threads of a block of %s wait at a barrier that others never reach", b.running, name_of(*b.op));
   std::abort();  // their stacks cannot be given back
 }
@@ -184,8 +183,6 @@ void block_barrier() {
   if (!block->parallel) go_parallel();
   block->all->arrive_and_wait();
 }
-
-void warp_barrier(unsigned mask) { shuffle(mask, 0, lane()); }
 
 unsigned lane() { return self % kLanes; }
 
@@ -233,23 +230,11 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
     report("%s is launched on device %d in a stream of another", name_of(op), op.device);
     return set_last(cudaErrorInvalidResourceHandle);
   }
-  const auto sound = [pointers = std::move(pointers)](const Op& o) {
-    for (const PointerArgument& p : pointers) {
-      const std::string fault = pointer_fault(p.value, p.certain, o.device, o.reach);
-      if (fault.empty()) continue;
-      report("argument %d of %s %s", p.argument, name_of(o), fault.c_str());
-      return false;
-    }
-    return true;
-  };
-  op.reach = 1u << op.device;
-  if (!sound(op)) return set_last(cudaErrorIllegalAddress);
+  op.pointers = std::move(pointers);
   op.body = [=, call = std::move(call)] {
-    const Op& running = *current_op();
     if (const int error = injected("kernel", cudaErrorLaunchFailure))
       return fail_current_op(static_cast<cudaError_t>(error));
-    if (!sound(running)) return fail_current_op(cudaErrorIllegalAddress);
-    run_grid(grid, size, call, running);
+    run_grid(grid, size, call, *current_op());
   };
   return set_last(submit(config.stream, op));
 }

@@ -64,6 +64,9 @@ bool only_empty(Address from, Address to) {
 }
 
 cudaError_t allocate(void** result, std::size_t size, int device) {
+  *result = nullptr;
+  if (forbidden_by_capture()) return cudaErrorStreamCaptureUnsupported;
+  if (size == 0) return cudaSuccess;
   Memory& m = memory();
   std::lock_guard lock(m.mutex);
   Live& live = m.live[slot(device)];
@@ -84,38 +87,21 @@ cudaError_t allocate(void** result, std::size_t size, int device) {
   return cudaSuccess;
 }
 
-cudaError_t release(void* p, bool host) {
+cudaError_t release(void* p) {
   Memory& m = memory();
   std::lock_guard lock(m.mutex);
   Allocation* a = find(p);
-  if (a == nullptr || reinterpret_cast<Address>(p) != a->base || (a->device == kHost) != host) {
-    report("%p is freed, but was never allocated", p);
+  const bool known = a != nullptr && reinterpret_cast<Address>(p) == a->base && a->device != kHost;
+  if (!known || !a->live) {
+    report("%p is freed%s", p, known ? " twice" : ", but was never allocated");
     return cudaErrorInvalidValue;
   }
-  if (!a->live) {
-    report("%p is freed twice", p);
-    return cudaErrorInvalidValue;
-  }
-  if (host && !(only_empty(a->pages, a->base) && only_empty(a->base + a->size, a->end)))
-    report("bytes around %zu bytes of pinned memory were written", a->size);
   a->live = false;
   --m.live[slot(a->device)].allocations;
   m.live[slot(a->device)].bytes -= a->size;
   ::madvise(pointer(a->pages), a->end - a->pages, MADV_DONTNEED);
   protect(*a, PROT_NONE);
   return cudaSuccess;
-}
-
-/// Waits for everything asked of the devices, as CUDA's own free does.
-cudaError_t free_after_work(void* p, bool host) {
-  State& s = state();
-  std::unique_lock lock(s.mutex);
-  if (forbidden_by_capture()) return cudaErrorStreamCaptureUnsupported;
-  Ops work;
-  for (const OpPtr& op : s.pending)
-    if (host || op->device == current_device()) work.push_back(op);
-  const cudaError_t error = drain(lock, work);
-  return error != cudaSuccess ? error : release(p, host);
 }
 
 bool allowed(const Allocation& a, int device, std::uint32_t reach) {
@@ -168,6 +154,16 @@ std::string pointer_fault(const void* p, bool certain, int device, std::uint32_t
   return allowed(*a, device, reach)
              ? ""
              : "is " + describe(*a) + ", which device " + std::to_string(device) + " cannot reach";
+}
+
+bool pointers_sound(const Op& op) {
+  for (const PointerArgument& p : op.pointers) {
+    const std::string fault = pointer_fault(p.value, p.certain, op.device, op.reach);
+    if (fault.empty()) continue;
+    report("argument %d of %s %s", p.argument, name_of(op), fault.c_str());
+    return false;
+  }
+  return true;
 }
 
 bool open_memory(void* address, const Op& op) {
@@ -231,36 +227,29 @@ using namespace duet_sim;
 extern "C" {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  if (cudaError_t error = enter("cudaMemGetInfo")) return error;
-  *total = capacity();
-  *free = *total - live(current_device()).bytes;
-  return cudaSuccess;
+  return call("cudaMemGetInfo", [&](Lock&) {
+    *total = capacity();
+    *free = *total - live(current_device()).bytes;
+    return cudaSuccess;
+  });
 }
-
 cudaError_t cudaMalloc(void** p, size_t size) {
-  if (cudaError_t error = enter("cudaMalloc")) return error;
-  *p = nullptr;
-  std::unique_lock lock(state().mutex);
-  if (forbidden_by_capture()) return set_last(cudaErrorStreamCaptureUnsupported);
-  return size == 0 ? cudaSuccess : set_last(allocate(p, size, current_device()));
+  return call("cudaMalloc", [&](Lock&) { return allocate(p, size, current_device()); });
 }
-
 cudaError_t cudaMallocHost(void** p, size_t size) {
-  if (cudaError_t error = enter("cudaMallocHost")) return error;
-  *p = nullptr;
-  std::unique_lock lock(state().mutex);
-  if (forbidden_by_capture()) return set_last(cudaErrorStreamCaptureUnsupported);
-  return size == 0 ? cudaSuccess : set_last(allocate(p, size, kHost));
+  return call("cudaMallocHost", [&](Lock&) { return allocate(p, size, kHost); });
 }
-
+/// Waits for everything asked of the device, as CUDA's own does.
 cudaError_t cudaFree(void* p) {
-  if (cudaError_t error = enter("cudaFree")) return error;
-  return p == nullptr ? cudaSuccess : set_last(free_after_work(p, false));
-}
-
-cudaError_t cudaFreeHost(void* p) {
-  if (cudaError_t error = enter("cudaFreeHost")) return error;
-  return p == nullptr ? cudaSuccess : set_last(free_after_work(p, true));
+  return call("cudaFree", [&](Lock& lock) {
+    if (p == nullptr) return cudaSuccess;
+    if (forbidden_by_capture()) return cudaErrorStreamCaptureUnsupported;
+    Ops work;
+    for (const OpPtr& op : state().pending)
+      if (op->device == current_device()) work.push_back(op);
+    const cudaError_t error = drain(lock, work);
+    return error != cudaSuccess ? error : release(p);
+  });
 }
 
 }  // extern "C"

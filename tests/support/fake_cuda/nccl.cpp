@@ -19,8 +19,7 @@ namespace duet_sim {
 namespace {
 
 thread_local int group_depth = 0;
-thread_local std::vector<std::pair<ncclComm*, Request>> deferred;
-thread_local std::vector<ncclComm*> arriving;
+thread_local std::vector<Request> deferred;
 thread_local std::string last_error = "no error";
 std::function<void()> abort_call;
 
@@ -65,14 +64,6 @@ ncclResult_t join(ncclComm_t* made, long number, int size, int rank, int device)
   return ncclSuccess;
 }
 
-ncclResult_t wait_for_ranks(std::unique_lock<std::mutex>& lock, ncclComm* comm) {
-  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
-  Group& group = *comm->group;
-  const bool came = state().changed.wait_for(lock, patience, [&] { return group.failed || group.complete(); });
-  if (!came) return refuse(ncclSystemError, "not all ranks came to the communicator");
-  return group.failed ? refuse(ncclInvalidUsage, "another rank was refused") : ncclSuccess;
-}
-
 /// NCCL_SOCKET_IFNAME="=NAME" must be one of this host's interfaces.
 bool interface_exists() {
   const char* const wanted = std::getenv("NCCL_SOCKET_IFNAME");
@@ -88,8 +79,9 @@ ncclResult_t usable(ncclComm* comm) {
 }
 
 /// Queues requests of one rank on one stream, side by side.
-ncclResult_t queue(ncclComm* comm, const std::vector<Request>& requests, cudaStream_t given) {
-  cudaStream_t stream = resolve(given);
+ncclResult_t queue(const std::vector<Request>& requests) {
+  ncclComm* comm = requests[0].comm;
+  cudaStream_t stream = resolve(requests[0].stream);
   if (stream == nullptr || stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
   Ops made;
@@ -102,8 +94,8 @@ ncclResult_t queue(ncclComm* comm, const std::vector<Request>& requests, cudaStr
     }
     Request asked = request;
     asked.captured = stream->capture != nullptr;
-    const Maker make = [comm, asked, held = asked.captured ? comm->graphs : nullptr](const Ops& before) {
-      return enqueue(*comm, asked, before);
+    const Maker make = [asked, held = asked.captured ? comm->graphs : nullptr](const Ops& before) {
+      return enqueue(asked, before);
     };
     if (stream->capture == nullptr) {
       made.push_back(make({stream->tail}));
@@ -124,23 +116,20 @@ ncclResult_t queue(ncclComm* comm, const std::vector<Request>& requests, cudaStr
   return comm->in_progress ? ncclInProgress : ncclSuccess;
 }
 
-ncclResult_t ask(ncclComm* comm, Request request, cudaStream_t stream) {
+ncclResult_t ask(const Request& request) {
   if (enter(request.name) != cudaSuccess) return ncclUnhandledCudaError;
-  std::lock_guard lock(state().mutex);
-  if (const ncclResult_t result = usable(comm)) return result;
-  if (request.peer < 0 || request.peer >= static_cast<int>(comm->group->ranks.size()))
+  const std::lock_guard lock(state().mutex);
+  if (const ncclResult_t result = usable(request.comm)) return result;
+  if (request.peer < 0 || request.peer >= static_cast<int>(request.comm->group->ranks.size()))
     return refuse(ncclInvalidArgument, "no such root or peer");
-  if (size_of(request.type) == 0) return refuse(ncclInvalidArgument, "this data type is not simulated");
-  request.stream = stream;
-  if (group_depth == 0) return queue(comm, {request}, stream);
-  deferred.emplace_back(comm, request);
+  if (group_depth == 0) return queue({request});
+  deferred.push_back(request);
   return ncclSuccess;
 }
 
 /// NCCL ends no communicator before the graphs that hold its operations.
 ncclResult_t wait_for_graphs(std::unique_lock<std::mutex>& lock, ncclComm* comm) {
-  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
-  const bool gone = state().changed.wait_for(lock, patience, [&] { return comm->graphs.use_count() == 1; });
+  const bool gone = state().changed.wait_for(lock, patience(), [&] { return comm->graphs.use_count() == 1; });
   return gone ? ncclSuccess : refuse(ncclInternalError, "graphs hold operations of a communicator that ends");
 }
 
@@ -176,19 +165,18 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId given, int rank, ncclConfig_t* config) {
   *comm = nullptr;
   if (enter("ncclCommInitRankConfig") != cudaSuccess) return ncclSystemError;
+  if (config == nullptr || config->blocking != 0)
+    return refuse(ncclInvalidUsage, "communicators that block are not simulated: duet asks for none");
   Id id;
   std::memcpy(&id, &given, sizeof id);
   if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) return refuse(ncclInvalidArgument, "this is no unique id");
   if (id.process != ::getpid())
     return refuse(ncclSystemError, "rank " + std::to_string(rank) + " is another process than the one that made the " +
                                        "unique id; simulated NCCL joins threads of one process");
-  std::unique_lock lock(state().mutex);
+  const std::lock_guard lock(state().mutex);
   if (const ncclResult_t result = join(comm, id.number, nranks, rank, current_device())) return result;
-  (*comm)->blocking = config == nullptr || config->blocking != 0;
-  if (!(*comm)->blocking) return ncclInProgress;
-  if (group_depth == 0) return wait_for_ranks(lock, *comm);
-  arriving.push_back(*comm);
-  return ncclSuccess;
+  (*comm)->blocking = false;
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
@@ -251,7 +239,6 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclInvalidUsage: return "invalid usage";
     case ncclRemoteError: return "remote process exited or there was a network error";
     case ncclInProgress: return "NCCL operation in progress";
-    case ncclTimeout: return "timeout";
   }
   return "unknown result code";
 }
@@ -265,53 +252,49 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group_depth != 0) return ncclSuccess;
-  const auto calls = std::exchange(deferred, {});
-  std::unique_lock lock(state().mutex);
-  for (ncclComm* comm : std::exchange(arriving, {}))
-    if (const ncclResult_t result = wait_for_ranks(lock, comm)) return result;
-  std::vector<std::pair<ncclComm*, cudaStream_t>> seen;
+  auto calls = std::exchange(deferred, {});
+  const std::lock_guard lock(state().mutex);
   ncclResult_t result = ncclSuccess;
-  for (const auto& [comm, first] : calls) {
-    const std::pair<ncclComm*, cudaStream_t> key{comm, first.stream};
-    if (std::find(seen.begin(), seen.end(), key) != seen.end()) continue;
-    seen.push_back(key);
-    std::vector<Request> requests;
-    for (const auto& [other, request] : calls)
-      if (other == key.first && request.stream == key.second) requests.push_back(request);
-    const ncclResult_t one = queue(comm, requests, key.second);
-    if (one != ncclSuccess && one != ncclInProgress) return one;
-    if (one != ncclSuccess) result = one;
+  while (!calls.empty()) {  // one rank and stream after the other
+    const auto [comm, stream] = std::pair{calls[0].comm, calls[0].stream};
+    const auto others = std::stable_partition(calls.begin(), calls.end(), [comm = comm, stream = stream](auto& call) {
+      return call.comm == comm && call.stream == stream;
+    });
+    const ncclResult_t asked = queue({calls.begin(), others});
+    if (asked != ncclSuccess && asked != ncclInProgress) return asked;
+    if (asked != ncclSuccess) result = asked;
+    calls.erase(calls.begin(), others);
   }
   return result;
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return ask(comm, {"ncclAllReduce", Kind::all_reduce, send, receive, count, type, op, 0, nullptr}, stream);
+  return ask({"ncclAllReduce", Kind::all_reduce, send, receive, count, type, op, 0, comm, stream});
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return ask(comm, {"ncclReduce", Kind::reduce, send, receive, count, type, op, root, nullptr}, stream);
+  return ask({"ncclReduce", Kind::reduce, send, receive, count, type, op, root, comm, stream});
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return ask(comm, {"ncclReduceScatter", Kind::reduce_scatter, send, receive, count, type, op, 0, nullptr}, stream);
+  return ask({"ncclReduceScatter", Kind::reduce_scatter, send, receive, count, type, op, 0, comm, stream});
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return ask(comm, {"ncclBroadcast", Kind::broadcast, send, receive, count, type, ncclSum, root, nullptr}, stream);
+  return ask({"ncclBroadcast", Kind::broadcast, send, receive, count, type, ncclSum, root, comm, stream});
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return ask(comm, {"ncclAllGather", Kind::all_gather, send, receive, count, type, ncclSum, 0, nullptr}, stream);
+  return ask({"ncclAllGather", Kind::all_gather, send, receive, count, type, ncclSum, 0, comm, stream});
 }
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return ask(comm, {"ncclSend", Kind::send, send, nullptr, count, type, ncclSum, peer, nullptr}, stream);
+  return ask({"ncclSend", Kind::send, send, nullptr, count, type, ncclSum, peer, comm, stream});
 }
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return ask(comm, {"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, nullptr}, stream);
+  return ask({"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, comm, stream});
 }
 
 }  // extern "C"

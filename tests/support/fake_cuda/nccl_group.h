@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <map>
+#include <tuple>
 
 #include "tests/support/fake_cuda/sim.h"
 
@@ -22,15 +23,17 @@ struct Request {
   ncclDataType_t type;
   ncclRedOp_t op;
   int peer;  // or root
+  ncclComm* comm;
   cudaStream_t stream;
   bool captured = false;  // into a graph, on all ranks or none
+
+  bool is_transfer() const { return kind == Kind::send || kind == Kind::receive; }
 };
 
 /// One operation of a group, from the first rank's call on.
 struct Meeting {
   std::vector<Request> requests;  // by rank; of a transfer: the sender's, the receiver's
-  std::vector<bool> present;
-  std::vector<int> devices;
+  std::size_t arrived = 0;
   OpPtr op;
 };
 
@@ -41,13 +44,12 @@ struct Group {
   std::vector<std::unique_ptr<ncclComm>> ranks;
   std::size_t arrived = 0;
   bool failed = false;
-  std::map<std::uint64_t, std::shared_ptr<Meeting>> collectives;                  // by number, not complete
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Meeting>>> transfers;  // by sender and receiver, half
+  std::map<std::tuple<int, int, std::uint64_t>, std::shared_ptr<Meeting>>
+      meetings;  // that somebody is missing at; see find()
 };
 
-std::size_t size_of(ncclDataType_t type);  // 0: not simulated
 /// Takes a rank's part in an operation; returns that after which its stream goes on. Under the mutex, like all here.
-OpPtr enqueue(ncclComm& comm, const Request& request, const Ops& before);
+OpPtr enqueue(const Request& request, const Ops& before);
 /// The rank's stream goes on without what it waits for; the others never get it, and hear of it as an async error.
 void abandon(ncclComm& comm);
 
@@ -60,7 +62,7 @@ struct ncclComm {
   int rank, device;
   bool blocking = true, alive = true, in_progress = false, finalized = false;
   std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with the nodes of graphs that hold its operations
-  std::uint64_t calls = 0;
+  std::map<std::tuple<int, int, std::size_t>, std::uint64_t> calls;
   ncclResult_t error = ncclSuccess;
   std::deque<std::pair<duet_sim::OpPtr, duet_sim::OpPtr>> waiting;  // the rank's operation and the meeting's
 };

@@ -22,6 +22,8 @@ long setting(const char* name, long otherwise) {
   return value != nullptr && *value ? std::strtol(value, nullptr, 10) : otherwise;
 }
 
+std::chrono::seconds patience() { return std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20)); }
+
 int device_count() {
   static const int count = static_cast<int>(std::min<long>(setting("DUET_SIM_DEVICES", 4), kMaxDevices));
   return count;

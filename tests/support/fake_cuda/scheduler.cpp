@@ -54,7 +54,7 @@ void execute(const OpPtr& op, cudaError_t& sticky) {
   take_signal();
   current_op() = op.get();
   failure = cudaSuccess;
-  const bool good = guarded(op->body);
+  const bool good = pointers_sound(*op) && guarded(op->body);
   if (!close_memory(*op) || !good) sticky = cudaErrorIllegalAddress;
   if (failure != cudaSuccess) sticky = failure;
   current_op() = nullptr;
@@ -205,14 +205,13 @@ void run_one(std::unique_lock<std::mutex>& lock) { run_some(lock, Order::any, {}
 cudaError_t drain(std::unique_lock<std::mutex>& lock, const Ops& targets) {
   State& s = state();
   const auto order = static_cast<Order>(random_number(3));
-  const auto patience = std::chrono::seconds(setting("DUET_SIM_TIMEOUT_S", 20));
   const auto needed = needed_by(targets);
   const auto done = [](const OpPtr& op) { return op == nullptr || op->done; };
   while (!std::all_of(targets.begin(), targets.end(), done)) {
     if (run_some(lock, order, needed)) continue;
     const std::uint64_t seen = s.finished;
     const auto can_go_on = [&] { return s.finished != seen || (!s.executing && !s.runnable.empty()); };
-    const bool moved = s.changed.wait_for(lock, patience, can_go_on);
+    const bool moved = s.changed.wait_for(lock, patience(), can_go_on);
     if (moved || s.executing) continue;
     for (Op* op : needed_by(targets))
       if (op->waiting > 0) report("deadlock: %s waits for what nobody asks for", name_of(*op));

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -26,7 +27,8 @@ struct Op {
   std::string what;
   const void* kernel = nullptr;  // named only when something goes wrong
   int device = 0;
-  std::uint32_t reach = 0;  // bit d: may touch memory of device d
+  std::uint32_t reach = 0;                // bit d: may touch memory of device d
+  std::vector<PointerArgument> pointers;  // looked at when it is asked for, and again when it runs
   std::function<void()> body;
 
   int waiting = 0;
@@ -35,6 +37,7 @@ struct Op {
 };
 using OpPtr = std::shared_ptr<Op>;
 using Ops = std::vector<OpPtr>;
+using Lock = std::unique_lock<std::mutex>;
 /// Makes the operation of a call, behind `before`: once for a stream, at every launch for a graph.
 using Maker = std::function<OpPtr(const Ops& before)>;
 
@@ -61,6 +64,8 @@ struct State {
 State& state();  // never destroyed
 int device_count();
 long setting(const char* name, long otherwise);
+/// How long others are waited for until it is a deadlock.
+std::chrono::seconds patience();
 std::uint64_t random_number(std::uint64_t below);
 
 // --- scheduler.cpp ---
@@ -70,9 +75,9 @@ void add_before(const OpPtr& op, const Ops& before);
 void release(const OpPtr& op);
 void finish(const OpPtr& op);
 /// Runs queued work until `targets` are done.
-cudaError_t drain(std::unique_lock<std::mutex>& lock, const Ops& targets);
+cudaError_t drain(Lock& lock, const Ops& targets);
 /// Runs at most one operation.
-void run_one(std::unique_lock<std::mutex>& lock);
+void run_one(Lock& lock);
 /// Prints and keeps "simulator: ..."; needs no mutex, allocates nothing.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 /// The operation that this thread works for; null in host code.
@@ -87,8 +92,11 @@ const char* name_of(const Op& op);
 /// Where `bytes` at p lie, with the device; bad (and a report) when they are not all of one living allocation.
 enum class Place { pageable, pinned, device, bad };
 Place place_of(const void* p, std::size_t bytes, int* device);
-/// Says what is wrong with a kernel's pointer for an operation; empty when nothing.
+/// Says what is wrong with a pointer for work of a device; empty when nothing. One that is not certain may be no
+/// pointer at all.
 std::string pointer_fault(const void* p, bool certain, int device, std::uint32_t reach);
+/// False and a report when the operation may not use one of its pointers now.
+bool pointers_sound(const Op& op);
 /// Opens the allocation at an address that an operation touched; false and a report when it may not.
 bool open_memory(void* address, const Op& op);
 bool in_arena(const void* address);
@@ -96,7 +104,7 @@ bool in_arena(const void* address);
 bool close_memory(const Op& op);
 
 // --- runtime.cpp ---
-/// First line of every call: counts it for DUET_SIM_FAIL, refuses calls from host functions and after sticky errors.
+/// First line of every call: counts it for DUET_SIM_FAIL, refuses it after sticky errors.
 cudaError_t enter(const char* function);
 /// The error to give instead of the function's n-th call: 0, `otherwise`, or the one that DUET_SIM_FAIL names.
 int injected(const char* function, int otherwise);
@@ -105,6 +113,21 @@ cudaError_t set_last(cudaError_t error);
 int current_device();
 /// `stream` or the current device's default one; null when it is no stream.
 cudaStream_t resolve(cudaStream_t stream);
+/// A call of the runtime: body(lock) under the mutex.
+template <class Body>
+cudaError_t call(const char* function, Body&& body) {
+  if (const cudaError_t error = enter(function)) return error;
+  Lock lock(state().mutex);
+  return set_last(body(lock));
+}
+/// One that asks a stream for something: body(lock, stream).
+template <class Body>
+cudaError_t call(const char* function, cudaStream_t given, Body&& body) {
+  return call(function, [&](Lock& lock) {
+    cudaStream_t stream = resolve(given);
+    return stream == nullptr ? cudaErrorInvalidResourceHandle : body(lock, stream);
+  });
+}
 /// Asks the stream for an operation, or its capture for a node.
 cudaError_t submit(cudaStream_t stream, const Maker& make);
 cudaError_t submit(cudaStream_t stream, Op op);

@@ -11,65 +11,54 @@
 
 #define CUDART_VERSION 13000
 #define cudaStreamNonBlocking 0x01
-#define cudaStreamDefault 0x00
 #define cudaEventDefault 0x00
-#define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 
-enum cudaError {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorMemoryAllocation = 2,
-  cudaErrorInitializationError = 3,
-  cudaErrorInvalidConfiguration = 9,
-  cudaErrorInvalidMemcpyDirection = 21,
-  cudaErrorInsufficientDriver = 35,
-  cudaErrorDevicesUnavailable = 46,
-  cudaErrorNoDevice = 100,
-  cudaErrorInvalidDevice = 101,
-  cudaErrorNoKernelImageForDevice = 209,
-  cudaErrorECCUncorrectable = 214,
-  cudaErrorPeerAccessUnsupported = 217,
-  cudaErrorInvalidResourceHandle = 400,
-  cudaErrorIllegalState = 401,
-  cudaErrorNotReady = 600,
-  cudaErrorIllegalAddress = 700,
-  cudaErrorLaunchTimeout = 702,
-  cudaErrorPeerAccessAlreadyEnabled = 704,
-  cudaErrorAssert = 710,
-  cudaErrorTooManyPeers = 711,
-  cudaErrorHardwareStackError = 714,
-  cudaErrorIllegalInstruction = 715,
-  cudaErrorMisalignedAddress = 716,
-  cudaErrorInvalidAddressSpace = 717,
-  cudaErrorInvalidPc = 718,
-  cudaErrorLaunchFailure = 719,
-  cudaErrorNotPermitted = 800,
-  cudaErrorNotSupported = 801,
-  cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureInvalidated = 901,
-  cudaErrorStreamCaptureMerge = 902,
-  cudaErrorStreamCaptureUnmatched = 903,
-  cudaErrorStreamCaptureUnjoined = 904,
-  cudaErrorStreamCaptureIsolation = 905,
-  cudaErrorStreamCaptureImplicit = 906,
-  cudaErrorCapturedEvent = 907,
-  cudaErrorStreamCaptureWrongThread = 908,
-  cudaErrorUnknown = 999
-};
-typedef cudaError cudaError_t;
-enum cudaMemcpyKind {
-  cudaMemcpyHostToHost,
-  cudaMemcpyHostToDevice,
-  cudaMemcpyDeviceToHost,
-  cudaMemcpyDeviceToDevice,
-  cudaMemcpyDefault
-};
-enum cudaStreamCaptureMode {
-  cudaStreamCaptureModeGlobal,
-  cudaStreamCaptureModeThreadLocal,
-  cudaStreamCaptureModeRelaxed
-};
+// The errors that duet tells apart, and those that the simulator gives.
+#define DUET_SIM_ERRORS(E)                                                                             \
+  E(cudaSuccess, 0, "no error")                                                                        \
+  E(cudaErrorInvalidValue, 1, "invalid argument")                                                      \
+  E(cudaErrorMemoryAllocation, 2, "out of memory")                                                     \
+  E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                \
+  E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                          \
+  E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")   \
+  E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")              \
+  E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                      \
+  E(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                             \
+  E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")  \
+  E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                             \
+  E(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices")     \
+  E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                    \
+  E(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")              \
+  E(cudaErrorNotReady, 600, "device not ready")                                                        \
+  E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                          \
+  E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                            \
+  E(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                          \
+  E(cudaErrorAssert, 710, "device-side assert triggered")                                              \
+  E(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                    \
+  E(cudaErrorHardwareStackError, 714, "hardware stack error")                                          \
+  E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                        \
+  E(cudaErrorMisalignedAddress, 716, "misaligned address")                                             \
+  E(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")       \
+  E(cudaErrorInvalidPc, 718, "invalid program counter")                                                \
+  E(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                         \
+  E(cudaErrorNotSupported, 801, "operation not supported")                                             \
+  E(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")        \
+  E(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
+  E(cudaErrorStreamCaptureMerge, 902, "operation would merge separate captures")                       \
+  E(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")      \
+  E(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                         \
+  E(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")   \
+  E(cudaErrorStreamCaptureImplicit, 906, "work of the legacy stream would depend on a capture")        \
+  E(cudaErrorCapturedEvent, 907, "operation not permitted on an event of a capture")                   \
+  E(cudaErrorStreamCaptureWrongThread, 908, "capture of one thread is ended by another")               \
+  E(cudaErrorUnknown, 999, "unknown error")
+
+#define DUET_SIM_ENUMERATOR(name, value, text) name = value,
+enum cudaError_t { DUET_SIM_ERRORS(DUET_SIM_ENUMERATOR) };
+#undef DUET_SIM_ENUMERATOR
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed };
 enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusNone,
   cudaStreamCaptureStatusActive,
@@ -84,12 +73,11 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76
 };
-struct cudaUUID_t {
-  char bytes[16];
-};
 struct cudaDeviceProp {
   char name[256];
-  cudaUUID_t uuid;
+  struct {
+    char bytes[16];
+  } uuid;
   size_t totalGlobalMem;
   int major, minor, multiProcessorCount;
 };
@@ -104,9 +92,7 @@ struct cudaLaunchConfig_t {
 typedef struct CUstream_st* cudaStream_t;
 typedef struct CUevent_st* cudaEvent_t;
 typedef struct CUgraph_st* cudaGraph_t;
-typedef struct CUgraphNode_st* cudaGraphNode_t;
 typedef struct CUgraphExec_st* cudaGraphExec_t;
-typedef void (*cudaHostFn_t)(void* userData);
 
 extern "C" {
 cudaError_t cudaGetDeviceCount(int* count);
@@ -119,9 +105,7 @@ cudaError_t cudaRuntimeGetVersion(int* runtimeVersion);
 cudaError_t cudaDeviceCanAccessPeer(int* canAccessPeer, int device, int peerDevice);
 cudaError_t cudaDeviceEnablePeerAccess(int peerDevice, unsigned flags);
 cudaError_t cudaDeviceGetStreamPriorityRange(int* leastPriority, int* greatestPriority);
-cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 
@@ -129,7 +113,6 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaMalloc(void** devPtr, size_t size);
 cudaError_t cudaFree(void* devPtr);
 cudaError_t cudaMallocHost(void** ptr, size_t size);
-cudaError_t cudaFreeHost(void* ptr);
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t count, cudaMemcpyKind kind, cudaStream_t stream = 0);
 cudaError_t cudaMemcpy2DAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width, size_t height,
                               cudaMemcpyKind kind, cudaStream_t stream = 0);
@@ -140,9 +123,7 @@ cudaError_t cudaMemsetAsync(void* devPtr, int value, size_t count, cudaStream_t 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* pStream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void* userData);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
@@ -158,7 +139,6 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* pGraphExec, cudaGraph_t graph,
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* numNodes);
 }
 
 namespace duet_sim {

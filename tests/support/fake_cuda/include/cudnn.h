@@ -1,57 +1,45 @@
-// cuDNN's convolutions as far as duet uses them; see ../simulator.h.
+// cuDNN's convolutions as far as duet uses them; see ../simulator.h. The three directions differ in the order of their
+// arguments only, which is settled here.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #define CUDNN_MAJOR 9
-#define CUDNN_MINOR 28
-#define CUDNN_PATCHLEVEL 0
 #define CUDNN_VERSION 92800
 
 typedef enum {
   CUDNN_STATUS_SUCCESS = 0,
-  CUDNN_STATUS_NOT_INITIALIZED = 1001,
   CUDNN_STATUS_BAD_PARAM = 2000,
   CUDNN_STATUS_NOT_SUPPORTED = 3000,
   CUDNN_STATUS_INTERNAL_ERROR = 4000,
   CUDNN_STATUS_EXECUTION_FAILED = 5000
 } cudnnStatus_t;
-typedef enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_BFLOAT16 = 9 } cudnnDataType_t;
-typedef enum {
-  CUDNN_DEFAULT_MATH = 0,
-  CUDNN_TENSOR_OP_MATH = 1,
-  CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION = 2,
-  CUDNN_FMA_MATH = 3
-} cudnnMathType_t;
-typedef enum { CUDNN_TENSOR_NCHW = 0, CUDNN_TENSOR_NHWC = 1 } cudnnTensorFormat_t;
-typedef enum { CUDNN_CONVOLUTION = 0, CUDNN_CROSS_CORRELATION = 1 } cudnnConvolutionMode_t;
+typedef enum { CUDNN_DATA_FLOAT = 0 } cudnnDataType_t;
+typedef enum { CUDNN_DEFAULT_MATH = 0, CUDNN_FMA_MATH = 3 } cudnnMathType_t;
+typedef enum { CUDNN_TENSOR_NCHW = 0 } cudnnTensorFormat_t;
+typedef enum { CUDNN_CROSS_CORRELATION = 1 } cudnnConvolutionMode_t;
 typedef enum { CUDNN_NON_DETERMINISTIC = 0, CUDNN_DETERMINISTIC = 1 } cudnnDeterminism_t;
+// Those that duet never takes, and one that its tests take.
 typedef enum {
-  CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM = 0,
-  CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM = 1,
-  CUDNN_CONVOLUTION_FWD_ALGO_GEMM = 2,
   CUDNN_CONVOLUTION_FWD_ALGO_FFT = 4,
   CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING = 5,
   CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD = 6,
-  CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED = 7,
-  CUDNN_CONVOLUTION_FWD_ALGO_COUNT = 8
+  CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED = 7
 } cudnnConvolutionFwdAlgo_t;
 typedef enum {
   CUDNN_CONVOLUTION_BWD_DATA_ALGO_0 = 0,
-  CUDNN_CONVOLUTION_BWD_DATA_ALGO_1 = 1,
   CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT = 2,
   CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT_TILING = 3,
   CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD = 4,
-  CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED = 5,
-  CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT = 6
+  CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED = 5
 } cudnnConvolutionBwdDataAlgo_t;
 typedef enum {
   CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 = 0,
-  CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1 = 1,
   CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT = 2,
   CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED = 5,
-  CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING = 6,
-  CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT = 7
+  CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING = 6
 } cudnnConvolutionBwdFilterAlgo_t;
 
 template <class Algorithm>
@@ -62,82 +50,161 @@ struct DuetSimAlgoPerf {
   size_t memory;
   cudnnDeterminism_t determinism;
   cudnnMathType_t mathType;
-  int reserved[3];
 };
 typedef DuetSimAlgoPerf<cudnnConvolutionFwdAlgo_t> cudnnConvolutionFwdAlgoPerf_t;
 typedef DuetSimAlgoPerf<cudnnConvolutionBwdDataAlgo_t> cudnnConvolutionBwdDataAlgoPerf_t;
 typedef DuetSimAlgoPerf<cudnnConvolutionBwdFilterAlgo_t> cudnnConvolutionBwdFilterAlgoPerf_t;
-typedef struct cudnnContext* cudnnHandle_t;
-typedef struct cudnnTensorStruct* cudnnTensorDescriptor_t;
-typedef struct cudnnFilterStruct* cudnnFilterDescriptor_t;
-typedef struct cudnnConvolutionStruct* cudnnConvolutionDescriptor_t;
 
-extern "C" {
+struct cudnnTensorStruct {
+  int n, c, h, w;
+};
+struct cudnnFilterStruct : cudnnTensorStruct {};
+struct cudnnConvolutionStruct {
+  int pad_h, pad_w, stride_h, stride_w;
+  cudnnMathType_t math;
+};
+typedef struct cudnnContext* cudnnHandle_t;
+typedef cudnnTensorStruct* cudnnTensorDescriptor_t;
+typedef cudnnFilterStruct* cudnnFilterDescriptor_t;
+typedef cudnnConvolutionStruct* cudnnConvolutionDescriptor_t;
+
+namespace duet_sim {
+
+/// Of any direction: x and w are also the shapes of their gradients.
+struct Convolution {
+  cudnnTensorStruct x, w, y;
+  cudnnConvolutionStruct how;
+};
+enum class Direction { forward, data, filter };
+struct ConvolutionCall {
+  const char* name;
+  Direction direction;
+  const void *x, *w, *y;  // one of them is the result
+  int algorithm;
+  void* workspace;
+  size_t workspace_bytes;
+  const void *alpha, *beta;
+};
+constexpr size_t kWorkspace = 4096;  // bytes that algorithm 1 asks for; algorithm 0 needs none
+
+bool fits_together(const Convolution& shapes);
+cudnnStatus_t ask_workspace(const Convolution& shapes, int algorithm, size_t* bytes);
+cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const ConvolutionCall& call);
+cudnnStatus_t describe(cudnnTensorStruct* made, int n, int c, int h, int w);
+
+template <class Algorithm>
+cudnnStatus_t list_algorithms(const Convolution& shapes, int asked, int* returned, DuetSimAlgoPerf<Algorithm>* list) {
+  if (!fits_together(shapes) || asked < 1) return CUDNN_STATUS_BAD_PARAM;
+  const auto entry = [](int algorithm, cudnnStatus_t status, float time, size_t memory, cudnnDeterminism_t repeats) {
+    return DuetSimAlgoPerf<Algorithm>{Algorithm(algorithm), status, time, memory, repeats, CUDNN_DEFAULT_MATH};
+  };
+  const DuetSimAlgoPerf<Algorithm> all[] = {// A guess that turns out wrong, as cuDNN's may: ask_workspace() refuses it.
+                                            entry(3, CUDNN_STATUS_SUCCESS, 0.05f, 0, CUDNN_DETERMINISTIC),
+                                            entry(1, CUDNN_STATUS_SUCCESS, 0.1f, kWorkspace, CUDNN_DETERMINISTIC),
+                                            entry(0, CUDNN_STATUS_SUCCESS, 0.2f, 0, CUDNN_NON_DETERMINISTIC),
+                                            entry(2, CUDNN_STATUS_NOT_SUPPORTED, -1, 0, CUDNN_DETERMINISTIC)};
+  *returned = std::min(asked, 4);
+  std::copy_n(all, *returned, list);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+template <class T>
+cudnnStatus_t make(T** made) {
+  *made = new T{};
+  return CUDNN_STATUS_SUCCESS;
+}
+template <class T>
+cudnnStatus_t destroy(T* made) {
+  delete made;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+}  // namespace duet_sim
+
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle);
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle);
-cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t streamId);
-size_t cudnnGetVersion(void);
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream);
+size_t cudnnGetVersion();
 const char* cudnnGetErrorString(cudnnStatus_t status);
-cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* tensorDesc);
-cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t tensorDesc);
-cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t tensorDesc, cudnnTensorFormat_t format,
-                                         cudnnDataType_t dataType, int n, int c, int h, int w);
-cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* filterDesc);
-cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t filterDesc);
-cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t filterDesc, cudnnDataType_t dataType,
-                                         cudnnTensorFormat_t format, int k, int c, int h, int w);
-cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* convDesc);
-cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t convDesc);
-cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t convDesc, int pad_h, int pad_w, int u, int v,
-                                              int dilation_h, int dilation_w, cudnnConvolutionMode_t mode,
-                                              cudnnDataType_t computeType);
-cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t convDesc, cudnnMathType_t mathType);
-cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(cudnnHandle_t handle, cudnnTensorDescriptor_t srcDesc,
-                                                     cudnnFilterDescriptor_t filterDesc,
-                                                     cudnnConvolutionDescriptor_t convDesc,
-                                                     cudnnTensorDescriptor_t destDesc, int requestedAlgoCount,
-                                                     int* returnedAlgoCount, cudnnConvolutionFwdAlgoPerf_t* perf);
-cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnnHandle_t handle, cudnnFilterDescriptor_t filterDesc,
-                                                          cudnnTensorDescriptor_t diffDesc,
-                                                          cudnnConvolutionDescriptor_t convDesc,
-                                                          cudnnTensorDescriptor_t gradDesc, int requestedAlgoCount,
-                                                          int* returnedAlgoCount,
-                                                          cudnnConvolutionBwdDataAlgoPerf_t* perf);
-cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t handle, cudnnTensorDescriptor_t srcDesc,
-                                                            cudnnTensorDescriptor_t diffDesc,
-                                                            cudnnConvolutionDescriptor_t convDesc,
-                                                            cudnnFilterDescriptor_t gradDesc, int requestedAlgoCount,
-                                                            int* returnedAlgoCount,
-                                                            cudnnConvolutionBwdFilterAlgoPerf_t* perf);
-cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t handle, cudnnTensorDescriptor_t xDesc,
-                                                      cudnnFilterDescriptor_t wDesc,
-                                                      cudnnConvolutionDescriptor_t convDesc,
-                                                      cudnnTensorDescriptor_t yDesc, cudnnConvolutionFwdAlgo_t algo,
-                                                      size_t* sizeInBytes);
-cudnnStatus_t cudnnGetConvolutionBackwardDataWorkspaceSize(cudnnHandle_t handle, cudnnFilterDescriptor_t wDesc,
-                                                           cudnnTensorDescriptor_t dyDesc,
-                                                           cudnnConvolutionDescriptor_t convDesc,
-                                                           cudnnTensorDescriptor_t dxDesc,
-                                                           cudnnConvolutionBwdDataAlgo_t algo, size_t* sizeInBytes);
-cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnnHandle_t handle, cudnnTensorDescriptor_t xDesc,
-                                                             cudnnTensorDescriptor_t dyDesc,
-                                                             cudnnConvolutionDescriptor_t convDesc,
-                                                             cudnnFilterDescriptor_t gradDesc,
-                                                             cudnnConvolutionBwdFilterAlgo_t algo, size_t* sizeInBytes);
-cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t xDesc,
-                                      const void* x, cudnnFilterDescriptor_t wDesc, const void* w,
-                                      cudnnConvolutionDescriptor_t convDesc, cudnnConvolutionFwdAlgo_t algo,
-                                      void* workSpace, size_t workSpaceSizeInBytes, const void* beta,
-                                      cudnnTensorDescriptor_t yDesc, void* y);
-cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha, cudnnFilterDescriptor_t wDesc,
-                                           const void* w, cudnnTensorDescriptor_t dyDesc, const void* dy,
-                                           cudnnConvolutionDescriptor_t convDesc, cudnnConvolutionBwdDataAlgo_t algo,
-                                           void* workSpace, size_t workSpaceSizeInBytes, const void* beta,
-                                           cudnnTensorDescriptor_t dxDesc, void* dx);
-cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t xDesc,
-                                             const void* x, cudnnTensorDescriptor_t dyDesc, const void* dy,
-                                             cudnnConvolutionDescriptor_t convDesc,
-                                             cudnnConvolutionBwdFilterAlgo_t algo, void* workSpace,
-                                             size_t workSpaceSizeInBytes, const void* beta,
-                                             cudnnFilterDescriptor_t dwDesc, void* dw);
+inline auto cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* d) { return duet_sim::make(d); }
+inline auto cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t d) { return duet_sim::destroy(d); }
+inline auto cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* d) { return duet_sim::make(d); }
+inline auto cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t d) { return duet_sim::destroy(d); }
+inline auto cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* d) { return duet_sim::make(d); }
+inline auto cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t d) { return duet_sim::destroy(d); }
+inline auto cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t d, cudnnTensorFormat_t, cudnnDataType_t, int n, int c,
+                                       int h, int w) {
+  return duet_sim::describe(d, n, c, h, w);
+}
+inline auto cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t d, cudnnDataType_t, cudnnTensorFormat_t, int k, int c,
+                                       int h, int w) {
+  return duet_sim::describe(d, k, c, h, w);
+}
+cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, int pad_h, int pad_w, int stride_h,
+                                              int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
+                                              cudnnDataType_t);
+cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math);
+
+inline auto cudnnGetConvolutionForwardAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
+                                                   cudnnConvolutionDescriptor_t how, cudnnTensorDescriptor_t y,
+                                                   int asked, int* returned, cudnnConvolutionFwdAlgoPerf_t* list) {
+  return duet_sim::list_algorithms({*x, *w, *y, *how}, asked, returned, list);
+}
+inline auto cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnnHandle_t, cudnnFilterDescriptor_t w,
+                                                        cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
+                                                        cudnnTensorDescriptor_t dx, int asked, int* returned,
+                                                        cudnnConvolutionBwdDataAlgoPerf_t* list) {
+  return duet_sim::list_algorithms({*dx, *w, *dy, *how}, asked, returned, list);
+}
+inline auto cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x,
+                                                          cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
+                                                          cudnnFilterDescriptor_t dw, int asked, int* returned,
+                                                          cudnnConvolutionBwdFilterAlgoPerf_t* list) {
+  return duet_sim::list_algorithms({*x, *dw, *dy, *how}, asked, returned, list);
+}
+
+inline auto cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
+                                                    cudnnConvolutionDescriptor_t how, cudnnTensorDescriptor_t y,
+                                                    cudnnConvolutionFwdAlgo_t algorithm, size_t* bytes) {
+  return duet_sim::ask_workspace({*x, *w, *y, *how}, algorithm, bytes);
+}
+inline auto cudnnGetConvolutionBackwardDataWorkspaceSize(cudnnHandle_t, cudnnFilterDescriptor_t w,
+                                                         cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
+                                                         cudnnTensorDescriptor_t dx,
+                                                         cudnnConvolutionBwdDataAlgo_t algorithm, size_t* bytes) {
+  return duet_sim::ask_workspace({*dx, *w, *dy, *how}, algorithm, bytes);
+}
+inline auto cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x,
+                                                           cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
+                                                           cudnnFilterDescriptor_t dw,
+                                                           cudnnConvolutionBwdFilterAlgo_t algorithm, size_t* bytes) {
+  return duet_sim::ask_workspace({*x, *dw, *dy, *how}, algorithm, bytes);
+}
+
+inline auto cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_shape,
+                                    const void* x, cudnnFilterDescriptor_t w_shape, const void* w,
+                                    cudnnConvolutionDescriptor_t how, cudnnConvolutionFwdAlgo_t algorithm,
+                                    void* workspace, size_t bytes, const void* beta, cudnnTensorDescriptor_t y_shape,
+                                    void* y) {
+  return duet_sim::convolve(
+      handle, {*x_shape, *w_shape, *y_shape, *how},
+      {"cudnnConvolutionForward", duet_sim::Direction::forward, x, w, y, algorithm, workspace, bytes, alpha, beta});
+}
+inline auto cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha, cudnnFilterDescriptor_t w_shape,
+                                         const void* w, cudnnTensorDescriptor_t y_shape, const void* dy,
+                                         cudnnConvolutionDescriptor_t how, cudnnConvolutionBwdDataAlgo_t algorithm,
+                                         void* workspace, size_t bytes, const void* beta,
+                                         cudnnTensorDescriptor_t x_shape, void* dx) {
+  return duet_sim::convolve(
+      handle, {*x_shape, *w_shape, *y_shape, *how},
+      {"cudnnConvolutionBackwardData", duet_sim::Direction::data, dx, w, dy, algorithm, workspace, bytes, alpha, beta});
+}
+inline auto cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_shape,
+                                           const void* x, cudnnTensorDescriptor_t y_shape, const void* dy,
+                                           cudnnConvolutionDescriptor_t how, cudnnConvolutionBwdFilterAlgo_t algorithm,
+                                           void* workspace, size_t bytes, const void* beta,
+                                           cudnnFilterDescriptor_t w_shape, void* dw) {
+  return duet_sim::convolve(handle, {*x_shape, *w_shape, *y_shape, *how},
+                            {"cudnnConvolutionBackwardFilter", duet_sim::Direction::filter, x, dw, dy, algorithm,
+                             workspace, bytes, alpha, beta});
 }

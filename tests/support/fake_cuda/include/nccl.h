@@ -6,10 +6,7 @@
 #include <climits>
 
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 32
-#define NCCL_PATCH 3
 #define NCCL_VERSION_CODE 23203
-#define NCCL_VERSION(X, Y, Z) ((X)*10000 + (Y)*100 + (Z))
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 
@@ -25,21 +22,16 @@ typedef enum {
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
   ncclRemoteError = 6,
-  ncclInProgress = 7,
-  ncclTimeout = 8
+  ncclInProgress = 7
 } ncclResult_t;
 typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 } ncclRedOp_t;
 typedef enum {
-  ncclInt8 = 0,
-  ncclChar = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
   ncclInt64 = 4,
   ncclFloat16 = 6,
   ncclFloat32 = 7,
-  ncclFloat = 7,
   ncclFloat64 = 8,
-  ncclDouble = 8,
   ncclBfloat16 = 9
 } ncclDataType_t;
 typedef struct {
