@@ -28,8 +28,6 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   logits_ = empty(classes);
   log_probs_ = empty(classes);
   loss_ = empty({});
-  one_ = empty({});
-  kernels_.fill(one_, 1);
   d_logits_ = empty(classes);
   d_hidden_ = empty(hidden);
   d_flat_ = empty({batch, 3136});
@@ -74,12 +72,12 @@ void BareStep::forward(std::int64_t step) {
   kernels_.linear_forward(hidden_, value("fc2.weight"), value("fc2.bias"), logits_);
   lap("fc2");
   kernels_.log_softmax_forward(logits_, log_probs_);
-  kernels_.nll_loss_forward(log_probs_, labels_, 1.0f / static_cast<float>(x_.size(0)), loss_);
+  const float factor = 1.0f / static_cast<float>(x_.size(0));
+  kernels_.log_softmax_nll_forward(log_probs_, labels_, factor, loss_, factor, d_logits_);
+  lap("log_softmax, nll_loss, their gradients");
 }
 
 void BareStep::backward() {
-  kernels_.log_softmax_nll_backward(one_, log_probs_, labels_, 1.0f / static_cast<float>(x_.size(0)), d_logits_);
-  lap("log_softmax, nll_loss, their gradients");
   kernels_.linear_backward_weights(hidden_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
   kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_hidden_);
   lap("fc2 gradients");

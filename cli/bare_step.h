@@ -43,7 +43,7 @@ class BareStep {
   ConvPoolRelu first_, second_;
   DropoutKey second_dropout_;
   Tensor x_, labels_, y1_, index1_, y2_, index2_, flat_, hidden_, logits_, log_probs_, loss_;
-  Tensor one_, d_logits_, d_hidden_, d_flat_, d_y1_;
+  Tensor d_logits_, d_hidden_, d_flat_, d_y1_;
   Tensor momentum_;
   std::function<void(const char*)> lap_;
 };

@@ -47,6 +47,7 @@ class Engine {
       Tensor& arrived = node.arrived_[static_cast<std::size_t>(root.edge.output)];
       require<UsageError>(!arrived.defined(), "backward from the same output of ", node.name(), " twice");
       arrived = root.gradient;
+      if (!root.gradient.defined()) from_one_ = &node;
       if (checks_finite()) require_finite(root.gradient, "the gradient that backward of ", node.name(), " starts with");
       // A root below another root, or the other output of one, starts once.
       const bool queued = std::find(ready_.begin(), ready_.end(), root.edge.node) != ready_.end();
@@ -96,8 +97,8 @@ class Engine {
       if (leaf != nullptr && leaf->waiting_ == 1 && !leaf->arrived_[0].defined()) inputs[i] = leaf->place();
     }
     auto* const leaf = dynamic_cast<Leaf*>(&node);
-    const bool reached =
-        std::any_of(node.arrived_.begin(), node.arrived_.end(), [](const Tensor& t) { return t.defined(); });
+    const bool reached = &node == from_one_ || std::any_of(node.arrived_.begin(), node.arrived_.end(),
+                                                           [](const Tensor& t) { return t.defined(); });
     if (reached) {
       require<UsageError>(leaf != nullptr || !node.used_, "backward through ", node.name(),
                           " a second time: a tape is used up by its first backward");
@@ -144,13 +145,17 @@ class Engine {
   }
 
   const std::uint64_t run_ = ++run_counter;
+  const Node* from_one_ = nullptr;             // the root, where its gradient is the 1 that it knows
   PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
   PooledVector<BackwardListener*> listeners_;
 };
 
 void run_backward(std::span<const BackwardRoot> roots) {
-  for (const BackwardRoot& root : roots)
+  for (const BackwardRoot& root : roots) {
     require(root.edge.node != nullptr, "backward of a variable that requires no gradient");
+    require<UsageError>(root.gradient.defined() || (root.edge.node->starts_from_one() && roots.size() == 1),
+                        "backward of ", root.edge.node->name(), " got no gradient to start with");
+  }
   Engine().run(roots);
 }
 

@@ -5,7 +5,7 @@
 
 namespace duet {
 
-/// An output from which a backward run starts, and its gradient.
+/// An output from which a backward run starts, and its gradient. Undefined: 1, of a node that starts_from_one(), alone.
 struct BackwardRoot {
   Edge edge;
   Tensor gradient;

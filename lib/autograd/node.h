@@ -42,6 +42,9 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   virtual const char* name() const = 0;
+  /// Whether backward() knows already what to give for a gradient of 1 of its one output, as a loss may that made its
+  /// input's gradient beside its value: a backward that starts here makes no 1 then, and the output's is undefined.
+  virtual bool starts_from_one() const { return false; }
   /// Called once per backward run, when all gradients of the outputs are complete.
   virtual void backward(const Gradients& gradients) = 0;
   /// Frees what backward needed; called after it.

@@ -61,6 +61,10 @@ void Variable::zero_grad() {
 
 void Variable::backward() const {
   require<ShapeError>(value().count() == 1, "backward() without a gradient needs a scalar, got shape ", shape());
+  if (requires_grad() && state_->edge.node->starts_from_one()) {
+    const BackwardRoot root = {state_->edge, Tensor()};
+    return run_backward({&root, 1});
+  }
   const Tensor one = empty(shape(), DType::f32, device());
   backend(one).fill(one, 1.0f);
   backward(one);

@@ -174,6 +174,9 @@ class Backend {
                                             const Tensor& dx, const Tensor& dw, const Tensor& db,
                                             const DropoutKey& dropout) = 0;
 
+  // --- fused: log_softmax(linear(x)), with the bits of the two one by one; each has its own backward ---
+  virtual void linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
+
   // --- elementwise ---
   virtual void relu_forward(const Tensor& x, const Tensor& y) = 0;
   virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
@@ -199,12 +202,17 @@ class Backend {
                                      const Tensor& dbias, bool training, BatchSums* others) = 0;
 
   // --- losses: x (N, C); labels i64 (N); loss f32 scalar ---
+  /// y may be x.
   virtual void log_softmax_forward(const Tensor& x, const Tensor& y) = 0;
   virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
   /// loss = -sum x[i, label i] * factor. A label outside [0, C) throws ShapeError "Target 3 is out of bounds.".
   virtual void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) = 0;
   /// dx = -dloss * factor at the labels, else 0; dloss is a device scalar.
   virtual void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) = 0;
+  /// nll_loss_forward of log_softmax's output y, and beside it the dx that log_softmax_nll_backward gives for a dloss
+  /// of 1 and `gradient_factor`.
+  virtual void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
+                                       float gradient_factor, const Tensor& dx) = 0;
   /// Of nll_loss and the log_softmax before it, from the labels to the logits in one pass: y is log_softmax's output,
   /// dx = (exp(y) - one_hot(labels)) * dloss * factor, with the bits of the two above one by one.
   virtual void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,

@@ -2,6 +2,7 @@
 
 #include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/flatten.h"
+#include "lib/ops/linear_log_softmax.h"
 #include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/max_pool2d.h"
@@ -32,7 +33,8 @@ Variable SimpleCNN::forward(Context& context, const Variable& x) const {
   const bool fused = fused_ && context.stream == nullptr;
   const Variable y =
       fused ? hidden_fused(context, features_fused(context, x)) : hidden_plain(context, features_plain(context, x));
-  return ops::log_softmax(fc2_.forward(context, y));
+  return fused ? ops::linear_log_softmax(y, fc2_.weight(context), fc2_.bias(context))
+               : ops::log_softmax(fc2_.forward(context, y));
 }
 
 Variable SimpleCNN::features_fused(Context& context, const Variable& x) const {

@@ -18,8 +18,8 @@ class SimpleCNN : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
-  /// Runs convolution, pool, relu and dropout as one operator, and linear, relu and dropout as one (the default), or
-  /// one by one: the same values.
+  /// Runs convolution, pool, relu and dropout as one operator, linear, relu and dropout as one, and linear and
+  /// log_softmax (the default), or one by one: the same values.
   void set_fused(bool fused) { fused_ = fused; }
 
  protected:

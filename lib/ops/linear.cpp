@@ -34,15 +34,22 @@ void require_linear(const char* op, const Variable& x, const Variable& w, const 
                       w.shape()[0], "]");
 }
 
-Variable linear(const Variable& x, const Variable& w, const Variable& b) {
-  require_linear("linear", x, w, b);
-  Tensor y = empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device());
-  y.set_stamp(x.value().stamp());
-  backend(y).linear_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y);
-  return record<LinearNode>(y, {&x, &w, &b}, [&](LinearNode& node) {
+Tensor linear_output(const Variable& x, const Variable& w) {
+  return empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device()).set_stamp(x.value().stamp());
+}
+
+Variable record_linear(const Tensor& value, const Variable& x, const Variable& w, const Variable& b) {
+  return record<LinearNode>(value, {&x, &w, &b}, [&](LinearNode& node) {
     node.x = x.value();
     node.w = w.value();
   });
+}
+
+Variable linear(const Variable& x, const Variable& w, const Variable& b) {
+  require_linear("linear", x, w, b);
+  const Tensor y = linear_output(x, w);
+  backend(y).linear_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y);
+  return record_linear(y, x, w, b);
 }
 
 }  // namespace duet::ops

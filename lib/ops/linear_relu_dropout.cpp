@@ -29,8 +29,7 @@ Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variabl
   const char* const kName = "linear_relu_dropout";
   require_linear(kName, x, w, b);
   require_probability(kName, key.p);
-  Tensor y = empty({x.shape()[0], w.shape()[0]}, DType::f32, x.device());
-  y.set_stamp(x.value().stamp());
+  const Tensor y = linear_output(x, w);
   backend(y).linear_relu_dropout_forward(x.value(), w.value(), b.defined() ? b.value() : Tensor(), y, key);
   return record<LinearReluDropoutNode>(y, {&x, &w, &b}, [&](LinearReluDropoutNode& node) {
     node.x = x.value();

@@ -16,12 +16,16 @@ struct LogSoftmaxNode final : Node {
 
 }  // namespace
 
+Variable record_log_softmax(const Tensor& y, const Variable& x) {
+  return record<LogSoftmaxNode>(y, {&x}, [&](LogSoftmaxNode& node) { node.y = y; });
+}
+
 Variable log_softmax(const Variable& x) {
   require_rank("log_softmax", x, 2, "(N, C)");
   Tensor y = empty(x.shape(), DType::f32, x.device());
   y.set_stamp(x.value().stamp());
   backend(y).log_softmax_forward(x.value(), y);
-  return record<LogSoftmaxNode>(y, {&x}, [&](LogSoftmaxNode& node) { node.y = y; });
+  return record_log_softmax(y, x);
 }
 
 const Edge* log_softmax_argument(const Variable& y) {

@@ -29,14 +29,20 @@ struct NllLossNode final : Node {
   float factor = 0;
 };
 
-/// nll_loss behind log_softmax: the gradient goes past it, straight to its argument.
+/// nll_loss behind log_softmax: the gradient goes past it, straight to its argument. That of a loss which is the end of
+/// the tape was made with its value.
 struct LogSoftmaxNllNode final : Node {
   const char* name() const override { return "nll_loss"; }
+  bool starts_from_one() const override { return true; }
   void backward(const Gradients& g) override {
+    if (!g.outputs[0].defined()) {
+      g.inputs[0] = from_one;
+      return;
+    }
     backend(y).log_softmax_nll_backward(g.outputs[0], y, labels, factor, g.place(0, y.shape(), y.device()));
   }
-  void release() override { y = labels = Tensor(); }
-  Tensor y, labels;
+  void release() override { y = labels = from_one = Tensor(); }
+  Tensor y, labels, from_one;
   float factor = 0;
 };
 
@@ -60,15 +66,18 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
                        labels.device());
   const Factors factors(x.value(), labels, 1);
   const Tensor loss = empty({}, DType::f32, x.device());
-  backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
-  if (const Edge* const logits = log_softmax_argument(x)) {
+  if (const Edge* const logits = recorded({&x}) ? log_softmax_argument(x) : nullptr) {
+    const Tensor dx = empty(x.shape(), DType::f32, x.device());
+    backend(loss).log_softmax_nll_forward(x.value(), labels, factors.value, loss, factors.gradient, dx);
     const Variable receiver(x.value(), logits->node, logits->output);
     return record<LogSoftmaxNllNode>(loss, {&receiver}, [&](LogSoftmaxNllNode& node) {
       node.y = x.value();
       node.labels = labels;
+      node.from_one = dx;
       node.factor = factors.gradient;
     });
   }
+  backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
   return record<NllLossNode>(loss, {&x}, [&](NllLossNode& node) {
     node.labels = labels;
     node.shape = x.shape();

@@ -12,7 +12,8 @@ namespace duet::ops {
 
 /// -mean of x[i, labels[i]]: x (N, C) log-probabilities, labels i64 (N) -> scalar. Throws ShapeError for a label
 /// outside [0, C). An empty batch gives nan, as in PyTorch. Where x is log_softmax's own result, backward goes from the
-/// labels to log_softmax's argument in one kernel.
+/// labels to log_softmax's argument in one kernel, and in none at all where it starts at this loss, from 1: that
+/// gradient is made with the value.
 Variable nll_loss(const Variable& x, const Tensor& labels);
 
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.

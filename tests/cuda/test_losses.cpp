@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "lib/ops/linear.h"
+#include "lib/ops/linear_log_softmax.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
 #include "tests/cuda/gpu.h"
@@ -56,15 +58,94 @@ TEST_CASE("cuda: the gradient of nll_loss behind log_softmax equals that of the 
     }
 }
 
+TEST_CASE("cuda: nll_loss and its gradient for a start from 1, in one kernel, have the bits of two") {
+  DUET_NEEDS_CUDA();
+  Backend &gpu = backend(DeviceKind::cuda), &cpu = backend(DeviceKind::cpu);
+  Mt19937 generator(129);
+  struct Sizes {
+    std::int64_t rows, classes;
+  };
+  // One row and one class, more classes than threads, whole blocks and one more, many blocks, no rows.
+  for (const Sizes& s : {Sizes{1, 1}, Sizes{1, 1000}, Sizes{3, 10}, Sizes{17, 33}, Sizes{128, 10}, Sizes{129, 1},
+                         Sizes{130, 2}, Sizes{600, 7}, Sizes{0, 10}}) {
+    const Array y = reference::log_softmax(random_array({s.rows, s.classes}, generator));
+    const std::vector<std::int64_t> list = random_labels(s.rows, s.classes, generator);
+    const Tensor place = gpu_view(y, 1), labels = on_gpu(label_tensor(list)), one = on_gpu(Array({1}));
+    gpu.fill(one, 1.0f);
+    const float factor = 1.0f / static_cast<float>(s.rows), shared = factor / 4;
+    const auto scalar = [] { return empty({}, DType::f32, kGpu); };
+    const auto gradient = [&] { return empty(y.shape, DType::f32, kGpu); };
+    const Tensor loss = scalar(), dx = gradient(), loss_alone = scalar(), dx_alone = gradient();
+    gpu.log_softmax_nll_forward(place, labels, factor, loss, shared, dx);
+    gpu.nll_loss_forward(place, labels, factor, loss_alone);
+    gpu.log_softmax_nll_backward(one.reshape({}), place, labels, shared, dx_alone);
+    CAPTURE(s.rows, s.classes);
+    CHECK(std::memcmp(on_cpu(loss).raw(), on_cpu(loss_alone).raw(), sizeof(float)) == 0);
+    CHECK(as_array(dx).values == as_array(dx_alone).values);
+    const Tensor cpu_loss = empty({}), cpu_dx = empty(y.shape);
+    cpu.log_softmax_nll_forward(to_tensor(y), label_tensor(list), factor, cpu_loss, shared, cpu_dx);
+    CHECK(gpu_error(dx, as_array(cpu_dx)) < kTolerance);
+    if (s.rows > 0) CHECK(gpu_error(loss, as_array(cpu_loss)) < kTolerance);
+  }
+}
+
+TEST_CASE("cuda: linear_log_softmax equals its operators one by one, and the CPU's") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(130);
+  struct Sizes {
+    std::int64_t rows, in, classes;
+  };
+  for (const Sizes& s :
+       {Sizes{1, 7, 1}, Sizes{3, 65, 10}, Sizes{17, 31, 33}, Sizes{1, 5, 1000}, Sizes{130, 8, 10}, Sizes{5, 3, 129}})
+    for (const bool biased : {true, false}) {
+      const Array x = random_array({s.rows, s.in}, generator), w = random_array({s.classes, s.in}, generator),
+                  b = random_array({s.classes}, generator);
+      const std::vector<std::int64_t> list = random_labels(s.rows, s.classes, generator);
+      CAPTURE(s.rows, s.in, s.classes, biased);
+      Variable vx[3], vw[3], vb[3], y[3], loss[3];
+      for (int k = 0; k < 3; ++k) {  // fused, one by one, and fused on the CPU
+        vx[k] = Variable(k < 2 ? on_gpu(x) : to_tensor(x), true);
+        vw[k] = Variable(k < 2 ? gpu_view(w, 1) : to_tensor(w), true);
+        if (biased) vb[k] = Variable(k < 2 ? gpu_view(b, 3) : to_tensor(b), true);
+        y[k] =
+            k == 1 ? ops::log_softmax(ops::linear(vx[k], vw[k], vb[k])) : ops::linear_log_softmax(vx[k], vw[k], vb[k]);
+        loss[k] = ops::nll_loss(y[k], k < 2 ? on_gpu(label_tensor(list)) : label_tensor(list));
+        loss[k].backward();
+      }
+      CHECK(as_array(y[0].value()).values == as_array(y[1].value()).values);
+      CHECK(loss[0].item() == loss[1].item());
+      CHECK(as_array(vw[0].grad()).values == as_array(vw[1].grad()).values);
+      CHECK(gpu_error(y[0].value(), reference::log_softmax(reference::linear(x, w, biased ? b : Array()))) <
+            kTolerance);
+      CHECK(gpu_error(y[0].value(), as_array(y[2].value())) < kTolerance);
+      CHECK(gpu_error(vx[0].grad(), as_array(vx[2].grad())) < kTolerance);
+      CHECK(gpu_error(vw[0].grad(), as_array(vw[2].grad())) < kTolerance);
+      if (biased) CHECK(gpu_error(vb[0].grad(), as_array(vb[2].grad())) < kTolerance);
+    }
+  CHECK(ops::linear_log_softmax(Variable(zeros({0, 5}, DType::f32, kGpu)), Variable(zeros({3, 5}, DType::f32, kGpu)),
+                                Variable(zeros({3}, DType::f32, kGpu)))
+            .shape() == Shape{0, 3});
+}
+
 TEST_CASE("cuda: a label out of bounds has no place in the gradient, and is told of") {
   DUET_NEEDS_CUDA();
-  const Variable x = gpu_leaf(Array({3, 2}));
-  ops::nll_loss(ops::log_softmax(x), on_gpu(label_tensor({0, 2, 1}))).backward();
-  CHECK_THROWS_AS(backend(DeviceKind::cuda).synchronize(kGpu), ShapeError);
   const float sixth = 1.0f / 6.0f;
-  const Array expected = as_array(x.grad());
   const double values[] = {-sixth, sixth, 0, 0, sixth, -sixth};
-  for (int i = 0; i < 6; ++i) CHECK(std::abs(expected[i] - values[i]) < 1e-6);
+  for (const bool from_one : {true, false}) {
+    const Variable x = gpu_leaf(Array({3, 2}));
+    const Variable loss = ops::nll_loss(ops::log_softmax(x), on_gpu(label_tensor({0, 2, 1})));
+    if (from_one) {
+      loss.backward();
+    } else {
+      const Tensor one = empty({}, DType::f32, kGpu);
+      backend(one).fill(one, 1.0f);
+      loss.backward(one);
+    }
+    CAPTURE(from_one);
+    CHECK_THROWS_AS(backend(DeviceKind::cuda).synchronize(kGpu), ShapeError);
+    const Array gradient = as_array(x.grad());
+    for (int i = 0; i < 6; ++i) CHECK(std::abs(gradient[i] - values[i]) < 1e-6);
+  }
 }
 
 TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean") {

@@ -259,6 +259,11 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"log_softmax_backward", [&] { gpu.log_softmax_backward(rows, rows2, rows); }},
       {"nll_loss_forward", [&] { gpu.nll_loss_forward(rows, labels2, 1, one); }},
       {"nll_loss_backward", [&] { gpu.nll_loss_backward(one2, labels, 1, rows); }},
+      {"log_softmax_nll_forward", [&] { gpu.log_softmax_nll_forward(rows, labels, 1, one2, 1, rows); }},
+      {"linear_log_softmax_forward",
+       [&] {
+         gpu.linear_log_softmax_forward(rows, rows, c2, on({2, 2}));
+       }},
       {"log_softmax_nll_backward", [&] { gpu.log_softmax_nll_backward(one, rows, labels2, 1, rows); }},
       {"mse_loss_forward", [&] { gpu.mse_loss_forward(rows, rows2, 1, one); }},
       {"mse_loss_backward", [&] { gpu.mse_loss_backward(one, rows, rows2, 1, rows); }},

@@ -64,6 +64,7 @@ class CpuBackend final : public Backend {
   void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
                                     const Tensor& dx, const Tensor& dw, const Tensor& db,
                                     const DropoutKey& dropout) override;
+  void linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
 
   void relu_forward(const Tensor& x, const Tensor& y) override;
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
@@ -84,6 +85,8 @@ class CpuBackend final : public Backend {
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
   void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
   void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
+  void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
+                               float gradient_factor, const Tensor& dx) override;
   void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                 const Tensor& dx) override;
   void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;
@@ -106,6 +109,8 @@ class CpuBackend final : public Backend {
   /// Calls task(begin, end, worker) for the rows of each block of `tensor`, on the device's threads.
   void for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t begin, std::int64_t end, int worker)> task);
 
+  /// The gradient of log_softmax's argument, where that of nll_loss at the labels is `gradient`.
+  void logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx);
   /// Dropout of one row of a fused operator's output.
   void drop_row(const DropoutKey& key, std::int64_t row, const Tensor& y, float* out, std::uint8_t* out_index,
                 Worker& worker);

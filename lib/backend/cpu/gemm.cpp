@@ -1,4 +1,4 @@
-// Linear layers, alone and with relu and dropout.
+// Linear layers, alone, with relu and dropout, and with log_softmax.
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 
@@ -77,6 +77,11 @@ void CpuBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y,
   });
   if (dw.defined()) linear_backward_weights(x, gradient, dw, db);
   if (dx.defined()) linear_backward_data(gradient, w, dx);
+}
+
+void CpuBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
+  linear_forward(x, w, b, y);
+  log_softmax_forward(y, y);
 }
 
 }  // namespace duet::cpu

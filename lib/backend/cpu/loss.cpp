@@ -75,10 +75,19 @@ void CpuBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, fl
     dx.data<float>()[row * classes + labels.data<std::int64_t>()[row]] = value;
 }
 
+void CpuBackend::log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
+                                         float gradient_factor, const Tensor& dx) {
+  nll_loss_forward(y, labels, factor, loss);
+  logit_gradients(-gradient_factor, y, labels, dx);
+}
+
 void CpuBackend::log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                           const Tensor& dx) {
+  logit_gradients(-*dloss.data<float>() * factor, y, labels, dx);
+}
+
+void CpuBackend::logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx) {
   const std::int64_t classes = y.size(1);
-  const float gradient = -*dloss.data<float>() * factor;
   for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t label = labels.data<std::int64_t>()[row];

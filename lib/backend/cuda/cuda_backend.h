@@ -74,6 +74,7 @@ class CudaBackend final : public Backend {
   void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
                                     const Tensor& dx, const Tensor& dw, const Tensor& db,
                                     const DropoutKey& dropout) override;
+  void linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
 
   void relu_forward(const Tensor& x, const Tensor& y) override;
   void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
@@ -94,6 +95,8 @@ class CudaBackend final : public Backend {
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
   void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
   void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
+  void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
+                               float gradient_factor, const Tensor& dx) override;
   void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                 const Tensor& dx) override;
   void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;

@@ -1,5 +1,5 @@
-// Linear layers by cuBLAS, alone and with relu and dropout. cuBLAS counts columns first: a row-major matrix is the
-// transpose of what it sees.
+// Linear layers by cuBLAS, alone, with relu and dropout, and with log_softmax. cuBLAS counts columns first: a row-major
+// matrix is the transpose of what it sees.
 #include <optional>
 
 #include "lib/backend/cuda/cuda_backend.h"
@@ -58,6 +58,14 @@ void CudaBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor&
   multiply(device, {x, false}, {w, true}, y, x.size(1));
   if (b.defined())
     kernels::add_row_bias(y.data<float>(), b.data<float>(), y.size(0), to_int(y.size(1), "columns"), device.stream());
+}
+
+void CudaBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
+  same_device("linear_log_softmax_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
+  CudaDevice& device = on(x);
+  multiply(device, {x, false}, {w, true}, y, x.size(1));
+  kernels::log_softmax_forward(y.data<float>(), b.defined() ? b.data<float>() : nullptr, y.data<float>(), y.size(0),
+                               to_int(y.size(1), "classes"), device.stream());
 }
 
 void CudaBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {

@@ -7,7 +7,7 @@ namespace duet::cuda {
 void CudaBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
   same_device("log_softmax_forward", {{"x", x}, {"y", y}});
   CudaDevice& device = on(x);
-  kernels::log_softmax_forward(x.data<float>(), y.data<float>(), x.size(0), to_int(x.size(1), "classes"),
+  kernels::log_softmax_forward(x.data<float>(), nullptr, y.data<float>(), x.size(0), to_int(x.size(1), "classes"),
                                device.stream());
 }
 
@@ -21,7 +21,7 @@ void CudaBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const 
 void CudaBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) {
   same_device("nll_loss_forward", {{"x", x}, {"labels", labels}, {"loss", loss}});
   CudaDevice& device = on(x);
-  kernels::nll_forward(x.data<float>(), labels.data<std::int64_t>(), factor, loss.data<float>(), x.size(0),
+  kernels::nll_forward(x.data<float>(), labels.data<std::int64_t>(), factor, loss.data<float>(), {}, x.size(0),
                        to_int(x.size(1), "classes"), device.label_fault(), device.stream());
 }
 
@@ -30,6 +30,15 @@ void CudaBackend::nll_loss_backward(const Tensor& dloss, const Tensor& labels, f
   CudaDevice& device = on(dx);
   kernels::nll_backward(dloss.data<float>(), labels.data<std::int64_t>(), factor, dx.data<float>(), dx.size(0),
                         to_int(dx.size(1), "classes"), device.stream());
+}
+
+void CudaBackend::log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
+                                          float gradient_factor, const Tensor& dx) {
+  same_device("log_softmax_nll_forward", {{"y", y}, {"labels", labels}, {"loss", loss}, {"dx", dx}});
+  CudaDevice& device = on(y);
+  kernels::nll_forward(y.data<float>(), labels.data<std::int64_t>(), factor, loss.data<float>(),
+                       {.dx = dx.data<float>(), .factor = gradient_factor}, y.size(0), to_int(y.size(1), "classes"),
+                       device.label_fault(), device.stream());
 }
 
 void CudaBackend::log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "tests/support/fake_cuda/sim.h"
 #include "tests/support/fake_cuda/simulator.h"
@@ -20,7 +21,8 @@ struct Failure {
 };
 std::mutex failures_mutex;
 std::vector<Failure> failures;
-std::map<std::string, long> calls;
+std::map<std::string, long> calls;                 // while failures are to be injected
+auto& entered = *new std::map<std::string, long>;  // never destroyed: calls come until the very end
 
 /// Failures of the environment, once.
 void read_failures() {
@@ -86,7 +88,16 @@ int injected(const char* function, int otherwise) {
   return 0;
 }
 
+std::map<std::string, long> take_calls() {
+  std::lock_guard lock(failures_mutex);
+  return std::exchange(entered, {});
+}
+
 cudaError_t enter(const char* function) {
+  {
+    std::lock_guard lock(failures_mutex);
+    ++entered[function];
+  }
   const bool memory = std::strcmp(function, "cudaMalloc") == 0 || std::strcmp(function, "cudaMallocHost") == 0;
   if (const int error = injected(function, memory ? cudaErrorMemoryAllocation : cudaErrorUnknown))
     return set_last(static_cast<cudaError_t>(error));

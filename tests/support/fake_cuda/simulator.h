@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 
 namespace duet_sim {
@@ -33,6 +34,8 @@ void reset(std::uint64_t seed, const std::string& fail = "");
 void hand_over(void* block, std::size_t bytes, struct CUstream_st* stream);
 /// The next ncclCommAbort makes this call first, and takes as long.
 void at_next_abort(const std::function<void()>& call);
+/// How often each function was called since the last call of this; own kernels are calls of "cudaLaunchKernelEx".
+std::map<std::string, long> take_calls();
 /// What was reported since the last call.
 std::string take_report();
 

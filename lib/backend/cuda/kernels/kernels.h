@@ -134,12 +134,20 @@ struct LabelFault {
   std::int64_t label, row, classes;
 };
 
-void log_softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream);
+/// y = log_softmax(x + bias); bias (classes) may be null, and y may be x.
+void log_softmax_forward(const float* x, const float* bias, float* y, std::int64_t rows, int classes,
+                         cudaStream_t stream);
 void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes,
                           cudaStream_t stream);
-/// loss = -sum x[i, label i] * factor; nan and a fault when a label is out of bounds.
-void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, std::int64_t rows, int classes,
-                 LabelFault* fault, cudaStream_t stream);
+/// The gradient that log_softmax_nll_backward gives for a dloss of 1.
+struct LogitGradient {
+  float* dx;  // null: not wanted
+  float factor;
+};
+/// loss = -sum x[i, label i] * factor; nan and a fault when a label is out of bounds. For the gradient x is
+/// log_softmax's output.
+void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, const LogitGradient& gradient,
+                 std::int64_t rows, int classes, LabelFault* fault, cudaStream_t stream);
 /// dx = -dloss * factor at the labels, else 0. Labels out of bounds have no place.
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
                   int classes, cudaStream_t stream);

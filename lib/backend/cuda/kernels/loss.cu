@@ -16,21 +16,23 @@ constexpr int kRowsPerBlock = kRowThreads / kWarp;
 constexpr int kNllThreads = 128;
 constexpr int kSumThreads = 256;
 
-/// A warp for each row.
+/// A warp for each row. y may be x: each element is read and written by one thread.
 __global__ void __launch_bounds__(kRowThreads)
-    log_softmax_forward_kernel(const float* __restrict__ x, float* __restrict__ y, std::int64_t rows, int classes) {
+    log_softmax_forward_kernel(const float* x, const float* __restrict__ bias, float* y, std::int64_t rows,
+                               int classes) {
   const std::int64_t row = thread_in_grid() / kWarp;
   const int lane = threadIdx.x % kWarp;
   if (row >= rows) return;  // whole warps
   const float* const from = x + row * classes;
+  const auto value = [&](int c) { return bias == nullptr ? from[c] : from[c] + bias[c]; };
   float largest = -INFINITY;
-  for (int c = lane; c < classes; c += kWarp) largest = fmaxf(largest, from[c]);
+  for (int c = lane; c < classes; c += kWarp) largest = fmaxf(largest, value(c));
   largest = warp_max(largest);
   float total = 0;
-  for (int c = lane; c < classes; c += kWarp) total += expf(from[c] - largest);
+  for (int c = lane; c < classes; c += kWarp) total += expf(value(c) - largest);
   const float log_total = logf(warp_sum(total));
   for (int c = lane; c < classes; c += kWarp)
-    y[row * classes + c] = arithmetic::log_softmax(from[c], largest, log_total);
+    y[row * classes + c] = arithmetic::log_softmax(value(c), largest, log_total);
 }
 
 __global__ void __launch_bounds__(kRowThreads)
@@ -51,10 +53,24 @@ struct Smaller {
   __device__ std::int64_t operator()(std::int64_t a, std::int64_t b) const { return b < a ? b : a; }
 };
 
-/// One block.
+/// Element i of the gradient of log_softmax's argument (its output: y), where that of nll_loss at the labels is
+/// `gradient`.
+__device__ inline float logit_gradient(const float* y, const std::int64_t* labels, float gradient, std::int64_t i,
+                                       int classes) {
+  const std::int64_t row = i / classes, label = labels[row];
+  const float at_label = label >= 0 && label < classes ? gradient : 0.0f;
+  return arithmetic::log_softmax_nll_gradient(y[i], i - row * classes == label, at_label);
+}
+
+/// The first block adds up the loss. All of them, as many as it takes, write an element of the gradient per thread.
 __global__ void __launch_bounds__(kNllThreads)
     nll_forward_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels, float factor,
-                       float* __restrict__ loss, std::int64_t rows, int classes, LabelFault* fault) {
+                       float* __restrict__ loss, LogitGradient gradient, std::int64_t rows, int classes,
+                       LabelFault* fault) {
+  const std::int64_t i = thread_in_grid();
+  if (gradient.dx != nullptr && i < rows * classes)
+    gradient.dx[i] = logit_gradient(x, labels, -gradient.factor, i, classes);
+  if (blockIdx.x != 0) return;  // whole blocks
   std::int64_t bad_row = rows;
   float total = 0;
   for (std::int64_t row = threadIdx.x; row < rows; row += kNllThreads) {
@@ -90,10 +106,7 @@ __global__ void __launch_bounds__(kThreads)
                                     const std::int64_t* __restrict__ labels, float factor, float* __restrict__ dx,
                                     std::int64_t count, int classes) {
   const std::int64_t i = thread_in_grid();
-  if (i >= count) return;
-  const std::int64_t row = i / classes, label = labels[row];
-  const float gradient = label >= 0 && label < classes ? -*dloss * factor : 0.0f;
-  dx[i] = arithmetic::log_softmax_nll_gradient(y[i], i - row * classes == label, gradient);
+  if (i < count) dx[i] = logit_gradient(y, labels, -*dloss * factor, i, classes);
 }
 
 /// Block b writes factor times the sum of its part of the squares.
@@ -148,9 +161,11 @@ __global__ void __launch_bounds__(kSumThreads)
 
 }  // namespace
 
-void log_softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream) {
+void log_softmax_forward(const float* x, const float* bias, float* y, std::int64_t rows, int classes,
+                         cudaStream_t stream) {
   if (rows * classes == 0) return;
-  launch(log_softmax_forward_kernel, blocks_of(rows, kRowsPerBlock), dim3(kRowThreads), 0, stream, x, y, rows, classes);
+  launch(log_softmax_forward_kernel, blocks_of(rows, kRowsPerBlock), dim3(kRowThreads), 0, stream, x, bias, y, rows,
+         classes);
 }
 
 void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes,
@@ -160,9 +175,12 @@ void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64
          classes);
 }
 
-void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, std::int64_t rows, int classes,
-                 LabelFault* fault, cudaStream_t stream) {
-  launch(nll_forward_kernel, dim3(1), dim3(kNllThreads), 0, stream, x, labels, factor, loss, rows, classes, fault);
+void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, const LogitGradient& gradient,
+                 std::int64_t rows, int classes, LabelFault* fault, cudaStream_t stream) {
+  const std::int64_t elements = gradient.dx == nullptr ? 0 : rows * classes;
+  const dim3 blocks = elements == 0 ? dim3(1) : blocks_of(elements, kNllThreads);
+  launch(nll_forward_kernel, blocks, dim3(kNllThreads), 0, stream, x, labels, factor, loss, gradient, rows, classes,
+         fault);
 }
 
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,

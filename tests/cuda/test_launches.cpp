@@ -1,0 +1,86 @@
+// How much a training step asks of a device, counted by the simulated one: on a GPU every launch costs its gap.
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "lib/backend/step_graph.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "tests/cuda/gpu.h"
+#include "tests/support/catch2.h"
+#include "tests/support/fake_cuda/simulator.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+constexpr Device kOne = {DeviceKind::cuda, 1};
+
+/// All calls that `work` makes, as text: "5 kernels, 2 cublasSgemm".
+std::string calls_of(const std::function<void()>& work) {
+  duet_sim::take_calls();
+  work();
+  std::map<std::string, long> calls = duet_sim::take_calls();
+  std::string text = concat(std::exchange(calls["cudaLaunchKernelEx"], 0), " kernels");
+  for (const auto& [function, times] : calls)
+    if (times > 0) text += concat(", ", times, " ", function);
+  return text;
+}
+
+struct Training {
+  explicit Training(bool fused) {
+    model.set_fused(fused);
+    model.to(kOne);
+    opt = std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
+  }
+  void forward() {
+    images.set_stamp({step++, 0, 4});
+    opt->zero_grad();
+    loss = ops::nll_loss(model(images), labels);
+  }
+  Tensor whole_step() {
+    forward();
+    loss.backward();
+    opt->step();
+    return loss.value();
+  }
+  nn::SimpleCNN model{7};
+  std::unique_ptr<optim::SGD> opt;
+  Tensor images = zeros({4, 1, 28, 28}, DType::f32, kOne), labels = zeros({4}, DType::i64, kOne);
+  Variable loss;
+  std::int64_t step = 0;
+};
+
+}  // namespace
+
+TEST_CASE("simulated: a training step of SimpleCNN is 12 own kernels, 11 calls of libraries and 5 copies") {
+  Training training(true);
+  for (int i = 0; i < 2; ++i) training.whole_step();
+  const std::string forward = "2 cublasSgemm, 2 cudaMemcpyAsync, 2 cudnnConvolutionForward";
+  const std::string backward =
+      "4 cublasSgemm, 3 cudaMemcpyAsync, 1 cudnnConvolutionBackwardData, 2 cudnnConvolutionBackwardFilter";
+  CHECK(calls_of([&] { training.forward(); }) == "5 kernels, " + forward);
+  CHECK(calls_of([&] { training.loss.backward(); }) == "6 kernels, " + backward);
+  CHECK(calls_of([&] { training.opt->step(); }) == "1 kernels");
+  // Another start than 1 costs its kernel.
+  const Tensor two = from_values<float>({}, {2}).to(kOne);
+  for (int i = 0; i < 2; ++i) {
+    training.forward();
+    const std::string calls = calls_of([&] { training.loss.backward(two); });
+    if (i == 1) CHECK(calls == "7 kernels, " + backward);  // the first asked for memory
+  }
+}
+
+TEST_CASE("simulated: replaying a recorded step is one launch") {
+  Training training(true);
+  StepGraph graph(kOne);
+  const auto replay = [&] {
+    graph.run({.rows = 4, .stamp = {training.step, 0, 4}, .lr = 0.05f}, [&] { return training.whole_step(); });
+  };
+  for (int i = 0; i < 3; ++i) replay();
+  CHECK(calls_of(replay) == "0 kernels, 1 cudaGraphLaunch");
+  CHECK(graph.replays() == 2);
+}
