@@ -72,8 +72,9 @@ std::int64_t lay_out(std::vector<Slot>& slots) {
 
 constexpr std::int64_t kLine = 16;  // elements
 
-/// The first element of a flat buffer of `slots` in CPU memory: the largest slot then lies on a cache line. A vector of
-/// a matrix that reaches into two lines is loaded twice.
+/// The first element of a flat buffer of `slots` in its memory: the largest slot then lies on a cache line, and with it
+/// all that are whole vectors away. On CPU a vector of a matrix that reaches into two lines is loaded twice; on CUDA
+/// cuDNN needs copies of what is not aligned to 16 bytes.
 std::int64_t flat_begin(const std::vector<Slot>& slots) {
   const auto by_count = [](const Slot& a, const Slot& b) { return a.shape.count() < b.shape.count(); };
   const std::int64_t offset = std::max_element(slots.begin(), slots.end(), by_count)->offset;
@@ -83,7 +84,7 @@ std::int64_t flat_begin(const std::vector<Slot>& slots) {
 /// Memory for all slots.
 Tensor flat_memory(std::vector<Slot> slots, Device device) {
   const std::int64_t count = lay_out(slots);
-  if (device.kind != DeviceKind::cpu || slots.empty()) return zeros({count}, DType::f32, device);
+  if (slots.empty()) return zeros({0}, DType::f32, device);
   return zeros({count + kLine}, DType::f32, device).slice(flat_begin(slots), {count});
 }
 
@@ -249,10 +250,11 @@ std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const Rep
     buffers.push_back({buffer.name, part.share_buffers ? tensor.alias(device) : tensor.clone().to(device)});
   }
   const Tensor own = values_of(part.first_slot, part.slots);
-  Tensor values = part.share_values ? own.alias(device) : empty(own.shape(), DType::f32, device);
+  Tensor values = part.share_values ? own.alias(device) : flat_memory(slots, device);
   if (!part.share_values) copy(own, values);
-  return std::unique_ptr<ParameterStore>(new ParameterStore(std::move(slots), std::move(buffers), std::move(values),
-                                                            zeros(own.shape(), DType::f32, device)));
+  Tensor gradients = flat_memory(slots, device);
+  return std::unique_ptr<ParameterStore>(
+      new ParameterStore(std::move(slots), std::move(buffers), std::move(values), std::move(gradients)));
 }
 
 }  // namespace duet::nn
