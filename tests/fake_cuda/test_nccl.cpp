@@ -126,11 +126,17 @@ TEST_CASE("a collective comes after the work of every rank's stream, and only of
            }) == 2;
   };
   CHECK(wrong_seeds([&] { return run(true); }) == 0);
-  CHECK(wrong_seeds([&] { return run(false); }) >= 1);  // threads draw the order too: how many is not sure
+  bool seen = false;  // soon, but with which seed is not sure: the threads draw the order too
+  for (std::uint64_t seed = 0; !seen && seed < 1000; ++seed) {
+    duet_sim::reset(seed);
+    seen = !run(false);
+  }
+  CHECK(seen);
 }
 
 TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
   duet_sim::reset(1);
+  ::setenv("DUET_SIM_TIMEOUT_S", "1", 1);
   CHECK(ranks(2, [](Rank& r) {
           if (r.rank == 0) return true;
           ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream);
@@ -138,6 +144,7 @@ TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
           right &= ncclCommAbort(r.comm) == ncclSuccess;
           return right && cudaStreamSynchronize(r.stream) == cudaSuccess;
         }) == 2);
+  ::unsetenv("DUET_SIM_TIMEOUT_S");
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("deadlock: ncclAllReduce waits for what nobody asks for"));
   // An abort is heard by the others.
   duet_sim::reset(1);
@@ -163,7 +170,7 @@ TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that dis
 
   ncclUniqueId id;
   ncclGetUniqueId(&id);
-  id.internal[16] = static_cast<char>(id.internal[16] ^ 1);  // the process
+  id.internal[0] = static_cast<char>(id.internal[0] ^ 1);  // the process
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm;

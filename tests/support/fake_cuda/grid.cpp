@@ -153,9 +153,10 @@ void wait_for_others(Block& b) {
   std::abort();  // their stacks cannot be given back
 }
 
-void shuffle_order(std::vector<unsigned>& order) {
-  std::lock_guard lock(state().mutex);
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_number(i)]);
+std::vector<unsigned> random_order(std::size_t count) {
+  const std::lock_guard lock(state().mutex);
+  const std::vector<std::int64_t> order = state().random.randperm(static_cast<std::int64_t>(count));
+  return {order.begin(), order.end()};
 }
 
 void run_block(Block& b) {
@@ -169,12 +170,6 @@ void run_block(Block& b) {
   });
   if (!good) b.failed = true;
   if (b.parallel) wait_for_others(b);
-}
-
-std::vector<unsigned> first_numbers(std::size_t count) {
-  std::vector<unsigned> numbers(count);
-  for (std::size_t i = 0; i < count; ++i) numbers[i] = static_cast<unsigned>(i);
-  return numbers;
 }
 
 }  // namespace
@@ -201,13 +196,9 @@ std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned source) {
 }
 
 void run_grid(dim3 grid, dim3 size, const std::function<void()>& call, const Op& op) {
-  std::vector<unsigned> blocks = first_numbers(std::size_t{grid.x} * grid.y * grid.z);
-  std::vector<unsigned> order = first_numbers(std::size_t{size.x} * size.y * size.z);
-  shuffle_order(blocks);
-  for (unsigned number : blocks) {
-    shuffle_order(order);
+  for (unsigned number : random_order(std::size_t{grid.x} * grid.y * grid.z)) {
     Block b(call, op, {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y}, size, grid);
-    b.order = order;
+    b.order = random_order(std::size_t{size.x} * size.y * size.z);
     run_block(b);
     if (b.failed) return fail_current_op(cudaErrorIllegalAddress);
   }

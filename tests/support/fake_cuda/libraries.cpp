@@ -13,6 +13,10 @@
 namespace duet_sim {
 namespace {
 
+constexpr int kGarbage = 0xFF;
+constexpr const char* kConvolutions[] = {"cudnnConvolutionForward", "cudnnConvolutionBackwardData",
+                                         "cudnnConvolutionBackwardFilter"};
+
 struct LibraryHandle {
   int device = current_device();
   cudaStream_t stream = nullptr;
@@ -28,6 +32,12 @@ struct cublasContext : duet_sim::LibraryHandle {
 
 namespace duet_sim {
 namespace {
+
+const char* status_text(const char* library, int status) {
+  thread_local std::string text;
+  text = library + std::string(" status ") + std::to_string(status);
+  return text.c_str();
+}
 
 /// Null when refused: handles come with memory.
 template <class Handle>
@@ -83,30 +93,26 @@ duet::Tensor load(const void* from, const cudnnTensorStruct& shape, bool tf32) {
 }
 
 void run_convolution(const Convolution& c, const ConvolutionCall& call) {
-  if (call.workspace != nullptr) std::memset(call.workspace, 0xFF, call.workspace_bytes);
+  if (call.workspace != nullptr) std::memset(call.workspace, kGarbage, call.workspace_bytes);
   const bool tf32 = c.how.math != CUDNN_FMA_MATH;  // the default lets cuDNN round to TF32 on Ampere and later
   const duet::Window2d window = {c.w.h, c.w.w, c.how.stride_h, c.how.stride_w, c.how.pad_h, c.how.pad_w};
-  const auto finish = [](const duet::Tensor& result, const void* to) {
-    std::memcpy(const_cast<void*>(to), result.raw(), result.bytes());
-  };
-  const auto shape = [](const cudnnTensorStruct& d) { return make_tensor({d.n, d.c, d.h, d.w}); };
-  switch (call.direction) {
-    case Direction::forward: {
-      const duet::Tensor y = shape(c.y);
-      cpu().conv2d_forward(load(call.x, c.x, tf32), load(call.w, c.w, tf32), {}, y, window);
-      return finish(y, call.y);
-    }
-    case Direction::data: {
-      const duet::Tensor dx = shape(c.x);
-      cpu().conv2d_backward_data(load(call.y, c.y, tf32), load(call.w, c.w, tf32), dx, window);
-      return finish(dx, call.x);
-    }
-    case Direction::filter: {
-      const duet::Tensor dw = shape(c.w);
-      cpu().conv2d_backward_weights(load(call.x, c.x, tf32), load(call.y, c.y, tf32), dw, {}, window);
-      return finish(dw, call.w);
-    }
+  const auto given = [&](const void* from, const cudnnTensorStruct& shape) { return load(from, shape, tf32); };
+  duet::Tensor result;
+  switch (c.direction) {
+    case Direction::forward:
+      result = make_tensor({c.y.n, c.y.c, c.y.h, c.y.w});
+      cpu().conv2d_forward(given(call.a, c.x), given(call.b, c.w), {}, result, window);
+      break;
+    case Direction::data:
+      result = make_tensor({c.x.n, c.x.c, c.x.h, c.x.w});
+      cpu().conv2d_backward_data(given(call.b, c.y), given(call.a, c.w), result, window);
+      break;
+    case Direction::filter:
+      result = make_tensor({c.w.n, c.w.c, c.w.h, c.w.w});
+      cpu().conv2d_backward_weights(given(call.a, c.x), given(call.b, c.y), result, {}, window);
+      break;
   }
+  std::memcpy(call.result, result.raw(), result.bytes());
 }
 
 /// A matrix of cuBLAS: columns one after the other, `pitch` apart.
@@ -165,14 +171,15 @@ cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const Co
   const bool known = ask_workspace(shapes, call.algorithm, &needed) == CUDNN_STATUS_SUCCESS;
   const bool room = call.workspace_bytes >= needed && (needed == 0 || call.workspace != nullptr);
   if (!known || !room || !is_plain(call.alpha, call.beta)) return CUDNN_STATUS_BAD_PARAM;
-  const std::vector<const void*> pointers{call.x, call.w, call.y, call.workspace};
+  const char* const function = kConvolutions[static_cast<int>(shapes.direction)];
   // The fastest kernels read four floats at a time, and do not ask.
-  for (const void* p : pointers)
+  for (const void* p : {call.a, call.b, static_cast<const void*>(call.result)})
     if (reinterpret_cast<std::uintptr_t>(p) % 16 != 0) {
-      report("%s: the address %p is not a multiple of 16", call.name, p);
+      report("%s: the address %p is not a multiple of 16", function, p);
       return CUDNN_STATUS_BAD_PARAM;
     }
-  const bool asked = queue(call.name, *handle, pointers, [=] { run_convolution(shapes, call); });
+  const bool asked =
+      queue(function, *handle, {call.a, call.b, call.result, call.workspace}, [=] { run_convolution(shapes, call); });
   return asked ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
 
@@ -194,16 +201,7 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return set_stream(*handle, stream) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 size_t cudnnGetVersion() { return static_cast<size_t>(setting("DUET_SIM_CUDNN_VERSION", CUDNN_VERSION)); }
-const char* cudnnGetErrorString(cudnnStatus_t status) {
-  switch (status) {
-    case CUDNN_STATUS_SUCCESS: return "CUDNN_STATUS_SUCCESS";
-    case CUDNN_STATUS_BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";
-    case CUDNN_STATUS_NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
-    case CUDNN_STATUS_INTERNAL_ERROR: return "CUDNN_STATUS_INTERNAL_ERROR";
-    case CUDNN_STATUS_EXECUTION_FAILED: return "CUDNN_STATUS_EXECUTION_FAILED";
-  }
-  return "unknown cuDNN status";
-}
+const char* cudnnGetErrorString(cudnnStatus_t status) { return status_text("cuDNN", status); }
 cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, int pad_h, int pad_w, int stride_h,
                                               int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
                                               cudnnDataType_t) {
@@ -238,16 +236,7 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
   handle->math = mode;
   return CUBLAS_STATUS_SUCCESS;
 }
-const char* cublasGetStatusString(cublasStatus_t status) {
-  switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-  }
-  return "unknown cuBLAS status";
-}
+const char* cublasGetStatusString(cublasStatus_t status) { return status_text("cuBLAS", status); }
 cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                            const float* alpha, const float* a, int lda, const float* b, int ldb, const float* beta,
                            float* c, int ldc) {

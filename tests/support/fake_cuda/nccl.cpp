@@ -32,10 +32,8 @@ ncclResult_t refuse(ncclResult_t result, const std::string& why) {
 }
 
 struct Id {
-  char magic[16];
   long process, number;
 };
-constexpr char kMagic[16] = "simulated NCCL";
 
 /// All groups that ever were, by number; communicators are kept, so that a late use of one is seen.
 std::map<long, std::unique_ptr<Group>>& groups() {
@@ -79,39 +77,27 @@ ncclResult_t usable(ncclComm* comm) {
 }
 
 /// Queues requests of one rank on one stream, side by side.
-ncclResult_t queue(const std::vector<Request>& requests) {
+ncclResult_t queue(std::vector<Request> requests) {
   ncclComm* comm = requests[0].comm;
-  cudaStream_t stream = resolve(requests[0].stream);
+  cudaStream_t given = requests[0].stream, stream = resolve(given);
   if (stream == nullptr || stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
-  Ops made;
-  std::vector<std::size_t> nodes;
-  const std::vector<std::size_t> last = stream->last;
-  for (const Request& request : requests) {
+  const bool captured = stream->capture != nullptr;
+  for (Request& request : requests) {
+    request.captured = captured;
     for (const void* p : {request.send, static_cast<const void*>(request.receive)}) {
       const std::string fault = pointer_fault(p, true, comm->device, 1u << comm->device);
       if (!fault.empty()) return refuse(ncclInvalidArgument, std::string("a buffer of ") + request.name + " " + fault);
     }
-    Request asked = request;
-    asked.captured = stream->capture != nullptr;
-    const Maker make = [asked, held = asked.captured ? comm->graphs : nullptr](const Ops& before) {
-      return enqueue(asked, before);
-    };
-    if (stream->capture == nullptr) {
-      made.push_back(make({stream->tail}));
-      continue;
-    }
-    stream->last = last;
-    if (record_node(stream, make) != cudaSuccess) return ncclUnhandledCudaError;
-    nodes.push_back(stream->last[0]);
   }
-  if (stream->capture != nullptr) {
-    stream->last = nodes;
-  } else {
+  const Maker make = [requests, held = captured ? comm->graphs : nullptr](const Ops& before) {
+    Ops parts;
+    for (const Request& request : requests) parts.push_back(enqueue(request, before));
     Op end("ncclGroupEnd");
-    end.device = stream->device;
-    stream->tail = schedule(end, made);
-  }
+    end.device = requests[0].comm->device;
+    return schedule(end, parts);
+  };
+  if (submit(given, make) != cudaSuccess) return ncclUnhandledCudaError;
   comm->in_progress = !comm->blocking && random_number(2) == 0;
   return comm->in_progress ? ncclInProgress : ncclSuccess;
 }
@@ -128,7 +114,7 @@ ncclResult_t ask(const Request& request) {
 }
 
 /// NCCL ends no communicator before the graphs that hold its operations.
-ncclResult_t wait_for_graphs(std::unique_lock<std::mutex>& lock, ncclComm* comm) {
+ncclResult_t wait_for_graphs(Lock& lock, ncclComm* comm) {
   const bool gone = state().changed.wait_for(lock, patience(), [&] { return comm->graphs.use_count() == 1; });
   return gone ? ncclSuccess : refuse(ncclInternalError, "graphs hold operations of a communicator that ends");
 }
@@ -153,11 +139,8 @@ ncclResult_t ncclGetVersion(int* out) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
   if (!interface_exists()) return refuse(ncclInvalidUsage, "Bootstrap : no socket interface found");
   static std::atomic<long> number = 0;
-  Id id{};
-  std::memcpy(id.magic, kMagic, sizeof kMagic);
-  id.process = ::getpid();
-  id.number = ++number;
-  std::memset(out, 0, sizeof *out);
+  const Id id{::getpid(), ++number};
+  *out = {};
   std::memcpy(out, &id, sizeof id);
   return ncclSuccess;
 }
@@ -169,7 +152,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId g
     return refuse(ncclInvalidUsage, "communicators that block are not simulated: duet asks for none");
   Id id;
   std::memcpy(&id, &given, sizeof id);
-  if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) return refuse(ncclInvalidArgument, "this is no unique id");
   if (id.process != ::getpid())
     return refuse(ncclSystemError, "rank " + std::to_string(rank) + " is another process than the one that made the " +
                                        "unique id; simulated NCCL joins threads of one process");
@@ -198,14 +180,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  std::unique_lock lock(state().mutex);
+  Lock lock(state().mutex);
   if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is destroyed twice");
   comm->alive = false;
   return wait_for_graphs(lock, comm);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  std::unique_lock lock(state().mutex);
+  Lock lock(state().mutex);
   const auto call = std::exchange(abort_call, nullptr);
   lock.unlock();
   if (call) call();

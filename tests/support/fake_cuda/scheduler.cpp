@@ -77,7 +77,7 @@ std::unordered_set<Op*> needed_by(const Ops& targets) {
 
 enum class Order { any, needed_first, needed_last };
 
-void run(std::unique_lock<std::mutex>& lock, std::size_t chosen) {
+void run(Lock& lock, std::size_t chosen) {
   State& s = state();
   OpPtr op = s.runnable[chosen];
   s.runnable.erase(s.runnable.begin() + static_cast<std::ptrdiff_t>(chosen));
@@ -91,7 +91,7 @@ void run(std::unique_lock<std::mutex>& lock, std::size_t chosen) {
   finish(op);
 }
 
-bool run_some(std::unique_lock<std::mutex>& lock, Order order, const std::unordered_set<Op*>& needed) {
+bool run_some(Lock& lock, Order order, const std::unordered_set<Op*>& needed) {
   State& s = state();
   if (s.executing || s.runnable.empty()) return false;
   std::vector<std::size_t> preferred;
@@ -106,19 +106,13 @@ bool run_some(std::unique_lock<std::mutex>& lock, Order order, const std::unorde
 State& state() {
   static State* shared = [] {
     auto* made = new State;
-    made->random = static_cast<std::uint64_t>(setting("DUET_SIM_SEED", 1));
+    made->random.seed(static_cast<std::uint64_t>(setting("DUET_SIM_SEED", 1)));
     return made;
   }();
   return *shared;
 }
 
-std::uint64_t random_number(std::uint64_t below) {
-  // splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)
-  std::uint64_t x = state().random += 0x9E3779B97F4A7C15u;
-  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-  return (x ^ x >> 31) % below;
-}
+std::size_t random_number(std::size_t below) { return state().random.random() % below; }
 
 const Op*& current_op() {
   thread_local const Op* op = nullptr;
@@ -200,9 +194,9 @@ void finish(const OpPtr& op) {
   s.changed.notify_all();
 }
 
-void run_one(std::unique_lock<std::mutex>& lock) { run_some(lock, Order::any, {}); }
+void run_one(Lock& lock) { run_some(lock, Order::any, {}); }
 
-cudaError_t drain(std::unique_lock<std::mutex>& lock, const Ops& targets) {
+cudaError_t drain(Lock& lock, const Ops& targets) {
   State& s = state();
   const auto order = static_cast<Order>(random_number(3));
   const auto needed = needed_by(targets);
@@ -229,7 +223,7 @@ void reset(std::uint64_t seed, const std::string& fail) {
   s.captures.clear();
   for (cudaStream_t stream : s.streams) stream->capture = nullptr;
   for (cudaError_t& sticky : s.sticky) sticky = cudaSuccess;
-  s.random = seed;
+  s.random.seed(seed);
   set_failures(fail);
   lock.unlock();
   set_last(cudaSuccess);

@@ -15,6 +15,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "lib/random.h"
+
 namespace duet_sim {
 
 constexpr int kMaxDevices = 8;
@@ -54,7 +56,8 @@ struct State {
   std::unordered_set<OpPtr> pending;
   Ops runnable;
   bool executing = false;
-  std::uint64_t finished = 0, random = 0;
+  std::uint64_t finished = 0;
+  duet::Mt19937 random{0};
   cudaError_t sticky[kMaxDevices] = {};
   std::atomic<std::uint32_t> peers[kMaxDevices] = {};
   std::uint32_t contexts = 0;
@@ -66,7 +69,7 @@ int device_count();
 long setting(const char* name, long otherwise);
 /// How long others are waited for until it is a deadlock.
 std::chrono::seconds patience();
-std::uint64_t random_number(std::uint64_t below);
+std::size_t random_number(std::size_t below);
 
 // --- scheduler.cpp ---
 /// Puts an operation behind others, and behind `holds` calls of release().
@@ -108,7 +111,6 @@ bool close_memory(const Op& op);
 cudaError_t enter(const char* function);
 /// The error to give instead of the function's n-th call: 0, `otherwise`, or the one that DUET_SIM_FAIL names.
 int injected(const char* function, int otherwise);
-void set_failures(const std::string& specification);
 cudaError_t set_last(cudaError_t error);
 int current_device();
 /// `stream` or the current device's default one; null when it is no stream.

@@ -1,5 +1,5 @@
-// cuDNN's convolutions as far as duet uses them; see ../simulator.h. The three directions differ in the order of their
-// arguments only, which is settled here.
+// cuDNN's convolutions as far as duet uses them; see ../simulator.h. The calls of the three directions take the same
+// arguments, of other types: one template makes all nine.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -70,18 +70,17 @@ typedef cudnnConvolutionStruct* cudnnConvolutionDescriptor_t;
 
 namespace duet_sim {
 
+enum class Direction { forward, data, filter };
 /// Of any direction: x and w are also the shapes of their gradients.
 struct Convolution {
+  Direction direction;
   cudnnTensorStruct x, w, y;
   cudnnConvolutionStruct how;
 };
-enum class Direction { forward, data, filter };
 struct ConvolutionCall {
-  const char* name;
-  Direction direction;
-  const void *x, *w, *y;  // one of them is the result
   int algorithm;
-  void* workspace;
+  const void *a, *b;
+  void *result, *workspace;
   size_t workspace_bytes;
   const void *alpha, *beta;
 };
@@ -92,21 +91,47 @@ cudnnStatus_t ask_workspace(const Convolution& shapes, int algorithm, size_t* by
 cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const ConvolutionCall& call);
 cudnnStatus_t describe(cudnnTensorStruct* made, int n, int c, int h, int w);
 
-template <class Algorithm>
-cudnnStatus_t list_algorithms(const Convolution& shapes, int asked, int* returned, DuetSimAlgoPerf<Algorithm>* list) {
-  if (!fits_together(shapes) || asked < 1) return CUDNN_STATUS_BAD_PARAM;
-  const auto entry = [](int algorithm, cudnnStatus_t status, float time, size_t memory, cudnnDeterminism_t repeats) {
-    return DuetSimAlgoPerf<Algorithm>{Algorithm(algorithm), status, time, memory, repeats, CUDNN_DEFAULT_MATH};
-  };
-  const DuetSimAlgoPerf<Algorithm> all[] = {// A guess that turns out wrong, as cuDNN's may: ask_workspace() refuses it.
-                                            entry(3, CUDNN_STATUS_SUCCESS, 0.05f, 0, CUDNN_DETERMINISTIC),
-                                            entry(1, CUDNN_STATUS_SUCCESS, 0.1f, kWorkspace, CUDNN_DETERMINISTIC),
-                                            entry(0, CUDNN_STATUS_SUCCESS, 0.2f, 0, CUDNN_NON_DETERMINISTIC),
-                                            entry(2, CUDNN_STATUS_NOT_SUPPORTED, -1, 0, CUDNN_DETERMINISTIC)};
-  *returned = std::min(asked, 4);
-  std::copy_n(all, *returned, list);
-  return CUDNN_STATUS_SUCCESS;
-}
+/// The calls of a direction: of x and w to y, of w and y to x, or of x and y to w.
+template <Direction kDirection, class A, class B, class Result, class Algorithm>
+struct Calls {
+  static Convolution shapes(A a, B b, cudnnConvolutionDescriptor_t how, Result result) {
+    if constexpr (kDirection == Direction::forward) return {kDirection, *a, *b, *result, *how};
+    if constexpr (kDirection == Direction::data) return {kDirection, *result, *a, *b, *how};
+    if constexpr (kDirection == Direction::filter) return {kDirection, *a, *result, *b, *how};
+  }
+  static cudnnStatus_t list(cudnnHandle_t, A a, B b, cudnnConvolutionDescriptor_t how, Result result, int asked,
+                            int* returned, DuetSimAlgoPerf<Algorithm>* perf) {
+    if (!fits_together(shapes(a, b, how, result)) || asked < 1) return CUDNN_STATUS_BAD_PARAM;
+    const auto entry = [](int algorithm, cudnnStatus_t status, float time, size_t memory, cudnnDeterminism_t repeats) {
+      return DuetSimAlgoPerf<Algorithm>{Algorithm(algorithm), status, time, memory, repeats, CUDNN_DEFAULT_MATH};
+    };
+    const DuetSimAlgoPerf<Algorithm> all[] = {
+        // A guess that turns out wrong, as cuDNN's may: ask_workspace() refuses it.
+        entry(3, CUDNN_STATUS_SUCCESS, 0.05f, 0, CUDNN_DETERMINISTIC),
+        entry(1, CUDNN_STATUS_SUCCESS, 0.1f, kWorkspace, CUDNN_DETERMINISTIC),
+        entry(0, CUDNN_STATUS_SUCCESS, 0.2f, 0, CUDNN_NON_DETERMINISTIC),
+        entry(2, CUDNN_STATUS_NOT_SUPPORTED, -1, 0, CUDNN_DETERMINISTIC)};
+    *returned = std::min(asked, 4);
+    std::copy_n(all, *returned, perf);
+    return CUDNN_STATUS_SUCCESS;
+  }
+  static cudnnStatus_t workspace(cudnnHandle_t, A a, B b, cudnnConvolutionDescriptor_t how, Result result,
+                                 Algorithm algorithm, size_t* bytes) {
+    return ask_workspace(shapes(a, b, how, result), algorithm, bytes);
+  }
+  static cudnnStatus_t run(cudnnHandle_t handle, const void* alpha, A a_shape, const void* a, B b_shape, const void* b,
+                           cudnnConvolutionDescriptor_t how, Algorithm algorithm, void* workspace, size_t bytes,
+                           const void* beta, Result result_shape, void* result) {
+    return convolve(handle, shapes(a_shape, b_shape, how, result_shape),
+                    {algorithm, a, b, result, workspace, bytes, alpha, beta});
+  }
+};
+using Forward = Calls<Direction::forward, cudnnTensorDescriptor_t, cudnnFilterDescriptor_t, cudnnTensorDescriptor_t,
+                      cudnnConvolutionFwdAlgo_t>;
+using BackwardData = Calls<Direction::data, cudnnFilterDescriptor_t, cudnnTensorDescriptor_t, cudnnTensorDescriptor_t,
+                           cudnnConvolutionBwdDataAlgo_t>;
+using BackwardFilter = Calls<Direction::filter, cudnnTensorDescriptor_t, cudnnTensorDescriptor_t,
+                             cudnnFilterDescriptor_t, cudnnConvolutionBwdFilterAlgo_t>;
 
 template <class T>
 cudnnStatus_t make(T** made) {
@@ -145,66 +170,12 @@ cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, in
                                               cudnnDataType_t);
 cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math);
 
-inline auto cudnnGetConvolutionForwardAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
-                                                   cudnnConvolutionDescriptor_t how, cudnnTensorDescriptor_t y,
-                                                   int asked, int* returned, cudnnConvolutionFwdAlgoPerf_t* list) {
-  return duet_sim::list_algorithms({*x, *w, *y, *how}, asked, returned, list);
-}
-inline auto cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnnHandle_t, cudnnFilterDescriptor_t w,
-                                                        cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
-                                                        cudnnTensorDescriptor_t dx, int asked, int* returned,
-                                                        cudnnConvolutionBwdDataAlgoPerf_t* list) {
-  return duet_sim::list_algorithms({*dx, *w, *dy, *how}, asked, returned, list);
-}
-inline auto cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x,
-                                                          cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
-                                                          cudnnFilterDescriptor_t dw, int asked, int* returned,
-                                                          cudnnConvolutionBwdFilterAlgoPerf_t* list) {
-  return duet_sim::list_algorithms({*x, *dw, *dy, *how}, asked, returned, list);
-}
-
-inline auto cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
-                                                    cudnnConvolutionDescriptor_t how, cudnnTensorDescriptor_t y,
-                                                    cudnnConvolutionFwdAlgo_t algorithm, size_t* bytes) {
-  return duet_sim::ask_workspace({*x, *w, *y, *how}, algorithm, bytes);
-}
-inline auto cudnnGetConvolutionBackwardDataWorkspaceSize(cudnnHandle_t, cudnnFilterDescriptor_t w,
-                                                         cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
-                                                         cudnnTensorDescriptor_t dx,
-                                                         cudnnConvolutionBwdDataAlgo_t algorithm, size_t* bytes) {
-  return duet_sim::ask_workspace({*dx, *w, *dy, *how}, algorithm, bytes);
-}
-inline auto cudnnGetConvolutionBackwardFilterWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x,
-                                                           cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t how,
-                                                           cudnnFilterDescriptor_t dw,
-                                                           cudnnConvolutionBwdFilterAlgo_t algorithm, size_t* bytes) {
-  return duet_sim::ask_workspace({*x, *dw, *dy, *how}, algorithm, bytes);
-}
-
-inline auto cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_shape,
-                                    const void* x, cudnnFilterDescriptor_t w_shape, const void* w,
-                                    cudnnConvolutionDescriptor_t how, cudnnConvolutionFwdAlgo_t algorithm,
-                                    void* workspace, size_t bytes, const void* beta, cudnnTensorDescriptor_t y_shape,
-                                    void* y) {
-  return duet_sim::convolve(
-      handle, {*x_shape, *w_shape, *y_shape, *how},
-      {"cudnnConvolutionForward", duet_sim::Direction::forward, x, w, y, algorithm, workspace, bytes, alpha, beta});
-}
-inline auto cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha, cudnnFilterDescriptor_t w_shape,
-                                         const void* w, cudnnTensorDescriptor_t y_shape, const void* dy,
-                                         cudnnConvolutionDescriptor_t how, cudnnConvolutionBwdDataAlgo_t algorithm,
-                                         void* workspace, size_t bytes, const void* beta,
-                                         cudnnTensorDescriptor_t x_shape, void* dx) {
-  return duet_sim::convolve(
-      handle, {*x_shape, *w_shape, *y_shape, *how},
-      {"cudnnConvolutionBackwardData", duet_sim::Direction::data, dx, w, dy, algorithm, workspace, bytes, alpha, beta});
-}
-inline auto cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_shape,
-                                           const void* x, cudnnTensorDescriptor_t y_shape, const void* dy,
-                                           cudnnConvolutionDescriptor_t how, cudnnConvolutionBwdFilterAlgo_t algorithm,
-                                           void* workspace, size_t bytes, const void* beta,
-                                           cudnnFilterDescriptor_t w_shape, void* dw) {
-  return duet_sim::convolve(handle, {*x_shape, *w_shape, *y_shape, *how},
-                            {"cudnnConvolutionBackwardFilter", duet_sim::Direction::filter, x, dw, dy, algorithm,
-                             workspace, bytes, alpha, beta});
-}
+constexpr auto cudnnGetConvolutionForwardAlgorithm_v7 = &duet_sim::Forward::list;
+constexpr auto cudnnGetConvolutionForwardWorkspaceSize = &duet_sim::Forward::workspace;
+constexpr auto cudnnConvolutionForward = &duet_sim::Forward::run;
+constexpr auto cudnnGetConvolutionBackwardDataAlgorithm_v7 = &duet_sim::BackwardData::list;
+constexpr auto cudnnGetConvolutionBackwardDataWorkspaceSize = &duet_sim::BackwardData::workspace;
+constexpr auto cudnnConvolutionBackwardData = &duet_sim::BackwardData::run;
+constexpr auto cudnnGetConvolutionBackwardFilterAlgorithm_v7 = &duet_sim::BackwardFilter::list;
+constexpr auto cudnnGetConvolutionBackwardFilterWorkspaceSize = &duet_sim::BackwardFilter::workspace;
+constexpr auto cudnnConvolutionBackwardFilter = &duet_sim::BackwardFilter::run;
