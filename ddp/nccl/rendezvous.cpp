@@ -12,7 +12,7 @@
 namespace duet::ddp::nccl {
 namespace {
 
-constexpr Milliseconds kLastWords{200};
+constexpr Milliseconds kLastWords{1000};
 constexpr const char* kId = "nccl/id";
 constexpr const char* kFailed = "nccl/failed";
 constexpr const char* kGpu = "nccl/gpu";

@@ -155,7 +155,7 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
   std::promise<void> thrown;
   bool others_went_on = false;
   duet_sim::at_next_abort([&, told = thrown.get_future().share()] {
-    others_went_on = told.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    others_went_on = told.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
   });
   std::latch ended(2);
   const auto failures = try_nccl_ranks(
@@ -164,17 +164,16 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
         group.barrier().wait();
         if (group.rank() == 1) return ended.arrive_and_wait();
         try {
-          group.barrier().wait();  // its thread waits, the watchdog aborts
+          ddp::Work barrier = group.barrier();
+          duet_sim::set_failures("ncclCommGetAsyncError:1:3");  // ncclInternalError
+          barrier.wait();                                       // its thread waits, the watchdog aborts
         } catch (const CommError&) {
           thrown.set_value();
         }
         ended.arrive_and_wait();
       },
-      [](int rank) {
-        ddp::NcclOptions options = nccl_options(gpu_of(rank));
-        options.group.timeout = std::chrono::milliseconds(300);
-        return options;
-      });
+      [](int rank) { return nccl_options(gpu_of(rank)); });
+  duet_sim::reset(1);
   CHECK(others_went_on);
 }
 
