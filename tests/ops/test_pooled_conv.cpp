@@ -1,5 +1,6 @@
 // The fused convolution's own kernels: shapes that take them and shapes beside them, equal maxima, dead and live
 // outputs, rows alone and in company, numbers that are not finite.
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -157,15 +158,28 @@ TEST_CASE("a first layer's weight gradient shows an image that is not finite, an
     }
 }
 
+TEST_CASE("the largest float passes through the fused convolution") {
+  Mt19937 generator(37);
+  for (const std::int64_t in : {1, 16, 32, 64}) {
+    Array x = random_array({2, in, 8, 20}, generator);
+    const Array w = random_grid({16, in, 3, 3}, 2, 64, generator), b = random_array({16}, generator);
+    x.at(1, in - 1, 3, 4) = FLT_MAX;
+    x.at(1, 0, 3, 14) = -static_cast<double>(FLT_MAX);
+    CAPTURE(in);
+    CHECK(relative_error(fused(to_tensor(x), leaf(w), leaf(b)).value(),
+                         reference::conv_pool_relu(x, w, b, kConv, kPool)) < kTolerance);
+  }
+}
+
 TEST_CASE("numbers that are not finite stay so through the fused convolution") {
   Mt19937 generator(35);
-  for (const std::int64_t in : {1, 3, 16, 40})
+  for (const std::int64_t in : {1, 3, 16, 32, 40})
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
       CAPTURE(in, bad);
-      const Array x = random_array({3, in, 8, 10}, generator), w = random_array({16, in, 3, 3}, generator),
+      const Array x = random_array({3, in, 8, 20}, generator), w = random_array({16, in, 3, 3}, generator),
                   b = random_array({16}, generator);
       Tensor spoiled = to_tensor(x);
-      const std::int64_t row = x.shape.count_from(1), at = row + (in - 1) * 80 + 34;
+      const std::int64_t row = x.shape.count_from(1), at = row + (in - 1) * 160 + 64;
       spoiled.data<float>()[at] = bad;
       const Tensor expected = ops::to_plain(one_by_one(spoiled, leaf(w), leaf(b))).value(),
                    got = fused(spoiled, leaf(w), leaf(b)).value(),
@@ -182,7 +196,7 @@ TEST_CASE("numbers that are not finite stay so through the fused convolution") {
         Tensor vw = to_tensor(w), vb = to_tensor(b);
         (weight ? vw : vb).data<float>()[0] = std::abs(bad);
         const Tensor y = fused(to_tensor(x), vw, vb).value();
-        const auto values = y.rows(0, 1).slice(0, {20}).span<float>();
+        const auto values = y.rows(0, 1).slice(0, {40}).span<float>();
         CHECK(std::any_of(values.begin(), values.end(), [](float value) { return !std::isfinite(value); }));
       }
     }

@@ -51,7 +51,7 @@ void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& 
   const int block = block_of(x.layout());
   const std::int64_t planes = g.in_channels / block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
   const std::int64_t first = x.stamp_or_self().first;
-  const Tensor filters = empty({16, f.channels, g.in_channels});
+  const Tensor filters = empty({plain ? 9 * f.channels * g.in_channels : kernels_.winograd_weight_floats(g)});
   if (plain) {
     outputs_last(w.data<float>(), filters.data<float>(), f.channels, g.in_channels);
   } else {

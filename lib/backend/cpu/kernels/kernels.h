@@ -78,9 +78,10 @@ struct Kernels {
   void (*pad)(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
   void (*crop)(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 
-  /// Floats of scratch memory that winograd_forward takes.
+  /// Floats that winograd_weights writes, and of scratch memory that winograd_forward takes.
+  std::int64_t (*winograd_weight_floats)(const PooledConv& g);
   std::int64_t (*winograd_scratch_floats)(const PooledConv& g);
-  /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward wants them: 16 / 9 of their number.
+  /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward wants them.
   void (*winograd_weights)(const PooledConv& g, const float* w, float* u);
   /// One row: padded image x to pooled y and index, both blocked. Fetches the next row's image, without a border,
   /// into the cache.
@@ -131,8 +132,8 @@ struct Kernels {
   std::int64_t (*fma_peak)(std::int64_t rounds, float* numbers);
 };
 
-/// The best set for this machine, or the one that DUET_ISA names (avx512, avx2, generic). Throws UsageError when the
-/// machine lacks the named one.
+/// The best set for this machine, or the one that DUET_ISA names (amx, avx512, avx2, generic). Throws UsageError when
+/// the machine lacks the named one, or its operating system refuses it.
 const Kernels& kernels();
 
 }  // namespace duet::cpu

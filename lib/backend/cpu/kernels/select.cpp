@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "lib/backend/cpu/kernels/kernels.h"
+#include "lib/backend/cpu/kernels/amx.h"
 #include "lib/error.h"
 
 namespace duet::cpu {
@@ -14,40 +14,41 @@ extern const Kernels table;
 namespace avx2 {
 extern const Kernels table;
 }
-namespace avx512 {
-extern const Kernels table;
-}
 #endif
 
 namespace {
 
 struct Candidate {
-  const Kernels* kernels;
-  bool usable;
+  std::string_view name;
+  const Kernels* kernels;  // null where this machine cannot run them
 };
 
 const Kernels& choose() {
+  const char* const variable = std::getenv("DUET_ISA");
+  const std::string_view wish = variable == nullptr ? "" : variable;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const std::array candidates = {Candidate{&avx512::table, has_avx512}, Candidate{&avx2::table, has_avx2},
-                                 Candidate{&generic::table, true}};
+  const std::array candidates = {
+      Candidate{"amx", has_avx512 && (wish.empty() || wish == "amx") ? amx_kernels() : nullptr},
+      Candidate{"avx512", has_avx512 ? &avx512::table : nullptr}, Candidate{"avx2", has_avx2 ? &avx2::table : nullptr},
+      Candidate{"generic", &generic::table}};
 #else
-  const std::array candidates = {Candidate{&generic::table, true}};
+  const std::array candidates = {Candidate{"generic", &generic::table}};
 #endif
-  const char* const wish = std::getenv("DUET_ISA");
   for (const Candidate& candidate : candidates) {
-    if (wish == nullptr || *wish == 0) {
-      if (candidate.usable) return *candidate.kernels;
-    } else if (std::string_view(wish) == candidate.kernels->name) {
-      require<UsageError>(candidate.usable, "DUET_ISA is ", wish, ", but this machine has no such instructions");
+    if (wish.empty()) {
+      if (candidate.kernels != nullptr) return *candidate.kernels;
+    } else if (candidate.name == wish) {
+      require<UsageError>(candidate.kernels != nullptr, "DUET_ISA is ", wish,
+                          ", but this machine has no such instructions");
       return *candidate.kernels;
     }
   }
-  throw UsageError(concat("DUET_ISA is '", wish, "', expected avx512, avx2 or generic"));
+  throw UsageError(concat("DUET_ISA is '", wish, "', expected amx, avx512, avx2 or generic"));
 }
 
 }  // namespace

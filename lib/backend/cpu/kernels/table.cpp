@@ -27,6 +27,7 @@ constinit const Kernels table = {
     .block_bytes = block_bytes,
     .pad = pad,
     .crop = crop,
+    .winograd_weight_floats = winograd_weight_floats,
     .winograd_scratch_floats = winograd_scratch_floats,
     .winograd_weights = winograd_weights,
     .winograd_forward = winograd_forward,

@@ -24,6 +24,7 @@ void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
+std::int64_t winograd_weight_floats(const PooledConv& g);
 std::int64_t winograd_scratch_floats(const PooledConv& g);
 void winograd_weights(const PooledConv& g, const float* w, float* u);
 void winograd_forward(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,

@@ -3,15 +3,12 @@
 // of 2x2 outputs is one window of the pool, so the convolution's outputs never leave the registers.
 //
 // Values that are not finite spread over their tile: the transforms only add and subtract, so they never become finite.
-#include "lib/backend/cpu/kernels/pool_window.h"
 #include "lib/backend/cpu/kernels/tables.h"
-#include "lib/backend/cpu/kernels/vec.h"
+#include "lib/backend/cpu/kernels/winograd_tile.h"
 
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kPoints = 16;                            // products of a tile and channel
-constexpr int kBlock = kWidth >= 8 ? kWidth : 8;       // channels of a block of the image
 constexpr int kMostTiles = kRegisters == 32 ? 13 : 6;  // accumulators of kPanelVecs vectors that fit the registers
 constexpr int kPanelVecs = 2;
 constexpr int kPanel = kPanelVecs * kWidth;  // output channels computed together
@@ -24,46 +21,6 @@ std::int64_t panel_width(const PooledConv& g, std::int64_t k) {
 
 /// Floats between the points of a group of tiles.
 std::int64_t point_pitch(int tiles, std::int64_t channels) { return tiles * channels + kApart; }
-
-/// The 4x4 products of kWidth filters' taps: G w G^T.
-void transform_filters(const float (&taps)[9][kWidth], float* u, std::int64_t pitch) {
-  const Vec half = broadcast(0.5f);
-  Vec rows[4][3];
-  for (int s = 0; s < 3; ++s) {
-    const Vec top = load(taps[s]), middle = load(taps[3 + s]), bottom = load(taps[6 + s]);
-    rows[0][s] = top;
-    rows[1][s] = half * (top + bottom + middle);
-    rows[2][s] = half * (top + bottom - middle);
-    rows[3][s] = bottom;
-  }
-  for (int r = 0; r < 4; ++r) {
-    const Vec outer = rows[r][0] + rows[r][2];
-    store(u + (4 * r) * pitch, rows[r][0]);
-    store(u + (4 * r + 1) * pitch, half * (outer + rows[r][1]));
-    store(u + (4 * r + 2) * pitch, half * (outer - rows[r][1]));
-    store(u + (4 * r + 3) * pitch, rows[r][2]);
-  }
-}
-
-/// B^T d B of the 4x4 pixels at `corner`, kWidth channels: point i at v + i * pitch.
-[[gnu::always_inline]] inline void transform_pixels(const float* corner, std::int64_t line, float* v,
-                                                    std::int64_t pitch) {
-  Vec rows[4][4];
-  for (int s = 0; s < 4; ++s) {
-    Vec d[4];
-    for (int r = 0; r < 4; ++r) d[r] = load(corner + r * line + s * kBlock);
-    rows[0][s] = d[0] - d[2];
-    rows[1][s] = d[1] + d[2];
-    rows[2][s] = d[2] - d[1];
-    rows[3][s] = d[1] - d[3];
-  }
-  for (int r = 0; r < 4; ++r) {
-    store(v + (4 * r) * pitch, rows[r][0] - rows[r][2]);
-    store(v + (4 * r + 1) * pitch, rows[r][1] + rows[r][2]);
-    store(v + (4 * r + 2) * pitch, rows[r][2] - rows[r][1]);
-    store(v + (4 * r + 3) * pitch, rows[r][1] - rows[r][3]);
-  }
-}
 
 /// m (kTiles, kVecs vectors) = v (kTiles, channels) * u (channels, kVecs vectors). Each element has one accumulator
 /// that walks the channels in order, so it does not depend on the tiles beside it.
@@ -82,24 +39,6 @@ void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
     for (int j = 0; j < kVecs; ++j) store(m + (t * kVecs + j) * kWidth, total[t][j]);
 }
 
-/// A^T m A, the four outputs of a tile, and from there to y and index.
-[[gnu::always_inline]] inline void pool_tile(const float* m, std::int64_t pitch, Vec bias, float* y,
-                                             std::uint8_t* index) {
-  Vec rows[2][4], outputs[4];
-  for (int s = 0; s < 4; ++s) {
-    Vec p[4];
-    for (int r = 0; r < 4; ++r) p[r] = load(m + (4 * r + s) * pitch);
-    if (s == 1) p[1] = p[1] + bias;  // point (1, 1) enters each of the four outputs once
-    rows[0][s] = p[0] + (p[1] + p[2]);
-    rows[1][s] = (p[1] - p[2]) - p[3];
-  }
-  for (int r = 0; r < 2; ++r) {
-    outputs[2 * r] = rows[r][0] + (rows[r][1] + rows[r][2]);
-    outputs[2 * r + 1] = (rows[r][1] - rows[r][2]) - rows[r][3];
-  }
-  pool_window(outputs, y, index);
-}
-
 /// Tiles [first, first + kTiles) of one image, all output channels.
 template <int kTiles>
 void forward_tiles(const PooledConv& g, const float* u, const float* bias, const float* x, float* y,
@@ -112,7 +51,9 @@ void forward_tiles(const PooledConv& g, const float* u, const float* bias, const
     const float* row = x + (c / kBlock * (g.height + 2) + 2 * (first / width)) * line + c % kBlock;
     std::int64_t column = first % width;
     for (int t = 0; t < kTiles; ++t) {
-      transform_pixels(row + 2 * column * kBlock, line, v + t * g.in_channels + c, v_pitch);
+      Vec points[kPoints];
+      transform_pixels(row + 2 * column * kBlock, line, points);
+      for (int i = 0; i < kPoints; ++i) store(v + i * v_pitch + t * g.in_channels + c, points[i]);
       if (++column == width) {
         column = 0;
         row += 2 * line;
@@ -148,6 +89,8 @@ void forward_group(int tiles, const PooledConv& g, const float* u, const float* 
 }
 
 }  // namespace
+
+std::int64_t winograd_weight_floats(const PooledConv& g) { return kPoints * g.out_channels * g.in_channels; }
 
 std::int64_t winograd_scratch_floats(const PooledConv& g) {
   return kPoints * (point_pitch(kMostTiles, g.in_channels) + point_pitch(kMostTiles, kPanel));
