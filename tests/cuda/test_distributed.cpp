@@ -1,7 +1,7 @@
 // DistributedDataParallel with every rank on a GPU, or on a logical device of one: ranks are threads here.
 #include "ddp/distributed_data_parallel.h"
-#include "lib/nn/simple_cnn.h"
 #include "tests/cuda/gpu.h"
+#include "tests/cuda/small_cnn.h"
 #include "tests/cuda/steps.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -31,16 +31,16 @@ std::vector<float> values_of(const Tensor& tensor) {
 
 TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {
   DUET_NEEDS_CUDA();
-  nn::SimpleCNN alone(7);
+  SmallCNN alone(7);
   alone.to(device_of(0));
   const Array single = train(alone, alone, 0, 1);
   const Over over = GENERATE(Over::memory, Over::shm);
   for (const int size : {1, 2, 4}) {
     std::vector<Array> learned(static_cast<std::size_t>(size), Array{Shape{0}});
     run_ranks(over, size, [&](ProcessGroup& group) {
-      nn::SimpleCNN model(7);
+      SmallCNN model(7);
       model.to(device_of(group.rank()));
-      ddp::DistributedDataParallel net(model, group);
+      ddp::DistributedDataParallel net(model, group, {.bucket_limits = kSmallBuckets});
       learned[static_cast<std::size_t>(group.rank())] = train(model, net, group.rank(), size);
     });
     CAPTURE(size);

@@ -1,8 +1,8 @@
 // Process groups over NCCL: results, order among devices, and what may be asked of them.
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
-#include "lib/nn/simple_cnn.h"
 #include "tests/cuda/nccl_ranks.h"
+#include "tests/cuda/small_cnn.h"
 #include "tests/cuda/steps.h"
 #include "tests/support/scratch.h"
 
@@ -227,16 +227,16 @@ TEST_CASE("nccl: buffers in the host's memory go over the device, those of anoth
 
 TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns", "[order]") {
   DUET_NEEDS_NCCL(1);
-  nn::SimpleCNN alone(7);
+  SmallCNN alone(7);
   alone.to(gpu_of(0));
   const Array single = train(alone, alone, 0, 1);
   for (const int size : {1, 2, 4}) {
     if (size > backend(DeviceKind::cuda).device_count()) continue;
     std::vector<Array> learned(static_cast<std::size_t>(size), Array{Shape{0}});
     run_nccl_ranks(size, [&](ProcessGroup& group) {
-      nn::SimpleCNN model(7);
+      SmallCNN model(7);
       model.to(gpu_of(group.rank()));
-      ddp::DistributedDataParallel net(model, group);
+      ddp::DistributedDataParallel net(model, group, {.bucket_limits = kSmallBuckets});
       learned[static_cast<std::size_t>(group.rank())] = train(model, net, group.rank(), size);
     });
     CAPTURE(size);

@@ -178,13 +178,13 @@ Array train(const std::vector<Device>& devices, dp::Refresh refresh, const Told&
 
 TEST_CASE("cuda: resident replicas learn the bits of replicas made anew, whatever comes between", "[dp]") {
   DUET_NEEDS_CUDA();
-  for (const int count : {2, 3})
-    for (const Told& told : kStories) {
-      const std::vector<Device> devices = some_devices(count);
-      CAPTURE(count, told.what);
-      CHECK(train(devices, dp::Refresh::resident, told).values ==
-            train(devices, dp::Refresh::per_forward, told).values);
-    }
+  int count = 2;
+  for (const Told& told : kStories) {
+    count = 5 - count;  // 3 and 2 in turn
+    const std::vector<Device> devices = some_devices(count);
+    CAPTURE(count, told.what);
+    CHECK(train(devices, dp::Refresh::resident, told).values == train(devices, dp::Refresh::per_forward, told).values);
+  }
 }
 
 TEST_CASE("cuda: resident replicas get no copy of the parameters once they have them", "[dp]") {
