@@ -18,6 +18,7 @@
 #include "cli/signals.h"
 #include "ddp/rank_resolver.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::cli {
 namespace {
@@ -43,7 +44,7 @@ int wait_for(pid_t child, const std::function<void()>& poll) {
   for (;;) {
     const pid_t ended = ::waitpid(child, &status, WNOHANG);
     if (ended == child) return status;
-    require<CommError>(ended == 0 || errno == EINTR, "waiting for process ", child, ": ", std::strerror(errno));
+    require<CommError>(ended == 0 || errno == EINTR, "waiting for process ", child, ": ", last_errno);
     if (noted_signal() != 0 && signalled++ % kPatience == 0) ::kill(child, signalled == 1 ? noted_signal() : SIGKILL);
     poll();
     std::this_thread::sleep_for(kPoll);
@@ -59,7 +60,7 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  require<CommError>(child >= 0, "cannot start a process: ", std::strerror(errno));
+  require<CommError>(child >= 0, "cannot start a process: ", last_errno);
   if (child == 0) {  // only calls that are safe between fork and exec
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -11,6 +10,7 @@
 #include <system_error>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::cli {
 
@@ -25,7 +25,7 @@ std::string read_file(const std::string& path) {
 TemporaryFolder::TemporaryFolder() {
   const char* base = std::getenv("TMPDIR");
   path_ = std::string(base && *base ? base : "/tmp") + "/duet-XXXXXX";
-  require<DataError>(::mkdtemp(path_.data()) != nullptr, "cannot make folder ", path_, ": ", std::strerror(errno));
+  require<DataError>(::mkdtemp(path_.data()) != nullptr, "cannot make folder ", path_, ": ", last_errno);
 }
 
 TemporaryFolder::~TemporaryFolder() {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -24,8 +25,6 @@ constexpr char kSet = 's';
 constexpr char kErase = 'd';
 constexpr Milliseconds kPoll{10};
 const char* const kClosedKey = "/duet/closed";
-
-std::string error_text() { return concat("errno ", errno, " - ", std::strerror(errno)); }
 
 std::string bytes_at(int file, std::int64_t from, std::size_t count) {
   std::string bytes(count, '\0');
@@ -58,7 +57,7 @@ class FileStore::Locked {
  public:
   explicit Locked(FileStore& store) : store_(store), lock_(store.mutex_) {
     while (::flock(store_.file_, LOCK_EX) != 0) {
-      require<CommError>(errno == EINTR, "cannot lock the store ", store_.path_, ": ", error_text());
+      require<CommError>(errno == EINTR, "cannot lock the store ", store_.path_, ": ", last_errno);
     }
     try {
       store_.catch_up();
@@ -79,7 +78,7 @@ class FileStore::Locked {
 FileStore::FileStore(std::string path, std::string run_id, int world_size, Milliseconds timeout)
     : Store(timeout), path_(std::move(path)), run_id_(std::move(run_id)), world_size_(world_size) {
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  require<CommError>(file_ >= 0, "cannot open the store ", path_, ": ", error_text());
+  require<CommError>(file_ >= 0, "cannot open the store ", path_, ": ", last_errno);
   try {
     const Locked locked(*this);
   } catch (...) {
@@ -98,10 +97,10 @@ FileStore::~FileStore() {
 
 void FileStore::catch_up() {
   struct stat status {};
-  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", error_text());
+  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
   if (status.st_size == 0) {
     require<CommError>(::pwrite(file_, kMagic, kMagicBytes, 0) == static_cast<ssize_t>(kMagicBytes),
-                       "cannot write the store ", path_, ": ", error_text());
+                       "cannot write the store ", path_, ": ", last_errno);
     read_ = static_cast<std::int64_t>(kMagicBytes);
     return;
   }
@@ -119,7 +118,7 @@ void FileStore::catch_up() {
                        " is damaged at byte ", read_);
     const std::string body = bytes_at(file_, read_ + static_cast<std::int64_t>(kHeadBytes), run + key + value);
     if (!whole || body.size() < run + key + value) {  // its writer was killed in the middle
-      require<CommError>(::ftruncate(file_, read_) == 0, "cannot repair the store ", path_, ": ", error_text());
+      require<CommError>(::ftruncate(file_, read_) == 0, "cannot repair the store ", path_, ": ", last_errno);
       return;
     }
     if (body.compare(0, run, run_id_) == 0) {
@@ -140,7 +139,7 @@ void FileStore::write_record(char op, const std::string& key, const std::string&
   record += run_id_ + key + value;
   const ssize_t wrote = ::pwrite(file_, record.data(), record.size(), read_);
   if (wrote != static_cast<ssize_t>(record.size())) {
-    const std::string reason = wrote < 0 ? error_text() : "the disk is full";
+    const std::string reason = wrote < 0 ? errno_text(errno) : "the disk is full";
     // A torn record is cut off by the next reader, should this fail too.
     [[maybe_unused]] const int cut = ::ftruncate(file_, read_);
     throw CommError(concat("cannot write the store ", path_, ": ", reason));

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -132,7 +133,7 @@ JobGuard::JobGuard(const std::string& job) {
   ::fcntl(pipe.read.get(), F_SETFL, 0);
   pid_ = ::fork();
   if (pid_ == 0) guard(pipe.read.get(), text.data(), text.size());
-  require<CommError>(pid_ > 0, "cannot start a process: errno ", errno, " - ", std::strerror(errno));
+  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
   alive_ = std::move(pipe.write);
 }
 

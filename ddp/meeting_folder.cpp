@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 
@@ -22,8 +23,8 @@ MeetingFolder::MeetingFolder(const std::string& job, int meeting) {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   require<CommError>(!error, "there is no folder for temporary files: ", error.message());
   folder_ = (parent / name).string();
-  require<CommError>(::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST, "the ranks cannot meet in ", folder_,
-                     ": errno ", errno, " - ", std::strerror(errno));
+  require<CommError>(::mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST, "the ranks cannot meet in ", folder_, ": ",
+                     last_errno);
   struct stat status {};
   const bool own = ::lstat(folder_.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() &&
                    (status.st_mode & 077) == 0;

@@ -5,12 +5,11 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
-#include <cerrno>
-#include <cstring>
 #include <memory>
 #include <set>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -31,7 +30,7 @@ std::string text_of(const sockaddr* address) {
 
 std::unique_ptr<ifaddrs, Free> interfaces() {
   ifaddrs* list = nullptr;
-  require<UsageError>(::getifaddrs(&list) == 0, "cannot list network interfaces: ", std::strerror(errno));
+  require<UsageError>(::getifaddrs(&list) == 0, "cannot list network interfaces: ", last_errno);
   return std::unique_ptr<ifaddrs, Free>(list);
 }
 

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "ddp/error_file.h"
 #include "ddp/init.h"
@@ -18,6 +16,7 @@
 #include "ddp/secret.h"
 #include "ddp/work.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 extern "C" char** environ;
 
@@ -70,8 +69,8 @@ ReservedPort::ReservedPort(const std::string& address, int port) : port_(port) {
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   socklen_t size = is_four ? sizeof(place.four) : sizeof(place.six);
   auto* generic = reinterpret_cast<sockaddr*>(&place);
-  require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port,
-                     ": errno ", errno, " - ", std::strerror(errno));
+  require<CommError>(::bind(socket_.get(), generic, size) == 0, "the job cannot use ", address, " port ", port, ": ",
+                     last_errno);
   ::getsockname(socket_.get(), generic, &size);
   port_ = ntohs(place.four.sin_port);
 }

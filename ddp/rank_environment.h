@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/descriptor.h"
 #include "ddp/launch.h"
-#include "ddp/rank_process.h"
 
 namespace duet::ddp {
 

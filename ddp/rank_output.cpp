@@ -5,10 +5,10 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -76,7 +76,7 @@ RankOutput::RankOutput(const LaunchOptions& options, const std::string& folder, 
       if ((bits & bit) == 0) continue;
       const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
       Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-      require<DataError>(file.open(), "cannot write ", path, ": errno ", errno, " - ", std::strerror(errno));
+      require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
       files_[rank][static_cast<std::size_t>(bit - 1)] = std::move(file);
     }
   }
@@ -93,8 +93,8 @@ void RankOutput::print(int rank, bool is_stderr, std::string_view line) {
     const bool wrote = write_all(found->second[static_cast<std::size_t>(bit - 1)].get(), concat(line, "\n"));
     if (!wrote && !complained_) {
       complained_ = true;
-      write_all(STDERR_FILENO, concat("cannot write all lines of rank ", rank, " into ", folder_of(rank), ": errno ",
-                                      errno, " - ", std::strerror(errno), "\n"));
+      write_all(STDERR_FILENO,
+                concat("cannot write all lines of rank ", rank, " into ", folder_of(rank), ": ", last_errno, "\n"));
     }
     if (!teed) return;
   }

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "ddp/descriptor.h"
 #include "ddp/launch.h"
-#include "ddp/rank_process.h"
 
 namespace duet::ddp {
 

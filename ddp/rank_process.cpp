@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -50,19 +50,9 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(number_, other.number_);
-  return *this;
-}
-void Descriptor::close() {
-  if (number_ >= 0) ::close(std::exchange(number_, -1));
-}
-
 Pipe make_pipe() {
   std::array<int, 2> ends{};
-  require<CommError>(::pipe2(ends.data(), O_CLOEXEC) == 0, "cannot make a pipe: errno ", errno, " - ",
-                     std::strerror(errno));
+  require<CommError>(::pipe2(ends.data(), O_CLOEXEC) == 0, "cannot make a pipe: ", last_errno);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
@@ -103,7 +93,7 @@ RankProcess::RankProcess(const std::vector<std::string>& command, const std::vec
   pid_ = ::fork();
   if (pid_ == 0)
     become(arguments.data(), variables.data(), outputs, cores.empty() ? nullptr : &set, parent, failure.write.get());
-  require<CommError>(pid_ > 0, "cannot start a process: errno ", errno, " - ", std::strerror(errno));
+  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
   ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
   end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   lines_ = {LineReader(std::move(out.read)), LineReader(std::move(err.read))};
@@ -116,7 +106,7 @@ RankProcess::RankProcess(const std::vector<std::string>& command, const std::vec
   if (got == 0) return;
   ::waitpid(pid_, &status_, 0);
   ended_ = true;
-  throw UsageError(concat("cannot run ", command[0], ": errno ", reason, " - ", std::strerror(reason)));
+  throw UsageError(concat("cannot run ", command[0], ": ", errno_text(reason)));
 }
 
 RankProcess::RankProcess(RankProcess&& other) noexcept

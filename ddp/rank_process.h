@@ -9,23 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/descriptor.h"
+
 namespace duet::ddp {
-
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { close(); }
-  int get() const { return number_; }
-  bool open() const { return number_ >= 0; }
-  void close();
-
- private:
-  int number_ = -1;
-};
 
 struct Pipe {
   Descriptor read, write;  // close-on-exec; reading never blocks

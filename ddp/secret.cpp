@@ -5,12 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-
-#include "ddp/rank_process.h"
+#include "ddp/descriptor.h"
 #include "ddp/rank_resolver.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -19,8 +17,7 @@ constexpr std::size_t kLeastBytes = 16, kMostBytes = 4096;
 
 std::string read_secret(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  require<UsageError>(file.open(), kSecretFileVariable, ": cannot open ", path, ": errno ", errno, " - ",
-                      std::strerror(errno));
+  require<UsageError>(file.open(), kSecretFileVariable, ": cannot open ", path, ": ", last_errno);
   struct stat status {};
   require<UsageError>(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), kSecretFileVariable, ": ", path,
                       " is not a file");
@@ -28,8 +25,7 @@ std::string read_secret(const std::string& path) {
                       "; chmod 600 would help");
   std::string text(kMostBytes + 1, '\0');
   const ssize_t got = ::read(file.get(), text.data(), text.size());
-  require<UsageError>(got >= 0, kSecretFileVariable, ": cannot read ", path, ": errno ", errno, " - ",
-                      std::strerror(errno));
+  require<UsageError>(got >= 0, kSecretFileVariable, ": cannot read ", path, ": ", last_errno);
   text.resize(static_cast<std::size_t>(got));
   return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
 }
@@ -50,7 +46,7 @@ std::string given_secret() {
 std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
   require<CommError>(::getrandom(bytes.data(), count, 0) == static_cast<ssize_t>(count),
-                     "the system has no random bytes: errno ", errno, " - ", std::strerror(errno));
+                     "the system has no random bytes: ", last_errno);
   return bytes;
 }
 

@@ -6,10 +6,12 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "ddp/secret.h"
 #include "ddp/tcp_store_server.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -22,10 +24,9 @@ namespace {
 constexpr Milliseconds kRetryPause{50};
 constexpr Milliseconds kGreetTimeout{1000};  // of what may be anything
 constexpr int kGreetings = 5;                // a busy machine may let one fail
+constexpr Milliseconds kFullPause{400};  // five of them are longer than strangers may hold a full store's descriptors
 // Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.
 constexpr Milliseconds kLeastGrace{2000}, kMostGrace{10'000};
-
-std::string text(const error_code& error) { return concat("errno ", error.value(), " - ", error.message()); }
 
 tcp::endpoint resolve(const std::string& host, int port) {
   require<UsageError>(port >= 0 && port <= 65535, "port must have value from 0 to 65535 but was ", port);
@@ -58,10 +59,9 @@ class Connection {
       const std::string refusal = try_port(deadline, more_ports > 0);
       if (refusal.empty()) return;
       if (at < more_ports) continue;
-      require<CommError>(Clock::now() + kRetryPause<deadline, "no store answered at ", server.address().to_string(),
-                                                    " port ", first, more_ports> 0
-                             ? concat(" to ", first + more_ports)
-                             : "",
+      const std::string last = more_ports > 0 ? concat(" to ", first + more_ports) : "";
+      const bool time_left = Clock::now() + kRetryPause < deadline;
+      require<CommError>(time_left, "no store answered at ", server.address().to_string(), " port ", first, last,
                          " within ", timeout.count(), " ms (", refusal, ")");
       std::this_thread::sleep_for(kRetryPause);
     }
@@ -107,7 +107,9 @@ class Connection {
   /// over, else it must be the store.
   std::string try_port(Clock::time_point deadline, bool more) {
     const error_code error = try_connect(deadline);
-    if (error) return text(error);
+    require<CommError>(error != asio::error::no_descriptors, "cannot connect to the store of rank 0 at ", name(), ": ",
+                       errno_text(error.value()));
+    if (error) return errno_text(error.value());
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
     try {
@@ -115,7 +117,8 @@ class Connection {
       return {};
     } catch (const CommError& failure) {
       const bool again = !lost_.empty() && ++greetings_ < kGreetings;
-      if (!more && !again) throw;
+      if ((!more || full_) && !again) throw;
+      if (std::exchange(full_, false)) std::this_thread::sleep_for(kFullPause);
       lost_.clear();
       return failure.what();
     }
@@ -126,6 +129,11 @@ class Connection {
     say(std::string(kStoreMagic) + mark_ + number, deadline);
     const std::string first = hear(kStoreMagic.size(), deadline);
     require<CommError>(first != kStoreOther, "the store at ", name(), " serves another run");
+    if (first == kStoreFull) {
+      full_ = true;
+      lost_ = concat("the store of rank 0 at ", name(), " has no file descriptor left for this rank (ulimit -n)");
+      throw CommError(lost_);
+    }
     require<CommError>(first == kStoreMagic, "what answers at ", name(), " is not a duet store of this version");
     const std::string other = hear(kStoreNumberBytes, deadline);
     const auto proof_of = [&](StoreSide side) { return store_proof(secret_, side, mark_, number, other); };
@@ -163,7 +171,7 @@ class Connection {
     lost_ = concat("lost the store of rank 0 at ", name(), ": ",
                    late     ? "no answer in time"
                    : closed ? "connection closed"
-                            : text(*result));
+                            : errno_text(result->value()));
     throw CommError(lost_);
   }
 
@@ -182,6 +190,7 @@ class Connection {
   const std::string secret_;
   const Milliseconds grace_;
   int greetings_ = 0;  // that got lost
+  bool full_ = false;  // the last one was answered by kStoreFull
   asio::io_context io_;
   tcp::socket socket_{io_};
   std::string lost_;  // why the connection is of no more use

@@ -1,11 +1,14 @@
 #include "ddp/tcp_store_server.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 
 #include "ddp/secret.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -24,8 +27,8 @@ constexpr std::size_t kReadBytes = 64 << 10;  // memory grows with what has arri
 /// One client. All its calls run on the server's thread.
 class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
  public:
-  Session(TcpStoreServer& server, tcp::socket socket)
-      : server_(server), socket_(std::move(socket)), timer_(server.io_) {
+  Session(TcpStoreServer& server, tcp::socket socket, bool full)
+      : server_(server), socket_(std::move(socket)), timer_(server.io_), full_(full) {
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
   }
@@ -73,6 +76,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   void challenge() {
     const std::string_view mark = said(hello_).substr(0, kStoreRunBytes), number = said(hello_).substr(kStoreRunBytes);
     if (mark != server_.run_mark_) return say_last(kStoreOther);
+    if (full_) return say_last(kStoreFull);
     std::string own;
     try {
       own = random_bytes(kStoreNumberBytes);
@@ -135,6 +139,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   TcpStoreServer& server_;
   tcp::socket socket_;
   asio::steady_timer timer_;
+  const bool full_;
   bool stranger_ = true;
   std::array<char, kStoreMagic.size()> magic_{};
   std::array<char, kStoreRunBytes + kStoreNumberBytes> hello_{};
@@ -153,8 +158,9 @@ TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string&
   if (!error) acceptor_.bind(endpoint, error);
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
   require<CommError>(!error, "the store cannot listen on ", endpoint.address().to_string(), " port ", endpoint.port(),
-                     ": errno ", error.value(), " - ", error.message());
+                     ": ", errno_text(error.value()));
   port_ = acceptor_.local_endpoint().port();
+  require<CommError>(has_spare(), "the store has no file descriptor left for its clients: ", last_errno);
   accept();
   thread_ = std::thread([this] { io_.run(); });
 }
@@ -179,12 +185,19 @@ void TcpStoreServer::add_stranger(const std::shared_ptr<Session>& session) {
   session->start();
 }
 
+bool TcpStoreServer::has_spare() {
+  if (!spare_.open()) spare_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return spare_.open();
+}
+
 void TcpStoreServer::accept() {
   acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-    if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket)));
     if (error == asio::error::operation_aborted) return;
-    if (!error) return accept();
-    pause_.expires_after(kAcceptPause);  // out of file descriptors, most likely
+    if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket), !has_spare()));
+    const bool gave_up = error == asio::error::no_descriptors && spare_.open();
+    if (gave_up) spare_.close();
+    if (!error || gave_up) return accept();
+    pause_.expires_after(kAcceptPause);
     pause_.async_wait([this](error_code stopped) {
       if (!stopped) accept();
     });

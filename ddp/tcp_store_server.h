@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "ddp/asio.h"
+#include "ddp/descriptor.h"
 #include "ddp/store_table.h"
 #include "ddp/tcp_store_wire.h"
 
@@ -32,6 +33,8 @@ class TcpStoreServer {
     bool served = false;
   };
   void accept();
+  /// Holds the spare descriptor again, or cannot.
+  bool has_spare();
   void handle(const std::shared_ptr<Session>& session, const StoreFrame& request);
   /// What a request that never waits is answered.
   std::vector<std::string> answer(const StoreFrame& request);
@@ -45,6 +48,8 @@ class TcpStoreServer {
   boost::asio::io_context io_;
   boost::asio::ip::tcp::acceptor acceptor_{io_};
   boost::asio::steady_timer pause_{io_};  // after a failed accept
+  /// Given up for the one connection that there is no descriptor for, so that its client can be told.
+  Descriptor spare_;
   int port_ = 0;
   const std::string run_mark_, secret_;
   StoreTable table_;

@@ -12,13 +12,14 @@ namespace duet::ddp {
 /// Note [Handshake]: both sides prove that they know the secret, and neither sends it. Fresh random numbers make every
 /// proof worthless for another connection.
 ///   client: kStoreMagic, store_run_mark(), its number
-///   server: kStoreMagic, its number; or kStoreOther, where it serves another run
+///   server: kStoreMagic, its number; or kStoreOther, where it serves another run; or kStoreFull
 ///   client: its proof
 ///   server: kStoreMagic, its proof; or kStoreDenied
 /// The client goes first: anybody may connect, and could try secrets at home on a proof that the server gave him.
 /// Whoever hears anything else hangs up. What follows is neither encrypted nor signed.
 inline constexpr std::string_view kStoreMagic = "duet-store-v004\n";
 inline constexpr std::string_view kStoreOther = "duet-store-other";
+inline constexpr std::string_view kStoreFull = "duet-store-full\n";  // this was its process's last file descriptor
 inline constexpr std::string_view kStoreDenied = "duet-store-deny\n";
 inline constexpr std::size_t kStoreRunBytes = 32, kStoreNumberBytes = 32, kStoreProofBytes = 32;
 enum class StoreSide : std::uint8_t { client, server };

@@ -7,25 +7,23 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "lib/error.h"
 #include "lib/fault_point.h"
+#include "lib/last_errno.h"
 
 namespace duet {
 namespace {
-
-std::string reason(int error) { return std::generic_category().message(error); }
 
 /// An open file that closes itself when an exception passes.
 class File {
  public:
   File(std::string path, int flags)
       : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
-    require<DataError>(descriptor_ >= 0, "cannot open ", path_, ": ", reason(errno));
+    require<DataError>(descriptor_ >= 0, "cannot open ", path_, ": ", last_errno);
   }
   ~File() {
     if (descriptor_ >= 0) ::close(descriptor_);
@@ -41,19 +39,19 @@ class File {
       const ssize_t step = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
       if (step < 0 && errno == EINTR) continue;
       require<DataError>(step > 0, "cannot write ", path_, " after ", done, " of ", bytes.size(),
-                         " bytes: ", reason(step < 0 ? errno : ENOSPC));
+                         " bytes: ", errno_text(step < 0 ? errno : ENOSPC));
       done += static_cast<std::size_t>(step);
     }
   }
 
   void sync() {
     // Some file systems have nothing to sync for a folder and say EINVAL.
-    require<DataError>(::fsync(descriptor_) == 0 || errno == EINVAL, "cannot sync ", path_, ": ", reason(errno));
+    require<DataError>(::fsync(descriptor_) == 0 || errno == EINVAL, "cannot sync ", path_, ": ", last_errno);
   }
 
   void close() {
     const int descriptor = std::exchange(descriptor_, -1);
-    require<DataError>(::close(descriptor) == 0, "cannot close ", path_, ": ", reason(errno));
+    require<DataError>(::close(descriptor) == 0, "cannot close ", path_, ": ", last_errno);
   }
 
  private:
@@ -79,7 +77,7 @@ class Temporary {
   void rename_to(const std::string& path) {
     fault_point("rename");
     require<DataError>(::rename(path_.c_str(), path.c_str()) == 0, "cannot rename ", path_, " to ", path, ": ",
-                       reason(errno));
+                       last_errno);
     kept_ = true;
   }
 
@@ -131,7 +129,7 @@ std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t li
   // A pipe without a writer would block the open.
   File file(path, O_RDONLY | O_NONBLOCK);
   struct stat status {};
-  require<DataError>(::fstat(file.descriptor(), &status) == 0, "cannot read ", path, ": ", reason(errno));
+  require<DataError>(::fstat(file.descriptor(), &status) == 0, "cannot read ", path, ": ", last_errno);
   require<DataError>(S_ISREG(status.st_mode), path, " is not a regular file");
   const auto size = static_cast<std::uint64_t>(status.st_size);
   require<DataError>(size <= limit, path, " holds ", size, " bytes, expected at most ", limit);
@@ -140,7 +138,7 @@ std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t li
   while (done < bytes.size()) {
     const ssize_t step = ::read(file.descriptor(), bytes.data() + done, bytes.size() - done);
     if (step < 0 && errno == EINTR) continue;
-    require<DataError>(step >= 0, "cannot read ", path, " at byte ", done, ": ", reason(errno));
+    require<DataError>(step >= 0, "cannot read ", path, " at byte ", done, ": ", last_errno);
     require<DataError>(step > 0, path, " ended at byte ", done, " of ", size, " while it was read");
     done += static_cast<std::size_t>(step);
   }

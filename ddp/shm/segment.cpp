@@ -7,14 +7,13 @@
 
 #include <boost/interprocess/file_mapping.hpp>
 #include <boost/interprocess/mapped_region.hpp>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <system_error>
 #include <vector>
 
 #include "ddp/rank_names.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 
 namespace duet::ddp {
 namespace {
@@ -25,12 +24,12 @@ namespace ipc = boost::interprocess;
 class MemoryFile {
  public:
   explicit MemoryFile(std::size_t bytes) : descriptor_(::memfd_create("duet", MFD_CLOEXEC)) {
-    require<CommError>(descriptor_ >= 0, "no shared memory: ", std::strerror(errno));
+    require<CommError>(descriptor_ >= 0, "no shared memory: ", last_errno);
     // Reserved now: a page that is missing later would end the process by SIGBUS.
     const int failure = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes));
     if (failure == 0) return;
     ::close(descriptor_);
-    throw CommError(concat("no ", bytes, " bytes of shared memory: ", std::strerror(failure)));
+    throw CommError(concat("no ", bytes, " bytes of shared memory: ", errno_text(failure)));
   }
   ~MemoryFile() { ::close(descriptor_); }
   MemoryFile(const MemoryFile&) = delete;

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "lib/error.h"
 #include "lib/hex.h"
+#include "lib/last_errno.h"
 
 namespace duet::data {
 namespace {
@@ -53,7 +52,7 @@ bool ByteReader::State::refill() {
   if (!input.empty()) return true;
   if (!file) return false;
   const std::size_t count = std::fread(chunk.data(), 1, chunk.size(), file.get());
-  require<DataError>(!std::ferror(file.get()), name, ": cannot be read: ", std::strerror(errno));
+  require<DataError>(!std::ferror(file.get()), name, ": cannot be read: ", last_errno);
   input = std::span(chunk).first(count);
   return count > 0;
 }
@@ -113,7 +112,7 @@ ByteReader::ByteReader(const std::filesystem::path& path) : state_(std::make_uni
   std::error_code error;
   require<DataError>(!std::filesystem::is_directory(path, error), state_->name, ": is a folder, expected a file");
   state_->file.reset(std::fopen(path.c_str(), "rb"));
-  require<DataError>(state_->file != nullptr, state_->name, ": cannot be opened: ", std::strerror(errno));
+  require<DataError>(state_->file != nullptr, state_->name, ": cannot be opened: ", last_errno);
   state_->stored = std::filesystem::file_size(path, error);
   require<DataError>(!error, state_->name, ": has no size: ", error.message());
   state_->chunk.resize(kChunk);

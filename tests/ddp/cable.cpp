@@ -16,8 +16,9 @@
 #include <cstring>
 #include <deque>
 
-#include "ddp/rank_process.h"
+#include "ddp/descriptor.h"
 #include "lib/error.h"
+#include "lib/last_errno.h"
 #include "tests/ddp/worker.h"
 
 using namespace duet;
@@ -39,7 +40,7 @@ Descriptor open_end(const std::string& space) {
   std::strcpy(wanted.ifr_name, "cable");
   wanted.ifr_flags = IFF_TUN | IFF_NO_PI;
   good = good && end.open() && ::ioctl(end.get(), TUNSETIFF, &wanted) == 0;
-  require<UsageError>(good, "there can be no cable in ", space, ": errno ", errno, " - ", std::strerror(errno));
+  require<UsageError>(good, "there can be no cable in ", space, ": ", last_errno);
   return end;
 }
 

@@ -145,7 +145,8 @@ TEST_CASE("bad launches are refused") {
   CHECK_THROWS_WITH(run(0, {"true"}), ContainsSubstring("1 to 1024 ranks, got 0"));
   CHECK_THROWS_WITH(run(100000, {"true"}), ContainsSubstring("got 100000"));
   CHECK_THROWS_AS(run(1, {}), UsageError);
-  CHECK_THROWS_WITH(run(2, {"/no/such/program"}), ContainsSubstring("cannot run /no/such/program: errno 2"));
+  CHECK_THROWS_WITH(run(2, {"/no/such/program"}),
+                    ContainsSubstring("cannot run /no/such/program: No such file or directory (errno 2)"));
   const TcpStore taken({.port = 0, .serve = true});
   CHECK_THROWS_WITH(run(1, {"true"}, {.master_port = taken.port()}),
                     ContainsSubstring(std::to_string(taken.port())) && ContainsSubstring("errno 98"));
