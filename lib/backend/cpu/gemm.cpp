@@ -20,9 +20,11 @@ void for_each_share(CpuDevice& device, std::int64_t n, Task task) {
 
 void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
   const std::int64_t in = w.size(1), out = w.size(0);
-  for_each_share(device(x), x.size(0), [&](std::int64_t begin, std::int64_t rows, int) {
+  CpuDevice& device = this->device(x);
+  for_each_share(device, x.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
-                    y.data<float>() + begin * out, rows, in, out);
+                    y.data<float>() + begin * out, rows, in, out,
+                    device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(in, out)));
   });
 }
 
@@ -62,7 +64,8 @@ void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, c
       kernels_.dropout_mask(mask + row * out, out, dropout.seed, dropout.step,
                             static_cast<std::uint64_t>(first + begin + row), dropout.layer, dropout.threshold());
     kernels_.linear_relu_dropout(x.data<float>() + begin * in, w.data<float>(), b.defined() ? b.data<float>() : nullptr,
-                                 mask, dropout.scale(), y.data<float>() + begin * out, rows, in, out);
+                                 mask, dropout.scale(), y.data<float>() + begin * out, rows, in, out,
+                                 device.worker(id).row.bytes(kernels_.linear_forward_scratch_bytes(in, out)));
   });
 }
 

@@ -23,6 +23,9 @@ Kernels with_amx(Kernels kernels) {
   kernels.winograd_scratch_floats = amx::winograd_scratch_floats;
   kernels.winograd_weights = amx::winograd_weights;
   kernels.winograd_forward = amx::winograd_forward;
+  kernels.linear_forward_scratch_bytes = amx::linear_forward_scratch_bytes;
+  kernels.linear = amx::linear;
+  kernels.linear_relu_dropout = amx::linear_relu_dropout;
   return kernels;
 }
 

@@ -111,12 +111,14 @@ struct Kernels {
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                        std::uint32_t layer, std::uint32_t threshold);
 
+  /// Bytes of scratch memory that the next two take.
+  std::int64_t (*linear_forward_scratch_bytes)(std::int64_t in, std::int64_t out);
   // linear: x (n, in), w (out, in), y (n, out)
   void (*linear)(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
-                 std::int64_t out);
+                 std::int64_t out, void* scratch);
   /// The same, then relu, then dropout by mask (n, out): 1 to keep, null to keep all.
   void (*linear_relu_dropout)(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                              float* y, std::int64_t n, std::int64_t in, std::int64_t out);
+                              float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch);
   /// Bytes of scratch memory that the next two take; they skip zeros of dy.
   std::int64_t (*linear_scratch_bytes)(std::int64_t n, std::int64_t out);
   void (*linear_backward_data)(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in,

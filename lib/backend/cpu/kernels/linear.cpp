@@ -132,13 +132,15 @@ void linear_rows(const float* x, const float* w, const float* bias, float* y, st
 
 }  // namespace
 
+std::int64_t linear_forward_scratch_bytes(std::int64_t, std::int64_t) { return 0; }
+
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
-            std::int64_t out) {
+            std::int64_t out, void*) {
   linear_rows(x, w, bias, y, n, in, out, [](std::int64_t, std::int64_t) {});
 }
 
 void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                         float* y, std::int64_t n, std::int64_t in, std::int64_t out) {
+                         float* y, std::int64_t n, std::int64_t in, std::int64_t out, void*) {
   linear_rows(x, w, bias, y, n, in, out, [=](std::int64_t begin, std::int64_t end) {
     relu(y + begin * out, y + begin * out, (end - begin) * out);
     if (mask != nullptr) mask_scale(y + begin * out, mask + begin * out, scale, y + begin * out, (end - begin) * out);

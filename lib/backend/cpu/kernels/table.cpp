@@ -38,6 +38,7 @@ constinit const Kernels table = {
     .live_backward = live_backward,
     .plain_backward_weights = plain_backward_weights,
     .dropout_mask = dropout_mask,
+    .linear_forward_scratch_bytes = linear_forward_scratch_bytes,
     .linear = linear,
     .linear_relu_dropout = linear_relu_dropout,
     .linear_scratch_bytes = linear_scratch_bytes,

@@ -41,10 +41,11 @@ void plain_backward_weights(const PlainConv& g, const float* x, const float* dy,
                             float* db);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                   std::uint32_t layer, std::uint32_t threshold);
+std::int64_t linear_forward_scratch_bytes(std::int64_t in, std::int64_t out);
 void linear(const float* x, const float* w, const float* bias, float* y, std::int64_t n, std::int64_t in,
-            std::int64_t out);
+            std::int64_t out, void* scratch);
 void linear_relu_dropout(const float* x, const float* w, const float* bias, const std::uint8_t* mask, float scale,
-                         float* y, std::int64_t n, std::int64_t in, std::int64_t out);
+                         float* y, std::int64_t n, std::int64_t in, std::int64_t out, void* scratch);
 std::int64_t linear_scratch_bytes(std::int64_t n, std::int64_t out);
 void linear_backward_data(const float* dy, const float* w, float* dx, std::int64_t n, std::int64_t in, std::int64_t out,
                           void* scratch);
