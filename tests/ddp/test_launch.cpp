@@ -103,6 +103,20 @@ TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it
   for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
 }
 
+TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
+  Launcher launcher("stubborn");
+  ::kill(launcher.pid, SIGINT);
+  for (int rank = 0; rank < 2; ++rank) CHECK(launcher.line() == "told");
+  const auto begin = std::chrono::steady_clock::now();
+  ::kill(launcher.pid, SIGINT);
+  std::string last = "told";
+  while (last == "told") last = launcher.line();  // they hear of the second as well
+  CHECK(last == "ended by signal 2 (SIGINT)");
+  CHECK(launcher.wait() == 128 + SIGINT);
+  CHECK(std::chrono::steady_clock::now() - begin < 5s);  // the grace is 10 s
+  for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
+}
+
 TEST_CASE("ranks die with a launcher that is killed") {
   Launcher launcher;
   ::kill(launcher.pid, SIGKILL);

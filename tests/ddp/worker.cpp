@@ -100,6 +100,13 @@ void run_sleep(const Arguments& arguments) {
   for (;;) ::pause();
 }
 
+/// Says that a signal came, and goes on.
+void run_stubborn(const Arguments& arguments) {
+  for (const int signal : {SIGINT, SIGTERM})
+    ::signal(signal, [](int) { [[maybe_unused]] const ssize_t told = ::write(STDOUT_FILENO, "told\n", 5); });
+  run_sleep({arguments[0]});
+}
+
 /// Starts a process of its own that would outlive the rank.
 void run_orphan(const Arguments&) {
   const int status = std::system("sleep 1000 & echo $!");
@@ -173,6 +180,7 @@ int run(const Arguments& arguments) {
   if (name == "until_over") run_until_over(arguments);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
+  if (name == "stubborn") run_stubborn(arguments);
   if (name == "detached") run_detached(arguments);
   if (name == "errors") run_errors(arguments);
   if (name == "meet_twice") run_meet_twice(arguments);
