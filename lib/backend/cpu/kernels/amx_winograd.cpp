@@ -44,8 +44,8 @@ void split_group(const PooledConv& g, const Sizes& s, const float* x, std::int64
     std::int64_t column = first % width;
     for (std::int64_t t = 0; t < s.rows; ++t) {
       Vec lower[kPoints], upper[kPoints];
-      transform_pixels(row + 2 * column * kBlock, line, lower);
-      transform_pixels(row + plane + 2 * column * kBlock, line, upper);
+      transform_pixels(row + 2 * column * kBlock, line, [&](int i, Vec point) { lower[i] = point; });
+      transform_pixels(row + plane + 2 * column * kBlock, line, [&](int i, Vec point) { upper[i] = point; });
       for (int i = 0; i < kPoints; ++i) split(lower[i], upper[i], to + i * s.point + t * kTileWords, s.part);
       if (++column == width) {
         column = 0;

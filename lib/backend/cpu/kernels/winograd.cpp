@@ -51,9 +51,8 @@ void forward_tiles(const PooledConv& g, const float* u, const float* bias, const
     const float* row = x + (c / kBlock * (g.height + 2) + 2 * (first / width)) * line + c % kBlock;
     std::int64_t column = first % width;
     for (int t = 0; t < kTiles; ++t) {
-      Vec points[kPoints];
-      transform_pixels(row + 2 * column * kBlock, line, points);
-      for (int i = 0; i < kPoints; ++i) store(v + i * v_pitch + t * g.in_channels + c, points[i]);
+      float* const to = v + t * g.in_channels + c;
+      transform_pixels(row + 2 * column * kBlock, line, [=](int i, Vec point) { store(to + i * v_pitch, point); });
       if (++column == width) {
         column = 0;
         row += 2 * line;

@@ -29,8 +29,9 @@ inline void transform_filters(const float (&taps)[9][kWidth], float* u, std::int
   }
 }
 
-/// B^T d B of the 4x4 pixels at `corner`, kWidth channels.
-[[gnu::always_inline]] inline void transform_pixels(const float* corner, std::int64_t line, Vec (&points)[kPoints]) {
+/// B^T d B of the 4x4 pixels at `corner`, kWidth channels: put(i, point) for each point.
+template <class Put>
+[[gnu::always_inline]] inline void transform_pixels(const float* corner, std::int64_t line, Put&& put) {
   Vec rows[4][4];
   for (int s = 0; s < 4; ++s) {
     Vec d[4];
@@ -41,10 +42,10 @@ inline void transform_filters(const float (&taps)[9][kWidth], float* u, std::int
     rows[3][s] = d[1] - d[3];
   }
   for (int r = 0; r < 4; ++r) {
-    points[4 * r] = rows[r][0] - rows[r][2];
-    points[4 * r + 1] = rows[r][1] + rows[r][2];
-    points[4 * r + 2] = rows[r][2] - rows[r][1];
-    points[4 * r + 3] = rows[r][1] - rows[r][3];
+    put(4 * r, rows[r][0] - rows[r][2]);
+    put(4 * r + 1, rows[r][1] + rows[r][2]);
+    put(4 * r + 2, rows[r][2] - rows[r][1]);
+    put(4 * r + 3, rows[r][1] - rows[r][3]);
   }
 }
 
