@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -34,19 +35,28 @@ inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet:
   return duet::ddp::make_gloo_group(store, rank, size, {.group = options});
 }
 
-/// Runs `body` as `size` ranks and returns what each of them threw.
+/// Runs `body` as `size` ranks, once all of them are connected, and returns what each of them threw.
 inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet::ddp::GroupOptions& options,
                                                  const std::function<void(ProcessGroup&)>& body) {
   const auto store = std::make_shared<duet::ddp::MemoryStore>();
   auto transports = duet::ddp::make_memory_transports(size);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+  std::latch connected(size);  // or failed to: who leaves at once would break the others' connecting
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       const auto i = static_cast<std::size_t>(rank);
+      std::unique_ptr<ProcessGroup> group;
       try {
-        const auto group = make_group(over, transports[i], store, rank, size, options);
-        body(*group);
+        group = make_group(over, transports[i], store, rank, size, options);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+      connected.arrive_and_wait();
+      if (!group) return;
+      try {
+        const auto leaving = std::move(group);  // before what it threw is noted
+        body(*leaving);
       } catch (...) {
         failures[i] = std::current_exception();
       }
