@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>

@@ -51,20 +51,6 @@ void split_columns(const float* x, std::int64_t pitch, std::int64_t rows, std::u
                           reinterpret_cast<float*>(to + part * kPart), kTileRows, kTileWords);
 }
 
-/// As multiply_parts, with a sum of its own for the small products: they do not round what is large.
-template <int kLarge, int kSmall, int kA, int kB>
-[[gnu::always_inline]] inline void multiply_apart(const std::uint32_t* a) {
-  load_tile<kA>(a + 2 * kPart);
-  multiply_tiles<kSmall, kA, kB>();
-  load_tile<kA>(a + kPart);
-  multiply_tiles<kSmall, kA, kB + 1>();
-  multiply_tiles<kSmall, kA, kB>();
-  load_tile<kA>(a);
-  multiply_tiles<kSmall, kA, kB + 2>();
-  multiply_tiles<kSmall, kA, kB + 1>();
-  multiply_tiles<kLarge, kA, kB>();
-}
-
 /// totals (kOutputs, row) += the products over `depths` times kTileDepth inputs.
 void multiply(const std::uint32_t* weights, std::int64_t pitch, const std::uint32_t* inputs, std::int64_t depths,
               float* sums, float* totals) {
@@ -75,8 +61,8 @@ void multiply(const std::uint32_t* weights, std::int64_t pitch, const std::uint3
   clear_tile<3>();
   for (std::int64_t depth = 0; depth < depths; ++depth, weights += kMatrix, inputs += kMatrix) {
     load_parts<kB>(inputs);
-    multiply_apart<0, 1, kA, kB>(weights);
-    multiply_apart<2, 3, kA, kB>(weights + pitch);
+    multiply_parts<0, 1, kA, kB>(weights, kPart);
+    multiply_parts<2, 3, kA, kB>(weights + pitch, kPart);
   }
   store_tile<0>(sums);
   store_tile<1>(sums + 2 * kPart);

@@ -73,19 +73,19 @@ template <int kTotal, int kA, int kB>
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kTotal), "i"(kA), "i"(kB));
 }
 
-/// total += a * b in floats, where tiles kB, kB + 1, kB + 2 hold b's parts and kA is used for those at `a`, `pitch`
-/// words apart. Small products first.
-template <int kTotal, int kA, int kB>
+/// large + small += a * b in floats, where tiles kB, kB + 1, kB + 2 hold b's parts and kA is used for those at `a`,
+/// `pitch` words apart. Small products first; with a tile of their own they do not round what is large.
+template <int kLarge, int kSmall, int kA, int kB>
 [[gnu::always_inline]] inline void multiply_parts(const std::uint32_t* a, std::int64_t pitch) {
   load_tile<kA>(a + 2 * pitch);
-  multiply_tiles<kTotal, kA, kB>();
+  multiply_tiles<kSmall, kA, kB>();
   load_tile<kA>(a + pitch);
-  multiply_tiles<kTotal, kA, kB + 1>();
-  multiply_tiles<kTotal, kA, kB>();
+  multiply_tiles<kSmall, kA, kB + 1>();
+  multiply_tiles<kSmall, kA, kB>();
   load_tile<kA>(a);
-  multiply_tiles<kTotal, kA, kB + 2>();
-  multiply_tiles<kTotal, kA, kB + 1>();
-  multiply_tiles<kTotal, kA, kB>();
+  multiply_tiles<kSmall, kA, kB + 2>();
+  multiply_tiles<kSmall, kA, kB + 1>();
+  multiply_tiles<kLarge, kA, kB>();
 }
 
 /// Loads b's parts, which follow each other.

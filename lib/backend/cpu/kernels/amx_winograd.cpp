@@ -62,12 +62,12 @@ template <bool kStore>
                                                   const std::uint32_t* weights, float* totals) {
   constexpr int kA = 4, kB = 5;
   load_parts<kB>(weights);
-  multiply_parts<0, kA, kB>(pixels, s.part);
-  multiply_parts<1, kA, kB>(pixels + s.group, s.part);
+  multiply_parts<0, 0, kA, kB>(pixels, s.part);
+  multiply_parts<1, 1, kA, kB>(pixels + s.group, s.part);
   if (kStore) store_tile<0>(totals);
-  multiply_parts<2, kA, kB>(pixels + 2 * s.group, s.part);
+  multiply_parts<2, 2, kA, kB>(pixels + 2 * s.group, s.part);
   if (kStore) store_tile<1>(totals + s.total_group);
-  multiply_parts<3, kA, kB>(pixels + 3 * s.group, s.part);
+  multiply_parts<3, 3, kA, kB>(pixels + 3 * s.group, s.part);
   if (kStore) store_tile<2>(totals + 2 * s.total_group);
   if (kStore) store_tile<3>(totals + 3 * s.total_group);
 }
