@@ -119,7 +119,12 @@ void Board::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::t
       futex_wait(own.bell, bell, std::clamp<Clock::duration>(deadline - Clock::now(), Clock::duration(0), kParked));
     own.asleep.fetch_sub(1);
     if (done || ready()) return;
-    check();
+    try {
+      check();
+    } catch (const CommError&) {  // it may have come, and gone, since the last look
+      if (ready()) return;
+      throw;
+    }
   }
 }
 

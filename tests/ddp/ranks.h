@@ -31,13 +31,14 @@ inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet:
     group->set_store(store);
     return group;
   }
-  if (over == Over::shm) return duet::ddp::make_shm_group(store, rank, size, std::chrono::seconds(20), options);
-  return duet::ddp::make_gloo_group(store, rank, size, {.group = options});
+  if (over == Over::shm) return duet::ddp::make_shm_group(store, rank, size, std::chrono::seconds(60), options);
+  return duet::ddp::make_gloo_group(store, rank, size, {.connect_timeout = std::chrono::seconds(60), .group = options});
 }
 
-/// Runs `body` as `size` ranks, once all of them are connected, and returns what each of them threw.
-inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet::ddp::GroupOptions& options,
-                                                 const std::function<void(ProcessGroup&)>& body) {
+/// As try_ranks(), each rank with options of its own.
+inline std::vector<std::exception_ptr> try_unlike_ranks(
+    Over over, int size, const std::function<duet::ddp::GroupOptions(int rank)>& options_of,
+    const std::function<void(ProcessGroup&)>& body) {
   const auto store = std::make_shared<duet::ddp::MemoryStore>();
   auto transports = duet::ddp::make_memory_transports(size);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
@@ -48,7 +49,7 @@ inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet
       const auto i = static_cast<std::size_t>(rank);
       std::unique_ptr<ProcessGroup> group;
       try {
-        group = make_group(over, transports[i], store, rank, size, options);
+        group = make_group(over, transports[i], store, rank, size, options_of(rank));
       } catch (...) {
         failures[i] = std::current_exception();
       }
@@ -66,9 +67,16 @@ inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet
   return failures;
 }
 
-/// As try_ranks; rethrows the first.
+/// Runs `body` as `size` ranks, once all of them are connected, and returns what each of them threw.
+inline std::vector<std::exception_ptr> try_ranks(Over over, int size, const duet::ddp::GroupOptions& options,
+                                                 const std::function<void(ProcessGroup&)>& body) {
+  return try_unlike_ranks(
+      over, size, [&](int) { return options; }, body);
+}
+
+/// As try_ranks(); rethrows the first.
 inline void run_ranks(Over over, int size, const std::function<void(ProcessGroup&)>& body) {
-  const duet::ddp::GroupOptions options{.timeout = std::chrono::seconds(20), .leave_timeout = std::chrono::seconds(2)};
+  const duet::ddp::GroupOptions options{.timeout = std::chrono::seconds(60), .leave_timeout = std::chrono::seconds(20)};
   for (const auto& failure : try_ranks(over, size, options, body)) {
     if (failure) std::rethrow_exception(failure);
   }
