@@ -14,7 +14,7 @@ namespace {
 // Below this size every rank sends all of its elements to all others: one trip instead of two.
 constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
-constexpr Milliseconds kPartingTime{2000};    // of ranks that disagree
+constexpr Milliseconds kPartingTime{10'000};  // of ranks that disagree
 
 /// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
 /// rounded once.
