@@ -49,9 +49,9 @@ class Connection {
       : server_(server),
         mark_(store_run_mark(options.run)),
         secret_(options.secret),
-        grace_(std::clamp(options.timeout, kLeastGrace, kMostGrace)) {
+        grace_(std::clamp(patience_of(options), kLeastGrace, kMostGrace)) {
     const int more_ports = options.serve ? 0 : options.more_ports;
-    const Milliseconds timeout = options.timeout;
+    const Milliseconds timeout = patience_of(options);
     const auto deadline = Clock::now() + timeout;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
@@ -93,6 +93,11 @@ class Connection {
   }
 
  private:
+  /// The rank that serves the store waits for nobody but its own thread, which comes even on a busy machine.
+  static Milliseconds patience_of(const TcpStoreOptions& options) {
+    return options.serve ? std::max(options.timeout, kMostGrace) : options.timeout;
+  }
+
   std::string name() const { return concat(server_.address().to_string(), " port ", server_.port()); }
 
   error_code try_connect(Clock::time_point deadline) {
@@ -201,7 +206,7 @@ class Connection {
 void serve(tcp::endpoint endpoint, const TcpStoreOptions& options, std::optional<TcpStoreServer>& server) {
   for (int left = options.more_ports;; --left) {
     try {
-      server.emplace(endpoint, options.run, options.secret);
+      server.emplace(endpoint, options.run, options.secret, options.handshake_timeout);
       return;
     } catch (const CommError&) {
       if (left == 0) throw;

@@ -19,12 +19,13 @@ struct TcpStoreOptions {
   bool one_host = false;
   bool serve = false;  // true on rank 0
   Milliseconds timeout = kStoreTimeout;
+  Milliseconds handshake_timeout{1000};  // after which the server drops a client that has not proved itself
 };
 
 /// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
 /// prove to each other that they know the secret (see Note [Handshake]); what follows is not encrypted, and whoever can
 /// change packets on their way can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
-/// not through with it within 1 s, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
+/// not through with it in time, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
 /// port is taken (with port and errno), nobody answers within the timeout, or somebody without the secret does;
 /// UsageError beyond loopback without a secret.
 class TcpStore final : public Store {

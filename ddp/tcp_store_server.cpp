@@ -18,7 +18,6 @@ using boost::system::error_code;
 namespace {
 
 constexpr std::size_t kMaxStrangers = 64;
-constexpr std::chrono::seconds kHandshakeTimeout{1};
 constexpr Milliseconds kAcceptPause{100};
 constexpr std::size_t kReadBytes = 64 << 10;  // memory grows with what has arrived, not with what was announced
 
@@ -34,7 +33,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   }
 
   void start() {
-    timer_.expires_after(kHandshakeTimeout);
+    timer_.expires_after(server_.handshake_timeout_);
     timer_.async_wait([self = shared_from_this()](error_code error) {
       if (!error && self->stranger_) self->hang_up();
     });
@@ -150,8 +149,9 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   std::string out_;
 };
 
-TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string& run, std::string secret)
-    : run_mark_(store_run_mark(run)), secret_(std::move(secret)) {
+TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string& run, std::string secret,
+                               Milliseconds handshake_timeout)
+    : run_mark_(store_run_mark(run)), secret_(std::move(secret)), handshake_timeout_(handshake_timeout) {
   error_code error;
   acceptor_.open(endpoint.protocol(), error);
   if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);

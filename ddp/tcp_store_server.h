@@ -16,7 +16,8 @@ namespace duet::ddp {
 class TcpStoreServer {
  public:
   /// Throws CommError with port and errno when it cannot listen.
-  TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint, const std::string& run, std::string secret);
+  TcpStoreServer(const boost::asio::ip::tcp::endpoint& endpoint, const std::string& run, std::string secret,
+                 Milliseconds handshake_timeout);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -52,6 +53,7 @@ class TcpStoreServer {
   Descriptor spare_;
   int port_ = 0;
   const std::string run_mark_, secret_;
+  const Milliseconds handshake_timeout_;
   StoreTable table_;
   std::list<std::shared_ptr<Waiter>> waiters_;
   std::thread thread_;

@@ -4,6 +4,7 @@
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"
 #include "ddp/init.h"
+#include "ddp/rank_environment.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
@@ -17,11 +18,11 @@ using namespace std::chrono_literals;
 
 namespace {
 
-int free_port() { return TcpStore({.port = 0, .serve = true}).port(); }
+std::string tcp_url(const ReservedPort& port) { return concat("tcp://127.0.0.1:", port.port()); }
 
 /// The sum of 1..size over ranks that meet by `url`, and what went wrong.
 std::vector<std::string> meet(const std::string& url, const std::vector<int>& ranks, int size,
-                              Milliseconds timeout = 20s, const std::string& backend = "auto") {
+                              Milliseconds timeout = 60s, const std::string& backend = "auto") {
   std::vector<std::string> outcomes(ranks.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -57,18 +58,22 @@ TEST_CASE("ranks meet over tcp:// and file://") {
   const bool tcp = GENERATE(true, false);
   const std::string backend = GENERATE("auto", "shm", "gloo");
   if (backend == "gloo" && !why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
-  const std::string url = tcp ? concat("tcp://127.0.0.1:", free_port()) : "file://" + scratch.path("meet");
+  const ReservedPort port("127.0.0.1", 0);
+  const std::string url = tcp ? tcp_url(port) : "file://" + scratch.path("meet");
   const std::string expected = backend == "gloo" ? "gloo 6" : "shm 6";
-  for (const std::string& outcome : meet(url, {0, 1, 2}, 3, 20s, backend)) CHECK(outcome == expected);
+  for (const std::string& outcome : meet(url, {0, 1, 2}, 3, 60s, backend)) CHECK(outcome == expected);
   CHECK_FALSE(std::filesystem::exists(scratch.path("meet")));
 }
 
 TEST_CASE("ranks that do not come are named") {
   const Scratch scratch;
-  const auto outcomes = meet("file://" + scratch.path("meet"), {0, 2}, 4, 60ms);
-  for (const std::string& outcome : outcomes) CHECK_THAT(outcome, ContainsSubstring("ranks 1, 3 of 4 did not join"));
-  CHECK_THAT(meet(concat("tcp://127.0.0.1:", free_port()), {0}, 2, 60ms)[0],
-             ContainsSubstring("rank 1 of 2 did not join within 60 ms"));
+  for (const int rank : {0, 2}) {  // the other of the two is there already
+    const std::string path = scratch.path(concat("meet", rank));
+    FileStore(path, "test").set(concat("duet/init/joined/", 2 - rank), "process 1 on elsewhere");
+    CHECK_THAT(meet("file://" + path, {rank}, 4, 60ms)[0], ContainsSubstring("ranks 1, 3 of 4 did not join"));
+  }
+  const ReservedPort port("127.0.0.1", 0);
+  CHECK_THAT(meet(tcp_url(port), {0}, 2, 60ms)[0], ContainsSubstring("rank 1 of 2 did not join within 60 ms"));
 }
 
 TEST_CASE("two processes with one rank, and other world sizes, are told apart") {

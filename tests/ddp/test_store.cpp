@@ -5,6 +5,7 @@
 #include "ddp/asio.h"
 #include "ddp/file_store.h"
 #include "ddp/memory_store.h"
+#include "ddp/rank_environment.h"
 #include "ddp/tcp_store.h"
 #include "ddp/tcp_store_wire.h"
 #include "lib/error.h"
@@ -34,9 +35,10 @@ TwoRanks file_pair(const Scratch& scratch, Milliseconds timeout) {
   const std::string path = scratch.path("store");
   return {std::make_shared<FileStore>(path, "run", 2, timeout), std::make_shared<FileStore>(path, "run", 2, timeout)};
 }
+/// The timeout is that of `a`: it needs nobody else to connect in that time.
 TwoRanks tcp_pair(Milliseconds timeout) {
   const auto server = std::make_shared<TcpStore>(TcpStoreOptions{.port = 0, .serve = true, .timeout = timeout});
-  return {server, std::make_shared<TcpStore>(TcpStoreOptions{.port = server->port(), .timeout = timeout})};
+  return {server, std::make_shared<TcpStore>(TcpStoreOptions{.port = server->port(), .timeout = 60s})};
 }
 TwoRanks any_pair(const Scratch& scratch, int kind, Milliseconds timeout = 10s) {
   return kind == 0 ? memory_pair(timeout) : kind == 1 ? file_pair(scratch, timeout) : tcp_pair(timeout);
@@ -207,10 +209,9 @@ TEST_CASE("a taken port is an error with port and errno") {
 }
 
 TEST_CASE("a client without a server times out, naming the port") {
-  int port = 0;
-  { port = TcpStore({.port = 0, .serve = true}).port(); }
-  CHECK_THROWS_WITH(TcpStore({.port = port, .timeout = 120ms}),
-                    ContainsSubstring(std::to_string(port)) && ContainsSubstring("120 ms"));
+  const ReservedPort port("127.0.0.1", 0);
+  CHECK_THROWS_WITH(TcpStore({.port = port.port(), .timeout = 120ms}),
+                    ContainsSubstring(std::to_string(port.port())) && ContainsSubstring("120 ms"));
 }
 
 TEST_CASE("a client whose server goes away says so") {

@@ -66,6 +66,15 @@ void run_rounds(const Arguments& arguments) {
   sum_rounds(*group, std::stoi(arguments.at(1)));
 }
 
+/// As run_rounds(), and more sums, of which nothing is told, until the file "over" of a folder is there.
+void run_rounds_until_over(const Arguments& arguments) {
+  const auto group = init_process_group();
+  sum_rounds(*group, std::stoi(arguments.at(1)));
+  const auto file = std::filesystem::path(arguments.at(2)) / "over";
+  for (float over = 0; over == 0; group->all_reduce(std::span<float>(&over, 1), ReduceOp::max).wait())
+    over = std::filesystem::exists(file) ? 1.0f : 0.0f;
+}
+
 std::int64_t resident_kib() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -177,6 +186,7 @@ int run(const Arguments& arguments) {
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
   if (name == "meet" || name == "alone" || name == "sums" || name == "endless") run_on_hosts(arguments);
   if (name == "rounds") run_rounds(arguments);
+  if (name == "rounds_until_over") run_rounds_until_over(arguments);
   if (name == "until_over") run_until_over(arguments);
   if (name == "lines") run_lines(arguments);
   if (name == "sleep" || name == "restarting") run_sleep(arguments);
@@ -227,7 +237,7 @@ int main(int argc, char** argv) {
     const LaunchResult result = launch({.ranks = 2,
                                         .command = {argv[0], arguments.at(1)},
                                         .max_restarts = arguments.at(1) == "restarting" ? 3 : 0,
-                                        .grace = std::chrono::seconds(10)});
+                                        .grace = std::chrono::seconds(60)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }
