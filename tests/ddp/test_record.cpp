@@ -95,7 +95,7 @@ TEST_CASE("groups note their collectives as their errors number them, on every b
   const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::vector<std::shared_ptr<Record>> records = {Record::make(), Record::make()};
-  const auto failures = try_ranks(over, 2, {.timeout = 20s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
+  const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
     const auto& record = records[static_cast<std::size_t>(group.rank())];
     group.set_record(record, record->begin_group());
     std::vector<float> values(group.rank() == 0 ? 8 : 4, 1.0f);

