@@ -22,6 +22,7 @@ constexpr Milliseconds kLook{250};  // whether a process is stopped, it does not
 constexpr Milliseconds kStopTold{1000};
 // A rank's error may be the consequence of another's, which may still be on its way out: that shows soon.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
+constexpr Milliseconds kCauseLimit{10'000};  // of a rank that is seen on its way out by an exception
 
 std::string signal_text(int signal) {
   const char* name = ::sigabbrev_np(signal);
@@ -146,6 +147,7 @@ void Job::look_for_failures() {
     const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
     const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : settle);
     terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+    if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
   }
 }
 
@@ -170,8 +172,21 @@ void Job::look_for_stopped() {
   }
 }
 
+/// Whether all that is known are consequences, and a rank that lives has dropped its group by an exception.
+bool Job::cause_is_on_its_way() const {
+  bool leaving = false;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (failed_[i].failed && !failed_[i].consequence) return false;
+    leaving = leaving || (!ranks_[i].ended() && Record::read(record_files_[i].path).leaving);
+  }
+  return leaving;
+}
+
 void Job::end_overdue() {
   const auto now = Clock::now();
+  if (terminate_at_ && *terminate_at_ <= now && overdue_rank_ < 0 && cause_until_ && now < *cause_until_ &&
+      cause_is_on_its_way())
+    terminate_at_ = now + kPoll;
   if (terminate_at_ && *terminate_at_ <= now) {
     terminate_at_.reset();
     told_to_end_ = now;

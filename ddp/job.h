@@ -46,6 +46,7 @@ class Job {
   void pass_on_signals();
   void look_for_failures();
   void look_for_stopped();
+  bool cause_is_on_its_way() const;
   void end_overdue();
   void remark(const std::string& text) const;
   bool ended_when_told(std::size_t i) const;
@@ -64,7 +65,7 @@ class Job {
   std::vector<bool> stop_told_;
   int overdue_rank_ = -1;  // stopped for longer than the limit
   int interrupted_ = 0;
-  std::optional<Clock::time_point> terminate_at_, told_to_end_, kill_at_;
+  std::optional<Clock::time_point> terminate_at_, cause_until_, told_to_end_, kill_at_;
 };
 
 /// Where the launcher's remarks go.

@@ -1,5 +1,6 @@
 #include "ddp/process_group.h"
 
+#include <exception>
 #include <functional>
 
 #include "lib/error.h"
@@ -89,7 +90,8 @@ bool has_root(Collective op) {
   }
 }
 
-ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
+ProcessGroup::ProcessGroup(int rank, int size)
+    : rank_(rank), size_(size), exceptions_at_birth_(std::uncaught_exceptions()) {
   require<UsageError>(size >= 1, "a process group has at least 1 rank, got ", size);
   require<UsageError>(rank >= 0 && rank < size, "Invalid rank ", rank, ", rank should be in the interval [0, ",
                       size - 1, "]");
@@ -98,6 +100,12 @@ ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {
 void ProcessGroup::set_record(std::shared_ptr<Record> record, std::uint32_t number) {
   record_ = std::move(record);
   record_number_ = number;
+}
+
+bool ProcessGroup::is_dropped() const {
+  if (std::uncaught_exceptions() <= exceptions_at_birth_) return false;
+  if (record_) record_->leave();
+  return true;
 }
 
 std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }

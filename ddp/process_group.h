@@ -184,6 +184,8 @@ class ProcessGroup {
   virtual Device staging_device() const { return {}; }
   /// As start(); the host looks at the result as soon as wait() has returned.
   virtual Work start_for_host(const Call& call) { return start(call); }
+  /// For the destructor: whether an exception unwinds the stack. Notes it before the peers can find out.
+  bool is_dropped() const;
 
  private:
   Work checked(const Call& call);
@@ -192,6 +194,7 @@ class ProcessGroup {
   void require_store(const char* what) const;
   int rank_;
   int size_;
+  int exceptions_at_birth_;
   std::shared_ptr<Store> store_;
   std::shared_ptr<Record> record_;
   std::uint32_t record_number_ = 0;

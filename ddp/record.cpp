@@ -52,7 +52,7 @@ struct Record::Memory {
   Cell<std::int64_t> step;
   Cell<std::uint32_t> group;
   Cell<std::int32_t> bucket;  // of the next call
-  Cell<std::uint8_t> phase;
+  Cell<std::uint8_t> phase, leaving;
   std::array<Line, kCalls> lines;
 
   RecordSnapshot snapshot() const;
@@ -96,7 +96,12 @@ void Record::enter(Phase phase, std::int64_t step) {
   store(memory_->phase, phase);
 }
 
-std::uint32_t Record::begin_group() { return memory_->group.fetch_add(1) + 1; }
+std::uint32_t Record::begin_group() {
+  store(memory_->leaving, 0);
+  return memory_->group.fetch_add(1) + 1;
+}
+
+void Record::leave() { store(memory_->leaving, 1); }
 
 void Record::next_bucket(int bucket) { store(memory_->bucket, bucket); }
 
@@ -145,6 +150,7 @@ RecordSnapshot Record::Memory::snapshot() const {
   all.phase = limited(phase, Phase::after);
   all.step = load(step);
   all.group = load(group);
+  all.leaving = load(leaving) != 0;
   const std::uint64_t last = calls.load();
   for (std::uint64_t number = last < kCalls ? 1 : last - kCalls + 1; number <= last; ++number) {
     const Line& line = lines[number % kCalls];

@@ -39,6 +39,7 @@ struct RecordSnapshot {
   Phase phase = Phase::none;
   std::int64_t step = 0;              // the first is 1
   std::uint32_t group = 0;            // of all ranks
+  bool leaving = false;               // an exception drops a group: why is not told yet
   std::vector<RecordedCall> calls{};  // the oldest first
 };
 
@@ -72,6 +73,8 @@ class Record : public std::enable_shared_from_this<Record> {
   void enter(Phase phase, std::int64_t step = 0);
   /// A new group of all ranks begins; returns its number.
   std::uint32_t begin_group();
+  /// An exception drops a group, of all ranks or not.
+  void leave();
   /// Notes a call; its phase, step, progress and times are filled in here.
   RecordMark add(const RecordedCall& call);
   /// The next call is this bucket's.

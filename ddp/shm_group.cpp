@@ -63,7 +63,6 @@ class ShmGroup final : public ProcessGroup {
   const Milliseconds connect_timeout_;
   const GroupOptions options_;
   const bool spins_;
-  const int exceptions_at_birth_;
   int arenas_ = 0;
 
   // Held by whoever carries out collectives, or messages, for as long as that takes.
@@ -91,7 +90,6 @@ ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, M
       connect_timeout_(connect_timeout),
       options_(options),
       spins_(board_->size() <= usable_cores()),
-      exceptions_at_birth_(std::uncaught_exceptions()),
       collectives_(*board_),
       messages_(*board_),
       helper_([this] { help(); }) {
@@ -99,7 +97,7 @@ ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, M
 }
 
 ShmGroup::~ShmGroup() {
-  if (std::uncaught_exceptions() > exceptions_at_birth_) board_->close();
+  if (is_dropped()) board_->close();
   {
     const std::lock_guard engine(engine_);
     run_until(~std::uint64_t{0}, spins_);

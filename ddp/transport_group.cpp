@@ -34,8 +34,7 @@ TransportGroup::TransportGroup(std::unique_ptr<Transport> transport, const Group
     : ProcessGroup(transport->rank(), transport->size()),
       core_(std::make_shared<Core>()),
       options_(options),
-      collectives_(*transport, options.timeout),
-      exceptions_at_birth_(std::uncaught_exceptions()) {
+      collectives_(*transport, options.timeout) {
   core_->transport = std::move(transport);
   queue_.reserve(kQueued);
   running_.reserve(kQueued);
@@ -43,7 +42,7 @@ TransportGroup::TransportGroup(std::unique_ptr<Transport> transport, const Group
 }
 
 TransportGroup::~TransportGroup() {
-  if (std::uncaught_exceptions() > exceptions_at_birth_) core_->transport->close();
+  if (is_dropped()) core_->transport->close();
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -55,7 +55,6 @@ class TransportGroup final : public ProcessGroup {
   std::atomic<std::int64_t> busy_ns_{0};
   WorkPool works_;
   std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
-  int exceptions_at_birth_;
 
   std::mutex mutex_;
   std::condition_variable queued_;

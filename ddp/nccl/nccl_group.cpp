@@ -165,13 +165,12 @@ class NcclGroup final : public ProcessGroup {
       : ProcessGroup(rank, size),
         options_(options),
         core_(std::make_shared<Communicator>(store, rank, size, options)),
-        one_(zeros({1}, DType::f32, options.device)),
-        exceptions_at_birth_(std::uncaught_exceptions()) {
+        one_(zeros({1}, DType::f32, options.device)) {
     set_store(std::move(store));
   }
 
   ~NcclGroup() override {
-    const bool drop = std::uncaught_exceptions() > exceptions_at_birth_;
+    const bool drop = is_dropped();
     try {
       if (!drop && messages_ != nullptr) flush(*core_, *messages_, rank(), size());
     } catch (const Error&) {  // the group is dead, which whoever waits is told
@@ -238,7 +237,6 @@ class NcclGroup final : public ProcessGroup {
   std::shared_ptr<Communicator> core_;
   Tensor one_;  // for barriers
   std::shared_ptr<Messages> messages_;
-  int exceptions_at_birth_;
 };
 
 }  // namespace

@@ -55,6 +55,11 @@ TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
   CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
 }
 
+TEST_CASE("a rank that stands still on its way out is the cause all the same") {
+  const Outcome outcome = run_worker(3, {"throw_late"});
+  CHECK(outcome.result.message == "rank 1 ended with exit code 1: label 10 of image 7");
+}
+
 TEST_CASE("an exit code is told") {
   const Outcome outcome = run_worker(2, {"exit"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 3");

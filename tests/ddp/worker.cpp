@@ -33,6 +33,16 @@ void run_until(const std::function<void()>& act) {
   }
 }
 
+/// The others have long lost rank 1 when it says why it left.
+void run_throwing_late() {
+  try {
+    run_until([] { throw DataError("label 10 of image 7"); });
+  } catch (const DataError&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    throw;
+  }
+}
+
 Work start(ProcessGroup& group, const std::string& op, std::span<float> in, std::span<float> out) {
   const auto piece = in.size() / 4, size = static_cast<std::size_t>(group.size());
   const auto one = [&](std::span<float> values) { return values.first(piece); };
@@ -182,6 +192,7 @@ int run(const Arguments& arguments) {
   if (run_model_scenario(arguments) || run_network_scenario(arguments)) return 0;
   if (name == "kill") run_until([] { ::raise(SIGKILL); });
   if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
+  if (name == "throw_late") run_throwing_late();
   if (name == "die") run_dying(arguments);
   if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
   if (name == "meet" || name == "alone" || name == "sums" || name == "endless") run_on_hosts(arguments);
