@@ -16,6 +16,7 @@
 #include "ddp/launch.h"
 #include "lib/error.h"
 #include "lib/sha256.h"
+#include "tests/support/resident.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -83,13 +84,6 @@ void run_rounds_until_over(const Arguments& arguments) {
   const auto file = std::filesystem::path(arguments.at(2)) / "over";
   for (float over = 0; over == 0; group->all_reduce(std::span<float>(&over, 1), ReduceOp::max).wait())
     over = std::filesystem::exists(file) ? 1.0f : 0.0f;
-}
-
-std::int64_t resident_kib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (word == "VmRSS:") return status >> word, std::stoll(word);
-  throw Error("/proc/self/status has no VmRSS");
 }
 
 /// Sums until the file "over" of a folder is there; rank 0 prints the KiB that it has grown by since "warm" was.
