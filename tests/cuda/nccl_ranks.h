@@ -25,8 +25,14 @@ inline duet::Device gpu_of(int rank) { return {duet::DeviceKind::cuda, rank}; }
 
 inline duet::ddp::NcclOptions nccl_options(duet::Device device) {
   return {.device = device,
-          .connect_timeout = std::chrono::seconds(20),
-          .group = {.timeout = std::chrono::seconds(20), .leave_timeout = std::chrono::seconds(2)}};
+          .connect_timeout = std::chrono::seconds(60),
+          .group = {.timeout = std::chrono::seconds(60), .leave_timeout = std::chrono::seconds(20)}};
+}
+
+/// Repeats what ends by an error, for as long as nobody waits for a hang.
+inline void repeat_until_it_fails(const std::function<void()>& body) {
+  const auto end = duet::ddp::Clock::now() + std::chrono::seconds(60);
+  while (duet::ddp::Clock::now() < end) body();
 }
 
 using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;

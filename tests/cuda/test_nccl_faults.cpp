@@ -43,8 +43,12 @@ TEST_CASE("nccl: a rank that never comes is named", "[once]") {
   };
   const auto failures = try_nccl_ranks(
       3, [](ProcessGroup&) {}, options, 2);
-  CHECK(failures[0] == "rank 2 of 3 did not come to NCCL within 2000 ms (waiting on rank 0)");
-  CHECK(failures[1] == "rank 2 of 3 did not come to NCCL within 2000 ms (waiting on rank 1)");
+  const auto missing = [](const std::string& ranks, int self) {
+    return concat(ranks, " of 3 did not come to NCCL within 2000 ms (waiting on rank ", self, ")");
+  };
+  // On a busy machine the other of the two may be missing as well.
+  CHECK((failures[0] == missing("rank 2", 0) || failures[0] == missing("ranks 1, 2", 0)));
+  CHECK((failures[1] == missing("rank 2", 1) || failures[1] == missing("ranks 0, 2", 1)));
 }
 
 TEST_CASE("nccl: a rank that does not come to a collective is named, and the group is dead then", "[once]") {
@@ -92,7 +96,7 @@ TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the 
         const Tensor x = one_on(group.rank());
         // A barrier is an all_reduce of one number.
         (group.rank() == 0 ? group.barrier() : group.all_reduce(x)).wait();
-        for (int i = 0; i < 20'000; ++i) group.barrier().wait();
+        repeat_until_it_fails([&] { group.barrier().wait(); });
       },
       with_timeout(std::chrono::seconds(60)));
   for (const std::string& failure : failures)
@@ -111,7 +115,7 @@ TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
       },
       with_timeout(std::chrono::seconds(60)));
   CHECK(failures[1] == "a damaged file");
-  CHECK_THAT(failures[0], ContainsSubstring("barrier #2 failed on rank 0: ") &&
+  CHECK_THAT(failures[0], ContainsSubstring("barrier #") && ContainsSubstring(" failed on rank 0: ") &&
                               ContainsSubstring("the group failed on rank 1: it was dropped"));
 }
 

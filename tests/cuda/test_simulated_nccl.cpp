@@ -102,10 +102,10 @@ TEST_CASE("simulated: NCCL failing on one rank ends all ranks, with operation an
         if (group.rank() == 0) duet_sim::reset(1, "ncclCommGetAsyncError:2:6");  // ncclRemoteError
         injected.arrive_and_wait();
         const Tensor x = zeros({1}, DType::f32, gpu_of(group.rank()));
-        for (int step = 0; step < 1000; ++step) {
+        repeat_until_it_fails([&] {
           group.all_reduce(x).wait();
           group.barrier().wait();
-        }
+        });
       },
       [](int rank) { return nccl_options(gpu_of(rank)); });
   duet_sim::reset(1);
@@ -122,7 +122,7 @@ TEST_CASE("simulated: a GPU's fault ends all ranks, with operation and rank") {
         connected.arrive_and_wait();
         if (group.rank() == 0) duet_sim::reset(1, "cudaEventQuery:1:719");
         injected.arrive_and_wait();
-        for (int step = 0; step < 1000; ++step) group.barrier().wait();
+        repeat_until_it_fails([&] { group.barrier().wait(); });
       },
       [](int rank) { return nccl_options(gpu_of(rank)); });
   duet_sim::reset(1);
