@@ -17,7 +17,7 @@ fails() {  # fails WHAT MESSAGE [VARIABLE=VALUE...] [-- TRAIN'S OPTIONS]
   shift 2
   while [ $# -gt 0 ] && [ "$1" != -- ]; do settings+=("$1"); shift; done
   [ $# = 0 ] || shift
-  (export "${settings[@]}"; timeout 60 "$duet" train --quiet --device cuda --data synthetic --train-images 64 \
+  (export "${settings[@]}"; timeout 200 "$duet" train --quiet --device cuda --data synthetic --train-images 64 \
     --test-images 20 --batch 16 --epochs 1 "$@") >out 2>text || status=$?
   sed -i '/^simulator: /d' text
   [ $status = 1 ] && [ "$(wc -l <text)" = 1 ] || { failed=$((failed + 1)); echo "$what: status $status" >&2; cat text >&2; }
