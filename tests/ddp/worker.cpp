@@ -159,7 +159,7 @@ void run_errors(const Arguments&) {
 /// One of four ranks on two hosts.
 void run_on_hosts(const Arguments& arguments) {
   const bool endless = arguments[0] == "endless";
-  const auto group = init_process_group({.timeout = std::chrono::milliseconds(endless ? 1500 : 20'000)});
+  const auto group = init_process_group({.timeout = std::chrono::milliseconds(endless ? 4000 : 60'000)});
   std::vector<float> values(50'000, static_cast<float>(group->rank() + 1));
   group->all_reduce(std::span<float>(values)).wait();
   if (arguments[0] == "sums") {
@@ -253,7 +253,7 @@ int main(int argc, char** argv) {
                                         .node_rank = std::stoi(arguments.at(1)),
                                         .master_address = arguments.at(2),
                                         .master_port = 29517,
-                                        .join_timeout = std::chrono::seconds(arguments[3] == "alone" ? 2 : 20)});
+                                        .join_timeout = std::chrono::seconds(arguments[3] == "alone" ? 2 : 60)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }
