@@ -123,16 +123,21 @@ TEST_CASE("a stopped rank is told after a second, and ends the job at the limit"
 }
 
 TEST_CASE("a stopped rank that goes on does no harm") {
+  const Scratch scratch;
+  const std::string waits = "[ $RANK = 0 ] || { echo $$; kill -STOP $$; until [ -e \"$0\" ]; do sleep 0.02; done; }";
   pid_t stopped = 0;
   std::vector<std::string> remarks;
   const LaunchResult result =
       launch({.ranks = 2,
-              .command = {"/bin/sh", "-c", "[ $RANK = 0 ] || { echo $$; kill -STOP $$; sleep 1; }"},
+              .command = {"/bin/sh", "-c", waits, scratch.path("end")},
               .stop_limit = 60s,
               .on_line = [&](int, bool, std::string_view line) { stopped = std::stoi(std::string(line)); },
               .on_remark =
                   [&](const std::string& text) {
-                    if (remarks.empty()) ::kill(stopped, SIGCONT);
+                    if (remarks.empty())
+                      ::kill(stopped, SIGCONT);
+                    else
+                      write_text(scratch.path("end"), "");
                     remarks.push_back(text);
                   }});
   CHECK(result.exit_code == 0);
