@@ -19,17 +19,6 @@ std::string shortest(double value) {
   return {text, result.ptr};
 }
 
-std::string grouped(std::int64_t value) {
-  const std::string digits = std::to_string(value);
-  const std::size_t first = value < 0 ? 1 : 0;
-  std::string out;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > first && (digits.size() - i) % 3 == 0) out += ',';
-    out += digits[i];
-  }
-  return out;
-}
-
 std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
 
 std::string and_list(const std::vector<std::string>& items) {

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "lib/grouped.h"
+
 namespace duet::cli {
 
 /// 1234.5678, 2 digits -> "1234.57".
 std::string fixed(double value, int digits);
 /// Shortest text that reads back as the same number.
 std::string shortest(double value);
-/// 60000 -> "60,000".
-std::string grouped(std::int64_t value);
 /// Seconds with three significant digits: "0.184", "5.87", "124".
 std::string seconds(double value);
 /// "1", "1 and 2", "1, 2 and 4".

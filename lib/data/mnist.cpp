@@ -8,6 +8,7 @@
 #include "lib/data/idx.h"
 #include "lib/data/unpacked.h"
 #include "lib/error.h"
+#include "lib/grouped.h"
 
 namespace duet::data {
 namespace {
@@ -15,15 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
-
-/// 60000 -> "60,000".
-std::string grouped(std::int64_t number) {
-  std::string digits = std::to_string(number);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<std::size_t>(at), ",");
-  }
-  return digits;
-}
 
 MnistFiles find_in(const fs::path& folder) {
   MnistFiles files;

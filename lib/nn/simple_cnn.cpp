@@ -15,7 +15,11 @@ constexpr Window2d kPool = {2, 2, 2, 2, 0, 0};
 
 }  // namespace
 
-SimpleCNN::SimpleCNN() {
+SimpleCNN::SimpleCNN(SimpleCnnWidths widths)
+    : conv1_(1, widths.conv1, 3, {.padding = 1}),
+      conv2_(widths.conv1, widths.conv2, 3, {.padding = 1}),
+      fc1_(widths.conv2 * 7 * 7, widths.hidden),
+      fc2_(widths.hidden, 10) {
   register_module("conv1", conv1_);
   register_module("conv2", conv2_);
   register_module("dropout1", dropout1_);
@@ -24,9 +28,9 @@ SimpleCNN::SimpleCNN() {
   register_module("fc2", fc2_);
 }
 
-SimpleCNN::SimpleCNN(std::uint64_t seed) : SimpleCNN() { initialise(seed); }
+SimpleCNN::SimpleCNN(std::uint64_t seed, SimpleCnnWidths widths) : SimpleCNN(widths) { initialise(seed); }
 
-SimpleCNN::SimpleCNN(Mt19937& generator) : SimpleCNN() { initialise(generator); }
+SimpleCNN::SimpleCNN(Mt19937& generator, SimpleCnnWidths widths) : SimpleCNN(widths) { initialise(generator); }
 
 Variable SimpleCNN::forward(Context& context, const Variable& x) const {
   // PyTorch's stream of random numbers is drawn by the plain dropout only.

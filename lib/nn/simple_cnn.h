@@ -6,15 +6,20 @@
 
 namespace duet::nn {
 
+/// Channels of SimpleCNN's convolutions, and outputs of its first linear layer.
+struct SimpleCnnWidths {
+  std::int64_t conv1 = 32, conv2 = 64, hidden = 128;
+};
+
 /// The tutorials' MNIST network, 421,642 parameters: (N, 1, 28, 28) -> log-probabilities (N, 10).
 ///   conv 1 -> 32, pool, relu; conv 32 -> 64, pool, relu; dropout 0.25; linear 3136 -> 128, relu; dropout 0.5;
-///   linear 128 -> 10, log_softmax.
+///   linear 128 -> 10, log_softmax. Other widths make it smaller or larger.
 class SimpleCNN : public Module {
  public:
   /// Initial weights as torch.manual_seed(seed); SimpleCNN() draws them.
-  explicit SimpleCNN(std::uint64_t seed);
+  explicit SimpleCNN(std::uint64_t seed, SimpleCnnWidths widths = {});
   /// The same from a generator, which is left where PyTorch's would be.
-  explicit SimpleCNN(Mt19937& generator);
+  explicit SimpleCNN(Mt19937& generator, SimpleCnnWidths widths = {});
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
@@ -26,18 +31,15 @@ class SimpleCNN : public Module {
   std::string type_name() const override { return "SimpleCNN"; }
 
  private:
-  SimpleCNN();
+  explicit SimpleCNN(SimpleCnnWidths widths);
   Variable features_fused(Context& context, const Variable& x) const;
   Variable features_plain(Context& context, const Variable& x) const;
   Variable hidden_fused(Context& context, const Variable& x) const;
   Variable hidden_plain(Context& context, const Variable& x) const;
 
-  Conv2d conv1_{1, 32, 3, {.padding = 1}};
-  Conv2d conv2_{32, 64, 3, {.padding = 1}};
-  Dropout dropout1_{0.25};
-  Dropout dropout2_{0.5};
-  Linear fc1_{64 * 7 * 7, 128};
-  Linear fc2_{128, 10};
+  Conv2d conv1_, conv2_;
+  Dropout dropout1_{0.25}, dropout2_{0.5};
+  Linear fc1_, fc2_;
   bool fused_ = true;
 };
 

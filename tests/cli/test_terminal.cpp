@@ -38,10 +38,10 @@ TEST_CASE("progress goes through a pipe and comes back") {
 }
 
 TEST_CASE("numbers as people read them") {
-  CHECK(grouped(0) == "0");
-  CHECK(grouped(999) == "999");
-  CHECK(grouped(60000) == "60,000");
-  CHECK(grouped(-1234567) == "-1,234,567");
+  CHECK(duet::grouped(0) == "0");
+  CHECK(duet::grouped(999) == "999");
+  CHECK(duet::grouped(60000) == "60,000");
+  CHECK(duet::grouped(-1234567) == "-1,234,567");
   CHECK(seconds(0.1834) == "0.183");
   CHECK(seconds(5.868) == "5.87");
   CHECK(seconds(123.9) == "124");

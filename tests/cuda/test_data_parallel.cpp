@@ -38,13 +38,13 @@ Trained train(nn::Module& model, nn::Module& net, std::int64_t rows) {
 }
 
 Trained train_single(Device device, std::int64_t rows) {
-  SmallCNN model(7);
+  nn::SimpleCNN model(7, kSmall);
   model.to(device);
   return train(model, model, rows);
 }
 
 Trained train_parallel(const std::vector<Device>& devices, std::int64_t rows, dp::Refresh refresh) {
-  SmallCNN model(7);
+  nn::SimpleCNN model(7, kSmall);
   model.to(devices[0]);
   dp::DataParallel net(model, {.devices = devices, .replicas = refresh});
   return train(model, net, rows);
@@ -88,7 +88,7 @@ TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device doe
 TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch", "[dp]") {
   DUET_NEEDS_CUDA();
   const Batch batch = make_batch(10, 0);  // on the host: scattered from there
-  SmallCNN single(7), model(7);
+  nn::SimpleCNN single(7, kSmall), model(7, kSmall);
   const Variable expected = ops::nll_loss(single(batch.images), batch.labels);
   expected.backward();
   const std::vector<Device> devices = logical_devices(3);
@@ -106,7 +106,7 @@ TEST_CASE("cuda: losses computed in the replicas are the mean of the whole batch
 
 TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
   DUET_NEEDS_CUDA();
-  SmallCNN model(7);
+  nn::SimpleCNN model(7, kSmall);
   model.to({DeviceKind::cuda, 0, 0});
   dp::DataParallel net(model, {.devices = logical_devices(2)});
   CHECK_THROWS_WITH(net(zeros({4, 3, 28, 28}, DType::f32, model.parameters().device())),
@@ -116,7 +116,7 @@ TEST_CASE("cuda: a failure in a replica names its device", "[dp]") {
 
 TEST_CASE("cuda: a model keeps its values when it moves", "[core]") {
   DUET_NEEDS_CUDA();
-  SmallCNN model(3);
+  nn::SimpleCNN model(3, kSmall);
   const Array before = as_array(model.parameters().values());
   model.to(kGpu);
   CHECK(model.parameters().device() == kGpu);
@@ -127,7 +127,7 @@ TEST_CASE("cuda: checkpoints of models on a GPU", "[core]") {
   DUET_NEEDS_CUDA();
   const Scratch scratch;
   const std::string path = scratch.path("model.safetensors");
-  SmallCNN model(3), other(4);
+  nn::SimpleCNN model(3, kSmall), other(4, kSmall);
   model.to(kGpu);
   save_tensors(path, model.state_dict());
   other.to({DeviceKind::cuda, 0, 1});

@@ -31,14 +31,14 @@ std::vector<float> values_of(const Tensor& tensor) {
 
 TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {
   DUET_NEEDS_CUDA();
-  SmallCNN alone(7);
+  nn::SimpleCNN alone(7, kSmall);
   alone.to(device_of(0));
   const Array single = train(alone, alone, 0, 1);
   const Over over = GENERATE(Over::memory, Over::shm);
   for (const int size : {1, 2, 4}) {
     std::vector<Array> learned(static_cast<std::size_t>(size), Array{Shape{0}});
     run_ranks(over, size, [&](ProcessGroup& group) {
-      SmallCNN model(7);
+      nn::SimpleCNN model(7, kSmall);
       model.to(device_of(group.rank()));
       ddp::DistributedDataParallel net(model, group, {.bucket_limits = kSmallBuckets});
       learned[static_cast<std::size_t>(group.rank())] = train(model, net, group.rank(), size);

@@ -13,7 +13,7 @@ using namespace duet_test;
 
 namespace {
 
-std::unique_ptr<nn::Module> cnn() { return std::make_unique<SmallCNN>(7); }
+std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7, kSmall); }
 std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
 
 /// Work beside the steps, on memory of the sizes that they use.

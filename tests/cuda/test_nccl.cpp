@@ -227,14 +227,14 @@ TEST_CASE("nccl: buffers in the host's memory go over the device, those of anoth
 
 TEST_CASE("nccl: DistributedDataParallel learns what one GPU learns", "[order]") {
   DUET_NEEDS_NCCL(1);
-  SmallCNN alone(7);
+  nn::SimpleCNN alone(7, kSmall);
   alone.to(gpu_of(0));
   const Array single = train(alone, alone, 0, 1);
   for (const int size : {1, 2, 4}) {
     if (size > backend(DeviceKind::cuda).device_count()) continue;
     std::vector<Array> learned(static_cast<std::size_t>(size), Array{Shape{0}});
     run_nccl_ranks(size, [&](ProcessGroup& group) {
-      SmallCNN model(7);
+      nn::SimpleCNN model(7, kSmall);
       model.to(gpu_of(group.rank()));
       ddp::DistributedDataParallel net(model, group, {.bucket_limits = kSmallBuckets});
       learned[static_cast<std::size_t>(group.rank())] = train(model, net, group.rank(), size);

@@ -1,6 +1,7 @@
 // The same program runs once per instruction set (DUET_ISA): where the machine lacks the one asked for, it says so and
 // ends as skipped.
 #define CATCH_CONFIG_EXTERNAL_INTERFACES
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 
@@ -40,5 +41,8 @@ CATCH_REGISTER_LISTENER(IsaListener)
 TEST_CASE("DUET_ISA chooses the instruction set") {
   const char* const wish = std::getenv("DUET_ISA");
   if (wish == nullptr || *wish == 0) DUET_SKIP("DUET_ISA is not set: the best instruction set runs");
-  CHECK(std::string(duet::cpu::kernels().name) == wish);
+  std::string written;  // "AVX-512" as DUET_ISA has it
+  for (const char* c = duet::cpu::kernels().name; *c != 0; ++c)
+    if (*c != '-') written += static_cast<char>(std::tolower(*c));
+  CHECK(written == wish);
 }

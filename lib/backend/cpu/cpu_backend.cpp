@@ -15,10 +15,8 @@ CpuBackend::~CpuBackend() {
 int CpuBackend::device_count() const { return static_cast<int>(devices_.size()); }
 
 std::string CpuBackend::describe(Device) const {
-  const std::string isa = kernels_.name;
-  const std::string shown = isa == "amx" ? "AMX" : isa == "avx512" ? "AVX-512" : isa == "avx2" ? "AVX2" : "generic";
   const int threads = threads_per_device_;
-  return concat(shown, ", ", threads, threads == 1 ? " thread" : " threads");
+  return concat(kernels_.name, ", ", threads, threads == 1 ? " thread" : " threads");
 }
 
 CpuDevice& CpuBackend::device(Device device) {

@@ -18,7 +18,7 @@ bool has_amx() {
 }
 
 Kernels with_amx(Kernels kernels) {
-  kernels.name = "amx";
+  kernels.name = "AMX";
   kernels.winograd_weight_floats = amx::winograd_weight_floats;
   kernels.winograd_scratch_floats = amx::winograd_scratch_floats;
   kernels.winograd_weights = amx::winograd_weights;

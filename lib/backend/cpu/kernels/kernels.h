@@ -45,7 +45,7 @@ struct PlainConv {
 };
 
 struct Kernels {
-  const char* name;
+  const char* name;   // as people write it: "AVX-512"
   int channel_block;  // channels that lie beside each other in the layout this instruction set likes
 
   // elementwise, n elements

@@ -3,11 +3,8 @@
 
 namespace duet::cpu::DUET_ISA {
 
-#define DUET_NAME_OF(isa) #isa
-#define DUET_NAME(isa) DUET_NAME_OF(isa)
-
 constinit const Kernels table = {
-    .name = DUET_NAME(DUET_ISA),
+    .name = kName,
     .channel_block = kWidth >= 8 ? kWidth : 8,
     .relu = relu,
     .relu_backward = relu_backward,

@@ -15,12 +15,15 @@
 namespace duet::cpu::DUET_ISA {
 
 #if defined(__AVX512F__)
+inline constexpr char kName[] = "AVX-512";
 inline constexpr int kWidth = 16;
 inline constexpr int kRegisters = 32;
 #elif defined(__AVX2__)
+inline constexpr char kName[] = "AVX2";
 inline constexpr int kWidth = 8;
 inline constexpr int kRegisters = 16;
 #else
+inline constexpr char kName[] = "generic";
 inline constexpr int kWidth = 4;
 inline constexpr int kRegisters = 16;
 #endif
