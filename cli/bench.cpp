@@ -29,7 +29,7 @@ std::vector<double> read_numbers(const std::string& file) {
 /// A cell, and its row of the table as it grows from its runs.
 struct TimedCell {
   Cell cell;
-  std::string graph;  // --graph
+  std::vector<std::string> choice;  // options that the cell leaves open
   StepRow row;
   std::vector<Run> runs{};
 };
@@ -50,18 +50,23 @@ CompareOptions cells_from(const BenchOptions& options) {
   return from;
 }
 
+/// Both ways, where a choice is left.
 std::vector<TimedCell> timed_cells(const BenchOptions& options) {
   std::vector<TimedCell> all;
-  const auto add = [&](const Cell& cell, const std::string& graph) {
-    const StepRow row{.name = name(cell.mode), .devices = cell.devices, .threads_per_device = cell.threads_per_device};
-    all.push_back({cell, graph, row});
-  };
+  const bool plain = !options.compat_torch && !options.check_finite;
   for (const Cell& cell : cells_of(cells_from(options), options.threads_per_device)) {
-    add(cell, options.graph);
-    // Both ways, where a choice is left.
-    const bool graphs = cell.devices == 1 && (cell.mode == Mode::single || cell.mode == Mode::dp) &&
-                        !options.compat_torch && !options.check_finite;
-    if (options.device == DeviceKind::cuda && options.graph == "auto" && graphs) add(cell, "off");
+    const auto add = [&](const std::string& name, std::vector<std::string> choice) {
+      const StepRow row{.name = name, .devices = cell.devices, .threads_per_device = cell.threads_per_device};
+      all.push_back({cell, std::move(choice), row});
+    };
+    const std::string mode = name(cell.mode);
+    add(mode, {"--graph", options.graph});
+    if (options.device == DeviceKind::cuda && options.graph == "auto" && plain && cell.devices == 1 &&
+        (cell.mode == Mode::single || cell.mode == Mode::dp))
+      add(mode, {"--graph", "off"});
+    if (options.device == DeviceKind::cpu && plain && cell.devices > 1 && cell.mode == Mode::ddp &&
+        (options.backend == "auto" || options.backend == "shm"))
+      add(mode + ", sharded", {"--update", "sharded"});
   }
   return all;
 }
@@ -114,7 +119,9 @@ class Bench {
  private:
   void run(TimedCell& timed) {
     const std::string file = folder_.path() + "/times";
-    timed.runs.push_back(runner_.run(timed.cell, {"--step-times", file, "--graph", timed.graph}));
+    std::vector<std::string> choice = timed.choice;
+    choice.insert(choice.end(), {"--step-times", file});
+    timed.runs.push_back(runner_.run(timed.cell, choice));
     const Run& run = timed.runs.back();
     if (!run.ok) return;
     const std::vector<double> steps = read_numbers(file);

@@ -143,8 +143,9 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
 
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
   app.add_option("what", what,
-                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
-                 "overhead: what tape, modules and loader cost, against the same kernels called in a bare loop (one "
+                 "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
+                 "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
+                 "against the same kernels called in a bare loop (one "
                  "device; --lr and --momentum apply)");
   texts.modes = "single,dp,ddp";
   texts.devices = "1,2";
