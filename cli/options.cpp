@@ -145,8 +145,7 @@ void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& 
   app.add_option("what", what,
                  "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
                  "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
-                 "against the same kernels called in a bare loop (one "
-                 "device; --lr and --momentum apply)");
+                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
   texts.modes = "single,dp,ddp";
   texts.devices = "1,2";
   app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();

@@ -27,6 +27,14 @@ struct Outcome {
   std::vector<std::string> remarks;
   LaunchResult result;
   std::chrono::steady_clock::duration took{};
+
+  /// What all ranks have written to stderr.
+  std::string errors() const {
+    std::string all;
+    for (const auto& [rank, lines] : err)
+      for (const std::string& line : lines) all += line;
+    return all;
+  }
 };
 
 inline Outcome run(int ranks, std::vector<std::string> command, LaunchOptions options = {}) {

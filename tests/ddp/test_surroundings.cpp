@@ -50,9 +50,8 @@ TEST_CASE("too few open files end the job at once, and are named") {
     CHECK(outcome.took < 60s);
     if (outcome.result.exit_code == 0) continue;
     ++failed;
-    std::string said = outcome.result.message;  // a rank that has lost the other may be the first to end
-    for (const auto& [rank, lines] : outcome.err)
-      for (const std::string& line : lines) said += line;
+    // A rank that has lost the other may be the first to end.
+    const std::string said = outcome.result.message + outcome.errors();
     CHECK_THAT(said, ContainsSubstring("Too many open files") || ContainsSubstring("no file descriptor left"));
   }
   CHECK(failed > 5);
