@@ -1,9 +1,14 @@
 #include "ddp/average_gradients.h"
 
+#include "lib/error.h"
+
 namespace duet::ddp {
 
 void average_gradients(nn::Module& model, ProcessGroup& group) {
   nn::ParameterStore& store = model.parameters();
+  require<UsageError>((store.normalisers() & kGlobalRows) == 0,
+                      "average_gradients divides by the number of ranks, but the loss was divided by the rows of the "
+                      "global batch already: use batches without the loader's stamp, or DistributedDataParallel");
   const auto size = static_cast<float>(group.size());
   for (int slot = 0; slot < store.slot_count(); ++slot) {
     if (!store.has_gradient(slot)) continue;

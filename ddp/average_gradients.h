@@ -8,7 +8,8 @@ namespace duet::ddp {
 
 /// Replaces every gradient by its mean over the ranks: the sum, then a division by the world size, parameter by
 /// parameter in registration order. DistributedDataParallel does it in fewer messages and while backward still runs.
-/// Parameters without a gradient are left out; which ones those are must be the same on all ranks.
+/// Parameters without a gradient are left out; which ones those are must be the same on all ranks. Throws UsageError
+/// for gradients of a loss that was divided by the rows of the global batch already.
 void average_gradients(nn::Module& model, ProcessGroup& group);
 
 }  // namespace duet::ddp

@@ -17,7 +17,7 @@ struct GradBucket {
 
 /// As PyTorch's register_comm_hook (torch/nn/parallel/distributed.py). Called by the thread that runs backward, with
 /// the buckets in the same order on all ranks. Several buckets may be under way at once. Gradients are to be *summed*;
-/// under GradientRule::torch they are divided by the number of ranks before.
+/// where GradientRule asks for a weight they have been multiplied by it.
 class CommHook {
  public:
   virtual ~CommHook() = default;

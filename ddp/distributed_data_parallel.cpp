@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ddp/rank_names.h"
+#include "ddp/rank_weights.h"
 #include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
@@ -38,9 +39,13 @@ class GroupSums final : public BatchSums {
  public:
   explicit GroupSums(ProcessGroup& group) : group_(group) {}
   void sum(std::span<double> values) override { group_.all_reduce(values).wait(); }
+  bool weighted_by_rows() const override { return weighted_; }
+  /// Whether gradients are those of means over each rank's own rows.
+  void set_weighted(bool weighted) { weighted_ = weighted; }
 
  private:
   ProcessGroup& group_;
+  bool weighted_ = false;
 };
 
 }  // namespace
@@ -58,14 +63,14 @@ struct DistributedDataParallel::Hooks {
         joins(joins_now),
         compare_every(options.compare_parameters_every),
         sharded(shared_update),
-        accumulates((options.rule == GradientRule::torch && sharded == nullptr) || the_group.size() == 1),
+        rule(options.rule),
         reducer(the_group, slots(),
                 {.bucket_limits = options.bucket_limits,
-                 .scale = options.rule == GradientRule::torch ? 1.0 / the_group.size() : 1.0,
-                 .zero_unused = options.find_unused_parameters,
+                 .find_unused_parameters = options.find_unused_parameters,
                  .static_graph = options.static_graph,
                  .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}) {
     ready.resize(static_cast<std::size_t>(count));
+    at_begin = store.at_backward_begin([this] { backward_begins(); });
     on_ready = store.on_grad_ready([this](int slot) { grad_ready(slot); });
     at_end = store.at_backward_end([this] { backward_ended(); });
   }
@@ -81,12 +86,37 @@ struct DistributedDataParallel::Hooks {
     return list;
   }
 
+  void backward_begins() {
+    averages = group.size() == 1;
+    if (group.size() == 1) return;
+    const bool global = (store.normalisers() & kGlobalRows) != 0;
+    require<UsageError>(!global || store.normalisers() == kGlobalRows,
+                        "one part of the loss was divided by the rows of the global batch, another one by this rank's "
+                        "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
+                        "none");
+    require<UsageError>(!global || rule == GradientRule::rows,
+                        "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
+                        "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
+    sums.set_weighted(!global);
+    averages = !global && sharded == nullptr;
+    if (sync) reducer.set_scale(scale_of_gradients(global));
+  }
+
+  double scale_of_gradients(bool global) const {
+    if (rule == GradientRule::torch) return 1.0 / group.size();
+    if (global && !joins) return 1;
+    require<UsageError>(!recorded_step,
+                        "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
+                        "that the loader has stamped, or GradientRule::torch");
+    return weights.exchange(group, {.trains = true, .global = global});
+  }
+
   void grad_ready(int slot) {
     if (slot < first || slot >= first + count) return;
     const int in_reducer = first + count - 1 - slot;
     // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
     const bool adds_to_sum =
-        sync ? !accumulates && reduced_at == store.zero_grad_count() : sharded != nullptr && sharded->has_gradients();
+        sync ? !averages && reduced_at == store.zero_grad_count() : sharded != nullptr && sharded->has_gradients();
     require<UsageError>(!adds_to_sum,
                         "backward adds to gradients that are already summed over the ranks: call zero_grad() before "
                         "it, or no_sync() around all backward runs but the last");
@@ -128,6 +158,7 @@ struct DistributedDataParallel::Hooks {
     enter(Phase::after);
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
+    weights.reduced();
     if (sharded) sharded->gradients_ready();
     if (compare_every > 0 && !joins && reducer.times().steps % compare_every == 0) compare_parameters();
   }
@@ -167,11 +198,13 @@ struct DistributedDataParallel::Hooks {
   Clock::time_point forward_end{};
   std::int64_t forward_ns = 0, backward_ns = 0;
   ShardedUpdate* sharded;  // null: the reducer sums
-  bool accumulates;        // sums of sums come out right
+  GradientRule rule;
+  RankWeights weights;
+  bool averages = true;  // in this backward: an earlier reduction's result, which all ranks hold, stays as it is
   Reducer reducer;
   std::vector<char> ready;
   std::uint64_t reduced_at = ~std::uint64_t{0};
-  nn::HookHandle on_ready, at_end;
+  nn::HookHandle at_begin, on_ready, at_end;
 };
 
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
@@ -240,8 +273,17 @@ int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
   return rank;
 }
 
+void DistributedDataParallel::note_batch(const Variable* x) const {
+  if (!grad_enabled()) return;
+  const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
+  require<UsageError>(stamp.shards == 1 || stamp.shards == group_.size(), "the batch is one of ", stamp.shards,
+                      " shards, but the group has ", group_.size(), " ranks: give the sampler the group's world size");
+  hooks_->weights.add(x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1);
+}
+
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
+  note_batch(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums);
   if (!synchronises(context)) return module_.forward(context, input);
   hooks_->forward_begins();
@@ -271,6 +313,7 @@ void DistributedDataParallel::join(const std::function<void()>& body) {
   const std::int64_t trained = times().steps - before;
   for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
     if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
+    if (options_.rule == GradientRule::rows) hooks_->weights.exchange(group_, {.trains = false});
     hooks_->reducer.contribute_zeros();
   }
   std::int64_t longest = trained * group_.size() + group_.rank();

@@ -14,10 +14,16 @@
 
 namespace duet::ddp {
 
-/// How gradients of ranks become one. `sum` adds them up: right where the loss of a stamped shard has already divided
-/// by the rows of the global batch (lib/ops/losses.h). `torch` multiplies by 1 / world size first, as PyTorch does,
-/// for losses that are means over the rank's own rows.
-enum class GradientRule { sum, torch };
+/// How gradients of ranks become one.
+///
+/// `rows`: the gradient of the mean over all ranks' rows. Where the loss of a batch that the loader has stamped divided
+/// by the rows of the global batch (lib/ops/losses.h), gradients are added up, with the bits of one device for 1, 2, 4
+/// and 8 ranks. All other losses count as means over the rank's own rows: the ranks exchange how many those are when
+/// backward begins, and gradients are weighted by them (ddp/rank_weights.h). A sum of both kinds throws UsageError.
+///
+/// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
+/// each rank has. UsageError for a loss that was divided by the rows of the global batch.
+enum class GradientRule { rows, torch };
 
 /// Who updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of which
 /// updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(), updates
@@ -28,7 +34,7 @@ enum class GradientRule { sum, torch };
 enum class UpdateKind { replicated, sharded };
 
 struct DistributedDataParallelOptions {
-  GradientRule rule = GradientRule::sum;
+  GradientRule rule = GradientRule::rows;
   /// Sizes at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
   std::vector<std::size_t> bucket_limits{};
   /// Parameters that a loss does not reach count as zeros instead of being an error.
@@ -61,7 +67,8 @@ struct DistributedDataParallelTimes {
 /// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients, or, with a sharded
 /// update, when this rank's are complete.
 /// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
-/// throw UsageError where the host has a part in it. What a comm_hook does on the host, it then does once.
+/// throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the
+/// host, it then does once.
 /// The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:
@@ -88,8 +95,9 @@ class DistributedDataParallel : public nn::Module {
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps
   /// (torch/distributed/algorithms/join.py). Under GradientRule::torch gradients are still divided by the number of all
-  /// ranks. Optimizers' states stay as they are. Not with a sharded update: UsageError. All ranks call it; forward and
-  /// backward alternate in it. What `body` throws passes through, and leaves the group out of step.
+  /// ranks, under GradientRule::rows the mean is over the rows of the ranks that train. Optimizers' states stay as they
+  /// are. Not with a sharded update: UsageError. All ranks call it; forward and backward alternate in it. What `body`
+  /// throws passes through, and leaves the group out of step.
   void join(const std::function<void()>& body);
 
  protected:
@@ -98,6 +106,8 @@ class DistributedDataParallel : public nn::Module {
  private:
   struct Hooks;
   bool synchronises(const nn::Context& context) const;
+  /// Before forward; `x`: the first tensor of its input, or null.
+  void note_batch(const Variable* x) const;
   template <class T>
   T run(nn::Context& context, const T& input) const;
   void broadcast_buffers(const nn::Context& context, int root) const;

@@ -21,19 +21,20 @@ std::byte* end_of(const ReducerSlot& slot) {
 /// The buffer as a tensor, for the device's own kernels.
 Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
 
+void set_to_zero(const Buffer& buffer) {
+  const Tensor tensor = tensor_of(buffer);
+  copy(zeros(tensor.shape(), tensor.dtype(), tensor.device()), tensor);
+}
+
 void scale(const Buffer& buffer, double factor) {
   if (factor == 1.0) return;
+  if (factor == 0.0) return set_to_zero(buffer);
   if (buffer.dtype == DType::f64 && buffer.device.kind == DeviceKind::cpu) {
     for (double& value : tensor_of(buffer).span<double>()) value *= factor;
     return;
   }
   require<UsageError>(buffer.dtype == DType::f32, "cannot scale gradients of ", buffer.dtype, " on ", buffer.device);
   backend(buffer.device.kind).scale(tensor_of(buffer), static_cast<float>(factor));
-}
-
-void set_to_zero(const Buffer& buffer) {
-  const Tensor tensor = tensor_of(buffer);
-  copy(zeros(tensor.shape(), tensor.dtype(), tensor.device()), tensor);
 }
 
 }  // namespace
@@ -110,7 +111,7 @@ void Reducer::send_ready_buckets() {
     Run& bucket = buckets_[sent_];
     fault_point("all_reduce");
     if (group_.record()) group_.record()->next_bucket(static_cast<int>(sent_));
-    scale(bucket.buffer, options_.scale);
+    scale(bucket.buffer, scale_);
     bucket.work =
         options_.comm_hook ? options_.comm_hook->start(group_, grad_bucket(sent_)) : group_.all_reduce(bucket.buffer);
   }
@@ -146,10 +147,10 @@ void Reducer::settle_missing() {
     throw UsageError(concat("static_graph: the graph has changed: step ", times_.steps + 1, " on rank ", group_.rank(),
                             " has no gradient for ", missing_names(), ", but the first step had"));
   }
-  if (options_.zero_unused) zero_missing();
+  if (options_.find_unused_parameters) zero_missing();
   if (sent_ < buckets_.size()) {
     throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
-                            "; a parameter that the loss does not use needs the option zero_unused"));
+                            "; a parameter that the loss does not use needs the option find_unused_parameters"));
   }
 }
 

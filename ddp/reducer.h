@@ -24,10 +24,8 @@ struct ReducerSlot {
 struct ReducerOptions {
   /// Sizes at which buckets are closed, the last repeats; empty: kBucketLimits.
   std::vector<std::size_t> bucket_limits{};
-  /// Each gradient is multiplied by this before it is sent (PyTorch: 1 / world size); 1 leaves the bits alone.
-  double scale = 1.0;
   /// Slots that are not ready at finish() count as zeros instead of being an error.
-  bool zero_unused = false;
+  bool find_unused_parameters = false;
   /// The slots that are ready at the first finish() are those of all steps. The others count as zeros, which later
   /// steps send along as soon as the first slot is ready; another set is an error that names the slot.
   bool static_graph = false;
@@ -51,6 +49,10 @@ class Reducer {
   /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
   /// another in memory start a new bucket. Throws UsageError for overlapping slots.
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
+
+  /// From the next bucket on each gradient is multiplied by this before it is sent (PyTorch: 1 / world size). 1 leaves
+  /// the bits alone, 0 sets to zero.
+  void set_scale(double scale) { scale_ = scale; }
 
   /// The slot's gradient is complete. Throws UsageError that names a slot marked twice, or one that was not ready in
   /// the first step of a static graph.
@@ -96,7 +98,8 @@ class Reducer {
   std::vector<char> ready_;     // by slot
   std::vector<char> expected_;  // by slot: what the first step of a static graph had; empty before its end
   bool begun_ = false;          // a slot of this step was marked
-  std::size_t sent_ = 0;        // buckets sent in this step
+  double scale_ = 1;
+  std::size_t sent_ = 0;  // buckets sent in this step
   Clock::time_point first_sent_{};
   ReducerTimes times_;
 };

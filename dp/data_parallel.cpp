@@ -25,20 +25,6 @@ struct Stopwatch {
   }
 };
 
-/// The first tensor of a value, or null.
-const Variable* first_tensor(const nn::Value& value) {
-  if (value.is_variable()) return &value.variable();
-  if (value.is_list()) {
-    for (const nn::Value& item : value.list())
-      if (const Variable* found = first_tensor(item)) return found;
-  }
-  if (value.is_dict()) {
-    for (const auto& [key, item] : value.dict())
-      if (const Variable* found = first_tensor(item)) return found;
-  }
-  return nullptr;
-}
-
 /// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas know their
 /// rows.
 nn::Value stamped(const nn::Value& value, const Rows& stamp) {
@@ -80,7 +66,7 @@ Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
 nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) const { return run(context, input); }
 
 nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const {
-  const Variable* const x = first_tensor(input);
+  const Variable* const x = nn::first_tensor(input);
   // The loader's stamp says that the batch is (part of) a global batch of blocks; others are cut as PyTorch would.
   const bool blocked = x != nullptr && options_.dim == 0 && x->value().stamp().stamped();
   const bool stampable = x != nullptr && options_.dim == 0 && !blocked && x->shape().rank() > 0;
@@ -90,13 +76,17 @@ nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const 
   const PooledVector<nn::Value> pieces =
       scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
   watch.lap(times_->scatter_us, "scatter");
-  if (options_.devices.size() > 1) return run_replicas(context, pieces);
+  if (options_.devices.size() > 1) {
+    const Variable* const batch = nn::first_tensor(whole);
+    return run_replicas(context, pieces, batch != nullptr ? batch->value().stamp() : Rows{});
+  }
   nn::Value output = forward_(context, pieces[0]);
   watch.lap(times_->forward_us);
   return output;
 }
 
-nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces) const {
+nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces,
+                                     const Rows& batch) const {
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
@@ -107,19 +97,20 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   watch.lap(times_->forward_us);
   PooledVector<std::int64_t> sizes;
   for (const nn::Value& piece : pieces) {
-    const Variable* const rows = first_tensor(piece);
+    const Variable* const rows = nn::first_tensor(piece);
     sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
   }
-  nn::Value joined = join(outputs, sizes);
+  nn::Value joined = join(outputs, sizes, batch);
   watch.lap(times_->gather_us, "gather");
   return joined;
 }
 
-nn::Value DataParallel::join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes) const {
+nn::Value DataParallel::join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
+                             const Rows& batch) const {
   if (options_.loss == nullptr) return gather(outputs, *options_.output_device, options_.dim);
   PooledVector<Variable> losses;
   for (const nn::Value& output : outputs) losses.push_back(output.variable());
-  return ops::mean_of_shards(losses, sizes, *options_.output_device);
+  return ops::mean_of_shards(losses, sizes, batch, *options_.output_device);
 }
 
 }  // namespace duet::dp

@@ -59,8 +59,10 @@ class DataParallel : public nn::Module {
 
  private:
   nn::Value run(nn::Context& context, const nn::Value& input) const;
-  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces) const;
-  nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes) const;
+  /// `batch`: the stamp of what the pieces were cut from.
+  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch) const;
+  nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
+                 const Rows& batch) const;
 
   nn::Module& module_;
   DataParallelOptions options_;

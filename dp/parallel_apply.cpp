@@ -155,10 +155,12 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
 
   PooledVector<PooledVector<Variable>> outputs_of(inputs.size());
   int output_count = 0;
+  unsigned normalisers = 0;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     map_tensors(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
       ++output_count;
+      if (y.requires_grad()) normalisers |= y.edge().node->normalisers();
       return y;
     });
   }
@@ -166,6 +168,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   for (const Edge& edge : input_edges) node->add_edge(edge);
   const nn::Module::Range& range = replicas->module().range();
   for (int s = 0; s < range.slots; ++s) node->add_edge(model.parameter(range.first_slot + s).edge());
+  node->set_normalisers(normalisers);
   node->replicas = replicas;
   node->times = times;
   node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);

@@ -39,7 +39,7 @@ std::int64_t Batches::steps() const { return count_steps(order_->size(), options
 
 data::StepIndices Batches::step(std::int64_t step) const {
   const auto indices = cut(*order_, options_.batch_size, step);
-  return {indices, options_.rank * std::ssize(indices), options_.world_size * std::ssize(indices)};
+  return {indices, options_.rank * std::ssize(indices), options_.world_size * std::ssize(indices), options_.world_size};
 }
 
 BlockedBatches::BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& options)
@@ -56,7 +56,8 @@ data::StepIndices BlockedBatches::step(std::int64_t step) const {
   const std::int64_t rows = std::ssize(batch);
   const std::int64_t begin = block_begin(options_.rank, rows, options_.world_size);
   const std::int64_t end = block_begin(options_.rank + 1, rows, options_.world_size);
-  return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, rows};
+  return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, rows,
+          options_.world_size};
 }
 
 }  // namespace duet::samplers

@@ -41,7 +41,12 @@ Tensor& Gradients::place(std::size_t i, const Shape& shape, Device device, Layou
 class Engine {
  public:
   void run(std::span<const BackwardRoot> roots) {
-    for (const BackwardRoot& root : roots) discover(root.edge.node);
+    unsigned normalisers = 0;
+    for (const BackwardRoot& root : roots) {
+      discover(root.edge.node);
+      normalisers |= root.edge.node->normalisers();
+    }
+    for (BackwardListener* const listener : listeners_) listener->backward_begins(normalisers);
     for (const BackwardRoot& root : roots) {
       Node& node = *root.edge.node;
       Tensor& arrived = node.arrived_[static_cast<std::size_t>(root.edge.output)];
@@ -88,6 +93,9 @@ class Engine {
     node.run_ = run_;
     node.waiting_ = 0;
     node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
+    BackwardListener* const listener = node.listener();
+    if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
+      listeners_.push_back(listener);
   }
 
   void visit(Node& node) {
@@ -110,11 +118,6 @@ class Engine {
     node.used_ = true;
     node.arrived_.clear();
     node.release();
-    if (leaf != nullptr) {
-      BackwardListener* const listener = leaf->listener();
-      if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
-        listeners_.push_back(listener);
-    }
     for (std::size_t i = 0; i < inputs.size(); ++i) deliver(node.edges()[i], std::move(inputs[i]));
   }
 

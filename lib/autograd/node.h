@@ -7,11 +7,26 @@
 #include <vector>
 
 #include "lib/pool.h"
+#include "lib/rows.h"
 #include "lib/tensor.h"
 
 namespace duet {
 
 class Node;
+
+/// What the losses of a tape were divided by, as bits. Gradients of ranks (ddp) and of replicas (dp) are combined
+/// accordingly: added up where the divisor was the rows of the whole batch, else weighted by their own rows.
+enum Normaliser : unsigned {
+  kOwnRows = 1,     // or unknown: a loss of unstamped rows, or one that ignores the stamp
+  kWholeBatch = 2,  // the rows of a stamped batch, all of which are on this tape
+  kGlobalRows = 4,  // the rows of a stamped batch, of which this tape has a shard
+};
+
+/// That of a mean over `rows` rows with this stamp which divides its gradient by the rows of the global batch.
+inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
+  if (!stamp.stamped()) return kOwnRows;
+  return stamp.is_shard(rows) ? kGlobalRows : kWholeBatch;
+}
 
 /// Input number `output` of a node's backward, that is, the gradient of the output of that number.
 struct Edge {
@@ -52,18 +67,26 @@ class Node {
 
   int outputs() const { return outputs_; }
   const PooledVector<Edge>& edges() const { return edges_; }
-  void add_edge(const Edge& edge) { edges_.push_back(edge); }
+  void add_edge(const Edge& edge) {
+    if (edge.node != nullptr) normalisers_ |= edge.node->normalisers();
+    edges_.push_back(edge);
+  }
   std::uint64_t sequence() const { return sequence_; }
+  /// Those of the node's inputs, unless a loss has set its own.
+  unsigned normalisers() const { return normalisers_ == 0 ? unsigned{kOwnRows} : normalisers_; }
+  void set_normalisers(unsigned normalisers) { normalisers_ = normalisers; }
+  /// Notified of every backward run that reaches this node, or null.
+  virtual class BackwardListener* listener() { return nullptr; }
 
  protected:
   /// As soon as its gradients are complete, before operators that could run backward too.
   void run_first() { sequence_ = ~std::uint64_t{0}; }
 
-  PooledVector<Edge> edges_;
-
  private:
   friend class Engine;
+  PooledVector<Edge> edges_;
   int outputs_;
+  unsigned normalisers_ = 0;
   std::uint64_t sequence_ = next_sequence();  // later operators run backward first
   // State of the one backward run that may visit this node at a time.
   std::uint64_t run_ = 0;
@@ -81,14 +104,14 @@ class Leaf : public Node {
   Leaf() { run_first(); }
   /// Where the complete gradient may be written directly, or undefined if it must be given to backward().
   virtual Tensor place() const { return {}; }
-  /// Something to be told when a backward run that reached this leaf is over, or null.
-  virtual class BackwardListener* listener() { return nullptr; }
 };
 
-/// Told once at the end of every backward run that reached one of its leaves.
+/// Notified once at the begin and once at the end of every backward run that reaches one of its nodes.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
+  /// Before any node runs. `normalisers`: those of the roots.
+  virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;
 };
 

@@ -95,6 +95,9 @@ class BatchSums {
   /// Every device calls it in the same order with as many values, and gets the sums: by the tree of Note [Sums over
   /// samples], so that they have the bits of one device. Throws when another device cannot come.
   virtual void sum(std::span<double> values) = 0;
+  /// Whether gradients are those of means over each device's own rows: what is summed of them is then weighted by those
+  /// rows / all rows.
+  virtual bool weighted_by_rows() const { return false; }
 };
 
 class Backend {

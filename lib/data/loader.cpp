@@ -73,7 +73,7 @@ void Loader::produce() {
   if (resident_ != nullptr) {
     const StepIndices part = sampler_->step(step_);
     rows_ = static_cast<std::int64_t>(part.indices.size());
-    stamp_ = {epoch_ * steps_ + step_, part.first, part.global};
+    stamp_ = stamp_of(part, step_);
     return stage(1);
   }
   batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
@@ -110,7 +110,9 @@ void Loader::stage(std::int64_t steps) {
 Batch Loader::batch(std::int64_t ahead) const {
   require<UsageError>(0 <= ahead && ahead < staged_, "batch ", ahead, " ahead, but ", staged_, " steps are staged");
   if (resident_ == nullptr) return batch_;
-  const Batch batch = blank(rows_, {stamp_.step + ahead, stamp_.first, stamp_.global});
+  Rows stamp = stamp_;
+  stamp.step += ahead;
+  const Batch batch = blank(rows_, stamp);
   resident_->gather(numbers_.at({rows_, staged_}).slice(ahead * rows_, {rows_}), batch.images, batch.labels);
   return batch;
 }
@@ -124,10 +126,13 @@ Batch Loader::blank(std::int64_t rows, const Rows& stamp) const {
   return batch;
 }
 
+Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
+  return {.step = epoch_ * steps_ + step, .first = part.first, .global = part.global, .shards = part.shards};
+}
+
 Batch Loader::make(std::int64_t step) const {
   const StepIndices part = sampler_->step(step);
-  const Batch batch =
-      blank(static_cast<std::int64_t>(part.indices.size()), {epoch_ * steps_ + step, part.first, part.global});
+  const Batch batch = blank(static_cast<std::int64_t>(part.indices.size()), stamp_of(part, step));
   dataset_.fetch(part.indices, batch.images, batch.labels);
   return batch;
 }

@@ -107,6 +107,7 @@ class Loader {
 
  private:
   Batch blank(std::int64_t rows, const Rows& stamp) const;
+  Rows stamp_of(const StepIndices& part, std::int64_t step) const;
   Batch make(std::int64_t step) const;
   void advance(std::int64_t steps = 1);
   void produce();

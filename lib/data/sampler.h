@@ -26,6 +26,7 @@ struct StepIndices {
   std::span<const std::int64_t> indices;
   std::int64_t first = 0;   // place of the first of them in the global batch
   std::int64_t global = 0;  // rows of the global batch
+  int shards = 1;           // ranks among which it is divided
 };
 
 /// Cuts an order into steps; what the loader drives. Thread safety as Sampler.

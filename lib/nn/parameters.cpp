@@ -26,7 +26,7 @@ struct ParameterStore::Hooks {
     }
   };
   List<int> ready;
-  List<> end;
+  List<> begin, end;
   int next_id = 0;
 };
 
@@ -184,6 +184,7 @@ bool ParameterStore::has_all_gradients() const {
 void ParameterStore::zero_grad() {
   std::fill(filled_.begin(), filled_.end(), char{0});
   ++zero_grad_count_;
+  normalisers_ = 0;
   withheld_ = false;
   gradients_changed();  // by the next backward
 }
@@ -193,6 +194,14 @@ HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
   hooks_->ready.add(id, std::move(hook));
   return HookHandle([hooks = std::weak_ptr(hooks_), id] {
     if (const auto alive = hooks.lock()) alive->ready.by_id.erase(id);
+  });
+}
+
+HookHandle ParameterStore::at_backward_begin(std::function<void()> hook) {
+  const int id = hooks_->next_id++;
+  hooks_->begin.add(id, std::move(hook));
+  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
+    if (const auto alive = hooks.lock()) alive->begin.by_id.erase(id);
   });
 }
 
@@ -208,6 +217,11 @@ void ParameterStore::grad_ready(int slot) {
   if (hooks_->ready.by_id.empty()) return;
   hooks_->ready.call(slot);
   gradients_changed();  // perhaps
+}
+
+void ParameterStore::backward_begins(unsigned normalisers) {
+  normalisers_ |= normalisers;
+  hooks_->begin.call();
 }
 
 void ParameterStore::backward_ended() {

@@ -99,6 +99,8 @@ class ParameterStore final : public BackwardListener {
   void zero_grad();
   /// How often zero_grad() was called.
   std::uint64_t zero_grad_count() const { return zero_grad_count_; }
+  /// What the losses of all backward runs since zero_grad() were divided by, as bits of Normaliser; 0: there was none.
+  unsigned normalisers() const { return normalisers_; }
   /// Marks a slot filled whose gradient was written by other means.
   void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] = 1; }
 
@@ -114,6 +116,8 @@ class ParameterStore final : public BackwardListener {
 
   /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
   [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
+  /// Called at the begin of each backward run that will reach a slot.
+  [[nodiscard]] HookHandle at_backward_begin(std::function<void()> hook);
   /// Called at the end of each backward run that reached a slot.
   [[nodiscard]] HookHandle at_backward_end(std::function<void()> hook);
 
@@ -148,6 +152,7 @@ class ParameterStore final : public BackwardListener {
   Tensor values_of(int first_slot, int slot_count) const;
   Tensor gradients_of(int first_slot, int slot_count) const;
 
+  void backward_begins(unsigned normalisers) override;
   void backward_ended() override;
 
  private:
@@ -165,6 +170,7 @@ class ParameterStore final : public BackwardListener {
   Tensor values_, gradients_;
   std::vector<char> filled_;
   std::uint64_t zero_grad_count_ = 0;
+  unsigned normalisers_ = 0;
   std::vector<Variable> variables_;
   std::shared_ptr<Hooks> hooks_;
   std::weak_ptr<ThreadPool> threads_;

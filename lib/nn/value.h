@@ -52,6 +52,10 @@ class Value {
       content_;
 };
 
+/// The first tensor of a value, depth first, or null.
+const Variable* first_tensor(const Value& value);
+inline const Variable* first_tensor(const Variable& variable) { return &variable; }
+
 /// The value with visit(variable) in the place of each of its tensors, visited in order; all else is shared.
 template <class Visit>
 Value map_tensors(const Value& value, Visit&& visit) {

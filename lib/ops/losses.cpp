@@ -14,8 +14,10 @@ struct Factors {
     const std::int64_t global = stamp.stamped() ? stamp.global : x.size(0);
     value = 1.0f / static_cast<float>(x.size(0) * columns);
     gradient = 1.0f / static_cast<float>(global * columns);
+    normaliser = normaliser_of(stamp, x.size(0));
   }
   float value, gradient;
+  Normaliser normaliser;
 };
 
 struct NllLossNode final : Node {
@@ -75,6 +77,7 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
       node.labels = labels;
       node.from_one = dx;
       node.factor = factors.gradient;
+      node.set_normalisers(factors.normaliser);
     });
   }
   backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
@@ -82,6 +85,7 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
     node.labels = labels;
     node.shape = x.shape();
     node.factor = factors.gradient;
+    node.set_normalisers(factors.normaliser);
   });
 }
 
@@ -102,6 +106,7 @@ Variable mse_loss(const Variable& input, const Tensor& target) {
     node.x = x.value();
     node.target = target;
     node.factor = factors.gradient;
+    node.set_normalisers(factors.normaliser);
   });
 }
 

@@ -108,7 +108,7 @@ TEST_CASE("ranks read their rows of the same global batches") {
   const auto all = epoch(whole), lower = epoch(left), upper = epoch(right);
   for (std::size_t step = 0; step < all.size(); ++step) {
     Longs joined = lower[step].labels;
-    CHECK(upper[step].stamp == Rows{static_cast<std::int64_t>(step), std::ssize(joined), all[step].stamp.global});
+    CHECK(upper[step].stamp == Rows{static_cast<std::int64_t>(step), std::ssize(joined), all[step].stamp.global, 2});
     joined.insert(joined.end(), upper[step].labels.begin(), upper[step].labels.end());
     CHECK(joined == all[step].labels);
   }
@@ -122,7 +122,7 @@ TEST_CASE("a rank with no rows in a step gets an empty batch") {
   int steps = 0;
   for (auto& [samples, labels] : loader) {
     CHECK(samples.shape() == Shape{0, 5});
-    CHECK(samples.stamp() == Rows{0, 0, 2});
+    CHECK(samples.stamp() == Rows{0, 0, 2, 4});
     CHECK(!labels.defined());
     ++steps;
   }

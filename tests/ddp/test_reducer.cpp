@@ -144,7 +144,7 @@ TEST_CASE("a slot twice and a missing slot are errors that name it") {
   CHECK(group.sent.size() == 1);
   CHECK_THROWS_AS(reducer.mark_ready(3), UsageError);
 
-  Reducer lenient(group, slots_in(flat, {10, 10, 10}), {.zero_unused = true});
+  Reducer lenient(group, slots_in(flat, {10, 10, 10}), {.find_unused_parameters = true});
   lenient.mark_ready(1);
   lenient.finish();
   CHECK(flat[9] == 0);
@@ -192,7 +192,8 @@ TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {
 TEST_CASE("gradients are scaled before they are sent") {
   std::vector<float> flat = {3.0f, 5.0f};
   SoloGroup group;
-  Reducer reducer(group, slots_in(flat, {1, 1}), {.scale = 1.0 / 3.0});
+  Reducer reducer(group, slots_in(flat, {1, 1}), {});
+  reducer.set_scale(1.0 / 3.0);
   reducer.mark_ready(0);
   reducer.mark_ready(1);
   reducer.finish();

@@ -34,12 +34,16 @@ Left left_by(nn::Module& model, const optim::SGD& optimizer) {
 
 /// One rank as a thread, with a device of its own.
 struct Rank {
-  Rank(ProcessGroup& the_group, UpdateKind update, const optim::SGDOptions& rule, GradientRule gradients)
-      : group(the_group), device{DeviceKind::cpu, the_group.rank()}, model(kSeed), optimizer(on_device(), rule) {
+  Rank(ProcessGroup& the_group, UpdateKind update, const optim::SGDOptions& rule, GradientRule the_gradients)
+      : group(the_group),
+        gradients(the_gradients),
+        device{DeviceKind::cpu, the_group.rank()},
+        model(kSeed),
+        optimizer(on_device(), rule) {
     if (group.size() > 1)
       net = std::make_unique<DistributedDataParallel>(
           model, group,
-          DistributedDataParallelOptions{.rule = gradients, .find_unused_parameters = true, .update = update});
+          DistributedDataParallelOptions{.rule = the_gradients, .find_unused_parameters = true, .update = update});
   }
   nn::Module& on_device() {
     model.to(device);
@@ -47,7 +51,11 @@ struct Rank {
     return model;
   }
   Variable loss(std::int64_t step) {
-    const Batch batch = shard(make_batch(kRows, step), group.rank(), group.size()).to(device);
+    Batch batch = shard(make_batch(kRows, step), group.rank(), group.size()).to(device);
+    if (gradients == GradientRule::torch) {
+      batch.images.set_stamp({});
+      batch.labels.set_stamp({});
+    }
     return ops::nll_loss(net ? (*net)(batch.images) : model(batch.images), batch.labels);
   }
   void train(std::int64_t first, std::int64_t end) {
@@ -59,6 +67,7 @@ struct Rank {
   }
 
   ProcessGroup& group;
+  GradientRule gradients;
   Device device;
   nn::LinearClassifier model;
   optim::SGD optimizer;
@@ -77,7 +86,7 @@ Left common_of(int size, Body body) {
   return all[0];
 }
 
-Left trained(int size, UpdateKind update, const optim::SGDOptions& rule, GradientRule gradients = GradientRule::sum) {
+Left trained(int size, UpdateKind update, const optim::SGDOptions& rule, GradientRule gradients = GradientRule::rows) {
   return common_of(size, [&](ProcessGroup& group) {
     Rank rank(group, update, rule, gradients);
     rank.train(0, 4);
@@ -111,7 +120,7 @@ struct Layers : nn::Module {
 /// What rank 0 throws, each rank having gone through `body`.
 std::string refusal(const std::function<void(Rank&)>& body) {
   const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [&](ProcessGroup& group) {
-    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::sum);
+    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
     body(rank);
   });
   return text_of(failures[0]);
@@ -145,7 +154,7 @@ TEST_CASE("a training with sharded updates goes on from the state of any other, 
         std::pair(UpdateKind::replicated, UpdateKind::sharded)}) {
     // In the same optimizer, and in a new one.
     CHECK(whole == common_of(2, [&, first = before, second = after](ProcessGroup& group) {
-            Rank rank(group, first, rule, GradientRule::sum);
+            Rank rank(group, first, rule, GradientRule::rows);
             rank.train(0, 2);
             rank.net.reset();
             rank.net = std::make_unique<DistributedDataParallel>(rank.model, group,
@@ -154,9 +163,9 @@ TEST_CASE("a training with sharded updates goes on from the state of any other, 
             return left_by(rank.model, rank.optimizer);
           }));
     CHECK(whole == common_of(2, [&, first = before, second = after](ProcessGroup& group) {
-            Rank early(group, first, rule, GradientRule::sum);
+            Rank early(group, first, rule, GradientRule::rows);
             early.train(0, 2);
-            Rank late(group, second, rule, GradientRule::sum);
+            Rank late(group, second, rule, GradientRule::rows);
             late.train(7, 8);  // what it knew goes
             late.model.load_state_dict(early.model.state_dict());
             late.optimizer.load_state(early.optimizer.state());
@@ -169,7 +178,7 @@ TEST_CASE("a training with sharded updates goes on from the state of any other, 
 TEST_CASE("a sharded update starts a parameter's momentum at its own first step") {
   const auto from_half_a_state = [](UpdateKind update) {
     return common_of(2, [&](ProcessGroup& group) {
-      Rank rank(group, update, kRules[3], GradientRule::sum);
+      Rank rank(group, update, kRules[3], GradientRule::rows);
       rank.train(0, 1);
       std::vector<NamedTensor> state = rank.optimizer.state();
       state.pop_back();
@@ -186,7 +195,7 @@ TEST_CASE("a sharded update starts a parameter's momentum at its own first step"
 TEST_CASE("a sharded update takes what no_sync() has accumulated") {
   const auto accumulated = [](UpdateKind update) {
     return common_of(2, [&](ProcessGroup& group) {
-      Rank rank(group, update, kRules[1], GradientRule::sum);
+      Rank rank(group, update, kRules[1], GradientRule::rows);
       for (std::int64_t step = 0; step < 4; step += 2) {
         rank.optimizer.zero_grad();
         {
@@ -253,7 +262,7 @@ TEST_CASE("under PyTorch's rule a second backward without zero_grad is refused: 
 
 TEST_CASE("ranks that would update by different rules say so, all of them") {
   const auto failures = try_ranks(Over::shm, 3, {}, [](ProcessGroup& group) {
-    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::sum);
+    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
     if (group.rank() == 1) rank.optimizer.set_lr(0.06f);
     rank.train(0, 1);
   });
@@ -286,7 +295,7 @@ TEST_CASE("a sharded update is refused at construction where it cannot be had") 
 
 TEST_CASE("after an update that lost a rank nobody takes the parameters for whole") {
   const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [](ProcessGroup& group) {
-    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::sum);
+    Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
     rank.train(0, 1);
     rank.optimizer.zero_grad();
     rank.loss(1).backward();

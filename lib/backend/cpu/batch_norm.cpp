@@ -50,6 +50,15 @@ struct Channel {
   }
 };
 
+/// Sums of gradients, and as the last element the samples that they are of.
+void sum_over_devices(std::span<double> sums, BatchSums& others) {
+  if (!others.weighted_by_rows()) return others.sum(sums);
+  const auto of_gradients = sums.first(sums.size() - 1);
+  for (double& sum : of_gradients) sum *= sums.back();
+  others.sum(sums);
+  for (double& sum : of_gradients) sum /= sums.back();
+}
+
 }  // namespace
 
 void CpuBackend::batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -124,10 +133,13 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& dy, const 
     sums[2 * c] = channel.total<double>(of_dy);
     sums[2 * c + 1] = channel.total<double>(of_dy_x);
   });
-  sums[2 * channels] = static_cast<double>(channel.rows * channel.pixels);
-  if (others != nullptr && training) others->sum(sums);
+  const double own_samples = static_cast<double>(channel.rows * channel.pixels);
+  sums[2 * channels] = own_samples;
+  if (others != nullptr && training) sum_over_devices(sums, *others);
   if (!dx.defined()) return;
-  const double samples = sums[2 * channels];
+  // Of a mean over own rows the gradient is larger by all samples / own samples, and so must be what is taken from it.
+  const bool weighted = others != nullptr && others->weighted_by_rows();
+  const double samples = weighted ? own_samples : sums[2 * channels];
   all_channels([&](std::size_t c, std::int64_t offset, double average, double inverse) {
     const float* const from = x.data<float>() + offset;
     const float* const gradient = dy.data<float>() + offset;
