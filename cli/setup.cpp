@@ -39,13 +39,13 @@ std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const Tra
       data::LoaderOptions{.deferred = deferred});
 }
 
-/// PyTorch's DistributedSampler under a DataLoader.
+/// PyTorch's DistributedSampler under a DataLoader. A rank's batch is stamped as a whole one of its own, so that its
+/// loss is divided by its own rows, as PyTorch's, and GradientRule::torch divides by the number of ranks.
 std::unique_ptr<data::Loader> strided_loader(const data::Dataset& set, const TrainOptions& options, Place place,
                                              Mt19937& generator) {
   auto order = std::make_unique<samplers::DistributedSampler>(
       set.size(), samplers::DistributedOptions{.world_size = place.size, .rank = place.rank, .seed = options.seed});
-  samplers::BatchOptions batches{
-      .batch_size = options.batch / place.size, .world_size = place.size, .rank = place.rank};
+  samplers::BatchOptions batches{.batch_size = options.batch / place.size};
   return std::make_unique<data::Loader>(set, std::make_unique<samplers::Batches>(std::move(order), batches),
                                         data::LoaderOptions{.generator = &generator});
 }
@@ -116,6 +116,7 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   setup.network = make_network(options.model, options.seed, setup.generator.get());
   setup.model().to(setup.devices.at(0));
   if (why_no_graph(options, group.backend()).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
+  setup.own_batches = options.mode == Mode::seed || (options.mode == Mode::ddp && options.compat_torch);
   if (options.mode == Mode::seed)
     read_own_part(setup, options, train, place);
   else if (!setup.generator)

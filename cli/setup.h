@@ -27,6 +27,7 @@ struct Setup {
   std::function<WrapperTimes()> times;          // dp and ddp
   std::function<void()> require_same_replicas;  // dp
   bool loss_in_replica = false;
+  bool own_batches = false;     // this rank's batches are not stamped as shards of the ranks' global ones
   std::vector<Device> devices;  // of this process; the first holds the model
 
   nn::Module& model() { return *network.model; }

@@ -156,8 +156,7 @@ class Trainer {
     const double own_loss = recorder_.epoch_loss();
     std::vector<double> sums = recorder_.loss_sums();
     team_.sum(sums);
-    // The tutorial's ranks read batches of their own, so there the global rows are all ranks' rows.
-    const double ranks = options_.mode == Mode::seed ? team_.size : 1;
+    const double ranks = setup_.own_batches ? team_.size : 1;
     double loss = 0, rows = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {
       const double point_rows = recorder_.loss_rows()[i] * ranks;

@@ -2,6 +2,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "cli/loop.h"
@@ -9,10 +12,12 @@
 #include "ddp/process_group.h"
 #include "lib/data/mnist.h"
 #include "lib/ops/losses.h"
+#include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
 using namespace duet::cli;
+using namespace duet_test;
 
 namespace {
 
@@ -76,7 +81,58 @@ std::vector<std::vector<float>> first_losses(const data::Dataset& train, int siz
   return losses;
 }
 
+/// The means over the ranks of the first losses of `--compat torch --mode ddp`.
+std::vector<double> ddp_losses(const data::Dataset& train, int size, std::size_t steps) {
+  TrainOptions options;
+  options.mode = Mode::ddp;
+  options.devices = size;
+  options.compat_torch = true;
+  options.batch = 60;
+  options.lr = 0.05;
+  options.seed = 7;
+  std::mutex mutex;
+  std::vector<double> means(steps);
+  run_ranks(Over::shm, size, [&](ddp::ProcessGroup& group) {
+    const Device device{DeviceKind::cpu, group.rank()};
+    Setup rank = make_setup(options, train, group, {device});
+    auto batch = rank.loader->begin();
+    for (double& mean : means) {
+      rank.optimizer->zero_grad();
+      const Variable loss = ops::nll_loss(rank.net()(batch->images.alias(device)), batch->labels.alias(device));
+      {
+        const std::lock_guard lock(mutex);
+        mean += static_cast<double>(loss.item()) / size;
+      }
+      loss.backward();
+      rank.optimizer->step();
+      ++batch;
+    }
+  });
+  return means;
+}
+
 }  // namespace
+
+TEST_CASE("--compat torch --mode ddp has the losses of PyTorch's DistributedDataParallel on 2, 3 and 4 ranks") {
+  const auto mnist = real_mnist();
+  if (!mnist) DUET_SKIP("no MNIST in $DUET_DATA or shared/data");
+  std::vector<std::int64_t> first(600);
+  std::iota(first.begin(), first.end(), 0);
+  const data::Subset train(mnist->train, first);
+  // PyTorch 2.15 on CPU over gloo: DistributedSampler(seed=7), batches of 60 / ranks, SGD(lr=0.05, momentum=0.5).
+  const std::map<int, std::vector<double>> recorded = {
+      {2, {2.31112, 2.31551, 2.26986, 2.26143, 2.31347, 2.25960}},
+      {3, {2.29869, 2.28825, 2.26394, 2.25879, 2.31393, 2.25844}},
+      {4, {2.33353, 2.29494, 2.27938, 2.24841, 2.26373, 2.23043}},
+  };
+  for (const auto& [size, expected] : recorded) {
+    const std::vector<double> got = ddp_losses(train, size, expected.size());
+    for (std::size_t step = 0; step < expected.size(); ++step) {
+      INFO(size << " ranks, step " << step << ": " << got[step] << ", recorded " << expected[step]);
+      CHECK(std::fabs(got[step] - expected[step]) < 5e-5);
+    }
+  }
+}
 
 TEST_CASE("the tutorial's losses on 1, 2 and 4 ranks") {
   const auto mnist = real_mnist();
