@@ -1,5 +1,7 @@
 #include "cli/bare_step.h"
 
+#include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "lib/error.h"

@@ -1,7 +1,10 @@
 // One training step of SimpleCNN without tape, modules or loader: the yardstick for what those cost.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
+#include <utility>
 
 #include "lib/backend/backend.h"
 #include "lib/data/dataset.h"

@@ -1,8 +1,12 @@
 // duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
 #include <algorithm>
 #include <cstdio>
+#include <locale>
 #include <set>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/cells.h"
 #include "cli/commands.h"

@@ -1,8 +1,13 @@
 // duet bench all_reduce, all_gather, broadcast, reduce_scatter, all_to_all: times collectives among ranks of its own.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/collective_rows.h"
 #include "cli/commands.h"

@@ -1,8 +1,10 @@
 // The cells of a comparison: a mode on a number of devices, each run in processes of its own.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/options.h"

@@ -1,5 +1,7 @@
 // The rules that options must keep.
 #include <cmath>
+#include <cstdint>
+#include <string>
 
 #include "cli/options.h"
 #include "lib/error.h"

@@ -3,6 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "lib/error.h"
 #include "lib/tensor.h"

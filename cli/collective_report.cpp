@@ -1,8 +1,12 @@
 // The rows of duet bench COLLECTIVE as JSON and as a page with pictures.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/collective_rows.h"
 #include "cli/devices.h"

@@ -1,6 +1,7 @@
 // What duet bench measures of one collective, as its ranks measure it and its reports show it.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>

@@ -1,6 +1,11 @@
 // One rank's part of duet bench COLLECTIVE.
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <ratio>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include "cli/collective_rows.h"

@@ -1,6 +1,8 @@
 // The commands of the program `duet`; each returns its exit code or throws.
 #pragma once
 
+#include <string>
+
 #include "cli/options.h"
 
 namespace duet::cli {

@@ -1,6 +1,9 @@
 // duet compare: the same network in all modes on several numbers of devices; table and report.
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <string>
+#include <vector>
 
 #include "cli/cells.h"
 #include "cli/commands.h"

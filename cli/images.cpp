@@ -1,6 +1,8 @@
 #include "cli/images.h"
 
+#include <cstdint>
 #include <cstdio>
+#include <utility>
 
 #include "cli/terminal.h"
 #include "cli/text.h"

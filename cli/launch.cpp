@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <string>
 
 #include "cli/commands.h"
 #include "cli/launch_options.h"

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <system_error>
 
 #include "ddp/launch.h"
 #include "lib/error.h"

@@ -1,5 +1,7 @@
 #include "cli/loop.h"
 
+#include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"

@@ -1,6 +1,7 @@
 // The one training loop of all modes.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "cli/recorder.h"

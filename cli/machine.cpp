@@ -4,7 +4,9 @@
 #include <sys/utsname.h>
 
 #include <CLI/Version.hpp>
+#include <algorithm>
 #include <boost/version.hpp>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>

@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <string>
+#include <variant>
 
 #include "cli/commands.h"
 #include "ddp/launch.h"

@@ -1,5 +1,8 @@
 #include "cli/network.h"
 
+#include <cstdint>
+#include <span>
+
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/sha256.h"

@@ -1,6 +1,7 @@
 // The networks that the program trains.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -1,6 +1,7 @@
 // Where the time of a training step goes on a CPU, operator by operator, against what the machine can do at most.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <system_error>
 
 #include "cli/collective_options.h"
 #include "cli/launch_options.h"

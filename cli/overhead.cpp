@@ -1,7 +1,9 @@
 // duet bench overhead: what tape, modules and loader cost, against the same kernels called in a bare loop.
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <numeric>
 #include <vector>
 

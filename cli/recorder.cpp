@@ -1,6 +1,7 @@
 #include "cli/recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/text.h"
 #include "lib/trace.h"

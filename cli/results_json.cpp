@@ -1,6 +1,9 @@
 // results.json in and out. Field names are read by other programs: they do not change.
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "cli/results.h"
 #include "lib/error.h"

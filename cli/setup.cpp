@@ -1,6 +1,11 @@
 #include "cli/setup.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"

@@ -1,7 +1,9 @@
 // The picture of one step, as it ran.
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "cli/charts.h"
 #include "cli/svg.h"

@@ -1,6 +1,7 @@
 #include "cli/svg.h"
 
 #include <cmath>
+#include <utility>
 
 #include "cli/text.h"
 

@@ -1,5 +1,6 @@
 #include "cli/torch_peer.h"
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "cli/child.h"

@@ -1,6 +1,7 @@
 // PyTorch's step of the same network, run by somebody's Python.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>

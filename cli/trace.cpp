@@ -1,9 +1,12 @@
 #include "cli/trace.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
+#include <utility>
 
 namespace duet::cli {
 namespace {

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/devices.h"

@@ -1,6 +1,7 @@
 // A whole training run of one process, with what it says, measures and leaves behind.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>

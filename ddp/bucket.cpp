@@ -1,6 +1,7 @@
 #include "ddp/bucket.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lib/error.h"
 

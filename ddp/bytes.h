@@ -1,6 +1,8 @@
 // Memory of buffers in the host's memory.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "ddp/process_group.h"

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <span>
+#include <string>
 
 #include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"

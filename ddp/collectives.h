@@ -1,6 +1,9 @@
 // The collectives as messages between ranks; the same for every transport.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ddp/header.h"

@@ -1,6 +1,7 @@
 #include "ddp/error_file.h"
 
 #include <ctime>
+#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 

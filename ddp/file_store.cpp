@@ -6,9 +6,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "lib/error.h"
 #include "lib/last_errno.h"

@@ -1,7 +1,10 @@
 // A store in a file that all ranks can reach: an append-only log under flock.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "ddp/store.h"
 #include "ddp/store_table.h"

@@ -1,5 +1,7 @@
 #include "ddp/gloo_group.h"
 
+#include <utility>
+
 #include "ddp/gloo/module.h"
 #include "lib/error.h"
 #include "lib/module_loader.h"

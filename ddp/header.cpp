@@ -1,6 +1,7 @@
 #include "ddp/header.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "ddp/rank_names.h"

@@ -2,6 +2,7 @@
 // instead of hanging or mixing their numbers.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 

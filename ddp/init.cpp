@@ -6,10 +6,14 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"

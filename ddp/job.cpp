@@ -7,8 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
+#include <system_error>
 
 #include "ddp/account.h"
 #include "lib/error.h"

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <span>
 
 #include "ddp/cores.h"
 #include "ddp/job.h"

@@ -1,6 +1,7 @@
 // Starting the ranks of a job as processes of this machine, and ending them together.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>

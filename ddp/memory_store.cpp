@@ -1,5 +1,11 @@
 #include "ddp/memory_store.h"
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "ddp/store.h"
 #include "ddp/store_table.h"

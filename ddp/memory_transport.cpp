@@ -1,8 +1,13 @@
 #include "ddp/memory_transport.h"
 
+#include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <string>
 #include <tuple>
+#include <utility>
 
 #include "lib/error.h"
 

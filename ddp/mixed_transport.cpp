@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
+#include <mutex>
 #include <utility>
 
 #include "ddp/shm/board.h"

@@ -1,5 +1,7 @@
 #include "ddp/process_group.h"
 
+#include <chrono>
+#include <cstddef>
 #include <exception>
 #include <functional>
 

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <ios>
 
 #include "ddp/error_file.h"
 #include "ddp/init.h"

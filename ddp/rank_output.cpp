@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "lib/error.h"
 #include "lib/last_errno.h"

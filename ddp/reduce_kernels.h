@@ -1,6 +1,7 @@
 // Reductions of equally long arrays in the fixed order that makes all ranks' results the same bits.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "ddp/process_group.h"

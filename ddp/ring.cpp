@@ -1,6 +1,7 @@
 #include "ddp/ring.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "lib/error.h"

@@ -1,6 +1,7 @@
 #include "ddp/same_settings.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "ddp/texts.h"

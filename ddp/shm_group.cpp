@@ -1,7 +1,14 @@
 #include "ddp/shm_group.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

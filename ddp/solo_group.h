@@ -1,6 +1,8 @@
 // The group of a job with one rank: copies and nothing else.
 #pragma once
 
+#include <memory>
+
 #include "ddp/process_group.h"
 
 namespace duet::ddp {

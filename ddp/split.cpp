@@ -1,6 +1,11 @@
 // Groups within a group, and the barrier that names who did not come: both meet in the store.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "ddp/process_group.h"
 #include "ddp/rank_names.h"

@@ -1,6 +1,7 @@
 #include "ddp/store_table.h"
 
 #include <charconv>
+#include <system_error>
 #include <utility>
 
 #include "lib/error.h"

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "ddp/secret.h"
 #include "ddp/tcp_store_server.h"

@@ -1,8 +1,10 @@
 // A store over TCP: rank 0 serves it on a thread, all ranks are its clients.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ddp/store.h"
 

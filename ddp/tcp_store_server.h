@@ -3,7 +3,9 @@
 
 #include <list>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/asio.h"
 #include "ddp/descriptor.h"

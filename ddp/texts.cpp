@@ -1,6 +1,9 @@
 #include "ddp/texts.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 
 namespace duet::ddp {
 namespace {

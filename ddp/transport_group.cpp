@@ -1,6 +1,11 @@
 #include "ddp/transport_group.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <exception>
+#include <mutex>
+#include <string>
 #include <tuple>
 #include <utility>
 

@@ -1,5 +1,6 @@
 #include "ddp/work.h"
 
+#include <string_view>
 #include <utility>
 
 #include "lib/error.h"

@@ -1,6 +1,7 @@
 #include "dp/data_parallel.h"
 
 #include <chrono>
+#include <cstdint>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"

@@ -1,9 +1,11 @@
 // DataParallel: one process, one thread per device, one model.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dp/parallel_apply.h"

@@ -1,6 +1,11 @@
 #include "dp/parallel_apply.h"
 
 #include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <utility>
 
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"

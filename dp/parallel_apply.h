@@ -1,6 +1,9 @@
 // The third of data parallelism's four verbs: the replicas run side by side.
 #pragma once
 
+#include <memory>
+#include <span>
+
 #include "dp/replicate.h"
 #include "lib/nn/value.h"
 

@@ -1,6 +1,9 @@
 #include "dp/replica_sums.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <utility>
 
 #include "lib/error.h"

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "lib/backend/backend.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"

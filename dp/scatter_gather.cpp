@@ -1,7 +1,10 @@
 #include "dp/scatter_gather.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <numeric>
+#include <utility>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"

@@ -1,4 +1,10 @@
 // scatter and gather of nested values.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
 #include "dp/scatter_gather.h"
 #include "lib/error.h"
 

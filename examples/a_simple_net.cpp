@@ -1,6 +1,7 @@
 // ASimpleNet on four devices: one training step of a batch of 16, four rows in each replica.
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include "dp/data_parallel.h"
 #include "examples/in_order.h"

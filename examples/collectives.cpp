@@ -1,5 +1,8 @@
 // The six collectives between four ranks. Every rank calls each of them, in the same order.
+#include <iostream>
+#include <span>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "ddp/init.h"

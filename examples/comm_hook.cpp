@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"

@@ -5,7 +5,9 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/process_group.h"

@@ -2,6 +2,7 @@
 #include <exception>
 #include <iostream>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "lib/data/partitioner.h"

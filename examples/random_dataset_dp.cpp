@@ -1,8 +1,10 @@
 // RandomDataset under DataParallel: what the model sees inside each replica, and what comes out.
 //
 //   random_dataset_dp [DEVICES]      2 unless given
+#include <cstdint>
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include "dp/data_parallel.h"
 #include "examples/in_order.h"

@@ -1,6 +1,9 @@
 // The tutorial's ring all-reduce beside one that works in chunks, and what becomes of replicas under each.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <span>
 #include <sstream>
 #include <vector>
 

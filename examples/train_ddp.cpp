@@ -1,10 +1,13 @@
 // Trains SimpleCNN under DistributedDataParallel: two processes, each with a device and the whole model.
 //
 //   train_ddp [DATA [IMAGES]]         see train_single.cpp
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"

@@ -1,10 +1,13 @@
 // Trains SimpleCNN under DataParallel: one process, one thread for each of two devices.
 //
 //   train_dp [DATA [IMAGES]]          see train_single.cpp
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"

@@ -2,10 +2,13 @@
 // and their output shows that the parameters come out bit for bit the same.
 //
 //   train_single [DATA [IMAGES]]      DATA: a folder with MNIST, or "synthetic"; IMAGES: use only the first so many
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/data/loader.h"

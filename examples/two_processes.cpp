@@ -1,6 +1,8 @@
 // The scaffold of every distributed program: two processes that find each other. First they pass a number on, then they
 // fit a line together, each to its own half of the points.
+#include <cstdint>
 #include <cstdio>
+#include <span>
 
 #include "ddp/average_gradients.h"
 #include "ddp/init.h"

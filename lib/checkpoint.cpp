@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "lib/atomic_file.h"
 

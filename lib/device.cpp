@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <ostream>
+#include <system_error>
 
 #include "lib/error.h"
 

@@ -4,6 +4,7 @@
 // or with 2 for a UsageError.
 #pragma once
 
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "lib/atomic_file.h"
 #include "lib/sha256.h"

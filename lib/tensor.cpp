@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <ostream>
+#include <utility>
 
 #include "lib/allocator.h"
 #include "lib/pool.h"

@@ -1,8 +1,10 @@
 // Tensors: a shared block of memory on one device, a shape, an element type and a layout.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <vector>

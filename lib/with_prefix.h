@@ -1,6 +1,7 @@
 // Errors that say in which part of a larger piece of work they arose.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <utility>
 

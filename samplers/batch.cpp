@@ -1,6 +1,10 @@
 #include "samplers/batch.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
 #include <utility>
 
 #include "lib/error.h"

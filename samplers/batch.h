@@ -1,6 +1,7 @@
 // Orders of indices, cut into steps.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lib/data/sampler.h"

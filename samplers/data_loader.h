@@ -1,6 +1,7 @@
 // torch.utils.data.DataLoader, with its draws from the random generator.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lib/data/loader.h"

@@ -1,5 +1,6 @@
 #include "samplers/distributed.h"
 
+#include <cstdint>
 #include <numeric>
 
 #include "lib/error.h"

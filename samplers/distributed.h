@@ -1,6 +1,8 @@
 // PyTorch's way of sharing a data set between ranks.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lib/data/sampler.h"

@@ -1,5 +1,7 @@
 #include "samplers/random.h"
 
+#include <cstdint>
+
 #include "lib/error.h"
 
 namespace duet::samplers {

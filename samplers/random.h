@@ -1,6 +1,8 @@
 // Every index once, in random order.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lib/data/sampler.h"

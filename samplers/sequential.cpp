@@ -1,5 +1,6 @@
 #include "samplers/sequential.h"
 
+#include <cstdint>
 #include <numeric>
 
 #include "lib/error.h"

@@ -1,6 +1,8 @@
 // 0, 1, 2, ...
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lib/data/sampler.h"

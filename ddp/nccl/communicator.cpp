@@ -1,6 +1,8 @@
 #include "ddp/nccl/communicator.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <utility>
 
 #include "ddp/nccl/check.h"

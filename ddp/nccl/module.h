@@ -1,6 +1,8 @@
 // The one door between libduet and its NCCL module.
 #pragma once
 
+#include <memory>
+
 #include "ddp/nccl_group.h"
 
 namespace duet::ddp {

@@ -2,7 +2,10 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <cstddef>
 #include <exception>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,6 +1,8 @@
 // Collectives that are part of a recorded step, and its replays.
 #include "ddp/nccl/recorded.h"
 
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "ddp/nccl/check.h"

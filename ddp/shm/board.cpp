@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstddef>
 #include <string>
+#include <utility>
 
 #include "ddp/rank_names.h"
 #include "ddp/shm/futex.h"

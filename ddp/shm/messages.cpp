@@ -1,7 +1,9 @@
 #include "ddp/shm/messages.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "lib/error.h"
 

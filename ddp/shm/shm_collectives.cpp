@@ -1,6 +1,7 @@
 #include "ddp/shm/shm_collectives.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"

@@ -1,8 +1,10 @@
 // The collectives among ranks of one host, over memory that they share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ddp/collectives.h"

@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"

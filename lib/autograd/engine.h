@@ -1,6 +1,8 @@
 // Runs the tape backwards.
 #pragma once
 
+#include <span>
+
 #include "lib/autograd/node.h"
 
 namespace duet {

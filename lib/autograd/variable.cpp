@@ -1,5 +1,7 @@
 #include "lib/autograd/variable.h"
 
+#include <utility>
+
 #include "lib/autograd/engine.h"
 #include "lib/backend/backend.h"
 

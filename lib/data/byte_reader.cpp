@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <system_error>
 #include <utility>
 #include <vector>
 

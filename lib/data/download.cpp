@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <span>
+#include <system_error>
 
 #include "lib/atomic_file.h"
 #include "lib/data/byte_reader.h"

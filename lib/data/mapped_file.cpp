@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstddef>
+
 namespace duet::data {
 
 std::shared_ptr<Storage> map_file(const std::filesystem::path& path) {

@@ -1,7 +1,9 @@
 #include "lib/data/mnist.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <system_error>
 
 #include "lib/data/download.h"
 #include "lib/data/drawn_digits.h"

@@ -1,5 +1,8 @@
 #include "lib/data/resident_images.h"
 
+#include <cstdint>
+#include <span>
+
 #include "lib/backend/backend.h"
 #include "lib/data/normalise.h"
 

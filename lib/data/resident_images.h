@@ -1,6 +1,9 @@
 // An image data set that lies on a device.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "lib/data/dataset.h"
 
 namespace duet::data {

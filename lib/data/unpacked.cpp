@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include "lib/atomic_file.h"
 #include "lib/data/idx.h"

@@ -1,6 +1,7 @@
 // Packed data sets, unpacked once and kept.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "lib/tensor.h"

@@ -1,5 +1,8 @@
 #include "lib/nn/containers.h"
 
+#include <string>
+#include <utility>
+
 #include "lib/error.h"
 
 namespace duet::nn {

@@ -1,6 +1,7 @@
 // Where a module finds its values when it runs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/nn/parameters.h"

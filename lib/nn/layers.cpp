@@ -2,6 +2,8 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "lib/error.h"

@@ -1,6 +1,9 @@
 // The layers, with PyTorch's names, defaults, initial values and text.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "lib/backend/backend.h"
 #include "lib/nn/module.h"
 

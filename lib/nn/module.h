@@ -1,8 +1,10 @@
 // Modules: descriptions of networks. Their values live in a ParameterStore, found through a Context.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 

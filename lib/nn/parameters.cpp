@@ -1,6 +1,7 @@
 #include "lib/nn/parameters.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 
 #include "lib/backend/backend.h"

@@ -11,6 +11,7 @@
 // be written any more: nobody would notice.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

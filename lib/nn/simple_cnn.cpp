@@ -1,5 +1,8 @@
 #include "lib/nn/simple_cnn.h"
 
+#include <cstddef>
+#include <cstdint>
+
 #include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/flatten.h"
 #include "lib/ops/linear_log_softmax.h"

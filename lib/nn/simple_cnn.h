@@ -1,6 +1,9 @@
 // The tutorials' networks.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 

@@ -1,5 +1,7 @@
 #include "lib/ops/conv2d.h"
 
+#include <cstdint>
+
 #include "lib/ops/record.h"
 #include "lib/ops/to_plain.h"
 

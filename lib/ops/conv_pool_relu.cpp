@@ -1,5 +1,7 @@
 #include "lib/ops/conv_pool_relu.h"
 
+#include <cstdint>
+
 #include "lib/ops/conv2d.h"
 #include "lib/ops/dropout.h"
 #include "lib/ops/record.h"

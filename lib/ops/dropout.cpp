@@ -1,5 +1,7 @@
 #include "lib/ops/dropout.h"
 
+#include <cstdint>
+
 #include "lib/ops/record.h"
 #include "lib/ops/to_plain.h"
 #include "lib/random.h"

@@ -1,5 +1,7 @@
 #include "lib/ops/losses.h"
 
+#include <cstdint>
+
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/record.h"
 #include "lib/ops/to_plain.h"

@@ -1,5 +1,8 @@
 #include "lib/ops/mean_of_shards.h"
 
+#include <cstdint>
+#include <utility>
+
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <ostream>
+#include <utility>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"

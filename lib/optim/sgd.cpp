@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"

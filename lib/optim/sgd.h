@@ -1,6 +1,8 @@
 // Stochastic gradient descent over flat buffers.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lib/nn/module.h"

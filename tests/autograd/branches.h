@@ -1,6 +1,8 @@
 // What the tests of the tape share.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lib/autograd/variable.h"

@@ -1,6 +1,9 @@
 // CheckFinite: no infinity and no NaN gets past it, not even one that a kernel skips with zeros.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/engine.h"

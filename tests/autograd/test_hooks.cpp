@@ -1,6 +1,7 @@
 // Hooks of parameters: when they fire, and how they go.
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "lib/autograd/variable.h"
 #include "lib/nn/containers.h"

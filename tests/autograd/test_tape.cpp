@@ -1,5 +1,8 @@
 // The tape: what it records, in which order it runs backwards, and what leaves end up with.
+#include <cstddef>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"

@@ -1,6 +1,8 @@
 // Gradients of SimpleCNN on whole batches and in shards, and comparison of their bits.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/backend.h"
 #include "lib/nn/simple_cnn.h"
 

@@ -1,7 +1,9 @@
 // Prints a digest of gradients and log-probabilities computed with so many threads for the device. The number of
 // threads is fixed before the first kernel, so each needs a process of its own.
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 
 #include "lib/sha256.h"
 #include "tests/backend/bits.h"

@@ -1,4 +1,7 @@
 // Bit-equality of gradients over shards and threads: what "the same parameters on 1, 2, 4, 8 devices" rests on.
+#include <cstdint>
+#include <vector>
+
 #include "tests/backend/bits.h"
 #include "tests/support/catch2.h"
 

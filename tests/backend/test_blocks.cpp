@@ -1,8 +1,11 @@
 // The rule for sums over samples: blocks, their tree, and shards of a batch.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/blocks.h"

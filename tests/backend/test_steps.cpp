@@ -1,6 +1,11 @@
 // Whole training steps of SimpleCNN, dropout on: own kernels against oneDNN's path and against loops in double.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "cli/bare_step.h"
 #include "lib/backend/backend.h"

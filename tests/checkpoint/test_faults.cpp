@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "lib/atomic_file.h"
 #include "lib/checkpoint.h"

@@ -1,6 +1,7 @@
 // The format's own implementation reads what duet writes, and duet reads what it writes.
 #include <sys/wait.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 

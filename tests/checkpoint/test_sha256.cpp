@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <cstddef>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 

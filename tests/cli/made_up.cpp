@@ -1,5 +1,8 @@
 #include "tests/cli/made_up.h"
 
+#include <cstddef>
+#include <string>
+
 namespace duet_test {
 namespace {
 

@@ -1,6 +1,12 @@
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "cli/cells.h"
 #include "cli/recorder.h"

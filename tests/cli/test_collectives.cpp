@@ -1,5 +1,9 @@
 // What duet bench all_reduce and its like measure and report.
+#include <cstdint>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "cli/collective_rows.h"
 #include "ddp/solo_group.h"

@@ -1,3 +1,6 @@
+#include <string>
+#include <vector>
+
 #include "cli/devices.h"
 #include "cli/machine.h"
 #include "lib/backend/cuda_module.h"

@@ -1,3 +1,8 @@
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "cli/launch_options.h"
 #include "cli/options.h"
 #include "lib/error.h"

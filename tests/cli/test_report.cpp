@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "cli/charts.h"
 #include "cli/findings.h"

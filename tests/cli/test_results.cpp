@@ -1,4 +1,6 @@
 #include <cmath>
+#include <cstddef>
+#include <string>
 
 #include "cli/results.h"
 #include "lib/error.h"

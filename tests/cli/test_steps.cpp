@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "cli/files.h"
 #include "cli/step_rows.h"

@@ -1,4 +1,10 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "cli/charts.h"
 #include "cli/trace.h"

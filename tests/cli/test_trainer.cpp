@@ -1,3 +1,8 @@
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "cli/trainer.h"
 #include "ddp/solo_group.h"
 #include "lib/error.h"

@@ -1,7 +1,10 @@
 // Shared by the tests of CUDA devices: leaves on the first GPU, comparison with the reference in double.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lib/backend/cuda_module.h"
 #include "tests/ops/check.h"

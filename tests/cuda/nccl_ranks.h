@@ -1,8 +1,12 @@
 // Ranks over NCCL as threads, each with a GPU of its own.
 #pragma once
 
+#include <chrono>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ddp/nccl_group.h"

@@ -1,6 +1,8 @@
 // Two training steps that every way of distributing them must agree on.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"

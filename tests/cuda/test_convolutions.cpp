@@ -1,4 +1,5 @@
 // Convolutions on a GPU, alone and fused with pooling, relu and dropout, against the reference and the CPU.
+#include <cstdint>
 #include <cstring>
 
 #include "lib/ops/conv2d.h"

@@ -1,5 +1,10 @@
 // DataParallel over GPUs, or over logical devices of one; models and checkpoints on GPUs.
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/ops/losses.h"

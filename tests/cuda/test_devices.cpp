@@ -1,5 +1,10 @@
 // Several devices at work: copies between them, sums over them, errors that name them. On one GPU: logical devices.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <thread>
+#include <vector>
 
 #include "tests/cuda/gpu.h"
 

@@ -1,4 +1,7 @@
 // DistributedDataParallel with every rank on a GPU, or on a logical device of one: ranks are threads here.
+#include <cstddef>
+#include <vector>
+
 #include "ddp/distributed_data_parallel.h"
 #include "tests/cuda/gpu.h"
 #include "tests/cuda/small_cnn.h"

@@ -1,6 +1,10 @@
 // Steps that are recorded and replayed as CUDA graphs.
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
 
 #include "lib/backend/step_graph.h"
 #include "lib/nn/simple_cnn.h"

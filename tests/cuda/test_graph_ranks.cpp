@@ -1,6 +1,11 @@
 // Ranks over NCCL whose steps, all_reduce and all, are recorded and replayed as CUDA graphs.
+#include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <functional>
 #include <latch>
+#include <memory>
+#include <utility>
 
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"

@@ -1,7 +1,9 @@
 // How much a training step asks of a device, counted by the simulated one: on a GPU every launch costs its gap.
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "lib/backend/step_graph.h"

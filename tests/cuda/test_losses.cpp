@@ -1,6 +1,9 @@
 // Losses, accuracy, updates and the gathering of images on a GPU against the reference and the CPU.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "lib/ops/linear.h"
 #include "lib/ops/linear_log_softmax.h"

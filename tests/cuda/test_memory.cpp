@@ -1,5 +1,6 @@
 // Memory and copies of GPUs, real or simulated: what is asked in some order happens in that order.
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <vector>
 

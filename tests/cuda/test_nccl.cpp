@@ -1,4 +1,13 @@
 // Process groups over NCCL: results, order among devices, and what may be asked of them.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
 #include "tests/cuda/nccl_ranks.h"

@@ -1,6 +1,9 @@
 // Ranks over NCCL that do not come, fail, or share a GPU.
+#include <chrono>
 #include <cstdlib>
 #include <latch>
+#include <string>
+#include <vector>
 
 #include "tests/cuda/nccl_ranks.h"
 

@@ -1,8 +1,11 @@
 // Linear layers, pools, elementwise operators and batch norm on a GPU against the reference and the CPU.
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "lib/ops/add.h"
 #include "lib/ops/batch_norm2d.h"

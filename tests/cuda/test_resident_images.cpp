@@ -1,5 +1,9 @@
 // Batches made on the GPU from a data set that lies there.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/data/loader.h"

@@ -2,8 +2,11 @@
 // learn that get a copy in every step, bit for bit.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"

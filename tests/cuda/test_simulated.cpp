@@ -1,5 +1,9 @@
 // What only simulated devices can show: contexts, the driver's memory, and calls that fail.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/nn/simple_cnn.h"

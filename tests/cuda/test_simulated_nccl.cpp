@@ -1,9 +1,13 @@
 // NCCL failing behind a rank's back.
 #include <net/if.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <future>
 #include <latch>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "ddp/init.h"
 #include "ddp/network_interface.h"

@@ -1,5 +1,8 @@
 // A whole training step of SimpleCNN on a GPU against the same step on the CPU.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

@@ -1,6 +1,7 @@
 // A training whose steps run as they are, or as graphs; alone, or as one of the ranks of a group.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>

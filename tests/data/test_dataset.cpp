@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
+#include <vector>
 
 #include "lib/data/dataset.h"
 #include "lib/random.h"

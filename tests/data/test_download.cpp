@@ -1,3 +1,10 @@
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include "lib/data/byte_reader.h"
 #include "lib/data/download.h"
 #include "lib/data/fetch.h"

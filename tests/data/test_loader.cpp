@@ -1,6 +1,9 @@
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "lib/data/loader.h"

@@ -1,4 +1,8 @@
 #include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
 
 #include "lib/data/idx.h"
 #include "lib/data/md5.h"

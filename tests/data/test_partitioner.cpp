@@ -1,8 +1,10 @@
 // Recorded from CPython 3.11 (the tutorial's DataPartitioner) and PyTorch's random_split.
+#include <cstdint>
 #include <limits>
 #include <numeric>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "lib/data/partitioner.h"
 #include "tests/support/catch2.h"

@@ -1,5 +1,10 @@
 // Images that are mapped, and packed ones that are unpacked once.
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <system_error>
+#include <vector>
 
 #include "lib/data/idx.h"
 #include "lib/data/mnist.h"

@@ -12,9 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <string>
 
 #include "ddp/descriptor.h"
 #include "lib/error.h"

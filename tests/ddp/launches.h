@@ -11,7 +11,9 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/launch.h"

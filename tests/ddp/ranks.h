@@ -1,11 +1,14 @@
 // Ranks as threads: the same code for every backend.
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <latch>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/gloo_group.h"

@@ -1,8 +1,15 @@
 // Networks that are slow, that drop connections, and that swallow what is sent: a proxy stands between real processes.
 #include <unistd.h>
 
+#include <chrono>
+#include <cstddef>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/gloo_group.h"
 #include "ddp/rank_environment.h"

@@ -1,6 +1,12 @@
 // Every collective, reduction and dtype on every backend, against plain loops.
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "ddp/solo_group.h"
 #include "lib/error.h"

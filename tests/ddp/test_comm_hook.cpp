@@ -1,4 +1,11 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/reducer.h"
 #include "lib/error.h"

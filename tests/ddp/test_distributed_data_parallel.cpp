@@ -1,4 +1,7 @@
 #include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/launch.h"

@@ -1,5 +1,10 @@
 // What a process group does when something is wrong.
+#include <chrono>
+#include <cstdint>
 #include <latch>
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "ddp/shm/board.h"

@@ -1,8 +1,14 @@
+#include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "ddp/recursive_doubling.h"
 #include "ddp/reduce_kernels.h"

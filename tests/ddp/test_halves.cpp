@@ -1,7 +1,12 @@
 // Reductions of f16 and bf16: in single precision, in the tree's order, rounded once, with the same bits everywhere.
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "ddp/reduce_kernels.h"
 #include "ddp/solo_group.h"

@@ -1,3 +1,8 @@
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "ddp/header_log.h"
 #include "tests/support/catch2.h"
 

@@ -2,10 +2,21 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <latch>
+#include <memory>
+#include <span>
 #include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/gloo_group.h"
 #include "ddp/mixed_transport.h"

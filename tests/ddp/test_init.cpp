@@ -1,5 +1,10 @@
+#include <chrono>
 #include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/file_store.h"
 #include "ddp/gloo_group.h"

@@ -1,7 +1,10 @@
 // Ranks in processes of their own, one of which is killed inside a collective.
 #include <signal.h>
 
+#include <chrono>
 #include <map>
+#include <string>
+#include <string_view>
 
 #include "ddp/gloo_group.h"
 #include "ddp/launch.h"

@@ -1,6 +1,13 @@
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "ddp/gloo_group.h"
 #include "ddp/tcp_store.h"

@@ -1,6 +1,12 @@
+#include <signal.h>
+
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "ddp/cores.h"
 #include "ddp/error_file.h"

@@ -1,10 +1,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/init.h"
 #include "ddp/meeting_folder.h"

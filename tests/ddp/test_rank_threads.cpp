@@ -1,4 +1,6 @@
 #include <atomic>
+#include <cstdint>
+#include <string>
 
 #include "ddp/gloo_group.h"
 #include "ddp/rank_threads.h"

@@ -1,6 +1,14 @@
 // What a rank notes of its calls, and what is told of them when a job fails.
 #include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/account.h"
 #include "ddp/process_group.h"

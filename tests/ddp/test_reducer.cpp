@@ -1,5 +1,10 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "ddp/reducer.h"
 #include "ddp/solo_group.h"

@@ -2,10 +2,19 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/gloo_group.h"
 #include "ddp/network_interface.h"

@@ -1,5 +1,11 @@
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ddp/distributed_data_parallel.h"
 #include "lib/backend/backend.h"

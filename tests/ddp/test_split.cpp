@@ -1,6 +1,16 @@
 // Groups within groups, texts, and the barrier that names who did not come.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <latch>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "ddp/texts.h"
 #include "lib/error.h"

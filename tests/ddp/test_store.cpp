@@ -1,6 +1,10 @@
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/asio.h"
 #include "ddp/file_store.h"

@@ -1,4 +1,9 @@
 // Hosts that are short of something, and paths that are not plain.
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
 #include "ddp/gloo_group.h"
 #include "lib/error.h"
 #include "tests/ddp/launches.h"

@@ -1,6 +1,8 @@
 // The little training that tests of DDP compare, in the test and in its worker processes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "lib/nn/module.h"

@@ -1,7 +1,10 @@
 // The scenarios of ranks that train a model together.
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <iostream>
 #include <map>
+#include <string>
 
 #include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"

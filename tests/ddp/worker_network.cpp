@@ -3,9 +3,16 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <iostream>
 #include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/gloo_group.h"

@@ -1,7 +1,12 @@
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"

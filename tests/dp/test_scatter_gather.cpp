@@ -1,4 +1,10 @@
+#include <algorithm>
+#include <any>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "dp/scatter_gather.h"
 #include "tests/support/catch2.h"

@@ -1,3 +1,7 @@
+#include <cstdint>
+#include <span>
+#include <string>
+
 #include "dp/data_parallel.h"
 #include "lib/error.h"
 #include "tests/ddp/train.h"

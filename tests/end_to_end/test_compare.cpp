@@ -3,6 +3,9 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/results.h"
 #include "cli/table.h"

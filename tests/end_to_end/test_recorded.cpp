@@ -3,9 +3,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "cli/loop.h"
 #include "cli/setup.h"

@@ -1,5 +1,7 @@
 #include <csignal>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "cli/results.h"
 #include "tests/end_to_end/program.h"

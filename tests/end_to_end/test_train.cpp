@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "cli/results.h"
 #include "tests/end_to_end/program.h"

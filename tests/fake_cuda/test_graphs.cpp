@@ -1,4 +1,6 @@
+#include <functional>
 #include <thread>
+#include <vector>
 
 #include "tests/fake_cuda/gpu.h"
 

@@ -1,4 +1,6 @@
 #include <cstdlib>
+#include <numeric>
+#include <vector>
 
 #include "tests/fake_cuda/gpu.h"
 

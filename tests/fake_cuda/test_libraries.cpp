@@ -1,6 +1,9 @@
 #include <cublas_v2.h>
 #include <cudnn.h>
 
+#include <cstddef>
+#include <vector>
+
 #include "tests/fake_cuda/gpu.h"
 
 using namespace duet_test;

@@ -1,10 +1,15 @@
 #include <nccl.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <numeric>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/fake_cuda/gpu.h"
 

@@ -1,3 +1,6 @@
+#include <string>
+#include <vector>
+
 #include "lib/device.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"

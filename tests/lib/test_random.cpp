@@ -1,9 +1,12 @@
 // Recorded draws of PyTorch (2.15, CPU), CPython 3.11 and Random123.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "lib/error.h"

@@ -1,4 +1,6 @@
+#include <cstdint>
 #include <numeric>
+#include <vector>
 
 #include "lib/allocator.h"
 #include "lib/tensor.h"

@@ -1,9 +1,13 @@
 #include <sched.h>
 
+#include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "lib/error.h"
 #include "lib/pool.h"

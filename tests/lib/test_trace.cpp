@@ -1,4 +1,7 @@
+#include <cstdint>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "lib/trace.h"
 #include "tests/support/catch2.h"

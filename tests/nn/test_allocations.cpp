@@ -1,6 +1,7 @@
 // A training step of SimpleCNN allocates nothing once every size has been seen.
 #include <sys/prctl.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 

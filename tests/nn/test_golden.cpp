@@ -1,7 +1,12 @@
 // Numbers that PyTorch gives, bit for bit where its own are fixed. They were taken from PyTorch 1.13 and 2.15.
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

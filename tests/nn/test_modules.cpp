@@ -1,4 +1,10 @@
 // Modules: their text, names, states and contexts.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"

@@ -1,9 +1,13 @@
 // The from-scratch tutorial on the real MNIST: every draw of every rank in the tutorial's order, and its losses.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "lib/data/mnist.h"
 #include "lib/data/partitioner.h"

@@ -1,6 +1,9 @@
 // Shared by the tests of operators: leaves with known values, shapes drawn at random, comparison with the reference.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "lib/autograd/variable.h"
 #include "lib/ops/to_plain.h"
 #include "lib/random.h"

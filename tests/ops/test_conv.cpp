@@ -1,4 +1,7 @@
 // Convolutions against the reference: plain and fused with pooling, relu and dropout.
+#include <algorithm>
+#include <cstdint>
+
 #include "lib/ops/conv2d.h"
 #include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/dropout.h"

@@ -1,5 +1,7 @@
 // What operators refuse, and how they say so.
+#include <cstdint>
 #include <functional>
+#include <string>
 
 #include "lib/ops/add.h"
 #include "lib/ops/batch_norm2d.h"

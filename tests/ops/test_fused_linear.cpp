@@ -1,7 +1,9 @@
 // The fused linear, relu and dropout against the operators one by one, bit for bit, and against the reference.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "lib/ops/dropout.h"
 #include "lib/ops/linear.h"

@@ -1,7 +1,9 @@
 // linear and log_softmax in one, and nll_loss behind log_softmax: one gradient for both. All with the bits of the
 // operators one by one.
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"

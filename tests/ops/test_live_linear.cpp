@@ -1,5 +1,6 @@
 // Gradients of linear layers whose outputs are mostly dead: the zeros of dy are skipped, what is not finite is not.
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "lib/ops/linear.h"

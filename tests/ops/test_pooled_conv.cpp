@@ -1,7 +1,9 @@
 // The fused convolution's own kernels: shapes that take them and shapes beside them, equal maxima, dead and live
 // outputs, rows alone and in company, numbers that are not finite.
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "lib/ops/conv2d.h"

@@ -1,6 +1,10 @@
 // The reference itself, by finite differences.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "tests/ops/check.h"
 

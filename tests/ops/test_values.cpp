@@ -1,5 +1,9 @@
 // All operators but convolutions against the reference, over random shapes and all layouts.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "lib/ops/add.h"
 #include "lib/ops/batch_norm2d.h"

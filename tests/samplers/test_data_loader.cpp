@@ -1,4 +1,7 @@
 // Orders and draws recorded from torch.utils.data.DataLoader.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>

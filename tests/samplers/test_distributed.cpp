@@ -1,4 +1,10 @@
 // Tables recorded from torch.utils.data.DistributedSampler.
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <vector>
+
 #include "lib/error.h"
 #include "samplers/distributed.h"
 #include "samplers/random.h"

@@ -1,6 +1,8 @@
 // The batches on which tests train, the same in every process.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/random.h"
 #include "lib/tensor.h"
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/error.h"

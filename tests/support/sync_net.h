@@ -2,6 +2,9 @@
 // norm is synchronised.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "lib/nn/layers.h"
 
 namespace duet_test {

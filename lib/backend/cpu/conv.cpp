@@ -1,4 +1,9 @@
 // Convolutions by oneDNN, block by block.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
 #include "lib/backend/cpu/conv_support.h"
 
 extern "C" void omp_set_num_threads(int threads);

@@ -1,5 +1,6 @@
 // The fused operator dropout(relu(max_pool2d(conv2d(x)))), block by block: a block's convolution stays in the cache
 // until it is pooled.
+#include <cstdint>
 #include <cstring>
 
 #include "lib/backend/cpu/conv_support.h"

@@ -1,6 +1,9 @@
 #include "lib/backend/cpu/cpu_backend.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "lib/backend/cpu/cpu_device.h"
 

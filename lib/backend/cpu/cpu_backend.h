@@ -3,7 +3,10 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <mutex>
+#include <span>
+#include <string>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/blocks.h"

@@ -1,5 +1,7 @@
 #include "lib/backend/cpu/cpu_device.h"
 
+#include <cstdint>
+
 namespace duet::cpu {
 
 float* Scratch::floats(std::int64_t count) {

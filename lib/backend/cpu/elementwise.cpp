@@ -1,5 +1,6 @@
 // Elementwise operators and dropout.
 #include <algorithm>
+#include <cstdint>
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"

@@ -1,4 +1,7 @@
 // Linear layers, alone, with relu and dropout, and with log_softmax.
+#include <algorithm>
+#include <cstdint>
+
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 

@@ -1,6 +1,9 @@
 // log_softmax, losses and accuracy.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 #include "lib/backend/arithmetic/softmax.h"
 #include "lib/backend/cpu/cpu_backend.h"

@@ -1,4 +1,6 @@
 // Max pooling.
+#include <cstdint>
+
 #include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {

@@ -1,5 +1,8 @@
 // A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, or directly
 // from plain images of few channels; backward over live gradients only. Images are padded row by row, in the cache.
+#include <cstddef>
+#include <cstdint>
+
 #include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {

@@ -1,7 +1,10 @@
 // Optimizer updates and sums over devices, on flat buffers.
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <numeric>
+#include <span>
+#include <utility>
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"

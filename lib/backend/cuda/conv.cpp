@@ -1,4 +1,6 @@
 // Convolutions by cuDNN.
+#include <cstdint>
+
 #include "lib/backend/cuda/conv_support.h"
 #include "lib/backend/cuda/sizes.h"
 

@@ -1,4 +1,5 @@
 // The fused operator dropout(relu(max_pool2d(conv2d(x)))): cuDNN's convolution, and one own kernel for all the rest.
+#include <cstdint>
 #include <optional>
 
 #include "lib/backend/cuda/conv_support.h"

@@ -1,6 +1,8 @@
 // Shared by the plain and the fused convolution.
 #pragma once
 
+#include <cstddef>
+
 #include "lib/backend/cuda/conv_plan.h"
 #include "lib/backend/cuda/cuda_backend.h"
 

@@ -3,8 +3,13 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda/cuda_device.h"

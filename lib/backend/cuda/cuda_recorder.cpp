@@ -1,5 +1,8 @@
 #include "lib/backend/cuda/cuda_recorder.h"
 
+#include <cstdint>
+#include <memory>
+
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {

@@ -1,4 +1,6 @@
 // Elementwise operators and dropout.
+#include <cstdint>
+
 #include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {

@@ -1,5 +1,6 @@
 // Linear layers by cuBLAS, alone, with relu and dropout, and with log_softmax. cuBLAS counts columns first: a row-major
 // matrix is the transpose of what it sees.
+#include <cstdint>
 #include <optional>
 
 #include "lib/backend/cuda/cuda_backend.h"

@@ -1,4 +1,6 @@
 // log_softmax, losses and accuracy.
+#include <cstdint>
+
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/sizes.h"
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "lib/backend/cuda/block_watch.h"
 #include "lib/backend/cuda/cuda_backend.h"

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <type_traits>
 
 namespace duet::cuda {
 namespace {

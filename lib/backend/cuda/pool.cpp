@@ -1,4 +1,6 @@
 // Max pooling.
+#include <cstdint>
+
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/sizes.h"
 

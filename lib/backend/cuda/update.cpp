@@ -1,6 +1,11 @@
 // Optimizer updates, sums over devices, and batches from a data set that lies on the device.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <span>
 
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/nccl_clique.h"

@@ -1,4 +1,6 @@
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 

@@ -1,5 +1,11 @@
 #include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 

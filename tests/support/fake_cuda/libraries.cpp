@@ -4,7 +4,12 @@
 #include <cudnn.h>
 
 #include <bit>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/half.h"

@@ -1,9 +1,15 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 #include "tests/support/fake_cuda/simulator.h"

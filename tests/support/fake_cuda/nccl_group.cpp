@@ -1,7 +1,11 @@
 #include "tests/support/fake_cuda/nccl_group.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "ddp/reduce_kernels.h"
 

@@ -3,9 +3,12 @@
 
 #include <nccl.h>
 
+#include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <tuple>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 

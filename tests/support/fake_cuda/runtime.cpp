@@ -1,11 +1,16 @@
 // Devices and errors: their names, the last one of a thread, and those that tests inject.
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <sstream>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 #include "tests/support/fake_cuda/simulator.h"

@@ -5,8 +5,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdarg>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "tests/support/fake_cuda/sim.h"
 #include "tests/support/fake_cuda/simulator.h"

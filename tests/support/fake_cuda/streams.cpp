@@ -1,4 +1,6 @@
 #include <chrono>
+#include <memory>
+#include <mutex>
 
 #include "tests/support/fake_cuda/sim.h"
 

@@ -1,6 +1,8 @@
 // The instruction set AMX: AVX-512's kernels, and where it gains, products of matrices by the processor's tiles.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/kernels.h"
 
 namespace duet::cpu {

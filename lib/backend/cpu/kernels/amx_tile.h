@@ -6,6 +6,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
+#include <cstring>
+
 #include "lib/backend/cpu/kernels/vec.h"
 
 namespace duet::cpu::DUET_ISA {

@@ -1,3 +1,6 @@
+#include <cstdint>
+#include <cstring>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

@@ -1,3 +1,5 @@
+#include <cstdint>
+
 #include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"

@@ -1,4 +1,6 @@
 // What the machine can do at most with this instruction set: multiply-adds that touch no memory.
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

@@ -1,4 +1,8 @@
 // Images from one layout to another: blocks of channels, and borders of zeros.
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

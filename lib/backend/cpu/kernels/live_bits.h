@@ -1,6 +1,8 @@
 // Gradients that are not zero, as bits of words.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/vec.h"
 
 namespace duet::cpu::DUET_ISA {

@@ -1,6 +1,9 @@
 // Gradients of a 3x3 convolution that is followed by a 2x2 max-pool and relu. At most one in four of its output
 // gradients is not zero, and of those relu and dropout kill more than half, so both passes walk the live ones only:
 // the sums are the same, without the terms that are zero.
+#include <cstdint>
+#include <cstring>
+
 #include "lib/backend/cpu/kernels/live_bits.h"
 #include "lib/backend/cpu/kernels/tables.h"
 

@@ -1,5 +1,7 @@
 // Gradients of a linear layer over its live outputs only: behind it, relu and dropout make most of dy zero. A term that
 // is zero changes no sum unless its other factor is not finite; columns with such a factor take the dense loops.
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

@@ -1,5 +1,7 @@
 // The weight gradient of a convolution that reads a plain image of few channels: the first of a network. oneDNN 2.6
 // has no vector code for one input channel where outputs lie in blocks of 8.
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

@@ -1,5 +1,8 @@
 // A 3x3 convolution of plain images with few channels, bias, 2x2 max-pool and relu: the first layer of a network. The
 // forward keeps a window's outputs in registers, the weight gradient picks the pixels that the pool's index names.
+#include <cstdint>
+#include <cstring>
+
 #include "lib/backend/cpu/kernels/pool_window.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"

@@ -1,6 +1,8 @@
 // The end of a fused convolution, shared by its kernels.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

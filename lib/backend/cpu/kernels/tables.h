@@ -1,6 +1,8 @@
 // Declares the kernels of one instruction set: DUET_ISA is its namespace. See kernels.h for what they do.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/kernels.h"
 
 namespace duet::cpu::DUET_ISA {

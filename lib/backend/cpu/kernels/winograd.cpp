@@ -3,6 +3,8 @@
 // of 2x2 outputs is one window of the pool, so the convolution's outputs never leave the registers.
 //
 // Values that are not finite spread over their tile: the transforms only add and subtract, so they never become finite.
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/winograd_tile.h"
 

@@ -1,6 +1,8 @@
 // Winograd's F(2x2, 3x3): the transforms of filters, of a tile of pixels, and of its products. Shared by its kernels.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/backend/cpu/kernels/pool_window.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <cstdint>
 
 #include "lib/backend/arithmetic/dropout.h"
 #include "lib/backend/arithmetic/pool.h"

@@ -1,6 +1,8 @@
 // The counter on the device that tells recorded steps which step they are.
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/launch.h"
 

@@ -1,6 +1,8 @@
 // Dropout's masks.
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/arithmetic/dropout.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"

@@ -1,6 +1,8 @@
 // Elementwise operators: a thread for each element.
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"

@@ -1,6 +1,8 @@
 // Batches of images from bytes that lie on the device.
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"

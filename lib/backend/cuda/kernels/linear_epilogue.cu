@@ -2,6 +2,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/arithmetic/dropout.h"
 #include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/cuda/kernels/kernels.h"

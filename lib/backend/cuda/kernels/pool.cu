@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <cstdint>
 
 #include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/cuda/kernels/kernels.h"

@@ -1,6 +1,8 @@
 // The optimizer's update and the sum over devices, over flat buffers.
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"

@@ -5,6 +5,7 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/support/fake_cuda/include/device_code.h"
