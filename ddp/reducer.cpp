@@ -32,7 +32,8 @@ void scale(const Buffer& buffer, double factor) {
   if (factor == 1.0) return;
   if (factor == 0.0) return set_to_zero(buffer);
   if (buffer.dtype == DType::f64 && buffer.device.kind == DeviceKind::cpu) {
-    for (double& value : tensor_of(buffer).span<double>()) value *= factor;
+    const Tensor values = tensor_of(buffer);
+    for (double& value : values.span<double>()) value *= factor;
     return;
   }
   require<UsageError>(buffer.dtype == DType::f32, "cannot scale gradients of ", buffer.dtype, " on ", buffer.device);

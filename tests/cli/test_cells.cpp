@@ -16,6 +16,7 @@
 
 using namespace duet;
 using namespace duet::cli;
+using duet_test::Approx;
 
 TEST_CASE("the cells of a comparison") {
   CompareOptions options;

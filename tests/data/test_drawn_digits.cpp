@@ -37,7 +37,8 @@ TEST_CASE("all ten digits appear about equally often, with ink in every image") 
   for (std::int64_t i = 0; i < digits.size(); ++i) {
     ++count[static_cast<std::size_t>(digits.labels().data<std::int64_t>()[i])];
     int dark = 0;
-    for (const std::uint8_t pixel : digits.images().rows(i, i + 1).span<std::uint8_t>()) dark += pixel > 100;
+    const Tensor image = digits.images().rows(i, i + 1);
+    for (const std::uint8_t pixel : image.span<std::uint8_t>()) dark += pixel > 100;
     blank += dark < 8;
   }
   for (const int n : count) CHECK(std::abs(n - 200) < 70);  // five standard deviations

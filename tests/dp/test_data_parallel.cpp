@@ -207,7 +207,8 @@ TEST_CASE("batch norm's running statistics follow replica 0") {
   nn::BatchNorm2d model(2);
   dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
   Tensor x = zeros({4, 2, 2, 2});
-  for (float& value : x.rows(0, 2).span<float>()) value = 1;
+  const Tensor ones = x.rows(0, 2);
+  for (float& value : ones.span<float>()) value = 1;
   x.rows(0, 1).data<float>()[0] = 5;
   net(x);
   const float mean = model.state_dict()[2].tensor.data<float>()[0];

@@ -127,6 +127,14 @@ def check_own_includes(root):
             yield f"{path} uses {name} without <{'> or <'.join(headers[:4])}>"
 
 
+def check_catch(root):
+    """Approx is named as duet_test::Approx: only Catch2 2 has one outside of its namespace"""
+    for path in sources(root):
+        text = read(root, path)
+        if path.startswith("tests/") and re.search(r"(?<![:\w])Approx\(", text) and "duet_test::Approx" not in text:
+            yield path
+
+
 def check_sizes(root):
     """no file past 350 lines"""
     for path in sources(root):
@@ -164,7 +172,7 @@ def check_format(root):
 
 
 CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_roots, check_own_includes,
-          check_sizes, check_words, check_format)
+          check_catch, check_sizes, check_words, check_format)
 
 
 def check_tree(root):
@@ -190,6 +198,7 @@ PLANTED = {
     check_public_headers: ("lib/checkpoint.h", "#include <nlohmann/json.hpp>\n"),
     check_roots: ("lib/a.cpp", '#include "b.h"\n'),
     check_own_includes: ("lib/a.cpp", "std::int64_t a;\n"),
+    check_catch: ("tests/lib/a.cpp", "int a = Approx(1);\n"),
     check_sizes: ("lib/a.cpp", "\n" * (MAX_LINES + 1)),
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
     check_format: ("lib/a.cpp", "int  a ;\n"),
