@@ -1,42 +1,60 @@
 #!/usr/bin/env python3
-"""The headers that are installed: all but those of programs, of the backends' insides and of single source files.
+"""The headers that are installed: duet.h, and all that it includes, directly or not.
 
-    public_headers.py                  prints them
-    public_headers.py --install DIR    copies them to DIR under the installation's prefix, called by `meson install`
+    public_headers.py                  prints them, relative to the root of the tree
+    public_headers.py --qualify DIR    called by `meson install`, after it has copied them to DIR under its prefix:
+                                       makes #include "lib/tensor.h" in them #include <duet/lib/tensor.h>, so that a
+                                       folder lib/ of another project is not taken for duet's
 """
 import os
 import re
-import shutil
 import sys
 
-FOLDERS = ("lib", "samplers", "dp", "ddp")
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+UMBRELLA = "duet.h"
+# Never installed: of programs, of the backends' insides, of single source files.
 PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
+INCLUDE = re.compile(r'^(\s*#\s*include\s*)"([^"\n]+)"', re.M)
+ONCE = "#pragma once\n"
+# An older standard is reported once, not once more by every line that needs this one.
+NEEDS_CPP20 = f"""{ONCE}
+#if __cplusplus < 202002L
+#error "duet needs C++20: compile with -std=c++20 or newer"
+#else
+"""
 
 
-def is_public(path):
-    return path.endswith(".h") and not PRIVATE.fullmatch(path)
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def public_headers(root):
-    for folder in FOLDERS:
-        for path, _, names in os.walk(os.path.join(root, folder)):
-            for name in names:
-                header = os.path.relpath(os.path.join(path, name), root)
-                if is_public(header):
-                    yield header
+    """Sorted paths; one that does not exist is among them, so that a check can say so."""
+    found, waiting = set(), [UMBRELLA]
+    while waiting:
+        header = waiting.pop()
+        if header not in found:
+            found.add(header)
+            path = os.path.join(root, header)
+            waiting += [name for _, name in INCLUDE.findall(read(path))] if os.path.exists(path) else []
+    return sorted(found)
 
 
-def install(root, folder):
-    destination = os.path.join(os.environ["MESON_INSTALL_DESTDIR_PREFIX"], folder)
-    for header in public_headers(root):
-        target = os.path.join(destination, header)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copyfile(os.path.join(root, header), target)
+def qualify(folder):
+    prefix = os.environ["MESON_INSTALL_DESTDIR_PREFIX"]
+    folder = os.environ.get("DESTDIR", "") + folder if os.path.isabs(folder) else os.path.join(prefix, folder)
+    for header in public_headers(ROOT):
+        path = os.path.join(folder, header)
+        if not os.path.exists(path):
+            sys.exit(f"public_headers: {header} was not installed: run meson setup --reconfigure, then install again")
+        text = INCLUDE.sub(r"\1<duet/\2>", read(os.path.join(ROOT, header)))
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.replace(ONCE, NEEDS_CPP20, 1) + "#endif\n")
 
 
 if __name__ == "__main__":
-    ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-    if sys.argv[1:2] == ["--install"]:
-        install(ROOT, sys.argv[2])
+    if sys.argv[1:2] == ["--qualify"]:
+        qualify(sys.argv[2])
     else:
-        print("\n".join(sorted(public_headers(ROOT))))
+        print("\n".join(public_headers(ROOT)))

@@ -4,14 +4,12 @@
 #include <filesystem>
 #include <string>
 
-#include "ddp/gloo_group.h"
-#include "dp/data_parallel.h"
-#include "lib/checkpoint.h"
-#include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
+#include <duet/duet.h>
+
+#include "lib/tensor.h"  // this project's
 
 int main() {
+  static_assert(outside::kOwnHeader);
   duet::nn::SimpleCNN model(1234);
   duet::dp::DataParallel net(model, {.devices = duet::first_devices(duet::DeviceKind::cpu, 2)});
   duet::optim::SGD opt(model, {.lr = 0.1f});

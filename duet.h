@@ -1,0 +1,64 @@
+// All of duet for users: what is installed is this header and those that it includes.
+#pragma once
+
+// Tensors, devices, random numbers, files.
+#include "lib/checkpoint.h"
+#include "lib/device.h"
+#include "lib/error.h"
+#include "lib/random.h"
+#include "lib/safetensors.h"
+#include "lib/sha256.h"
+#include "lib/shape.h"
+#include "lib/tensor.h"
+
+// Gradients, operators, networks, the optimizer; whole steps as CUDA graphs.
+#include "lib/autograd/check_finite.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/autograd/variable.h"
+#include "lib/backend/step_graph.h"
+#include "lib/nn/containers.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/module.h"
+#include "lib/nn/simple_cnn.h"
+#include "lib/ops/add.h"
+#include "lib/ops/batch_norm2d.h"
+#include "lib/ops/conv2d.h"
+#include "lib/ops/dropout.h"
+#include "lib/ops/flatten.h"
+#include "lib/ops/linear.h"
+#include "lib/ops/log_softmax.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/max_pool2d.h"
+#include "lib/ops/relu.h"
+#include "lib/optim/clip_grad_norm.h"
+#include "lib/optim/sgd.h"
+
+// Data and the order in which it is read.
+#include "lib/data/dataset.h"
+#include "lib/data/drawn_digits.h"
+#include "lib/data/loader.h"
+#include "lib/data/mnist.h"
+#include "lib/data/partitioner.h"
+#include "samplers/batch.h"
+#include "samplers/data_loader.h"
+#include "samplers/distributed.h"
+#include "samplers/random.h"
+#include "samplers/sequential.h"
+
+// DataParallel.
+#include "dp/data_parallel.h"
+
+// DistributedDataParallel, and how ranks are started and meet.
+#include "ddp/average_gradients.h"
+#include "ddp/comm_hook.h"
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/file_store.h"
+#include "ddp/gloo_group.h"
+#include "ddp/init.h"
+#include "ddp/launch.h"
+#include "ddp/nccl_group.h"
+#include "ddp/process_group.h"
+#include "ddp/rank_threads.h"
+#include "ddp/ring.h"
+#include "ddp/sharded_update.h"
+#include "ddp/tcp_store.h"
