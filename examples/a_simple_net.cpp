@@ -1,13 +1,14 @@
 // ASimpleNet on four devices: one training step of a batch of 16, four rows in each replica.
-#include <exception>
 #include <iostream>
 #include <string>
 
-#include "dp/data_parallel.h"
-#include "examples/in_order.h"
-#include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
+#include <duet/dp/data_parallel.h>
+#include <duet/lib/nn/simple_cnn.h>
+#include <duet/lib/ops/losses.h>
+#include <duet/lib/optim/sgd.h>
+
+#include "in_order.h"
+#include "program.h"
 
 using namespace duet;
 
@@ -30,9 +31,7 @@ class ASimpleNet : public nn::ASimpleNet {
   examples::ReplicaLines& lines_;
 };
 
-}  // namespace
-
-int main() try {
+void run() {
   // The tutorial prints "CUDA_VISIBLE_DEVICES :3, 2, 1, 0": device 0 of the program is the first one listed there.
   const auto devices = first_devices(DeviceKind::cpu, 4);
   std::cout << "devices :";
@@ -57,7 +56,10 @@ int main() try {
   loss.backward();
   opt.step();
   std::cout << "outputs " << outputs.shape() << ", gradients summed on " << devices.front() << '\n';
-} catch (const std::exception& error) {
-  std::cerr << error.what() << '\n';
-  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "", [](const examples::Arguments&) { run(); });
 }

@@ -5,9 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "ddp/init.h"
-#include "ddp/launch.h"
-#include "examples/in_order.h"
+#include <duet/ddp/init.h>
+#include <duet/ddp/launch.h>
+
+#include "in_order.h"
+#include "program.h"
 
 using namespace duet;
 
@@ -64,4 +66,6 @@ void run(int rank) {
 
 }  // namespace
 
-int main() { return ddp::spawn(run, kRanks); }
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "", [](const examples::Arguments&) { return ddp::spawn(run, kRanks); });
+}

@@ -3,22 +3,23 @@
 //
 //   comm_hook
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "ddp/distributed_data_parallel.h"
-#include "ddp/init.h"
-#include "ddp/launch.h"
-#include "lib/data/drawn_digits.h"
-#include "lib/data/loader.h"
-#include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
-#include "samplers/batch.h"
-#include "samplers/random.h"
+#include <duet/ddp/distributed_data_parallel.h>
+#include <duet/ddp/init.h>
+#include <duet/ddp/launch.h>
+#include <duet/lib/data/drawn_digits.h>
+#include <duet/lib/data/loader.h>
+#include <duet/lib/nn/simple_cnn.h>
+#include <duet/lib/ops/losses.h>
+#include <duet/lib/optim/sgd.h>
+#include <duet/samplers/batch.h>
+#include <duet/samplers/random.h>
+
+#include "program.h"
 
 using namespace duet;
 
@@ -65,18 +66,15 @@ void train(const char* name, ddp::ProcessGroup& group, std::shared_ptr<ddp::Comm
   if (group.rank() == 0) std::printf("%-12s loss of the last batch %.1f\n", name, static_cast<double>(last));
 }
 
+void run(int /*rank*/) {
+  const auto group = ddp::init_process_group();
+  train("all_reduce", *group, nullptr);
+  train("bf16", *group, std::make_shared<ddp::CompressionHook>(ddp::HalfFormat::bf16));
+  train("double", *group, std::make_shared<DoubleHook>());
+}
+
 }  // namespace
 
-int main() try {
-  return ddp::spawn(
-      [](int) {
-        const auto group = ddp::init_process_group();
-        train("all_reduce", *group, nullptr);
-        train("bf16", *group, std::make_shared<ddp::CompressionHook>(ddp::HalfFormat::bf16));
-        train("double", *group, std::make_shared<DoubleHook>());
-      },
-      2);
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "", [](const examples::Arguments&) { return ddp::spawn(run, 2); });
 }

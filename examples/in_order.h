@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include <duet/ddp/process_group.h>
 
 namespace examples {
 

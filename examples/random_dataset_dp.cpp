@@ -2,16 +2,17 @@
 //
 //   random_dataset_dp [DEVICES]      2 unless given
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <string>
 
-#include "dp/data_parallel.h"
-#include "examples/in_order.h"
-#include "lib/autograd/grad_mode.h"
-#include "lib/data/dataset.h"
-#include "lib/nn/layers.h"
-#include "samplers/data_loader.h"
+#include <duet/dp/data_parallel.h>
+#include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/data/dataset.h>
+#include <duet/lib/nn/layers.h>
+#include <duet/samplers/data_loader.h>
+
+#include "in_order.h"
+#include "program.h"
 
 using namespace duet;
 
@@ -41,10 +42,8 @@ class Model : public nn::Module {
   examples::ReplicaLines& lines_;
 };
 
-}  // namespace
-
-int main(int argc, char** argv) try {
-  const auto devices = first_devices(DeviceKind::cpu, argc > 1 ? std::stoi(argv[1]) : 2);
+void run(int count) {
+  const auto devices = first_devices(DeviceKind::cpu, count);
   std::cout << "There are " << devices.size() << " CPU devices on the Node!\n";
 
   examples::ReplicaLines lines;
@@ -65,7 +64,11 @@ int main(int argc, char** argv) try {
     lines.print();
     std::cout << "Outside: input size " << size_text(input) << " output_size " << size_text(output) << '\n';
   }
-} catch (const std::exception& error) {
-  std::cerr << error.what() << '\n';
-  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "[DEVICES]      1 to 64, 2 unless given",
+                       [](const examples::Arguments& arguments) { run(static_cast<int>(arguments.number(0, 2, 64))); });
 }

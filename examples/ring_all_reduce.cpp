@@ -7,11 +7,13 @@
 #include <sstream>
 #include <vector>
 
-#include "ddp/init.h"
-#include "ddp/launch.h"
-#include "ddp/ring.h"
-#include "examples/in_order.h"
-#include "lib/random.h"
+#include <duet/ddp/init.h>
+#include <duet/ddp/launch.h>
+#include <duet/ddp/ring.h>
+#include <duet/lib/random.h>
+
+#include "in_order.h"
+#include "program.h"
 
 using namespace duet;
 
@@ -72,4 +74,6 @@ void run(int /*rank*/) {
 
 }  // namespace
 
-int main() { return ddp::spawn(run, kRanks); }
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "", [](const examples::Arguments&) { return ddp::spawn(run, kRanks); });
+}

@@ -3,25 +3,26 @@
 //   train_ddp [DATA [IMAGES]]         see train_single.cpp
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "ddp/distributed_data_parallel.h"
-#include "ddp/init.h"
-#include "ddp/launch.h"
-#include "lib/autograd/grad_mode.h"
-#include "lib/data/loader.h"
-#include "lib/data/mnist.h"
-#include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
-#include "lib/sha256.h"
-#include "samplers/batch.h"
-#include "samplers/random.h"
-#include "samplers/sequential.h"
+#include <duet/ddp/distributed_data_parallel.h>
+#include <duet/ddp/init.h>
+#include <duet/ddp/launch.h>
+#include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/data/loader.h>
+#include <duet/lib/data/mnist.h>
+#include <duet/lib/nn/simple_cnn.h>
+#include <duet/lib/ops/losses.h>
+#include <duet/lib/optim/sgd.h>
+#include <duet/lib/sha256.h>
+#include <duet/samplers/batch.h>
+#include <duet/samplers/random.h>
+#include <duet/samplers/sequential.h>
+
+#include "program.h"
 
 using namespace duet;
 
@@ -69,12 +70,13 @@ void train(const data::Mnist& mnist) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const std::string folder = argc > 1 ? argv[1] : "";
-  const std::int64_t images = argc > 2 ? std::stol(argv[2]) : 0;
-  const data::Mnist mnist = data::load_mnist({.data = folder, .train_images = images, .test_images = 1000});
-  return ddp::spawn([&](int) { train(mnist); }, 2);
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  const char* const usage =
+      "[DATA [IMAGES]]      DATA: a folder with MNIST, or \"synthetic\"; IMAGES: use only the first so many";
+  return examples::run(argc, argv, usage, [](const examples::Arguments& arguments) {
+    const std::int64_t images = arguments.number(1, 0, 60'000);
+    const data::Mnist mnist =
+        data::load_mnist({.data = arguments.text(0), .train_images = images, .test_images = 1000});
+    return ddp::spawn([&](int) { train(mnist); }, 2);
+  });
 }

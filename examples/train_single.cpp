@@ -4,22 +4,23 @@
 //   train_single [DATA [IMAGES]]      DATA: a folder with MNIST, or "synthetic"; IMAGES: use only the first so many
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "lib/autograd/grad_mode.h"
-#include "lib/data/loader.h"
-#include "lib/data/mnist.h"
-#include "lib/nn/simple_cnn.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
-#include "lib/sha256.h"
-#include "samplers/batch.h"
-#include "samplers/random.h"
-#include "samplers/sequential.h"
+#include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/data/loader.h>
+#include <duet/lib/data/mnist.h>
+#include <duet/lib/nn/simple_cnn.h>
+#include <duet/lib/ops/losses.h>
+#include <duet/lib/optim/sgd.h>
+#include <duet/lib/sha256.h>
+#include <duet/samplers/batch.h>
+#include <duet/samplers/random.h>
+#include <duet/samplers/sequential.h>
+
+#include "program.h"
 
 using namespace duet;
 
@@ -66,13 +67,13 @@ void train(const data::Mnist& mnist) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const std::string folder = argc > 1 ? argv[1] : "";
-  const std::int64_t images = argc > 2 ? std::stol(argv[2]) : 0;
-  const data::Mnist mnist = data::load_mnist({.data = folder, .train_images = images, .test_images = 1000});
-  train(mnist);
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  const char* const usage =
+      "[DATA [IMAGES]]      DATA: a folder with MNIST, or \"synthetic\"; IMAGES: use only the first so many";
+  return examples::run(argc, argv, usage, [](const examples::Arguments& arguments) {
+    const std::int64_t images = arguments.number(1, 0, 60'000);
+    const data::Mnist mnist =
+        data::load_mnist({.data = arguments.text(0), .train_images = images, .test_images = 1000});
+    train(mnist);
+  });
 }

@@ -4,13 +4,15 @@
 #include <cstdio>
 #include <span>
 
-#include "ddp/average_gradients.h"
-#include "ddp/init.h"
-#include "ddp/launch.h"
-#include "examples/in_order.h"
-#include "lib/nn/layers.h"
-#include "lib/ops/losses.h"
-#include "lib/optim/sgd.h"
+#include <duet/ddp/average_gradients.h>
+#include <duet/ddp/init.h>
+#include <duet/ddp/launch.h>
+#include <duet/lib/nn/layers.h>
+#include <duet/lib/ops/losses.h>
+#include <duet/lib/optim/sgd.h>
+
+#include "in_order.h"
+#include "program.h"
 
 using namespace duet;
 
@@ -71,4 +73,6 @@ void run(int /*rank*/) {
 
 }  // namespace
 
-int main() { return ddp::spawn(run, 2); }
+int main(int argc, char** argv) {
+  return examples::run(argc, argv, "", [](const examples::Arguments&) { return ddp::spawn(run, 2); });
+}

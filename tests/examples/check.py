@@ -54,9 +54,32 @@ def check_wrapper_lines(_, sources, name):
     return text if len(changed) > WRAPPER_LINES or not any("net(" in line for line in changed) else ""
 
 
+def check_help(programs, _, name):
+    """--help prints the usage."""
+    result = subprocess.run([os.path.join(programs, name), "--help"], capture_output=True, text=True, timeout=120)
+    good = result.returncode == 0 and result.stdout.startswith(f"usage: {name} ") and not result.stderr
+    return "" if good else str(result)
+
+
+def check_wrong_arguments(programs, _, name):
+    """A wrong command line is one line on stderr and exit code 2."""
+    wrong = [["--nonsense"], ["a", "b", "c"]]
+    wrong += [["synthetic", number] for number in ("many", "-1", "10x", "0")] if name.startswith("train_") else []
+    wrong += [[number] for number in ("many", "0", "65", "1e9")] if name == "random_dataset_dp" else []
+    for arguments in wrong:
+        result = subprocess.run([os.path.join(programs, name), *arguments], capture_output=True, text=True, timeout=120)
+        lines = result.stderr.splitlines()
+        if result.returncode != 2 or len(lines) != 1 or not lines[0].startswith(name + ": ") or result.stdout:
+            return str(result)
+    return ""
+
+
 CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
                                             "ring_all_reduce", "two_processes")]
 CHECKS += [(check_eight_devices, "random_dataset_dp")]
+CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
+                                      "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp")
+           for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 

@@ -28,7 +28,7 @@ MAY_INCLUDE = {
     "dp": ("lib",),
     "ddp": ("lib",),
     "cli": ("lib", "samplers", "dp", "ddp"),
-    "examples": ("lib", "samplers", "dp", "ddp"),
+    "examples": (),
     UMBRELLA: ("lib", "samplers", "dp", "ddp"),
 }
 # Inside lib: a layer may include itself and those before it. Files directly in lib are the base.
@@ -117,6 +117,19 @@ def check_public_headers(root):
             yield f'{path} includes "{header}"'
 
 
+def check_examples(root):
+    """examples include what is installed, as <duet/...>, and their own headers; nothing else in the tree does"""
+    public = public_headers(root)
+    for path, bracket, header in includes(root):
+        installed = bracket == "<" and header.startswith("duet/")
+        if path.startswith("examples/"):
+            good = header[len("duet/") :] in public if installed else bracket == "<" or "/" not in header
+        else:
+            good = not installed or path.startswith("tests/install/outside/")
+        if not good:
+            yield f"{path} includes {header}"
+
+
 def check_roots(root):
     """includes are named from the root, but in examples and in what is outside of the tree"""
     for path, bracket, header in includes(root):
@@ -176,7 +189,7 @@ def check_format(root):
             yield os.path.relpath(line.split(": ")[0], root)
 
 
-CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_roots, check_own_includes,
+CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
           check_catch, check_sizes, check_words, check_format)
 
 
@@ -201,6 +214,7 @@ PLANTED = {
     check_layers: ("lib/ops/a.cpp", '#include "lib/nn/b.h"\n'),
     check_vendors: ("lib/nn/a.cpp", "#include <dnnl.hpp>\n"),
     check_public_headers: (UMBRELLA, "#include <nlohmann/json.hpp>\n"),
+    check_examples: ("examples/a.cpp", "#include <duet/lib/backend/cpu/kernels/kernels.h>\n"),
     check_roots: ("lib/a.cpp", '#include "b.h"\n'),
     check_own_includes: ("lib/a.cpp", "std::int64_t a;\n"),
     check_catch: ("tests/lib/a.cpp", "int a = Approx(1);\n"),
