@@ -12,8 +12,8 @@
 
 namespace duet::cli {
 
-/// Calls the very kernels that the tape calls, in the same order, on memory made once. It trains `store`, the values of
-/// a SimpleCNN, by SGD; dropout is keyed as the model's.
+/// Calls the backend as the tape does, in the same order, on memory made once; only fc2 and log_softmax, one call of
+/// the tape's, are two. It trains `store`, the values of a SimpleCNN, by SGD; dropout is keyed as the model's.
 class BareStep {
  public:
   BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed);

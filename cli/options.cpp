@@ -18,7 +18,7 @@ constexpr const char* kAbout =
     "averaging, by DataParallel and by DistributedDataParallel, and says how fast each was and whether all learned the "
     "same bits.";
 
-/// Options that CLI11 can only take as text; they become typed values after reading.
+/// Options that are read as text; after parsing they are checked and become typed values.
 struct Texts {
   std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", precision = "fp32",
               compat, json;

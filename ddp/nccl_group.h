@@ -24,9 +24,8 @@ struct NcclOptions {
 /// - Collectives run on a stream of their own, after what the device was asked before; wait() returns at once and lets
 ///   the device wait. Only a barrier and what leaves a result in the host's memory keep the host waiting.
 /// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
-/// - NCCL does not compare what ranks call. They compare it themselves through the store, some 50 ms after a call, as
-/// it
-///   need not wait for that: a disagreement ends the group with both sides named, but numbers from before may be wrong.
+/// - NCCL does not compare what ranks call. A thread of each rank does, through the store, at most 20 times a second: a
+///   disagreement ends the group with both sides named, but results from before may be wrong.
 /// - A failure ends all ranks' groups. Work whose wait() has returned before it may hold anything; the next call
 /// throws.
 /// - Messages have no tags (UsageError). Those that are started without a wait between them go together.

@@ -69,7 +69,7 @@ using ShardUpdate = FunctionRef<void(std::int64_t begin, const Tensor& sums)>;
 /// One call, as an implementation gets it: already checked.
 struct Call {
   Collective op = Collective::barrier;
-  Buffer in{}, out{};  // all_reduce, broadcast, send and recv use `in` only, in place
+  Buffer in{}, out{};  // broadcast, all_reduce, reduce, send and recv use `in` only, in place
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;                         // the peer of send and recv
   int tag = 0;                          // of send and recv; the rule of reduce_update

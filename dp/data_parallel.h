@@ -35,10 +35,11 @@ struct DataParallelTimes {
 };
 
 /// Cuts each batch into one piece per device, runs the module on all pieces side by side, and joins the outputs on the
-/// first device. Backward runs the replicas' tapes side by side and sums their gradients on the first device
-/// (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is cut into whole blocks, so that the sum has
-/// the bits of one device for 1, 2, 4 and 8 devices; others are cut as PyTorch's chunk does. Fewer rows than devices
-/// use fewer replicas. With one device the module is called directly.
+/// output device. Backward runs the replicas' tapes side by side and sums their gradients on the first device, and on
+/// all devices that keep parameters of their own (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is
+/// cut into whole blocks, so that the sum has the bits of one device for 1, 2, 4 and 8 devices, and with few rows some
+/// pieces are empty; others are cut as PyTorch's chunk does, and few rows use fewer replicas. With one device the
+/// module is called directly.
 ///
 /// The module must outlive this. Used by one thread at a time; that thread is the first device's.
 class DataParallel : public nn::Module {

@@ -6,7 +6,7 @@
 
 namespace duet {
 
-/// Beyond 65,504 it becomes infinite; NaN stays NaN.
+/// From 65,520 on, halfway from the largest number (65,504) to 2^16, it becomes infinite; NaN stays NaN.
 constexpr std::uint16_t to_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);

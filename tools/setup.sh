@@ -14,7 +14,7 @@ needed=(g++ meson ninja-build pkg-config python3 python3-venv git ca-certificate
   libboost-dev            # Asio, for sockets
   nlohmann-json3-dev libcli11-dev zlib1g-dev libcurl4-openssl-dev
   catch2)
-optional=(libgloo-dev     # DDP between processes; without it the Gloo module is not built
+optional=(libgloo-dev     # DDP between hosts; without it the Gloo module is not built
   openmpi-bin)            # mpirun, under which a test runs
 case "${1:-}" in
   --ci) optional+=(clang libclang-rt-dev clang-format slurm-client slurmctld slurmd munge) ;;
