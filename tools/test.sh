@@ -4,22 +4,24 @@
 #
 #   tools/test.sh                                       all tests, in build-test
 #   tools/test.sh --build build-asan -Db_sanitize=...   another build folder, with options for `meson setup`
-#   tools/test.sh --suite lib --suite ddp               some suites only
+#   tools/test.sh --suite lib --suite ddp               some suites only, and what they need
+#   tools/test.sh --whole --suite lib                   everything is built, also for other suites
 #
 # The real MNIST is looked for in $DUET_DATA, or ../shared/data; tests that need it are skipped without it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Tests have time to spare: a limit ends what hangs, and must not end what a busy machine runs slowly.
-build=build-test options=() suites=() slower=4
+build=build-test options=() suites=() whole= slower=4
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build=$2; shift 2 ;;
     --suite) suites+=(--suite "$2"); shift 2 ;;
+    --whole) whole=1; shift ;;
     # Clang needs lundef off; -O1 and -g1 build in a quarter of the time and keep stacks readable; the tests run slower.
     -Db_sanitize=*) slower=10 options+=("$1" -Db_lundef=false -Doptimization=1 -Dcpp_args=-g1); shift ;;
     -D*) options+=("$1"); shift ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
   esac
 done
 
@@ -30,9 +32,9 @@ else
   meson setup "$build" -Dbuildtype=debugoptimized "${options[@]}" >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
   mv "$build.log" "$build/setup.log"
 fi
-if [ ${#suites[@]} = 0 ]; then
-  ninja -C "$build" >"$build/compile.log" 2>&1 || { grep -E 'error|FAILED|warning' -A 12 "$build/compile.log" >&2; exit 1; }
-  suites=(--no-rebuild)
+if [ ${#suites[@]} = 0 ] || [ -n "$whole" ]; then
+  ninja -k 0 -C "$build" >"$build/compile.log" 2>&1 || { grep -E 'error|FAILED|warning' -A 12 "$build/compile.log" >&2; exit 1; }
+  suites+=(--no-rebuild)
 fi  # else Meson builds what those suites need
 
 # A report of undefined behaviour ends the program, as those of the other sanitizers do.
