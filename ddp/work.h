@@ -48,7 +48,7 @@ class Work {
   /// Nothing to wait for.
   Work() = default;
   explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
-  /// False for send and recv until somebody has waited.
+  /// Stays false until wait() where only that looks for the end: send, recv, NCCL, buffers that are copied.
   bool done() const { return !state_ || state_->done(); }
   /// Blocks to the end of the operation and rethrows what it threw.
   void wait();

@@ -17,8 +17,9 @@ struct DistributedOptions {
   bool drop_last = false;  // cut the end off so that all ranks get the same number; else the head is repeated
 };
 
-/// torch.utils.data.DistributedSampler: every world_size-th index of randperm(n) with the seed `seed + epoch`, the same
-/// number on every rank. Throws UsageError for a rank outside [0, world_size) and for n < 0.
+/// torch.utils.data.DistributedSampler: every world_size-th index of randperm(n) with the seed `seed + epoch`, or of
+/// 0..n-1 without `shuffle`; the same number on every rank. Throws UsageError for a rank outside [0, world_size) and
+/// for n < 0.
 class DistributedSampler : public data::Sampler {
  public:
   DistributedSampler(std::int64_t n, const DistributedOptions& options);
