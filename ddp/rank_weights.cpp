@@ -1,6 +1,7 @@
 #include "ddp/rank_weights.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ddp/rank_names.h"

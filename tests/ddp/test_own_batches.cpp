@@ -1,6 +1,13 @@
 // Batches and losses that do not come from duet's loader and operators: gradients are those of the mean over all rows.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"

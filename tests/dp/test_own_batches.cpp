@@ -1,5 +1,11 @@
 // Batches and losses that do not come from duet's loader and operators, and losses computed in the replicas.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "dp/data_parallel.h"
 #include "lib/error.h"

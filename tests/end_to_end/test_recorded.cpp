@@ -1,5 +1,6 @@
 // The tutorial's own training on the real MNIST, against losses recorded from PyTorch with its generator.
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <map>

@@ -1,6 +1,9 @@
 // A loss of the user's own: a mean over the rows of its argument, whatever their stamp says.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "lib/autograd/variable.h"
