@@ -2,6 +2,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/backend/backend.h"
+#include "lib/random.h"
 #include "tests/backend/bits.h"
 #include "tests/support/catch2.h"
 
@@ -25,6 +27,34 @@ TEST_CASE("gradients of 2, 4 and 8 shards sum to the very bits of the whole batc
       }
     }
   }
+}
+
+TEST_CASE("a row of a linear layer has the same bits whatever rows stand beside it") {
+  Mt19937 generator(31);
+  const auto random = [&](const Shape& shape) {
+    Tensor x = empty(shape);
+    generator.uniform(x.span<float>(), -1, 1);
+    return x;
+  };
+  for (const std::int64_t in : {1, 3, 5, 7, 9, 13, 16, 31, 67, 128, 800})
+    for (const std::int64_t out : {1, 2, 3, 4, 5, 9, 10, 17, 67}) {
+      constexpr std::int64_t kRows = 7;
+      CAPTURE(in, out);
+      const Tensor w = random({out, in}), b = random({out}), x = random({kRows, in}), dy = random({kRows, out});
+      const Tensor y = empty({kRows, out}), dx = empty({kRows, in});
+      Backend& kernels = backend(w);
+      kernels.linear_forward(x, w, b, y);
+      kernels.linear_backward_data(dy, w, dx);
+      for (std::int64_t rows = 1; rows < kRows; ++rows)
+        for (std::int64_t first = 0; first + rows <= kRows; first += rows) {
+          const Tensor part_y = empty({rows, out}), part_dx = empty({rows, in});
+          kernels.linear_forward(x.rows(first, first + rows), w, b, part_y);
+          kernels.linear_backward_data(dy.rows(first, first + rows), w, part_dx);
+          CAPTURE(first, rows);
+          CHECK(same_bits(y.rows(first, first + rows), part_y));
+          CHECK(same_bits(dx.rows(first, first + rows), part_dx));
+        }
+    }
 }
 
 TEST_CASE("other numbers of shards give the same gradients to rounding") {
