@@ -8,8 +8,8 @@
 # is removed at the end, with every process in it. Exit status: the command's, or 77, with one line that says why, where
 # no such system can be made (no root, no namespaces, no debootstrap, no mirror).
 set -euo pipefail
-case "${1:-}" in bookworm | trixie) ;; *) sed -n '2,8p' "$0" >&2; exit 2 ;; esac
-[ $# -ge 2 ] || { sed -n '2,8p' "$0" >&2; exit 2; }
+case "${1:-}" in bookworm | trixie) ;; *) sed -n '2,9p' "$0" >&2; exit 2 ;; esac
+[ $# -ge 2 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
 suite=$1
 shift
 cannot() { echo "other_debian: $*" >&2; exit 77; }
