@@ -44,13 +44,4 @@ Tensor gradient_in_shards(nn::SimpleCNN& model, const Batch& batch, int shards) 
 
 bool same_bits(const Tensor& a, const Tensor& b) { return std::memcmp(a.raw(), b.raw(), a.bytes()) == 0; }
 
-float largest_difference(const Tensor& a, const Tensor& b) {
-  float worst = 0, largest = 0;
-  for (std::int64_t i = 0; i < a.count(); ++i) {
-    worst = std::max(worst, std::abs(a.data<float>()[i] - b.data<float>()[i]));
-    largest = std::max(largest, std::abs(a.data<float>()[i]));
-  }
-  return worst / largest;
-}
-
 }  // namespace duet_test

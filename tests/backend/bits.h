@@ -20,7 +20,5 @@ duet::Tensor gradient_of(duet::nn::SimpleCNN& model, const Batch& batch);
 duet::Tensor gradient_in_shards(duet::nn::SimpleCNN& model, const Batch& batch, int shards);
 
 bool same_bits(const duet::Tensor& a, const duet::Tensor& b);
-/// Relative to the largest entry of `a`.
-float largest_difference(const duet::Tensor& a, const duet::Tensor& b);
 
 }  // namespace duet_test

@@ -14,6 +14,7 @@
 #include "tests/cuda/small_cnn.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/difference.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -55,14 +56,7 @@ Trained train_parallel(const std::vector<Device>& devices, std::int64_t rows, dp
   return train(model, net, rows);
 }
 
-double difference(const Array& a, const Array& b) {
-  double largest = 0, scale = 0;
-  for (std::size_t i = 0; i < a.values.size(); ++i) {
-    largest = std::max(largest, std::abs(a.values[i] - b.values[i]));
-    scale = std::max(scale, std::abs(b.values[i]));
-  }
-  return largest / scale;
-}
+double difference(const Array& a, const Array& b) { return relative_difference(a.values, b.values); }
 
 std::vector<Device> logical_devices(int count) {
   std::vector<Device> devices;

@@ -16,10 +16,13 @@
 #include "lib/optim/sgd.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
+#include "tests/support/difference.h"
 
 using namespace duet;
 using duet_test::Batch;
+using duet_test::largest_difference;
 using duet_test::make_batch;
+using duet_test::relative_difference;
 
 namespace {
 
@@ -110,12 +113,7 @@ TEST_CASE("other numbers of devices agree within rounding") {
   const std::vector<float> single = train_single(32, true);
   for (const int devices : {3, 5}) {
     const std::vector<float> parallel = train_parallel(devices, 32, true, dp::Refresh::resident);
-    float largest = 0, error = 0;
-    for (std::size_t i = 0; i < single.size(); ++i) {
-      largest = std::max(largest, std::abs(single[i]));
-      error = std::max(error, std::abs(single[i] - parallel[i]));
-    }
-    CHECK(error < 1e-5f * largest);
+    CHECK(relative_difference(parallel, single) < 1e-5);
   }
 }
 
@@ -123,9 +121,7 @@ TEST_CASE("batches without a stamp are cut as PyTorch does, and the last may be 
   for (const std::int64_t rows : {1, 3, 7, 9}) {
     const std::vector<float> single = train_single(rows, false);
     const std::vector<float> parallel = train_parallel(4, rows, false, dp::Refresh::resident);
-    float error = 0;
-    for (std::size_t i = 0; i < single.size(); ++i) error = std::max(error, std::abs(single[i] - parallel[i]));
-    CHECK(error < 1e-5f);
+    CHECK(largest_difference(parallel, single) < 1e-5);
   }
 }
 

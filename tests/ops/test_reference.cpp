@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/ops/check.h"
+#include "tests/support/difference.h"
 
 using namespace duet_test;
 using duet::Mt19937;
@@ -23,7 +24,7 @@ double dot(const Array& a, const Array& b) {
 /// Largest difference between `gradient` and the slopes of f in every element of x.
 double slope_error(const std::function<double(const Array&)>& f, Array x, const Array& gradient) {
   constexpr double kStep = 1e-6;
-  double worst = 0;
+  std::vector<double> slopes;
   for (std::size_t i = 0; i < x.values.size(); ++i) {
     const double middle = x.values[i];
     x.values[i] = middle + kStep;
@@ -31,9 +32,9 @@ double slope_error(const std::function<double(const Array&)>& f, Array x, const 
     x.values[i] = middle - kStep;
     const double below = f(x);
     x.values[i] = middle;
-    worst = std::max(worst, std::abs((above - below) / (2 * kStep) - gradient.values[i]));
+    slopes.push_back((above - below) / (2 * kStep));
   }
-  return worst;
+  return largest_difference(slopes, gradient.values);
 }
 
 constexpr double kSlopeTolerance = 1e-7;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/support/difference.h"
+
 namespace duet_test {
 
 using duet::Window2d;
@@ -285,22 +287,13 @@ Gradients conv_pool_relu_backward(const Array& x, const Array& w, const Array& b
 }  // namespace reference
 
 double relative_error(const duet::Tensor& tensor, const Array& expected) {
-  constexpr double kInfinite = std::numeric_limits<double>::infinity();
-  if (!tensor.defined() || tensor.shape() != expected.shape) return kInfinite;
+  if (!tensor.defined() || tensor.shape() != expected.shape) return std::numeric_limits<double>::infinity();
   duet::Tensor plain = tensor;
   if (tensor.layout() != duet::Layout::plain) {
     plain = duet::empty(tensor.shape());
     duet::backend(tensor).to_plain(tensor, plain);
   }
-  double largest = 0, worst = 0;
-  for (std::size_t i = 0; i < expected.values.size(); ++i) {
-    const double got = plain.data<float>()[i], wanted = expected.values[i];
-    if (std::isnan(got) && std::isnan(wanted)) continue;
-    if (!std::isfinite(got) || !std::isfinite(wanted)) return kInfinite;
-    worst = std::max(worst, std::abs(got - wanted));
-    largest = std::max(largest, std::abs(wanted));
-  }
-  return worst / (largest > 0 ? largest : 1);
+  return relative_difference(plain.span<float>(), expected.values);
 }
 
 }  // namespace duet_test

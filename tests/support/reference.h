@@ -88,7 +88,7 @@ Gradients conv_pool_relu_backward(const Array& x, const Array& w, const Array& b
 }  // namespace reference
 
 /// The largest difference between the tensor (any layout) and the array, divided by the array's largest entry (1 if all
-/// are zero). Infinite when shapes differ or a number is not finite on one side only.
+/// are zero). Infinite when shapes differ or a number of either is not finite.
 double relative_error(const duet::Tensor& tensor, const Array& expected);
 
 }  // namespace duet_test
