@@ -34,7 +34,8 @@ std::string largest(const std::vector<double>& values, double per_mb) {
 /// Equal bits are not promised on GPUs.
 bool close_losses(const Run& a, const Run& b) {
   if (a.train_loss.empty() || b.train_loss.empty()) return false;
-  return std::fabs(a.train_loss.back() - b.train_loss.back()) <= 1e-3 * std::fabs(a.train_loss.back());
+  const double expected = a.train_loss.back();
+  return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
 }
 
 std::string pad(const std::string& text, std::size_t to, bool left) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,24 @@ TEST_CASE("the table in a pipe") {
  dp                       4  failed: replica 3 on cpu:3: out of memory
 )";
   CHECK(table(duet_test::made_up(), {}) == expected);
+}
+
+TEST_CASE("losses on a GPU are close to single's only where both are finite") {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto same_result = [](double single, double other) {
+    Results results = duet_test::made_up();
+    for (Run& run : results.runs) run.device = "cuda";
+    results.runs[0].train_loss.back() = single;
+    results.runs[5].train_loss.back() = other;
+    return table_row(results, results.runs[5]).back();
+  };
+  CHECK(same_result(0.3125, 0.3126) == "loss within 0.1 %");
+  CHECK(same_result(0.3125, 0.3325) == "no");
+  for (const double bad : {kInfinite, -kInfinite, kNan}) {
+    CHECK(same_result(bad, 0.3125) == "no");
+    CHECK(same_result(0.3125, bad) == "no");
+    CHECK(same_result(bad, bad) == "no");
+  }
 }
 
 TEST_CASE("colours are escape sequences, only where they are wanted") {
