@@ -38,12 +38,10 @@ Outcome run_worker(int ranks, std::vector<std::string> arguments) {
 }
 
 using Lines = std::vector<std::string>;
-const char* const kNoGloo = "Gloo is not built";
 
 }  // namespace
 
 TEST_CASE("DDP on 2, 4 and 8 ranks gives the bits of one device") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   for (const int rows : {32, 27, 2}) {  // the second is ragged, the third leaves some ranks without a row
     nn::SimpleCNN single(kSeed);
     train(single, single, rows, 0, 1);
@@ -58,7 +56,6 @@ TEST_CASE("DDP on 2, 4 and 8 ranks gives the bits of one device") {
 }
 
 TEST_CASE("DDP on 3 ranks agrees with itself exactly, whatever the buckets") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   const Outcome large = run_worker(3, {"train", "31"});
   const Outcome small = run_worker(3, {"train", "31", "1"});
   CHECK(large.lines.at(0).size() == 1);
@@ -69,7 +66,6 @@ TEST_CASE("DDP on 3 ranks agrees with itself exactly, whatever the buckets") {
 }
 
 TEST_CASE("gradients: the tutorial's loop, the mean over rows, PyTorch's rule") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   // Gradients are 10 on rank 0 and 40 on rank 1.
   for (const char* rule : {"average", "rows", "torch"}) {
     const Outcome outcome = run_worker(2, {"gradient", rule});
@@ -78,7 +74,6 @@ TEST_CASE("gradients: the tutorial's loop, the mean over rows, PyTorch's rule") 
 }
 
 TEST_CASE("no_sync accumulates, and the next backward reduces it all") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   // PyTorch's example: gradients 1 and 2 on two ranks.
   const Outcome outcome = run_worker(2, {"no_sync"});
   CHECK(outcome.lines.at(0) == Lines{"1.5", "2.5", "4.5"});
@@ -129,17 +124,14 @@ TEST_CASE("times of DDP") {
   CHECK(times.steps == 2);
   CHECK(times.forward_ns > 0);
   CHECK(times.backward_ns > 0);
-  CHECK(times.overlap_ns >= 0);
   CHECK(times.communication_ns >= times.overlap_ns);
 }
 
 TEST_CASE("a second backward without zero_grad is refused where it would count twice") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   CHECK_THAT(run_worker(2, {"twice"}).result.message, ContainsSubstring("call zero_grad()"));
 }
 
 TEST_CASE("a parameter without a gradient is named, or counts as zeros") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   CHECK_THAT(run_worker(2, {"unused", "error"}).result.message,
              ContainsSubstring("without a gradient for unused.weight"));
   const Outcome outcome = run_worker(2, {"unused", "allowed"});

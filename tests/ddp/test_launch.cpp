@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "ddp/gloo_group.h"
 #include "ddp/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/launches.h"
@@ -21,11 +20,21 @@ using namespace duet::ddp;
 using namespace duet_test;
 using namespace std::chrono_literals;
 
-namespace {
-
-const char* const kNoGloo = "Gloo is not built";
-
-}  // namespace
+TEST_CASE("the tests' ranks refuse a scenario, collective, rule or choice that they do not have") {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> unknown = {
+      {{"no_such"}, "ddp_worker has no scenario 'no_such'"},
+      {{"die", "shm", "no_such"}, "no collective is called 'no_such'"},
+      {{"gradient", "no_such"}, "no rule for gradients is called 'no_such'"},
+      {{"unused", "no_such"}, "got 'no_such'"},
+      {{"proxied", "no_such"}, "no task is called 'no_such'"},
+  };
+  for (const auto& [arguments, message] : unknown) {
+    const Outcome outcome = run_worker(2, arguments);
+    CAPTURE(arguments[0]);
+    CHECK(outcome.result.exit_code != 0);
+    CHECK_THAT(outcome.result.message, ContainsSubstring(message));
+  }
+}
 
 TEST_CASE("ranks get torchrun's variables") {
   const auto values = [](const char* name) {
@@ -46,7 +55,6 @@ TEST_CASE("ranks get torchrun's variables") {
 }
 
 TEST_CASE("a rank killed by SIGKILL ends the job, named with its signal") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   const Outcome outcome = run_worker(3, {"kill"}, {.grace = 60s});
   CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK(outcome.result.exit_code == 1);
@@ -56,7 +64,6 @@ TEST_CASE("a rank killed by SIGKILL ends the job, named with its signal") {
 }
 
 TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   const Outcome outcome = run_worker(3, {"throw"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 1: label 10 of image 7");
   CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
@@ -137,7 +144,6 @@ TEST_CASE("ranks die with a launcher that is killed") {
 }
 
 TEST_CASE("a missing rank is named after the timeout") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   // On a busy machine rank 2 or 0 may be missing as well.
   const Outcome outcome = run_worker(3, {"missing"}, {.join_timeout = 3s});
   CHECK_THAT(outcome.result.message, ContainsSubstring(" of 3 did not join within 3000 ms") &&
@@ -146,7 +152,6 @@ TEST_CASE("a missing rank is named after the timeout") {
 }
 
 TEST_CASE("spawn starts the own program again") {
-  if (!why_no_gloo().empty()) DUET_SKIP(kNoGloo);
   const duet_test::Scratch scratch;
   const auto output = [&](const std::string& arguments) {
     const std::string command =

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <span>
 #include <thread>
 
@@ -62,6 +63,7 @@ Work start(ProcessGroup& group, const std::string& op, std::span<float> in, std:
   if (op == "reduce_scatter") return group.reduce_scatter(many(in), one(out));
   if (op == "all_to_all") return group.all_to_all(many(in), many(out));
   if (op == "recv") return group.rank() == 1 ? group.send(in, 0) : group.recv(out, 1);
+  require<UsageError>(op == "barrier", "no collective is called '", op, "'");
   return group.barrier();
 }
 
@@ -186,28 +188,43 @@ void run_on_hosts(const Arguments& arguments) {
   }
 }
 
-int run(const Arguments& arguments) {
-  const std::string& name = arguments.at(0);
-  if (run_model_scenario(arguments) || run_network_scenario(arguments)) return 0;
-  if (name == "kill") run_until([] { ::raise(SIGKILL); });
-  if (name == "throw") run_until([] { throw DataError("label 10 of image 7"); });
-  if (name == "throw_late") run_throwing_late();
-  if (name == "die") run_dying(arguments);
-  if (name == "exit") std::exit(rank_info().rank == 1 ? 3 : 0);
-  if (name == "meet" || name == "alone" || name == "sums" || name == "endless") run_on_hosts(arguments);
-  if (name == "rounds") run_rounds(arguments);
-  if (name == "rounds_until_over") run_rounds_until_over(arguments);
-  if (name == "until_over") run_until_over(arguments);
-  if (name == "lines") run_lines(arguments);
-  if (name == "sleep" || name == "restarting") run_sleep(arguments);
-  if (name == "stubborn") run_stubborn(arguments);
-  if (name == "detached") run_detached(arguments);
-  if (name == "errors") run_errors(arguments);
-  if (name == "meet_twice") run_meet_twice(arguments);
-  if (name == "orphan") run_orphan(arguments);
-  if (name == "environment") std::cout << std::getenv(arguments.at(1).c_str()) << std::endl;
-  if (name == "missing" && rank_info().rank != 1) init_process_group();
-  return 0;
+void run_environment(const Arguments& arguments) { std::cout << std::getenv(arguments.at(1).c_str()) << std::endl; }
+
+/// Rank 1 does not come.
+void run_missing(const Arguments&) {
+  if (rank_info().rank != 1) init_process_group();
+}
+
+void run(const Arguments& arguments) {
+  static const std::map<std::string, std::function<void(const Arguments&)>> scenarios = {
+      {"kill", [](const Arguments&) { run_until([] { ::raise(SIGKILL); }); }},
+      {"throw", [](const Arguments&) { run_until([] { throw DataError("label 10 of image 7"); }); }},
+      {"throw_late", [](const Arguments&) { run_throwing_late(); }},
+      {"die", run_dying},
+      {"exit", [](const Arguments&) { std::exit(rank_info().rank == 1 ? 3 : 0); }},
+      {"meet", run_on_hosts},
+      {"alone", run_on_hosts},
+      {"sums", run_on_hosts},
+      {"endless", run_on_hosts},
+      {"rounds", run_rounds},
+      {"rounds_until_over", run_rounds_until_over},
+      {"until_over", run_until_over},
+      {"lines", run_lines},
+      {"sleep", run_sleep},
+      {"restarting", run_sleep},
+      {"stubborn", run_stubborn},
+      {"detached", run_detached},
+      {"errors", run_errors},
+      {"meet_twice", run_meet_twice},
+      {"orphan", run_orphan},
+      {"environment", run_environment},
+      {"missing", run_missing},
+      {"cable", run_cable},
+  };
+  if (run_model_scenario(arguments) || run_network_scenario(arguments)) return;
+  const auto scenario = scenarios.find(arguments.at(0));
+  require<UsageError>(scenario != scenarios.end(), "ddp_worker has no scenario '", arguments[0], "'");
+  scenario->second(arguments);
 }
 
 /// What spawn() is for: the same program, its ranks started by itself.
@@ -263,8 +280,7 @@ int main(int argc, char** argv) {
     return result.exit_code;
   }
   try {
-    if (arguments[0] == "cable") return run_cable(arguments), 0;
-    return run(arguments);
+    return run(arguments), 0;
   } catch (const std::exception& error) {
     return report_failure(error);
   }

@@ -60,12 +60,13 @@ void run_gradient(const Arguments& arguments) {
   const auto group = init_process_group();
   Scalar model(5);
   const float x = static_cast<float>(group->rank() + 1);
-  if (arguments.at(1) == "average") {
+  const std::string& rule = arguments.at(1);
+  if (rule == "average") {
     square(model, x).backward();
     average_gradients(model, *group);
   } else {
-    DistributedDataParallel net(model, *group,
-                                {.rule = arguments[1] == "torch" ? GradientRule::torch : GradientRule::rows});
+    require<UsageError>(rule == "torch" || rule == "rows", "no rule for gradients is called '", rule, "'");
+    DistributedDataParallel net(model, *group, {.rule = rule == "torch" ? GradientRule::torch : GradientRule::rows});
     square(net, x).backward();
   }
   std::cout << model.gradient() << std::endl;
@@ -97,10 +98,13 @@ void run_twice(const Arguments&) {
 }
 
 void run_unused(const Arguments& arguments) {
+  const bool allowed = arguments.at(1) == "allowed";
+  require<UsageError>(allowed || arguments[1] == "error", "unused parameters are 'allowed' or an 'error', got '",
+                      arguments[1], "'");
   const auto group = init_process_group();
   HalfUsed model;
   model.initialise(3);
-  DistributedDataParallel net(model, *group, {.find_unused_parameters = arguments.at(1) == "allowed"});
+  DistributedDataParallel net(model, *group, {.find_unused_parameters = allowed});
   square(net, 1).backward();
   std::cout << model.parameters().gradient(1).span<float>()[0] << std::endl;
 }

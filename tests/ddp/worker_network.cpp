@@ -96,6 +96,8 @@ class ProxiedStore final : public Store {
 /// of their own, as on several hosts: Gloo compares them to find out who connects.
 void run_proxied(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);  // each rank has to notice by itself
+  require<UsageError>(arguments.at(1) == "train" || arguments[1] == "endless", "no task is called '", arguments[1],
+                      "'");
   const RankInfo self = rank_info();
   const auto store = std::make_shared<TcpStore>(TcpStoreOptions{.host = *environment_variable("MASTER_ADDR"),
                                                                 .port = std::stoi(*environment_variable("MASTER_PORT")),
