@@ -169,7 +169,7 @@ class Backend {
   virtual void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) = 0;
 
   // --- fused: dropout(relu(linear(x))); with p = 0 nothing is dropped. Of y only the sign matters for the gradients:
-  // they pass where it is positive ---
+  // they pass where it is positive or NaN ---
   virtual void linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                            const DropoutKey& dropout) = 0;
   /// dx may be undefined, and dw; db too, and is where dw is.

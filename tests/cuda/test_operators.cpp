@@ -86,6 +86,22 @@ TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops 
     }
 }
 
+TEST_CASE("cuda: relu and linear_relu_dropout pass the gradient of NaN and infinity") {
+  DUET_NEEDS_CUDA();
+  const float nan = std::nanf(""), inf = INFINITY;
+  const auto passed = [](const Tensor& gradient) { return as_array(gradient).values; };
+  const Variable x(on_gpu(from_values<float>({1, 5}, {nan, inf, -inf, 0, 2})), true);
+  ops::relu(x).backward(on_gpu(from_values<float>({1, 5}, {1, 2, 3, 4, 5})));
+  CHECK(passed(x.grad()) == std::vector<double>{1, 2, 0, 0, 5});
+  // Weights of zero: an output is its bias.
+  const Variable b(on_gpu(from_values<float>({5}, {nan, inf, -inf, 0, 2})), true);
+  const Variable w(zeros({5, 5}, DType::f32, kGpu), true), image(zeros({1, 5}, DType::f32, kGpu), true);
+  const Variable y = ops::linear_relu_dropout(image, w, b, {});
+  CHECK(std::isnan(as_array(y.value())[0]));
+  y.backward(on_gpu(from_values<float>({1, 5}, {1, 2, 3, 4, 5})));
+  CHECK(passed(b.grad()) == std::vector<double>{1, 2, 0, 0, 5});
+}
+
 TEST_CASE("cuda: linear of no rows has gradients of zero") {
   DUET_NEEDS_CUDA();
   const Variable x(zeros({0, 5}, DType::f32, kGpu), true), w(zeros({3, 5}, DType::f32, kGpu), true),

@@ -17,7 +17,7 @@ DUET_HOST_DEVICE inline auto pool_wins(const T& next, const T& best) {
   return next > best || next != next;
 }
 
-/// Whether relu stops a pooled value; a NaN stays a NaN and passes its gradient on.
-DUET_HOST_DEVICE inline bool relu_stops(float pooled) { return pooled <= 0; }
+/// Whether relu stops a value, and the gradient behind it; a NaN stays a NaN and passes its gradient on, as in PyTorch.
+DUET_HOST_DEVICE inline bool relu_stops(float value) { return value <= 0; }
 
 }  // namespace duet::arithmetic

@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
@@ -11,7 +12,7 @@ void relu(const float* x, float* y, std::int64_t n) {
 }
 
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0 ? dy[i] : 0.0f;
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i];
 }
 
 void add(const float* a, const float* b, float* y, std::int64_t n) {
@@ -27,7 +28,7 @@ void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y
 }
 
 void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0 ? dy[i] * scale : 0.0f;
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i] * scale;
 }
 
 namespace {

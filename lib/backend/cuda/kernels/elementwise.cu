@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"
@@ -12,13 +13,13 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads) relu_kernel(const float* x, float* y, std::int64_t n) {
   const std::int64_t i = thread_in_grid();
-  if (i < n) y[i] = x[i] <= 0 ? 0.0f : x[i];  // a NaN stays
+  if (i < n) y[i] = arithmetic::relu_stops(x[i]) ? 0.0f : x[i];
 }
 
 __global__ void __launch_bounds__(kThreads)
     relu_backward_kernel(const float* y, const float* dy, float* dx, std::int64_t n) {
   const std::int64_t i = thread_in_grid();
-  if (i < n) dx[i] = y[i] > 0 ? dy[i] : 0.0f;
+  if (i < n) dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i];
 }
 
 __global__ void __launch_bounds__(kThreads) add_kernel(const float* a, const float* b, float* y, std::int64_t n) {

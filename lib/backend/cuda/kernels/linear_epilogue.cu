@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A block of 32 columns by 8 rows for every 32 columns; each thread adds every 8th row, then the first row of
-/// threads adds what the others have. kLive: of dx, which is made in passing: dy * scale where y is positive, else 0.
+/// threads adds what the others have. kLive: of dx, which is made in passing: dy * scale where y is positive or NaN,
+/// else 0.
 template <bool kLive>
 __global__ void __launch_bounds__(kWarp* kSumRows)
     sum_rows_kernel(const float* __restrict__ dy, const float* __restrict__ y, float scale, float* __restrict__ dx,
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kWarp* kSumRows)
       const std::int64_t i = row * columns + column;
       float value = dy[i];
       if constexpr (kLive) {
-        value = y[i] > 0 ? value * scale : 0.0f;
+        value = relu_stops(y[i]) ? 0.0f : value * scale;
         dx[i] = value;
       }
       total += value;
