@@ -79,7 +79,7 @@ class Mt19937 {
   /// float `tensor.uniform_(a, b)`: one word each, in memory order. a and b are rounded to float first.
   void uniform(std::span<float> out, double a, double b, Rounding rounding = Rounding::fused);
   /// double `tensor.uniform_(a, b)`: two words each.
-  void uniform(std::span<double> out, double a, double b);
+  void uniform(std::span<double> out, double a, double b, Rounding rounding = Rounding::fused);
   /// A double in [0, 1): two words.
   double uniform() { return static_cast<double>(random64() & ((1ULL << 53) - 1)) * 0x1p-53; }
 
@@ -88,8 +88,8 @@ class Mt19937 {
   /// A mask of zeros and ones.
   void bernoulli(std::span<std::uint8_t> mask, double p);
 
-  /// torch.randn. Below 16 elements bit for bit, and then the second half of a pair is kept for the next call; from 16
-  /// elements on within 1e-6, as PyTorch's vector code approximates log, sin and cos.
+  /// torch.randn, bit for bit as on CPUs with AVX2 and newer. Below 16 elements the second half of a pair is kept for
+  /// the next call.
   void randn(std::span<float> out);
 
  private:

@@ -11,6 +11,7 @@
 
 #include "lib/error.h"
 #include "lib/random.h"
+#include "lib/sha256.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -126,6 +127,14 @@ TEST_CASE("uniforms of PyTorch, fused and not") {
   draws(6, [&] { return generator.random(); });
   generator.uniform(doubles, -0.3, 0.7);
   CHECK(doubles == std::vector<double>{0x1.d47f95ef1f2fcp-4, 0x1.727b215da08bcp-4, -0x1.f104e612e9610p-6});
+  // With ATEN_CPU_CAPABILITY=default PyTorch does not fuse either.
+  doubles.resize(4);
+  Mt19937(1234).uniform(doubles, -1.0 / 3, 1.0 / 3);
+  CHECK(doubles == std::vector<double>{-0x1.6e22c01984dcdp-3, -0x1.1f9219382da64p-2, -0x1.6eef2f10d8baap-6,
+                                       -0x1.d39a27057004ap-5});
+  Mt19937(1234).uniform(doubles, -1.0 / 3, 1.0 / 3, Rounding::separate);
+  CHECK(doubles == std::vector<double>{-0x1.6e22c01984dcdp-3, -0x1.1f9219382da64p-2, -0x1.6eef2f10d8bb0p-6,
+                                       -0x1.d39a270570048p-5});
 }
 
 TEST_CASE("a bernoulli mask draws two words an element") {
@@ -147,21 +156,39 @@ TEST_CASE("small randn is PyTorch's bit for bit, and keeps half a pair") {
   CHECK(bits(randn(generator, 3)) == Words{0x400b6bfc, 0x3f518387, 0xbf43cfee});
 }
 
-TEST_CASE("large randn is PyTorch's within 1e-6") {
-  const std::vector<float> sixteen{
-      -0.8201345205307007f,  0.39563116431236267f, 0.8989084959030151f,  -1.3884038925170898f,
-      -0.16699601709842682f, 0.2851499617099762f,  -0.641091525554657f,  -0.8936554193496704f,
-      0.9265429973602295f,   -0.5355122089385986f, -1.1597203016281128f, -0.4601571559906006f,
-      0.7085390686988831f,   1.0127553939819336f,  0.23039686679840088f, 1.090165138244629f};
+TEST_CASE("large randn is PyTorch's bit for bit") {
   Mt19937 generator(7);
-  const auto got = randn(generator, 16);
-  for (std::size_t i = 0; i < sixteen.size(); ++i) CHECK(std::abs(got[i] - sixteen[i]) < 1e-6f);
-  const auto more = randn(generator, 35);  // the last 16 of 35 are drawn anew
-  CHECK(std::abs(more[0] - -1.5826646089553833f) < 1e-6f);
-  CHECK(std::abs(more[18] - 0.17437535524368286f) < 1e-6f);
-  CHECK(std::abs(more[19] - -0.3838909864425659f) < 1e-6f);
-  CHECK(std::abs(more[34] - 1.612046718597412f) < 1e-6f);
+  CHECK(bits(randn(generator, 16)) == Words{0xbf51f456, 0x3eca902b, 0x3f661ede, 0xbfb1b738, 0xbe2b0101, 0x3e91ff2d,
+                                            0xbf241e93, 0xbf64c69a, 0x3f6d31ec, 0xbf091754, 0xbf9471b7, 0xbeeb99b8,
+                                            0x3f3562d1, 0x3f81a1f8, 0x3e6bed28, 0x3f8b8a88});
+  const Words more = bits(randn(generator, 35));  // the last 16 of 35 are drawn anew
+  CHECK(Words{more[0], more[18], more[19], more[34]} == Words{0xbfca94c1, 0x3e328f74, 0xbec48d5c, 0x3fce578c});
   CHECK(generator.random_int64() == 6433419655845182986);
+}
+
+// SHA-256 of numpy's bytes of torch.randn(n, generator=torch.Generator().manual_seed(seed)).
+TEST_CASE("randn has PyTorch's bits for many seeds and sizes") {
+  const auto digest = [](std::uint64_t seed, std::size_t n) {
+    Mt19937 generator(seed);
+    const auto values = randn(generator, n);
+    return sha256_hex(std::as_bytes(std::span(values)));
+  };
+  CHECK(digest(0, 16) == "7648137a31024642604465428f1598d06f595259ac993612918498d7cde9b70c");
+  CHECK(digest(1, 17) == "9e976497df1a5075f4c5b44202da15cf3e2b518883881af8a93fe23e525271d4");
+  CHECK(digest(123, 31) == "291d5b1d2a930faef4be082f994be66eda8c873ae058ab4edc7d67464f489469");
+  CHECK(digest(5, 100003) == "bac22a44b4afdb986a66599356d9ad7c6086cd1779370848ea1ed65e050d6fb7");
+  Sha256 large, small;  // seeds 0 to 999: 35 numbers; 1, 2, ..., 15 numbers, one after the other
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    Mt19937 generator(seed), other(seed);
+    const auto values = randn(generator, 35);
+    large.update(std::as_bytes(std::span(values)));
+    for (std::size_t n = 1; n < 16; ++n) {
+      const auto few = randn(other, n);
+      small.update(std::as_bytes(std::span(few)));
+    }
+  }
+  CHECK(large.hex() == "d7c92268b3b7402d11f15fc8c0a823417ca6a8a4a1cf0f14633664226d70aaa0");
+  CHECK(small.hex() == "100a483ab60264310fc376f347e0272fe16fbeb4d20fedeaaa505316355adcd5");
 }
 
 TEST_CASE("CPython's Random") {
