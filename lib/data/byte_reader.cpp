@@ -1,9 +1,13 @@
 #include "lib/data/byte_reader.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <system_error>
 #include <utility>
@@ -19,10 +23,7 @@ namespace {
 constexpr std::size_t kChunk = 64 * 1024;
 constexpr int kGzipOnly = 16 + MAX_WBITS;  // inflateInit2: a gzip header, and nothing else
 constexpr std::uint64_t kMostRatio = 1032;
-
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
+constexpr std::uint8_t kGzipMagic[] = {0x1f, 0x8b};
 
 std::string hex_byte(std::uint8_t byte) { return to_hex(std::as_bytes(std::span(&byte, 1))); }
 
@@ -31,7 +32,7 @@ std::string hex_byte(std::uint8_t byte) { return to_hex(std::as_bytes(std::span(
 struct ByteReader::State {
   std::string name;
   std::uint64_t stored = 0;
-  std::unique_ptr<std::FILE, CloseFile> file;  // or, without one, all content is in `input` from the start
+  int file = -1;  // or, without one, all content is in `input` from the start
   std::vector<std::uint8_t> chunk;
   std::span<const std::uint8_t> input;  // read, not yet consumed
   bool packed = false;
@@ -40,27 +41,42 @@ struct ByteReader::State {
 
   ~State() {
     if (packed) inflateEnd(&stream);
+    if (file >= 0) ::close(file);
   }
+  void open(const char* path);
   /// True when there is input, after reading some if there was none.
   bool refill();
   void begin();
   std::size_t copy(std::span<std::uint8_t> out);
   std::size_t unpack(std::span<std::uint8_t> out);
-  void check_end();
+  void next_member();
 };
+
+void ByteReader::State::open(const char* path) {
+  file = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block
+  require<DataError>(file >= 0, name, ": cannot be opened: ", last_errno);
+  struct stat status {};
+  require<DataError>(::fstat(file, &status) == 0, name, ": cannot be read: ", last_errno);
+  require<DataError>(!S_ISDIR(status.st_mode), name, ": is a folder, expected a file");
+  require<DataError>(S_ISREG(status.st_mode), name, ": is not a regular file");
+  stored = static_cast<std::uint64_t>(status.st_size);
+  chunk.resize(kChunk);
+}
 
 bool ByteReader::State::refill() {
   if (!input.empty()) return true;
-  if (!file) return false;
-  const std::size_t count = std::fread(chunk.data(), 1, chunk.size(), file.get());
-  require<DataError>(!std::ferror(file.get()), name, ": cannot be read: ", last_errno);
-  input = std::span(chunk).first(count);
+  if (file < 0) return false;
+  ssize_t count = 0;
+  do count = ::read(file, chunk.data(), chunk.size());
+  while (count < 0 && errno == EINTR);
+  require<DataError>(count >= 0, name, ": cannot be read: ", last_errno);
+  input = std::span(chunk).first(static_cast<std::size_t>(count));
   return count > 0;
 }
 
 void ByteReader::State::begin() {
   require<DataError>(refill(), name, ": is empty");
-  const bool magic = input.size() >= 2 && input[0] == 0x1f && input[1] == 0x8b;
+  const bool magic = input.size() >= 2 && input[0] == kGzipMagic[0] && input[1] == kGzipMagic[1];
   if (name.ends_with(".gz")) {
     require<DataError>(magic, name, ": is not gzip data: begins with ", hex_byte(input[0]),
                        input.size() > 1 ? concat(" ", hex_byte(input[1])) : "", ", expected 1f 8b");
@@ -98,25 +114,22 @@ std::size_t ByteReader::State::unpack(std::span<std::uint8_t> out) {
                        ": is corrupt gzip data: ", stream.msg ? stream.msg : zError(status));
     input = input.subspan(given - stream.avail_in);
     done += room - stream.avail_out;
-    finished = status == Z_STREAM_END;
+    if (status == Z_STREAM_END) next_member();
   }
-  if (finished) check_end();
   return done;
 }
 
-void ByteReader::State::check_end() {
-  require<DataError>(!refill(), name, ": has bytes after the end of its gzip data");
+/// Behind the end of a member: of the next one only the first byte is looked at, inflate() checks the others.
+void ByteReader::State::next_member() {
+  finished = !refill();
+  if (finished) return;
+  require<DataError>(input[0] == kGzipMagic[0], name, ": has bytes after the end of its gzip data");
+  inflateReset(&stream);
 }
 
 ByteReader::ByteReader(const std::filesystem::path& path) : state_(std::make_unique<State>()) {
   state_->name = path.string();
-  std::error_code error;
-  require<DataError>(!std::filesystem::is_directory(path, error), state_->name, ": is a folder, expected a file");
-  state_->file.reset(std::fopen(path.c_str(), "rb"));
-  require<DataError>(state_->file != nullptr, state_->name, ": cannot be opened: ", last_errno);
-  state_->stored = std::filesystem::file_size(path, error);
-  require<DataError>(!error, state_->name, ": has no size: ", error.message());
-  state_->chunk.resize(kChunk);
+  state_->open(path.c_str());
   state_->begin();
 }
 

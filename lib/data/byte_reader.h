@@ -10,8 +10,8 @@
 
 namespace duet::data {
 
-/// Reads a file from its beginning to its end, unpacking gzip (RFC 1952, one member) on the way. Holds 64 KiB of the
-/// file at a time. Every error is a DataError that begins with the file's name. Not thread-safe.
+/// Reads a regular file from its beginning to its end, unpacking gzip (RFC 1952, any number of members) on the way.
+/// Holds 64 KiB of the file at a time. Every error is a DataError that begins with the file's name. Not thread-safe.
 class ByteReader {
  public:
   /// A file whose name ends with .gz must be gzip; another one may be, which its first two bytes tell.

@@ -11,10 +11,10 @@ namespace duet::data {
 
 /// Images of any size: magic 2051, then n, rows, columns, then pixels. Returns u8 (n, 1, rows, columns).
 ///
-/// Throws DataError that names the file, the field, what was found and what was expected: a file that is absent, empty,
-/// truncated, corrupt, not gzip though named .gz, of another magic, with a size of 0 or beyond what the file can hold
-/// or kMostIdxBytes, or with bytes behind the last one. Never reads or allocates more than the header announces. The
-/// images of a file that is not packed are not read but mapped: see lib/data/mapped_file.h.
+/// Throws DataError that names the file, the field, what was found and what was expected: a file that is absent, no
+/// regular file, empty, truncated, corrupt, not gzip though named .gz, of another magic, with a size of 0 or beyond
+/// what the file can hold or kMostIdxBytes, or with bytes behind the last one. Never reads or allocates more than the
+/// header announces. The images of a file that is not packed are not read but mapped: see lib/data/mapped_file.h.
 Tensor read_idx_images(const std::filesystem::path& path);
 Tensor read_idx_images(ByteReader& file);
 

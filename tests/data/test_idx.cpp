@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +13,7 @@
 using namespace duet;
 using namespace duet::data;
 using duet_test::Bytes;
+using duet_test::ContainsSubstring;
 using duet_test::gzip;
 using duet_test::idx;
 
@@ -41,6 +44,11 @@ std::string about_images(const Bytes& content, const std::string& name = "a") {
 }
 std::string about_labels(const Bytes& content, const std::string& name = "a") {
   return complaint(labels, content, name);
+}
+
+Bytes joined(Bytes a, const Bytes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
 /// True if reading gives a tensor or a DataError; anything else is the caller's to see.
@@ -127,6 +135,41 @@ TEST_CASE("damaged gzip data is named") {
   CHECK(about_images(trailing) == "a: has bytes after the end of its gzip data");
 }
 
+TEST_CASE("gzip data of several members is their contents, one after the other") {
+  const Bytes content = duet_test::idx_images(300);
+  for (const std::size_t piece : {std::size_t{1} << 30, std::size_t{100000}, std::size_t{777}, std::size_t{64}}) {
+    Bytes members;
+    for (std::size_t at = 0; at < content.size(); at += piece)
+      members = joined(
+          members, gzip(Bytes(content.begin() + static_cast<std::ptrdiff_t>(at),
+                              content.begin() + static_cast<std::ptrdiff_t>(std::min(content.size(), at + piece)))));
+    CAPTURE(piece);
+    for (const Bytes& file : {members, joined(members, gzip({})), joined(gzip({}), members)}) {  // bgzip ends so
+      const Tensor read = images(file, "a.gz");
+      CHECK(Bytes(read.span<std::uint8_t>().begin(), read.span<std::uint8_t>().end()) ==
+            Bytes(content.begin() + 16, content.end()));
+    }
+    CHECK_THAT(about_images(joined(members, {0}), "a.gz"), ContainsSubstring("has bytes after the end"));
+    CHECK_THAT(about_images(joined(members, {0x1f}), "a.gz"), ContainsSubstring("is truncated"));
+    CHECK_THAT(about_images(joined(members, {0x1f, 0x8c}), "a.gz"), ContainsSubstring("corrupt gzip data"));
+    CHECK_THAT(about_images(joined(members, gzip({1})), "a.gz"), ContainsSubstring("goes on after"));
+    const Bytes empty = gzip({});
+    for (std::size_t size = 1; size < empty.size(); ++size)
+      REQUIRE(about_images(joined(members, Bytes(empty.begin(), empty.begin() + static_cast<std::ptrdiff_t>(size))),
+                           "a.gz") != "no complaint");
+  }
+}
+
+TEST_CASE("members that lie across the pieces in which a file is read") {
+  const duet_test::TemporaryFolder folder;
+  const Bytes content = duet_test::idx_images(2);
+  Bytes file;
+  while (file.size() < 3 * 65536) file = joined(file, gzip({}));  // 20 bytes each, which does not divide 64 KiB
+  file = joined(file, gzip(content));
+  duet_test::write_file(folder / "members.gz", file);
+  CHECK(read_idx_images(folder / "members.gz").shape() == Shape{2, 1, 28, 28});
+}
+
 TEST_CASE("a bomb is left when the header's bytes are read") {
   Bytes zeros(20 << 20);  // 20 MiB of zeros in 20 KiB
   const Bytes header = idx({2051, 1, 28, 28}, {});
@@ -139,6 +182,12 @@ TEST_CASE("files that cannot be read") {
   CHECK_THROWS_WITH(read_idx_images(folder / "absent"),
                     duet_test::ContainsSubstring("absent: cannot be opened: No such file or directory"));
   CHECK_THROWS_WITH(read_idx_images(folder.path()), duet_test::ContainsSubstring("is a folder, expected a file"));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((folder / "pipe.gz").c_str(), 0600) == 0);
+  for (const std::filesystem::path& path : {folder / "pipe", folder / "pipe.gz", std::filesystem::path("/dev/zero")}) {
+    CHECK_THROWS_WITH(read_idx_images(path), ContainsSubstring(path.string() + ": is not a regular file"));
+    CHECK_THROWS_WITH(read_idx_labels(path), ContainsSubstring(path.string() + ": is not a regular file"));
+  }
   duet_test::write_file(folder / "empty.gz", {});
   CHECK_THROWS_WITH(read_idx_labels(folder / "empty.gz"), duet_test::ContainsSubstring("empty.gz: is empty"));
 }

@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -128,6 +130,17 @@ TEST_CASE("sets whose files do not fit each other") {
   write_file(folder / "train-images-idx3-ubyte", duet_test::idx({2051, 1, 28, 2}, Bytes(56)));
   CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
                     ContainsSubstring("images are 28 x 2, expected 28 x 28"));
+}
+
+TEST_CASE("a pipe in place of a file is refused, not waited for") {
+  for (const char* const name : kMnistFiles) {
+    const TemporaryFolder folder;
+    duet_test::write_small_mnist(folder.path(), false);
+    std::filesystem::remove(folder / name);
+    REQUIRE(::mkfifo((folder / name).c_str(), 0600) == 0);
+    CHECK_THROWS_WITH(load_mnist(with_data(folder, folder.path().string())),
+                      ContainsSubstring(std::string(name) + ": is not a regular file"));
+  }
 }
 
 TEST_CASE("only the first images") {
