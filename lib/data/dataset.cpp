@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "lib/data/normalise.h"
 #include "lib/random.h"
 
 namespace duet::data {
@@ -39,7 +38,8 @@ void Dataset::check(std::span<const std::int64_t> indices) const {
   }
 }
 
-ImageDataset::ImageDataset(Tensor images, Tensor labels) : images_(std::move(images)), labels_(std::move(labels)) {
+ImageDataset::ImageDataset(Tensor images, Tensor labels, const PixelStatistics& pixels)
+    : images_(std::move(images)), labels_(std::move(labels)), normaliser_(pixels) {
   require<ShapeError>(images_.dtype() == DType::u8 && images_.shape().rank() == 4,
                       "images must be u8 (n, c, h, w), got ", images_.dtype(), " ", images_.shape());
   require<ShapeError>(labels_.dtype() == DType::i64 && labels_.shape().rank() == 1, "labels must be i64 (n), got ",
@@ -52,8 +52,8 @@ Shape ImageDataset::sample_shape() const { return without_rows(images_.shape());
 
 void ImageDataset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
   check(indices);
-  gather_normalised(images_.data<std::uint8_t>(), static_cast<std::size_t>(images_.shape().count_from(1)), indices,
-                    samples.data<float>());
+  normaliser_.gather(images_.data<std::uint8_t>(), static_cast<std::size_t>(images_.shape().count_from(1)), indices,
+                     samples.data<float>());
   copy_labels(labels_, indices, labels);
 }
 

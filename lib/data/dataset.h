@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/data/normalise.h"
 #include "lib/tensor.h"
 
 namespace duet::data {
@@ -31,8 +32,8 @@ class Dataset {
 /// Images as bytes with their labels: MNIST and its like. fetch normalises (lib/data/normalise.h).
 class ImageDataset : public Dataset {
  public:
-  /// images: u8 (n, 1, h, w); labels: i64 (n). Throws DataError when the counts differ.
-  ImageDataset(Tensor images, Tensor labels);
+  /// images: u8 (n, 1, h, w); labels: i64 (n). Throws DataError when the counts differ, UsageError as Normaliser.
+  ImageDataset(Tensor images, Tensor labels, const PixelStatistics& pixels = kMnistPixels);
 
   std::int64_t size() const override { return images_.size(0); }
   Shape sample_shape() const override;
@@ -40,9 +41,12 @@ class ImageDataset : public Dataset {
 
   const Tensor& images() const { return images_; }
   const Tensor& labels() const { return labels_; }
+  /// What fetch subtracts and divides by.
+  const PixelStatistics& pixels() const { return normaliser_.pixels(); }
 
  private:
   Tensor images_, labels_;
+  Normaliser normaliser_;
 };
 
 /// Ready float samples, (n, ...), with or without i64 labels (n).

@@ -8,6 +8,7 @@
 #include "lib/data/download.h"
 #include "lib/data/drawn_digits.h"
 #include "lib/data/idx.h"
+#include "lib/data/normalise.h"
 #include "lib/data/unpacked.h"
 #include "lib/error.h"
 #include "lib/grouped.h"
@@ -39,20 +40,21 @@ std::ptrdiff_t count_found(const MnistFiles& files) {
   return std::count_if(files.paths.begin(), files.paths.end(), [](const fs::path& path) { return !path.empty(); });
 }
 
-ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, const fs::path& unpacked) {
+ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, MnistKind kind,
+                       const fs::path& unpacked) {
   const Tensor images = unpacked.empty() ? read_idx_images(image_path) : read_idx_images_once(image_path, unpacked);
   const Tensor labels = read_idx_labels(label_path);
   require<DataError>(images.size(2) == kSide && images.size(3) == kSide, image_path.string(), ": images are ",
                      images.size(2), " x ", images.size(3), ", expected ", kSide, " x ", kSide);
   require<DataError>(images.size(0) == labels.size(0), label_path.string(), ": field 'number of labels' is ",
                      labels.size(0), ", expected ", images.size(0), ", the number of images in ", image_path.string());
-  return {images, labels};
+  return {images, labels, kind == MnistKind::mnist ? kMnistPixels : kFashionMnistPixels};
 }
 
 ImageDataset first_images(const ImageDataset& all, std::int64_t count) {
   require<UsageError>(count >= 0, "cannot use the first ", count, " images");
   if (count == 0 || count >= all.size()) return all;
-  return {all.images().rows(0, count), all.labels().rows(0, count)};
+  return {all.images().rows(0, count), all.labels().rows(0, count), all.pixels()};
 }
 
 Mnist limited(const Mnist& all, const MnistOptions& options) {
@@ -116,8 +118,8 @@ MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
 
 Mnist read_mnist(const MnistFiles& files, MnistKind kind, const fs::path& unpacked) {
   require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
-  Mnist data{read_pair(files.paths[0], files.paths[1], unpacked), read_pair(files.paths[2], files.paths[3], unpacked),
-             "", false};
+  Mnist data{read_pair(files.paths[0], files.paths[1], kind, unpacked),
+             read_pair(files.paths[2], files.paths[3], kind, unpacked), "", false};
   data.origin = concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
   return data;
 }

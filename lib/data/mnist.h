@@ -40,8 +40,9 @@ struct Mnist {
   bool drawn = false;  // no files were found or wanted: the digits are the program's own
 };
 
-/// Throws DataError as lib/data/idx.h, for images that are not 28 x 28, and when a set's labels and images differ in
-/// number. `unpacked`: folder where unpacked copies are kept and looked for (lib/data/unpacked.h); empty: nowhere.
+/// Each kind is normalised by its own mean and deviation. Throws DataError as lib/data/idx.h, for images that are not
+/// 28 x 28, and when a set's labels and images differ in number. `unpacked`: folder where unpacked copies are kept and
+/// looked for (lib/data/unpacked.h); empty: nowhere.
 Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
 
 /// Told about a download: file name, bytes so far, bytes in all (0 while that is unknown).

@@ -4,12 +4,14 @@
 #include <span>
 
 #include "lib/backend/backend.h"
-#include "lib/data/normalise.h"
 
 namespace duet::data {
 
 ResidentImages::ResidentImages(const ImageDataset& images, Device device)
-    : images_(images.images().to(device)), labels_(images.labels().to(device)), sample_shape_(images.sample_shape()) {}
+    : images_(images.images().to(device)),
+      labels_(images.labels().to(device)),
+      sample_shape_(images.sample_shape()),
+      pixels_(images.pixels()) {}
 
 void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
   const Tensor numbers = empty({static_cast<std::int64_t>(indices.size())}, DType::i64, device());
@@ -24,7 +26,7 @@ void ResidentImages::bring(std::span<const std::int64_t> indices, const Tensor& 
 }
 
 void ResidentImages::gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const {
-  backend(images_).gather_images(images_, labels_, indices, kMean, kDeviation, samples, labels);
+  backend(images_).gather_images(images_, labels_, indices, pixels_.mean, pixels_.deviation, samples, labels);
 }
 
 }  // namespace duet::data

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "lib/data/dataset.h"
+#include "lib/data/normalise.h"
 
 namespace duet::data {
 
@@ -31,6 +32,7 @@ class ResidentImages : public Dataset {
  private:
   Tensor images_, labels_;
   Shape sample_shape_;
+  PixelStatistics pixels_;
 };
 
 }  // namespace duet::data

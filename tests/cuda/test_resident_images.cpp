@@ -25,7 +25,7 @@ ImageDataset some_images(std::int64_t count, std::int64_t side) {
   Mt19937 generator(3);
   for (std::uint8_t& byte : images.span<std::uint8_t>()) byte = static_cast<std::uint8_t>(generator.randint(0, 256));
   for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);
-  return {images, labels};
+  return {images, labels, kFashionMnistPixels};
 }
 
 std::unique_ptr<BatchSampler> shuffled(std::int64_t count, std::int64_t batch) {

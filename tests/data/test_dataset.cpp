@@ -34,6 +34,17 @@ TEST_CASE("an image data set gives normalised images and labels") {
   CHECK(samples.data<float>()[4] == (0.0f / 255.0f - 0.1307f) / 0.3081f);
 }
 
+TEST_CASE("an image data set has a mean and deviation of its own") {
+  const ImageDataset all = three_images(), other(all.images(), all.labels(), {.mean = 0.25f, .deviation = 0.5f});
+  const Tensor samples = empty({1, 1, 2, 2}), labels = empty({1}, DType::i64);
+  other.fetch(Longs{1}, samples, labels);
+  CHECK(samples.data<float>()[0] == (10.0f / 255.0f - 0.25f) / 0.5f);
+  CHECK(other.pixels().mean == 0.25f);
+  CHECK(all.pixels().mean == 0.1307f);
+  CHECK(all.pixels().deviation == 0.3081f);
+  CHECK_THROWS_AS(ImageDataset(all.images(), all.labels(), {.mean = 0, .deviation = 0}), UsageError);
+}
+
 TEST_CASE("indices outside a data set are refused") {
   const ImageDataset images = three_images();
   const Tensor samples = empty({1, 1, 2, 2}), labels = empty({1}, DType::i64);

@@ -166,6 +166,29 @@ TEST_CASE("Fashion-MNIST has its own folder") {
   CHECK_THAT(load_mnist(options).origin, ContainsSubstring("Fashion-MNIST, 5 + 3"));
 }
 
+TEST_CASE("MNIST and Fashion-MNIST are normalised by their own mean and deviation, however few images are used") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "mnist", false);
+  duet_test::write_small_mnist(folder / "fashion-mnist", false);
+  for (const std::int64_t count : {0, 2}) {
+    MnistOptions options = with_data(folder, folder.path().string());
+    options.train_images = options.test_images = count;
+    for (const MnistKind kind : {MnistKind::mnist, MnistKind::fashion_mnist}) {
+      options.kind = kind;
+      const float mean = kind == MnistKind::mnist ? 0.1307f : 0.2860f,
+                  deviation = kind == MnistKind::mnist ? 0.3081f : 0.3530f;
+      const Mnist data = load_mnist(options);
+      for (const ImageDataset* const set : {&data.train, &data.test}) {
+        const Tensor sample = empty({1, 1, 28, 28}), label = empty({1}, DType::i64);
+        set->fetch(std::vector<std::int64_t>{1}, sample, label);
+        const std::uint8_t byte = set->images().data<std::uint8_t>()[784 + 5];
+        CAPTURE(count, name(kind));
+        CHECK(sample.data<float>()[5] == (static_cast<float>(byte) / 255.0f - mean) / deviation);
+      }
+    }
+  }
+}
+
 TEST_CASE("MD5 gives the RFC's digests") {
   const auto md5 = [](const std::string& text) { return md5_hex(Bytes(text.begin(), text.end())); };
   CHECK(md5("") == "d41d8cd98f00b204e9800998ecf8427e");
