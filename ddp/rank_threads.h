@@ -20,9 +20,10 @@ struct RankThreadsOptions {
 };
 
 /// Runs `body` as the ranks 0 to ranks - 1, each on a thread of its own, and returns when all have ended. What a rank
-/// changes must be its own: model, optimizer, loader. When a rank throws, its connections are dropped, so that the
-/// others fail too instead of waiting for it. Then the exception of the rank that failed first by itself is thrown,
-/// with its own type and "rank 1: " in front. Throws UsageError for a bad option.
+/// changes must be its own: model, optimizer, loader. Its device need not be: ranks that name none all compute on
+/// cpu:0, at the same time and with the same bits as elsewhere. When a rank throws, its connections are dropped, so
+/// that the others fail too instead of waiting for it. Then the exception of the rank that failed first by itself is
+/// thrown, with its own type and "rank 1: " in front. Throws UsageError for a bad option.
 void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body,
                       const RankThreadsOptions& options = {});
 

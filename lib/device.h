@@ -11,7 +11,8 @@ namespace duet {
 
 enum class DeviceKind { cpu, cuda };
 
-/// One place where tensors live and kernels run. cpu:0..k are real devices, each with its own thread(s).
+/// One place where tensors live and kernels run. cpu:0..k are real devices, each with its own thread(s); several
+/// threads may compute on one of them at the same time.
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;

@@ -108,6 +108,14 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
+  std::thread::id runner;
+  require<UsageError>(runner_.compare_exchange_strong(runner, std::this_thread::get_id(), std::memory_order_acquire),
+                      "thread ", std::this_thread::get_id(), " called run() while thread ", runner,
+                      " ran tasks of the same thread pool");
+  const struct Release {
+    ~Release() { pool.runner_.store({}, std::memory_order_release); }
+    ThreadPool& pool;
+  } release{*this};
   job_ = {tasks, &task};
   busy_.store(workers_ - 1, std::memory_order_relaxed);
   if (workers_ > 1) {

@@ -33,8 +33,7 @@ class FunctionRef<R(Args...)> {
   R (*call_)(void*, Args...);
 };
 
-/// `workers` threads of which the caller of run() is number 0. One run() at a time; a task must not call run() of its
-/// own pool.
+/// `workers` threads of which the caller of run() is number 0.
 class ThreadPool {
  public:
   /// Starts workers - 1 threads. `started(worker)` is called once in each of them, first of all (pinning, device
@@ -47,7 +46,8 @@ class ThreadPool {
   int workers() const { return workers_; }
 
   /// Calls task(i, worker) for i in [0, tasks); worker w takes the w-th run of consecutive tasks. Returns when all are
-  /// done. If tasks threw, the exception of the lowest task is rethrown after all workers have stopped.
+  /// done. If tasks threw, the exception of the lowest task is rethrown after all workers have stopped. One run() at a
+  /// time: throws UsageError that names both threads for a second, also for one from a task of the same pool.
   void run(int tasks, FunctionRef<void(int task, int worker)> task);
 
  private:
@@ -59,6 +59,7 @@ class ThreadPool {
   void work(int worker);
 
   int workers_;
+  std::atomic<std::thread::id> runner_{};  // the thread in run()
   Job job_;
   std::vector<std::exception_ptr> failures_;  // by worker; a worker stops at its first
   std::atomic<std::uint64_t> round_{0};       // a new value starts a round

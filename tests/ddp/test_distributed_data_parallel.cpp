@@ -25,8 +25,7 @@ struct Outcome {
   LaunchResult result;
 };
 
-/// Runs a scenario of worker.cpp in a process per rank. Ranks that compute are never threads of one process: they would
-/// share one device.
+/// Runs a scenario of worker.cpp in a process per rank.
 Outcome run_worker(int ranks, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), DUET_DDP_WORKER);
   Outcome outcome;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -76,6 +77,43 @@ TEST_CASE("an exception keeps its type, and another kind of object passes too") 
   ThreadPool pool(2);
   CHECK_THROWS_AS(pool.run(2, [](int i, int) { require<DataError>(i != 1, "bad"); }), DataError);
   CHECK_THROWS_AS(pool.run(2, [](int, int) { throw 7; }), int);
+}
+
+TEST_CASE("a second run() of a pool at the same time is an error that names both threads") {
+  for (const int workers : {1, 2}) {
+    ThreadPool pool(workers);
+    std::atomic<bool> inside{false}, over{false};
+    std::thread first([&] {
+      pool.run(1, [&](int, int) {
+        inside = true;
+        while (!over) std::this_thread::yield();
+      });
+    });
+    while (!inside) std::this_thread::yield();
+    std::ostringstream names;
+    names << "thread " << std::this_thread::get_id() << " called run() while thread " << first.get_id();
+    std::string text;
+    int ran = 0;
+    try {
+      pool.run(1, [&](int, int) { ++ran; });
+    } catch (const UsageError& error) {
+      text = error.what();
+    }
+    over = true;
+    first.join();
+    CHECK_THAT(text, duet_test::ContainsSubstring(names.str()));
+    CHECK(ran == 0);
+    pool.run(2, [&](int, int) { ran = 1; });
+    CHECK(ran == 1);
+  }
+}
+
+TEST_CASE("a task that calls run() of its own pool is refused, and the pool goes on") {
+  ThreadPool pool(2);
+  CHECK_THROWS_AS(pool.run(1, [&](int, int) { pool.run(1, [](int, int) {}); }), UsageError);
+  std::atomic<int> ran{0};
+  pool.run(2, [&](int, int) { ++ran; });
+  CHECK(ran == 2);
 }
 
 TEST_CASE("each thread of a pool is told that it started, before its first task") {

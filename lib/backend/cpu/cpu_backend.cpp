@@ -11,11 +11,7 @@ namespace duet::cpu {
 
 CpuBackend::CpuBackend() : kernels_(kernels()) {}
 
-CpuBackend::~CpuBackend() {
-  for (std::atomic<CpuDevice*>& device : devices_) delete device.load();
-}
-
-int CpuBackend::device_count() const { return static_cast<int>(devices_.size()); }
+int CpuBackend::device_count() const { return kCpuDevices; }
 
 std::string CpuBackend::describe(Device) const {
   const int threads = threads_per_device_;
@@ -25,12 +21,7 @@ std::string CpuBackend::describe(Device) const {
 CpuDevice& CpuBackend::device(Device device) {
   require<DeviceError>(device.kind == DeviceKind::cpu && device.index >= 0 && device.index < device_count(),
                        "expected a CPU device, got ", device);
-  std::atomic<CpuDevice*>& slot = devices_[static_cast<std::size_t>(device.index)];
-  if (CpuDevice* const made = slot.load(std::memory_order_acquire)) return *made;
-  const std::lock_guard lock(devices_mutex_);
-  if (CpuDevice* const made = slot.load(std::memory_order_acquire)) return *made;
-  slot.store(new CpuDevice(device.index, threads_per_device_), std::memory_order_release);
-  return *slot.load();
+  return thread_device(device.index);
 }
 
 void CpuBackend::bind_thread(Device device) {
@@ -40,9 +31,7 @@ void CpuBackend::bind_thread(Device device) {
 
 void CpuBackend::set_threads_per_device(int threads) {
   require<UsageError>(threads >= 1 && threads <= 1024, "threads per device is ", threads, ", expected 1 to 1024");
-  const std::lock_guard lock(devices_mutex_);
-  for (const std::atomic<CpuDevice*>& device : devices_)
-    require<UsageError>(device.load() == nullptr, "threads per device must be set before the first kernel runs");
+  set_device_threads(threads);
   threads_per_device_ = threads;
 }
 

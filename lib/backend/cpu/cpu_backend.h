@@ -19,12 +19,12 @@ namespace duet::cpu {
 class CpuDevice;
 struct Worker;
 
-/// Each device cpu:i has `threads_per_device` workers, pinned to cores i * threads and up where there are enough;
-/// worker 0 is whichever thread calls a kernel. One thread at a time calls kernels of one device.
+/// A kernel on device cpu:i runs on `threads_per_device` workers, pinned to cores i * threads and up where there are
+/// enough; worker 0 is the thread that calls it. Several threads may call kernels of one device at the same time, each
+/// with workers and scratch memory of its own; only those of the first are pinned.
 class CpuBackend final : public Backend {
  public:
   CpuBackend();
-  ~CpuBackend() override;
 
   int device_count() const override;
   std::string describe(Device device) const override;
@@ -107,6 +107,7 @@ class CpuBackend final : public Backend {
                      const Tensor& y, const Tensor& picked) override;
 
  private:
+  /// The calling thread's.
   CpuDevice& device(Device device);
   CpuDevice& device(const Tensor& tensor) { return device(tensor.device()); }
   /// Calls task(begin, end, worker) for the rows of each block of `tensor`, on the device's threads.
@@ -130,8 +131,6 @@ class CpuBackend final : public Backend {
   const Kernels& kernels_;
   HostAllocator memory_;
   std::atomic<int> threads_per_device_{1};
-  std::mutex devices_mutex_;
-  std::array<std::atomic<CpuDevice*>, 1024> devices_{};
 };
 
 /// The batch's blocks as the kernels take them.

@@ -1,7 +1,6 @@
-// What one CPU device owns: its threads, their prepared convolutions, and scratch memory.
+// What a thread needs to compute on a CPU device: helper threads, prepared convolutions, and scratch memory.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -28,10 +27,11 @@ struct Worker {
   Scratch weights, formatted, image, gradient, row, index, mask;
 };
 
+/// Used by one thread at a time, which is worker 0.
 class CpuDevice {
  public:
-  /// The workers other than the caller are pinned to cores index * threads + 1 and up, where there are enough.
-  CpuDevice(int index, int threads);
+  /// `pin`: the other workers are pinned to cores index * threads + 1 and up, where there are enough.
+  CpuDevice(int index, int threads, bool pin);
 
   ThreadPool& pool() { return pool_; }
   Worker& worker(int i) { return workers_[static_cast<std::size_t>(i)]; }
@@ -43,5 +43,14 @@ class CpuDevice {
   Scratch leaves_;
   ThreadPool pool_;
 };
+
+inline constexpr int kCpuDevices = 1024;
+
+/// The calling thread's own instance of cpu:`index`, below kCpuDevices: threads that compute on one device at the same
+/// time share no instance. When a thread ends, its instances are left to later threads.
+CpuDevice& thread_device(int index);
+
+/// Workers of the instances made from now on. Throws UsageError once there are any.
+void set_device_threads(int threads);
 
 }  // namespace duet::cpu
