@@ -22,6 +22,7 @@
 namespace duet::ddp {
 namespace {
 
+constexpr const char* kFailed = "the process group is of no more use since ";
 constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
 
 /// Memory of a segment, which it keeps alive.
@@ -58,7 +59,10 @@ class ShmGroup final : public ProcessGroup {
   void run(const Task& task, bool spin);
   bool finish(std::uint64_t number, Clock::time_point deadline);
   bool finish_message(std::uint64_t number, Clock::time_point deadline);
-  std::string fail(const std::string& operation, const Error& error);
+  /// Ends the group, and returns the text of the error; messages_mutex_ is not held.
+  std::string fail(const std::string& operation, const std::exception& error);
+  /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
+  void close();
   std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
   void check_alive() const;
   /// The helper's thread: what nobody waits for goes on too.
@@ -104,7 +108,7 @@ ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, M
 }
 
 ShmGroup::~ShmGroup() {
-  if (is_dropped()) board_->close();
+  if (is_dropped()) close();
   {
     const std::lock_guard engine(engine_);
     run_until(~std::uint64_t{0}, spins_);
@@ -143,17 +147,26 @@ std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
 
 void ShmGroup::check_alive() const {
   const std::lock_guard lock(mutex_);
-  require<CommError>(failure_.empty(), "the process group is of no more use since ", failure_);
+  require<CommError>(failure_.empty(), kFailed, failure_);
 }
 
-std::string ShmGroup::fail(const std::string& operation, const Error& error) {
-  const std::string text = concat(operation, " failed on rank ", rank(), ": ", error.what());
+std::string ShmGroup::fail(const std::string& operation, const std::exception& error) {
+  std::string text = concat(operation, " failed on rank ", rank(), ": ", error.what());
   {
     const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = text;
+    if (failure_.empty())
+      failure_ = text;
+    else  // a consequence of the first
+      text = concat(kFailed, failure_);
   }
-  board_->close();  // the peers must not wait for this rank
+  close();  // the peers must not wait for this rank
   return text;
+}
+
+void ShmGroup::close() {
+  board_->close();  // ends the wait of a thread that holds the mutex
+  const std::lock_guard lock(messages_mutex_);
+  messages_.stop();
 }
 
 Work ShmGroup::start(const Call& call) {
@@ -208,7 +221,7 @@ void ShmGroup::run(const Task& task, bool spin) {
       if (!task.begun) collectives_.begin(task.call, done_);
       collectives_.finish(task.call, done_, start + options_.timeout, spin);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       throw CommError(fail(concat(name(task.call.op), " #", done_), error));
     }
   } catch (...) {
@@ -228,23 +241,26 @@ Work ShmGroup::start_message(const Call& call) {
   both.op = Collective::send;
   both.root = 0;
   const Header header = header_of(both, 0);
-  std::uint64_t number = 0;
-  {
+  const bool sends = call.op == Collective::send;
+  const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
+  auto state = std::make_shared<WorkState>();
+  state->begin(name(call.op));
+  try {
     const std::lock_guard lock(messages_mutex_);
-    const bool sends = call.op == Collective::send;
-    number =
+    const std::uint64_t number =
         sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
     if (sends) messages_.progress();
+    state->begin(name(call.op), [this, number, title](Clock::time_point deadline) {
+      check_alive();
+      try {
+        return finish_message(number, deadline);
+      } catch (const std::exception& error) {
+        throw CommError(fail(title, error));
+      }
+    });
+  } catch (const std::exception& error) {
+    state->end(std::make_exception_ptr(CommError(fail(title, error))));
   }
-  auto state = std::make_shared<WorkState>();
-  state->begin(name(call.op), [this, number, call](Clock::time_point deadline) {
-    try {
-      return finish_message(number, deadline);
-    } catch (const Error& error) {
-      const char* const way = call.op == Collective::send ? " to" : " from";
-      throw CommError(fail(concat(name(call.op), way, " rank ", call.root), error));
-    }
-  });
   return Work(std::move(state));
 }
 
@@ -285,11 +301,10 @@ void ShmGroup::help() {
 }
 
 void ShmGroup::help_messages() {
-  const std::unique_lock lock(messages_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !messages_.any_pending()) return;
   try {
-    messages_.progress();
-  } catch (const Error& error) {
+    const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+    if (lock.owns_lock() && messages_.any_pending()) messages_.progress();
+  } catch (const std::exception& error) {
     fail("a message", error);
   }
 }

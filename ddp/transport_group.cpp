@@ -24,7 +24,7 @@ void TransportGroup::Core::check_alive() {
   require<CommError>(failure.empty(), "the process group is of no more use since ", failure);
 }
 
-void TransportGroup::Core::fail(const std::string& operation, const Error& error) {
+void TransportGroup::Core::fail(const std::string& operation, const std::exception& error) {
   std::string text;
   {
     const std::lock_guard lock(mutex);
@@ -100,7 +100,7 @@ Work TransportGroup::start_message(const Call& call) {
     if (!empty)
       message->payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
                                : transport.receive(call.root, tag, call.in.data, call.in.bytes());
-  } catch (const Error& error) {  // the peer is gone
+  } catch (const std::exception& error) {  // the peer is gone
     core_->fail(title, error);
   }
 
@@ -113,7 +113,7 @@ Work TransportGroup::start_message(const Call& call) {
                          message->theirs.count, " ", static_cast<DType>(message->theirs.dtype), ", expected ",
                          call.in.count, " ", call.in.dtype);
       if (!empty) core->transport->wait(message->payload, deadline);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       core->fail(title, error);
     }
     return true;
@@ -148,7 +148,7 @@ void TransportGroup::execute(const Task& task) {
       task.call.mark.running();
       collectives_.run(task.call, number);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - begin).count(), std::memory_order_relaxed);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       core_->fail(concat(name(task.call.op), " #", number), error);
     }
     task.state->end();

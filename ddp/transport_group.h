@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,7 +44,7 @@ class TransportGroup final : public ProcessGroup {
     std::mutex mutex;
     std::string failure;  // the first; the group is dead after it
     void check_alive();
-    [[noreturn]] void fail(const std::string& operation, const Error& error);
+    [[noreturn]] void fail(const std::string& operation, const std::exception& error);
   };
   struct Task {
     Call call;

@@ -27,12 +27,37 @@ std::size_t Messages::bytes_of(const Header& header) {
   return static_cast<std::size_t>(header.count) * size_of(static_cast<DType>(header.dtype));
 }
 
+template <class Action>
+auto Messages::or_stop(Action&& action) {
+  require<CommError>(!stopped_, "this rank has closed its connections");
+  try {
+    return action();
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+void Messages::stop() {
+  stopped_ = true;
+  for (Line& line : lines_) {
+    line.out.clear();
+    line.in.clear();
+    line.early.clear();
+  }
+}
+
 std::uint64_t Messages::send(int peer, const Header& header, void* data) {
+  require<CommError>(!stopped_, "this rank has closed its connections");
   lines_[static_cast<std::size_t>(peer)].out.push_back({next_, header, static_cast<std::byte*>(data), 0});
   return next_++;
 }
 
 std::uint64_t Messages::receive(int peer, const Header& header, void* data) {
+  return or_stop([&] { return match(peer, header, data); });
+}
+
+std::uint64_t Messages::match(int peer, const Header& header, void* data) {
   Line& line = lines_[static_cast<std::size_t>(peer)];
   const auto early =
       std::find_if(line.early.begin(), line.early.end(), [&](const Early& one) { return is_same(one.header, header); });
@@ -49,11 +74,13 @@ std::uint64_t Messages::receive(int peer, const Header& header, void* data) {
 }
 
 void Messages::progress() {
-  for (int peer = 0; peer < board_.size(); ++peer) {
-    Line& line = lines_[static_cast<std::size_t>(peer)];
-    write(peer, line);
-    read(peer, line);
-  }
+  or_stop([&] {
+    for (int peer = 0; peer < board_.size(); ++peer) {
+      Line& line = lines_[static_cast<std::size_t>(peer)];
+      write(peer, line);
+      read(peer, line);
+    }
+  });
 }
 
 bool Messages::movable() const {

@@ -12,17 +12,20 @@
 
 namespace duet::ddp {
 
-/// All messages of one rank. Those of one tag and sequence between two ranks arrive in order; nothing here waits. Used
-/// by one thread at a time.
+/// All messages of one rank. Those of one tag and sequence between two ranks arrive in order; nothing here waits. After
+/// an error all calls throw CommError: the pipes hold parts of messages. Used by one thread at a time.
 class Messages {
  public:
   explicit Messages(Board& board);
 
   /// A new message; `header` says its tag, count and dtype, and the memory stays the caller's. Returns its number.
   std::uint64_t send(int peer, const Header& header, void* data);
+  /// Throws CommError when the peer has sent something else.
   std::uint64_t receive(int peer, const Header& header, void* data);
   /// Moves what can be moved without waiting. Throws CommError when a peer sends something else than was expected.
   void progress();
+  /// Forgets all messages, whose memory is not used from then on.
+  void stop();
   /// Whether progress() would move anything.
   bool movable() const;
   /// True until the message is over; then it is forgotten.
@@ -52,6 +55,10 @@ class Messages {
     Message* target = nullptr;  // where they go; null: the last of `early`
   };
   static std::size_t bytes_of(const Header& header);
+  /// Runs `action`, and stops if it throws.
+  template <class Action>
+  auto or_stop(Action&& action);
+  std::uint64_t match(int peer, const Header& header, void* data);
   void write(int peer, Line& line);
   void read(int peer, Line& line);
   void begin_arrival(int peer, Line& line);
@@ -62,6 +69,7 @@ class Messages {
   Board& board_;
   std::vector<Line> lines_;  // by peer
   std::uint64_t next_ = 1;
+  bool stopped_ = false;
 };
 
 }  // namespace duet::ddp
