@@ -1,11 +1,13 @@
 #include "cli/signals.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace duet::cli {
 namespace {
 
-volatile std::sig_atomic_t noted = 0;
+std::atomic<int> noted{0};  // written by a signal handler, read by all threads
+static_assert(std::atomic<int>::is_always_lock_free);
 
 void note(int signal) { noted = signal; }
 

@@ -44,6 +44,7 @@ void scale(const Buffer& buffer, double factor) {
 
 Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options)
     : group_(group), slots_(std::move(slots)), options_(options), bucket_of_(slots_.size()), ready_(slots_.size(), 0) {
+  require<UsageError>(!slots_.empty(), "Reducer: there are no gradients to reduce");
   if (options_.bucket_limits.empty()) options_.bucket_limits.assign(std::begin(kBucketLimits), std::end(kBucketLimits));
   std::vector<BucketItem> items;
   for (const ReducerSlot& slot : slots_)

@@ -47,7 +47,7 @@ struct ReducerTimes {
 class Reducer {
  public:
   /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
-  /// another in memory start a new bucket. Throws UsageError for overlapping slots.
+  /// another in memory start a new bucket. Throws UsageError for no slots at all and for overlapping ones.
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
 
   /// From the next bucket on each gradient is multiplied by this before it is sent (PyTorch: 1 / world size). 1 leaves

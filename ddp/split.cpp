@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "ddp/rank_names.h"
 #include "ddp/texts.h"
 #include "lib/error.h"
+#include "lib/sha256.h"
 
 namespace duet::ddp {
 namespace {
@@ -20,6 +22,14 @@ constexpr std::uint32_t kSubgroup = 0x8000'0000;  // apart from the numbers of g
 struct Place {
   int color = 0, key = 0, rank = 0;
 };
+
+/// A number of a new group for the record, equal on all of its ranks: a hash, as they need not have made the same
+/// groups before.
+std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name) {
+  const std::string text = concat(whole, "/", name);
+  const std::string hex = sha256_hex(std::as_bytes(std::span(text)));
+  return kSubgroup | static_cast<std::uint32_t>(std::stoul(hex.substr(0, 8), nullptr, 16));
+}
 
 }  // namespace
 
@@ -44,9 +54,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
   subset.store = std::make_shared<PrefixStore>(store_, subset.name);
   auto group = connect_subset(subset);
   group->set_store(subset.store);
-  // Hashed, as the ranks need not have made the same groups before.
-  if (record_)
-    group->set_record(record_, kSubgroup | static_cast<std::uint32_t>(std::hash<std::string>()(subset.name)));
+  if (record_) group->set_record(record_, subgroup_number(record_number_, subset.name));
   return group;
 }
 

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "ddp/rank_names.h"
+#include "ddp/shm/byte_ring.h"
 #include "ddp/shm/futex.h"
-#include "ddp/shm/pipe.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -34,10 +34,10 @@ struct alignas(kLine) Board::Cell {
   alignas(kLine) Notice notices[2];
 };
 
-// Cells, then two halves of staging memory for each rank, then the pipes.
+// Cells, then two halves of staging memory for each rank, then the rings.
 std::size_t Board::bytes(int size) {
   const auto ranks = static_cast<std::size_t>(size);
-  return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * Pipe::kBytes;
+  return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * ByteRing::kBytes;
 }
 
 Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
@@ -66,10 +66,10 @@ std::byte* Board::staging(int rank) const {
   return segment_->data() + ranks * sizeof(Cell) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
 }
 
-std::byte* Board::pipe_memory(int from, int to) const {
+std::byte* Board::ring_memory(int from, int to) const {
   const auto ranks = static_cast<std::size_t>(size_);
   const std::size_t number = static_cast<std::size_t>(from) * ranks + static_cast<std::size_t>(to);
-  return segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes) + number * Pipe::kBytes;
+  return segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes) + number * ByteRing::kBytes;
 }
 
 void Board::post() {

@@ -63,8 +63,8 @@ class Board {
   void close();
   bool closed(int rank) const;
 
-  /// Pipes of bytes from one rank to another, see pipe.h.
-  std::byte* pipe_memory(int from, int to) const;
+  /// Memory of the ByteRing from one rank to another.
+  std::byte* ring_memory(int from, int to) const;
 
  private:
   struct Cell;

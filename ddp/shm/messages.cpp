@@ -83,15 +83,6 @@ void Messages::progress() {
   });
 }
 
-bool Messages::movable() const {
-  for (int peer = 0; peer < board_.size(); ++peer) {
-    if (peer == board_.rank()) continue;
-    if (pipe_from(peer).readable()) return true;
-    if (!lines_[static_cast<std::size_t>(peer)].out.empty() && pipe_to(peer).writable()) return true;
-  }
-  return false;
-}
-
 void Messages::write(int peer, Line& line) {
   bool moved = false;
   while (!line.out.empty()) {
@@ -102,7 +93,7 @@ void Messages::write(int peer, Line& line) {
         message.done < sizeof(Header)
             ? std::span(head + message.done, sizeof(Header) - message.done)
             : std::span<const std::byte>(message.data + (message.done - sizeof(Header)), end - message.done);
-    const std::size_t bytes = rest.empty() ? 0 : pipe_to(peer).write(rest);
+    const std::size_t bytes = rest.empty() ? 0 : ring_to(peer).write(rest);
     moved |= bytes > 0;
     message.done += bytes;
     if (message.done == end)
@@ -125,7 +116,7 @@ void Messages::read(int peer, Line& line) {
       std::byte* const to = line.target ? line.target->data : line.early.back().data.data();
       rest = std::span(to + done, bytes_of(line.arriving) - done);
     }
-    const std::size_t bytes = rest.empty() ? 0 : pipe_from(peer).read(rest);
+    const std::size_t bytes = rest.empty() ? 0 : ring_from(peer).read(rest);
     moved |= bytes > 0;
     line.arrived += bytes;
     if (line.arrived < sizeof(Header) || (bytes == 0 && !rest.empty())) {

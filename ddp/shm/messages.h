@@ -8,12 +8,12 @@
 
 #include "ddp/collectives.h"
 #include "ddp/shm/board.h"
-#include "ddp/shm/pipe.h"
+#include "ddp/shm/byte_ring.h"
 
 namespace duet::ddp {
 
 /// All messages of one rank. Those of one tag and sequence between two ranks arrive in order; nothing here waits. After
-/// an error all calls throw CommError: the pipes hold parts of messages. Used by one thread at a time.
+/// an error all calls throw CommError: the rings hold parts of messages. Used by one thread at a time.
 class Messages {
  public:
   explicit Messages(Board& board);
@@ -26,8 +26,6 @@ class Messages {
   void progress();
   /// Forgets all messages, whose memory is not used from then on.
   void stop();
-  /// Whether progress() would move anything.
-  bool movable() const;
   /// True until the message is over; then it is forgotten.
   bool pending(std::uint64_t number) const;
   bool any_pending() const;
@@ -63,8 +61,8 @@ class Messages {
   void read(int peer, Line& line);
   void begin_arrival(int peer, Line& line);
   void end_arrival(int peer, Line& line);
-  Pipe pipe_to(int peer) const { return Pipe(board_.pipe_memory(board_.rank(), peer)); }
-  Pipe pipe_from(int peer) const { return Pipe(board_.pipe_memory(peer, board_.rank())); }
+  ByteRing ring_to(int peer) const { return ByteRing(board_.ring_memory(board_.rank(), peer)); }
+  ByteRing ring_from(int peer) const { return ByteRing(board_.ring_memory(peer, board_.rank())); }
 
   Board& board_;
   std::vector<Line> lines_;  // by peer

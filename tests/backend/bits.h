@@ -5,12 +5,9 @@
 
 #include "lib/backend/backend.h"
 #include "lib/nn/simple_cnn.h"
+#include "tests/support/batch.h"
 
 namespace duet_test {
-
-struct Batch {
-  duet::Tensor images, labels;
-};
 
 /// Images and labels at random, stamped as step 3.
 Batch random_batch(std::int64_t rows, std::uint64_t seed);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -31,7 +32,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-volatile sig_atomic_t broken = 0, over = 0;
+std::atomic<bool> broken{false}, over{false};
 
 /// The device "cable" of a namespace; packets of its network are read and written here.
 Descriptor open_end(const std::string& space) {
@@ -62,7 +63,7 @@ void run_cable(const Arguments& arguments) {
       if (which == SIGUSR1)
         broken = !broken;
       else
-        over = 1;
+        over = true;
     };
     ::sigaction(signal, &action, nullptr);
   }

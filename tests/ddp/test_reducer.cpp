@@ -192,6 +192,7 @@ TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {
   CHECK(Reducer(group, slots).bucket_count() == 2);
   slots[1].data = flat.data() + 5;
   CHECK_THROWS_WITH(Reducer(group, slots), ContainsSubstring("slot0 and slot1 overlap"));
+  CHECK_THROWS_WITH(Reducer(group, {}), "Reducer: there are no gradients to reduce");
 }
 
 TEST_CASE("gradients are scaled before they are sent") {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/record.h"
 #include "ddp/texts.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
@@ -57,6 +58,22 @@ TEST_CASE("split makes groups by color, in the order of the keys") {
   const std::string name = over == Over::memory ? "memory" : over == Over::gloo ? "gloo" : "shm";
   CHECK(texts == Texts{"1/2 " + name + " 4 0/3 6 1 0 4", "1/2 " + name + " 6 1/3 6 1 1 4",
                        "0/2 " + name + " 4 2/3 6 1 2 4", "0/2 " + name + " 6 none 1 3 4"});
+}
+
+TEST_CASE("a record numbers new groups alike in every process, and no two of them the same") {
+  const auto record = Record::make();
+  run_ranks(Over::memory, 2, [&](ProcessGroup& whole) {
+    if (whole.rank() == 0) whole.set_record(record, 1);
+    const auto group = whole.split(0);
+    const auto inner = group->split(0);
+    sum(*group, 1);
+    sum(*inner, 1);
+  });
+  const std::vector<RecordedCall> calls = record->snapshot().calls;
+  REQUIRE(calls.size() >= 2);
+  // 0x80000000 | the first 32 bits of sha256("1/duet/split/0/0/"); of the inner one, with that number in place of 1
+  CHECK(calls[calls.size() - 2].group == 0x86f742a6);
+  CHECK(calls[calls.size() - 1].group == 0xc0593b84);
 }
 
 TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {

@@ -162,13 +162,33 @@ def check_sizes(root):
 
 
 def check_words(root):
-    """no unfinished work, no detail namespaces, no standard distributions"""
-    unwanted = re.compile(r"\b(TODO|FIXME|XXX)\b|namespace detail\b|std::shuffle\b|std::\w+_distribution\b")
+    """no unfinished work, no detail namespaces, no standard distributions or hashes, no sig_atomic_t"""
+    unwanted = re.compile(r"\b(TODO|FIXME|XXX)\b|namespace detail\b|std::shuffle\b|std::\w+_distribution\b|"
+                          r"std::hash\b|\bsig_atomic_t\b")
     for path in sources(root):
         for number, line in enumerate(read(root, path).splitlines(), 1):
             match = unwanted.search(line)
             if match:
                 yield f"{path}:{number}: {match.group()}"
+
+
+def check_types(root):
+    """a type's name means one type in all sources"""
+    # As clang-format lays them out: what stands in a namespace begins in the first column.
+    defined = re.compile(r"(?:struct|class|union|enum(?: class)?) (?:alignas\(\w+\) )?([\w:]+)(?![\w:<])[^;]*\{")
+    files = {}
+    for path in sources(root):
+        spaces, lines = [], read(root, path).splitlines()
+        for number, line in enumerate(lines):
+            if space := re.match(r"(?:inline )?namespace ?([\w:]*) ?\{$", line):
+                spaces.append(space[1])
+            elif line.startswith("}  // namespace") or (line == "}" and lines[number - 2].startswith("namespace")):
+                spaces.pop()
+            elif (found := defined.match(line)) and "" not in spaces:
+                files.setdefault("::".join([*spaces, found[1]]), []).append(path)
+    for name, paths in files.items():
+        if len(paths) > 1:
+            yield f"{name} is defined in {' and '.join(paths)}"
 
 
 def clang_format():
@@ -190,7 +210,8 @@ def check_format(root):
 
 
 CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
-          check_catch, check_sizes, check_words, check_format)
+          check_catch, check_sizes, check_words, check_types,
+          check_format)
 
 
 def check_tree(root):
@@ -220,6 +241,8 @@ PLANTED = {
     check_catch: ("tests/lib/a.cpp", "int a = Approx(1);\n"),
     check_sizes: ("lib/a.cpp", "\n" * (MAX_LINES + 1)),
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
+    check_types: ("lib/a.cpp", "namespace duet {\nstruct A {\n};\n}  // namespace duet\n"
+                  "namespace {\nstruct A {};\n}  // namespace\nnamespace duet {\nclass A final : B {\n"),
     check_format: ("lib/a.cpp", "int  a ;\n"),
 }
 

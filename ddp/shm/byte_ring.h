@@ -1,4 +1,4 @@
-// A pipe of bytes from one rank to another, in memory that both map.
+// A ring buffer of bytes from one rank to another, in memory that both map.
 #pragma once
 
 #include <atomic>
@@ -9,21 +9,17 @@
 namespace duet::ddp {
 
 /// One end of it: one rank only writes, the other only reads. Neither ever waits.
-class Pipe {
+class ByteRing {
  public:
   static constexpr std::size_t kRoom = 64 << 10;
   static constexpr std::size_t kBytes = kRoom + 256;
 
   /// `memory`: kBytes bytes, zero at first.
-  explicit Pipe(std::byte* memory) : memory_(memory) {}
+  explicit ByteRing(std::byte* memory) : memory_(memory) {}
   /// Writes a beginning of `data`, as much as there is room for; returns how many bytes.
   std::size_t write(std::span<const std::byte> data);
   /// Reads what is there, at most `data`; returns how many bytes.
   std::size_t read(std::span<std::byte> data);
-  /// Whether read() would find something.
-  bool readable() const;
-  /// Whether write() would find room.
-  bool writable() const;
 
  private:
   // Bytes written and read since the start; they wrap around.

@@ -1,11 +1,11 @@
-#include "ddp/shm/pipe.h"
+#include "ddp/shm/byte_ring.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace duet::ddp {
 
-std::size_t Pipe::write(std::span<const std::byte> data) {
+std::size_t ByteRing::write(std::span<const std::byte> data) {
   const std::uint32_t at = written().load(std::memory_order_relaxed);
   const std::size_t room = kRoom - (at - taken().load(std::memory_order_acquire));
   const std::size_t bytes = std::min(room, data.size()), place = at % kRoom;
@@ -16,7 +16,7 @@ std::size_t Pipe::write(std::span<const std::byte> data) {
   return bytes;
 }
 
-std::size_t Pipe::read(std::span<std::byte> data) {
+std::size_t ByteRing::read(std::span<std::byte> data) {
   const std::uint32_t at = taken().load(std::memory_order_relaxed);
   const std::size_t there = written().load(std::memory_order_acquire) - at;
   const std::size_t bytes = std::min(there, data.size()), place = at % kRoom;
@@ -25,13 +25,6 @@ std::size_t Pipe::read(std::span<std::byte> data) {
   std::memcpy(data.data() + first, ring(), bytes - first);
   taken().store(at + static_cast<std::uint32_t>(bytes));
   return bytes;
-}
-
-bool Pipe::readable() const {
-  return written().load(std::memory_order_acquire) != taken().load(std::memory_order_relaxed);
-}
-bool Pipe::writable() const {
-  return written().load(std::memory_order_relaxed) - taken().load(std::memory_order_acquire) < kRoom;
 }
 
 }  // namespace duet::ddp
