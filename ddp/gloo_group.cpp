@@ -11,8 +11,12 @@ namespace {
 
 /// Loaded once and never unloaded: its threads' code must not go away.
 const LoadedModule& loaded() {
-  static const LoadedModule module = load_module(
-      {.title = "the Gloo module", .file = "libduet_gloo.so", .build_folder = "ddp/gloo", .symbol = kGlooConnectName});
+  static const LoadedModule module = load_module({.title = "the Gloo module",
+                                                  .file = "libduet_gloo.so",
+                                                  .build_folder = "ddp/gloo",
+                                                  .symbol = kGlooConnectName,
+                                                  .imports = kGlooImports,
+                                                  .library = "libgloo"});
   return module;
 }
 

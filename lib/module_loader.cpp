@@ -27,6 +27,21 @@ fs::path environment_path(const char* variable) {
   return value == nullptr ? fs::path() : fs::path(value);
 }
 
+/// The file of this program, other than the module's own library, that exports what the module imports; or empty.
+std::string other_exporter(const ModulePlace& place) {
+  for (const char* const name : place.imports) {
+    Dl_info info{};
+    const void* const function = ::dlsym(RTLD_DEFAULT, name);
+    if (function == nullptr || ::dladdr(function, &info) == 0 || info.dli_fname == nullptr) continue;
+    const std::string file = fs::path(info.dli_fname).filename();
+    if (!file.starts_with(place.library)) return file;
+  }
+  return {};
+}
+
+/// Sanitizers replace malloc(), and refuse RTLD_DEEPBIND.
+bool sanitizer_runs() { return ::dlsym(RTLD_DEFAULT, "__sanitizer_print_stack_trace") != nullptr; }
+
 std::vector<fs::path> candidates(const ModulePlace& place) {
   if (const fs::path named = environment_path(place.path_variable); !named.empty()) return {named};
   if (const fs::path folder = environment_path("DUET_MODULE_DIR"); !folder.empty()) return {folder / place.file};
@@ -37,6 +52,11 @@ std::vector<fs::path> candidates(const ModulePlace& place) {
 }  // namespace
 
 LoadedModule load_module(const ModulePlace& place) {
+  const std::string other = other_exporter(place);
+  if (!other.empty() && sanitizer_runs())
+    return {nullptr, concat(place.title, " cannot be loaded beside ", other, ", which exports functions of ",
+                            place.library, ": that needs RTLD_DEEPBIND, which sanitizers refuse")};
+  const int mode = RTLD_NOW | RTLD_LOCAL | (other.empty() ? 0 : RTLD_DEEPBIND);
   std::string tried;
   for (const fs::path& path : candidates(place)) {
     std::error_code ignored;
@@ -44,7 +64,7 @@ LoadedModule load_module(const ModulePlace& place) {
       tried += concat(tried.empty() ? "" : ", ", path.string());
       continue;
     }
-    void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* const module = ::dlopen(path.c_str(), mode);
     if (module == nullptr) return {nullptr, concat(place.title, " does not load: ", ::dlerror())};
     void* const symbol = ::dlsym(module, place.symbol);
     if (symbol == nullptr) return {nullptr, concat(path.string(), " is not duet's ", place.file)};

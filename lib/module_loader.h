@@ -1,7 +1,9 @@
 // Parts of libduet that are loaded only when needed: they bring libraries that not every machine has.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 namespace duet {
 
@@ -12,6 +14,9 @@ struct ModulePlace {
   const char* build_folder;  // where a build leaves it, from the folder of libduet: "ddp/gloo"
   const char* symbol;
   const char* path_variable = nullptr;  // environment variable with the module's full path, if set
+  /// Functions that the module imports from its own library, whose file's name begins with `library`.
+  std::span<const char* const> imports{};
+  std::string_view library{};
 };
 
 struct LoadedModule {
@@ -21,6 +26,9 @@ struct LoadedModule {
 
 /// Opens the module, which is never unloaded. It is looked for at the path that its own environment variable names, in
 /// the folder DUET_MODULE_DIR, else in the folder duet/ beside libduet, in libduet's build folder, and beside libduet.
+/// Where another library of the program exports one of `imports`, the module is bound to its own library first
+/// (RTLD_DEEPBIND), or refused in a program that runs under a sanitizer. Elsewhere it is not: it would not see a
+/// malloc() that the program replaces.
 LoadedModule load_module(const ModulePlace& place);
 
 }  // namespace duet

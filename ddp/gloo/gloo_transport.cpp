@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "ddp/gloo/module.h"
+#include "ddp/rank_names.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -99,6 +100,7 @@ class GlooTransport final : public Transport {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
       context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
+      meet(store);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
@@ -162,6 +164,14 @@ class GlooTransport final : public Transport {
   }
 
  private:
+  /// Returns when all ranks are connected. A peer may not have accepted this rank's connections yet: if they ended
+  /// before it has, an exception in a thread of Gloo would end its process.
+  void meet(ddp::Store& store) const {
+    const std::vector<std::string> keys = rank_keys("gloo/connected", size());
+    store.set(keys[static_cast<std::size_t>(rank())], "");
+    store.wait(keys, options_.connect_timeout);
+  }
+
   struct Message {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
     bool sends = false;
