@@ -10,10 +10,10 @@
 
 namespace duet::nn {
 
-/// torch.nn.Sequential: children "0", "1", ... run one after the other. `add` before first use.
+/// torch.nn.Sequential: children "0", "1", ... run one after the other.
 class Sequential : public Module {
  public:
-  /// Constructs a child of type M at the end.
+  /// Constructs a child of type M at the end. Throws UsageError after the model's values were made.
   template <class M, class... Args>
   M& add(Args&&... args) {
     auto child = std::make_unique<M>(std::forward<Args>(args)...);

@@ -27,9 +27,18 @@ struct Context {
   /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
   BatchSums* batch_sums = nullptr;
 
+  /// Not checked: see has_slot() and has_buffer().
   const Variable& parameter(int number) const { return store->variable(number - first_slot); }
   const Tensor& buffer(int number) const {
     return store->buffers()[static_cast<std::size_t>(number - first_buffer)].tensor;
+  }
+  /// Whether the values are those of this model; whether they include the slot or buffer of this number in its tree.
+  bool is_of(std::uint64_t model_id) const { return store != nullptr && store->model_id() == model_id; }
+  bool has_slot(std::uint64_t model_id, int number) const {
+    return is_of(model_id) && number >= first_slot && number - first_slot < store->slot_count();
+  }
+  bool has_buffer(std::uint64_t model_id, int number) const {
+    return is_of(model_id) && static_cast<std::size_t>(number - first_buffer) < store->buffers().size();
   }
 };
 

@@ -95,7 +95,8 @@ Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 
 DropoutKey Dropout::key(const Context& context, const Rows& stamp) const {
   const std::int64_t step = stamp.stamped() ? stamp.step : context.step;
-  return {context.seed, static_cast<std::uint64_t>(step), layer(), context.training ? static_cast<float>(p_) : 0.0f};
+  return {context.seed, static_cast<std::uint64_t>(step), layer(context),
+          context.training ? static_cast<float>(p_) : 0.0f};
 }
 
 Variable Dropout::forward(Context& context, const Variable& x) const {
@@ -128,8 +129,10 @@ BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
     : features_(features), eps_(eps), momentum_(momentum) {
   register_parameter("weight", {features}, [](auto values, auto&) { fill_with(values, 1); });
   register_parameter("bias", {features}, [](auto values, auto&) { fill_with(values, 0); });
-  register_buffer("running_mean", {features}, 0);
-  register_buffer("running_var", {features}, 1);
+  const Tensor ones = empty({features});
+  fill_with(ones.span<float>(), 1);
+  register_buffer("running_mean", zeros({features}));
+  register_buffer("running_var", ones);
 }
 
 Variable BatchNorm2d::normalise(Context& context, const Variable& x, BatchSums* others) const {

@@ -1,13 +1,20 @@
 #include "lib/nn/module.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
-#include "lib/backend/backend.h"
 #include "lib/error.h"
 
 namespace duet::nn {
+
+Module::~Module() {
+  if (parent_ != nullptr) parent_->forget(*this);
+  for (const Child& child : children_)
+    if (child.linked && child.module != nullptr) child.module->parent_ = nullptr;
+}
 
 Variable Module::forward(Context&, const Variable&) const {
   throw UsageError(concat(type_name(), ": takes no single tensor, or has no forward"));
@@ -31,80 +38,160 @@ Value Module::operator()(const Value& input) {
 
 Context& Module::context() {
   if (parent_ != nullptr) return parent_->context();
-  if (is_wrapper()) return children_.front().module->context();
-  if (store_ == nullptr) initialise(std::uint64_t{0});
+  if (is_wrapper()) return child(children_.front()).context();
+  if (store_ == nullptr) {
+    require<UsageError>(model_id_ == 0, label(), " has lost its values: the model that it was part of was destroyed");
+    Mt19937 generator(0);
+    draw_values(generator, true);
+    context_.seed = 0;
+  }
   return context_;
 }
 
+void Module::require_can_register(const char* kind, const std::string& name) const {
+  const auto has_name = [&](const auto& own) { return own.name == name; };
+  require<UsageError>(!is_wrapper(), type_name(), " wraps a module: it has nothing of its own such as '", name, "'");
+  require<UsageError>(!name.empty() && name.find('.') == std::string::npos, type_name(), ": '", name,
+                      "' is no name: expected letters without a dot");
+  require<UsageError>(std::none_of(parameters_.begin(), parameters_.end(), has_name) &&
+                          std::none_of(buffers_.begin(), buffers_.end(), has_name) &&
+                          std::none_of(children_.begin(), children_.end(), has_name),
+                      type_name(), " has something named '", name, "' already");
+  require<UsageError>(root().store_ == nullptr, kind, " '", name, "' of ", label(),
+                      " is registered after the values of its model were made");
+}
+
 int Module::register_parameter(std::string name, const Shape& shape, Fill fill) {
+  require_can_register("parameter", name);
   parameters_.push_back({std::move(name), shape, std::move(fill)});
   return static_cast<int>(parameters_.size()) - 1;
 }
 
-int Module::register_buffer(std::string name, const Shape& shape, float value) {
-  buffers_.push_back({std::move(name), shape, value});
+int Module::register_buffer(std::string name, const Tensor& initial) {
+  require_can_register("buffer", name);
+  buffers_.push_back({std::move(name), initial});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
 void Module::register_module(std::string name, Module& child) {
-  require<UsageError>(child.parent_ == nullptr && &child != this, "module ", name,
+  Module& inner = child.innermost();
+  require<UsageError>(child.parent_ == nullptr && inner.parent_ == nullptr, "module ", name,
                       " is part of another module already");
+  for (const Module* holder = this; holder != nullptr; holder = holder->parent_)
+    require<UsageError>(holder != &child && holder != &inner, "module ", name,
+                        " holds the module that it is registered in");
+  require_can_register("module", name);
+  inner.require_not_held(concat("become a part of ", type_name(), "'s"));
+  children_.push_back({.name = std::move(name), .module = &child, .linked = true});
   child.set_parent(*this);
-  children_.push_back({std::move(name), &child});
 }
 
-void Module::wrap_module(std::string name, Module& child) { children_.push_back({std::move(name), &child, true}); }
+void Module::wrap_module(std::string name, Module& child) {
+  require<UsageError>(parameters_.empty() && buffers_.empty() && children_.empty(), type_name(),
+                      " has something of its own: it wraps no module such as '", name, "'");
+  children_.push_back({.name = std::move(name), .module = &child, .wrapped = true});
+}
 
 void Module::set_parent(Module& parent) {
   parent_ = &parent;
-  store_.reset();
-  for (const Child& child : children_)
-    if (child.wrapped) child.module->set_parent(*this);
+  for (Child& child : children_) {
+    if (!child.wrapped) continue;
+    child.module->set_parent(*this);
+    child.linked = true;
+  }
+}
+
+void Module::forget(const Module& child) {
+  for (Child& own : children_)
+    if (own.module == &child) own.module = nullptr;
+}
+
+Module& Module::child(const Child& of) const {
+  require<UsageError>(of.module != nullptr, "module '", of.name, "' of ", label(), " was destroyed before it");
+  return *of.module;
+}
+
+void Module::require_not_held(const std::string& purpose) const {
+  const std::string holders = store_ ? store_->holders() : "";
+  require<UsageError>(holders.empty(), "the values of ", label(), " cannot ", purpose, ": held by ", holders);
+}
+
+void Module::refuse(const Context& context, const char* what, std::size_t own, int number) const {
+  require<UsageError>(number >= 0 && static_cast<std::size_t>(number) < own, type_name(), " has ", own, " ", what,
+                      ", asked for number ", number);
+  const std::string text = concat(type_name(), "(", details(), ")");
+  const std::string self = parent_ ? concat(path(), " (", text, ") of ", root().type_name()) : text;
+  require<UsageError>(context.store != nullptr, self, " runs with a context that has no values");
+  require<UsageError>(context.is_of(model_id_), self,
+                      " is not registered in the model whose values it runs with: register_module() makes a child a "
+                      "part of its parent's model");
+  throw UsageError(concat(self, " lies outside the part of its model whose values it runs with"));
 }
 
 void Module::number(Numbering& next) {
+  model_id_ = next.model_id;
   range_.first_slot = next.slots;
   range_.first_buffer = next.buffers;
   if (!is_wrapper()) layer_ = next.layers++;  // wrapping a part of a model must not change its random numbers
   next.slots += static_cast<int>(parameters_.size());
   next.buffers += static_cast<int>(buffers_.size());
-  for (const Child& child : children_) child.module->number(next);
+  for (const Child& own : children_) child(own).number(next);
   range_.slots = next.slots - range_.first_slot;
   range_.buffers = next.buffers - range_.first_buffer;
 }
 
 void Module::collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const {
   for (const OwnParameter& own : parameters_) slots.push_back({prefix + own.name, own.shape});
-  for (const OwnBuffer& own : buffers_) {
-    buffers.push_back({prefix + own.name, empty(own.shape)});
-    backend(buffers.back().tensor).fill(buffers.back().tensor, own.value);
-  }
-  for (const Child& child : children_) child.module->collect(prefix + child.name + ".", slots, buffers);
-}
-
-void Module::fill_values(ParameterStore& store, Mt19937& generator) const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor value = store.value(range_.first_slot + static_cast<int>(i));
-    parameters_[i].fill(value.span<float>(), generator);
-  }
-  for (const Child& child : children_) child.module->fill_values(store, generator);
+  for (const NamedTensor& own : buffers_) buffers.push_back({prefix + own.name, own.tensor.clone()});
+  for (const Child& own : children_) child(own).collect(prefix + own.name + ".", slots, buffers);
 }
 
 void Module::make_values() {
-  Numbering numbering;
-  number(numbering);
+  static std::atomic<std::uint64_t> last_id{0};
   std::vector<Slot> slots;
   std::vector<NamedTensor> buffers;
   collect("", slots, buffers);
+  Numbering numbering{.model_id = ++last_id};
+  number(numbering);
   store_ = std::make_unique<ParameterStore>(std::move(slots), std::move(buffers), Device{});
+  store_->set_model_id(model_id_);
   context_.store = store_.get();
+}
+
+void Module::draw_values(Mt19937& generator, bool adopt) {
+  if (store_ == nullptr) make_values();
+  fill_values(*store_, generator, adopt);
+  store_->all_values_written();
+}
+
+void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) {
+  if (parent_ != nullptr && store_ != nullptr) {  // values from before it was registered
+    if (adopt) adopt_values(store);
+    store_.reset();
+    context_.store = nullptr;
+    if (adopt) return;
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor drawn = empty(parameters_[i].shape);
+    parameters_[i].fill(drawn.span<float>(), generator);
+    copy(drawn, store.value(range_.first_slot + static_cast<int>(i)));
+  }
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    copy(buffers_[i].tensor, store.buffers()[static_cast<std::size_t>(range_.first_buffer) + i].tensor);
+  for (const Child& own : children_) child(own).fill_values(store, generator, adopt);
+}
+
+void Module::adopt_values(ParameterStore& store) const {
+  for (int slot = 0; slot < range_.slots; ++slot) copy(store_->value(slot), store.value(range_.first_slot + slot));
+  for (int buffer = 0; buffer < range_.buffers; ++buffer)
+    copy(store_->buffers()[static_cast<std::size_t>(buffer)].tensor,
+         store.buffers()[static_cast<std::size_t>(range_.first_buffer + buffer)].tensor);
 }
 
 void Module::initialise(Mt19937& generator) {
   require<UsageError>(parent_ == nullptr, "initialise the whole model, not ", type_name(), ", a part of it");
-  if (is_wrapper()) return children_.front().module->initialise(generator);
-  make_values();
-  fill_values(*store_, generator);
+  if (is_wrapper()) return child(children_.front()).initialise(generator);
+  draw_values(generator, false);
 }
 
 void Module::initialise(std::uint64_t seed) {
@@ -115,66 +202,24 @@ void Module::initialise(std::uint64_t seed) {
 
 void Module::to(Device device) {
   require<UsageError>(parent_ == nullptr, "move the whole model, not ", type_name(), ", a part of it");
-  if (is_wrapper()) return children_.front().module->to(device);
-  const ParameterStore& old = parameters();
-  if (old.device() == device) return;
-  std::vector<NamedTensor> buffers;
-  for (const NamedTensor& buffer : old.buffers()) buffers.push_back({buffer.name, buffer.tensor.to(device)});
-  auto moved = std::make_unique<ParameterStore>(old.slots(), std::move(buffers), device);
-  copy(old.values(), moved->values());
-  store_ = std::move(moved);
-  context_.store = store_.get();
+  if (is_wrapper()) return child(children_.front()).to(device);
+  ParameterStore& store = parameters();
+  if (store.device() == device) return;
+  require_not_held(concat("move from ", store.device(), " to ", device));
+  store.move_to(device);
 }
 
-std::vector<NamedTensor> Module::state_dict() {
-  std::vector<NamedTensor> state;
-  context().store->require_whole_values();
-  append_state("", context(), state);
-  return state;
+std::string Module::path() const {
+  if (parent_ == nullptr) return {};
+  const std::string above = parent_->path();
+  for (const Child& own : parent_->children_)
+    if (own.module == this) return above.empty() ? own.name : above + "." + own.name;
+  return above;
 }
 
-void Module::append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    state.push_back(
-        {prefix + parameters_[i].name, own.store->value(range_.first_slot + static_cast<int>(i) - own.first_slot)});
-  for (std::size_t i = 0; i < buffers_.size(); ++i)
-    state.push_back({prefix + buffers_[i].name, own.buffer(range_.first_buffer + static_cast<int>(i))});
-  for (const Child& child : children_) child.module->append_state(prefix + child.name + ".", own, state);
-}
-
-void Module::load_state_dict(const std::vector<NamedTensor>& state) {
-  const std::vector<NamedTensor> own = state_dict();
-  const auto find = [](const std::vector<NamedTensor>& list, const std::string& name) -> const Tensor* {
-    for (const NamedTensor& item : list)
-      if (item.name == name) return &item.tensor;
-    return nullptr;
-  };
-  for (const NamedTensor& given : state)
-    require<DataError>(find(own, given.name) != nullptr, "this model has no tensor '", given.name, "'");
-  for (const NamedTensor& mine : own) {
-    const Tensor* const given = find(state, mine.name);
-    require<DataError>(given != nullptr, "no tensor '", mine.name, "', which this model needs");
-    require<DataError>(given->shape() == mine.tensor.shape() && given->dtype() == mine.tensor.dtype(), "tensor '",
-                       mine.name, "' has shape ", given->shape(), " ", name(given->dtype()), ", this model expects ",
-                       mine.tensor.shape(), " ", name(mine.tensor.dtype()));
-  }
-  for (const NamedTensor& mine : own) copy(*find(state, mine.name), mine.tensor);
-}
-
-std::string Module::str() const {
-  std::string text;
-  append_text(text, 0);
-  return text;
-}
-
-void Module::append_text(std::string& text, int indent) const {
-  text += type_name() + "(" + details();
-  const std::string margin(static_cast<std::size_t>(indent), ' ');
-  for (const Child& child : children_) {
-    text += "\n" + margin + "  (" + child.name + "): ";
-    child.module->append_text(text, indent + 2);
-  }
-  text += children_.empty() ? ")" : "\n" + margin + ")";
+std::string Module::label() const {
+  const std::string place = path();
+  return place.empty() ? type_name() : concat(place, " (", type_name(), ")");
 }
 
 }  // namespace duet::nn

@@ -15,14 +15,15 @@
 namespace duet::nn {
 
 /// A network or a part of one. It registers parameters, buffers and child modules when it is constructed, in the order
-/// in which PyTorch would. Children are members or owned by a container; a child is registered in one parent only.
+/// in which PyTorch would; after the values were made that is a UsageError. Children are members or owned by a
+/// container; a child is registered in one parent only, and lives as long as it.
 ///
 /// forward is const and reads all values from the context, so one module may run on several threads at once, each with
 /// a context of its own. Everything else is for one thread at a time.
 class Module {
  public:
   Module() = default;
-  virtual ~Module() = default;
+  virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -36,16 +37,18 @@ class Module {
   Value operator()(const Value& input);
 
   /// The values of the whole model that this module belongs to. When they do not exist yet they are made on cpu:0 and
-  /// initialised from seed 0.
+  /// initialised from seed 0, save that parts which had values before they were registered bring them along.
   ParameterStore& parameters() { return *context().store; }
   /// The context of the whole model.
   Context& context();
-  /// Draws all initial values anew, in PyTorch's order (semantics of torch.nn.init for each layer).
+  /// Draws all initial values, in PyTorch's order (semantics of torch.nn.init for each layer). Values that exist are
+  /// overwritten in place, so optimizers and wrappers stay valid (momentum stays as it is), and gradients are dropped.
+  /// Throws UsageError for a part of a model.
   void initialise(Mt19937& generator);
   void initialise(std::uint64_t seed);
 
-  /// Moves all values of the whole model to `device`, as they are, and drops the gradients. Before an optimizer or a
-  /// wrapper is made: those keep hold of the values. Throws UsageError for a part of a model.
+  /// Moves all values of the whole model to `device`, as they are, and drops the gradients. Throws UsageError for a
+  /// part of a model, and while an optimizer, running replicas or hooks on gradients hold the values where they are.
   void to(Device device);
 
   void train(bool on = true) { context().training = on; }
@@ -71,20 +74,30 @@ class Module {
   using Fill = std::function<void(std::span<float>, Mt19937&)>;
   /// Returns the number to be given to parameter(). `fill` draws the initial values.
   int register_parameter(std::string name, const Shape& shape, Fill fill);
-  int register_buffer(std::string name, const Shape& shape, float value);
+  /// `initial`: on cpu:0, kept.
+  int register_buffer(std::string name, const Tensor& initial);
   void register_module(std::string name, Module& child);
   /// For a wrapper such as DataParallel: `child` runs inside this module, but keeps its values and stays a model of its
-  /// own, unless this wrapper becomes part of another module.
+  /// own, unless this wrapper becomes part of another module. A wrapper registers nothing else.
   void wrap_module(std::string name, Module& child);
 
+  /// Throw UsageError that names this module unless the context holds its values.
   const Variable& parameter(const Context& context, int number) const {
+    if (!is_own(parameters_, number) || !context.has_slot(model_id_, range_.first_slot + number)) [[unlikely]]
+      refuse(context, "parameters", parameters_.size(), number);
     return context.parameter(range_.first_slot + number);
   }
   const Tensor& buffer(const Context& context, int number) const {
+    if (!is_own(buffers_, number) || !context.has_buffer(model_id_, range_.first_buffer + number)) [[unlikely]]
+      refuse(context, "buffers", buffers_.size(), number);
     return context.buffer(range_.first_buffer + number);
   }
   /// Number of this module in its model, for dropout's key.
-  std::uint32_t layer() const { return layer_; }
+  std::uint32_t layer(const Context& context) const {
+    if (!context.is_of(model_id_)) [[unlikely]]
+      refuse(context, "layers", 1, 0);
+    return layer_;
+  }
 
   /// "Linear", and "in_features=5, ...", for str().
   virtual std::string type_name() const = 0;
@@ -96,36 +109,50 @@ class Module {
     Shape shape;
     Fill fill;
   };
-  struct OwnBuffer {
-    std::string name;
-    Shape shape;
-    float value;
-  };
   struct Child {
     std::string name;
-    Module* module;
+    Module* module;  // null: it was destroyed
     bool wrapped = false;
+    bool linked = false;  // this is its parent_
   };
   struct Numbering {
+    std::uint64_t model_id;
     int slots = 0, buffers = 0;
     std::uint32_t layers = 0;
   };
+  template <class T>
+  static bool is_own(const std::vector<T>& list, int number) {
+    return static_cast<std::size_t>(number) < list.size();
+  }
+  [[noreturn]] void refuse(const Context& context, const char* what, std::size_t own, int number) const;
   bool is_wrapper() const { return !children_.empty() && children_.front().wrapped; }
+  /// The module that a wrapper wraps, or this one.
+  Module& innermost() { return is_wrapper() ? child(children_.front()).innermost() : *this; }
+  const Module& root() const { return parent_ ? parent_->root() : *this; }
+  Module& child(const Child& of) const;
+  void require_can_register(const char* kind, const std::string& name) const;
+  void require_not_held(const std::string& purpose) const;
   void set_parent(Module& parent);
+  void forget(const Module& child);
   void number(Numbering& next);
   void make_values();
+  void draw_values(Mt19937& generator, bool adopt);
   void collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const;
-  void fill_values(ParameterStore& store, Mt19937& generator) const;
+  void fill_values(ParameterStore& store, Mt19937& generator, bool adopt);
+  void adopt_values(ParameterStore& store) const;
   void append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const;
   void append_text(std::string& text, int indent) const;
+  std::string path() const;
+  std::string label() const;
 
   std::vector<OwnParameter> parameters_;
-  std::vector<OwnBuffer> buffers_;
+  std::vector<NamedTensor> buffers_;  // their initial values
   std::vector<Child> children_;
   Module* parent_ = nullptr;
+  std::uint64_t model_id_ = 0;  // that of the model's values; 0: not numbered
   Range range_;
   std::uint32_t layer_ = 0;
-  std::unique_ptr<ParameterStore> store_;  // of a root only
+  std::unique_ptr<ParameterStore> store_;  // of a root; of a part only until the model's values are made
   Context context_;
 };
 

@@ -35,7 +35,7 @@ struct ParameterStore::Hooks {
 class ParameterStore::SlotLeaf final : public Leaf {
  public:
   SlotLeaf(ParameterStore& store, int slot)
-      : store_(store), slot_(slot), gradient_(std::as_const(store).gradient(slot)) {}
+      : store_(store), slot_(slot), generation_(store.generation_), gradient_(std::as_const(store).gradient(slot)) {}
   const char* name() const override { return store_.slots()[static_cast<std::size_t>(slot_)].name.c_str(); }
   Tensor place() const override { return store_.has_gradient(slot_) ? Tensor() : gradient_; }
   BackwardListener* listener() override { return &store_; }
@@ -43,6 +43,8 @@ class ParameterStore::SlotLeaf final : public Leaf {
   void backward(const Gradients& gradients) override {
     const Tensor& arrived = gradients.outputs[0];
     if (!arrived.defined()) return;
+    require<UsageError>(generation_ == store_.generation_, "the gradients of ", name(),
+                        " have moved since the forward of this backward");
     if (!arrived.same_memory(gradient_)) store_.gradients_changed();
     if (store_.has_gradient(slot_)) {
       backend(arrived).add(gradient_, arrived, gradient_);
@@ -56,6 +58,7 @@ class ParameterStore::SlotLeaf final : public Leaf {
  private:
   ParameterStore& store_;
   int slot_;
+  std::uint64_t generation_;
   Tensor gradient_;
 };
 
@@ -110,6 +113,7 @@ Tensor ParameterStore::flat_zeros() const { return flat_memory(slots_, device())
 
 void ParameterStore::make_variables() {
   variables_.clear();
+  ++generation_;
   for (int i = 0; i < slot_count(); ++i)
     variables_.emplace_back(std::as_const(*this).value(i), make_pooled<SlotLeaf>(*this, i));
 }
@@ -119,6 +123,32 @@ void ParameterStore::move_gradients(const Tensor& memory) {
   copy(gradients_, memory);
   gradients_ = memory;
   gradients_changed();
+  make_variables();
+}
+
+ParameterStore::Hold ParameterStore::hold(const std::string& by) const {
+  std::weak_ptr<const void>& entry = holds_[by];
+  Hold held = entry.lock();
+  if (held == nullptr) entry = held = std::make_shared<const char>();
+  return held;
+}
+
+std::string ParameterStore::holders() const {
+  std::string text;
+  for (const auto& [by, held] : holds_)
+    if (!held.expired()) text += (text.empty() ? "" : ", ") + by;
+  if (!hooks_->ready.by_id.empty() || !hooks_->end.by_id.empty())
+    text += (text.empty() ? "" : ", ") + std::string("hooks on gradients (DistributedDataParallel)");
+  return text;
+}
+
+void ParameterStore::move_to(Device device) {
+  const Tensor moved = flat_memory(slots_, device);
+  copy(values_, moved);
+  for (NamedTensor& buffer : buffers_) buffer.tensor = buffer.tensor.to(device);
+  values_ = moved;
+  gradients_ = flat_memory(slots_, device);
+  zero_grad();
   make_variables();
 }
 
@@ -268,8 +298,11 @@ std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const Rep
   Tensor values = part.share_values ? own.alias(device) : flat_memory(slots, device);
   if (!part.share_values) copy(own, values);
   Tensor gradients = flat_memory(slots, device);
-  return std::unique_ptr<ParameterStore>(
+  std::unique_ptr<ParameterStore> made(
       new ParameterStore(std::move(slots), std::move(buffers), std::move(values), std::move(gradients)));
+  made->model_id_ = model_id_;
+  made->whole_ = hold("replicas (DataParallel)");
+  return made;
 }
 
 }  // namespace duet::nn

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -76,6 +77,20 @@ class ParameterStore final : public BackwardListener {
   const std::vector<Slot>& slots() const { return slots_; }
   int slot_count() const { return static_cast<int>(slots_.size()); }
   const std::vector<NamedTensor>& buffers() const { return buffers_; }
+
+  /// Which modules' values these are: every model has a number of its own, and so have its replicas; 0: none.
+  std::uint64_t model_id() const { return model_id_; }
+  void set_model_id(std::uint64_t id) { model_id_ = id; }
+
+  /// While one lives, the values stay on their device and the model stays a model of its own. `by` says what needs
+  /// that.
+  using Hold = std::shared_ptr<const void>;
+  [[nodiscard]] Hold hold(const std::string& by) const;
+  /// What holds the values, hooks on gradients included: "SGD, replicas (DataParallel)"; empty: nothing.
+  std::string holders() const;
+  /// Moves values and buffers, and drops the gradients. A backward of an earlier forward throws UsageError. Only where
+  /// nothing holds the values.
+  void move_to(Device device);
 
   /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const. Gradients
   /// that are withheld throw UsageError.
@@ -141,6 +156,11 @@ class ParameterStore final : public BackwardListener {
   void mark_torn() { torn_ = true; }
   /// Throws UsageError after mark_torn().
   void require_whole_values() const;
+  /// All values were written from outside: they are whole, and have no gradients.
+  void all_values_written() {
+    torn_ = false;
+    zero_grad();
+  }
 
   /// A store for another device with a part of this one's slots and buffers.
   struct ReplicaPart {
@@ -177,6 +197,10 @@ class ParameterStore final : public BackwardListener {
   std::weak_ptr<ThreadPool> threads_;
   std::weak_ptr<ResidentReplicas> residents_;
   std::weak_ptr<ShardedUpdate> sharded_update_;
+  std::uint64_t model_id_ = 0;
+  std::uint64_t generation_ = 0;  // of variables_
+  mutable std::map<std::string, std::weak_ptr<const void>> holds_;
+  Hold whole_;  // a replica's, on the store that it is one of
   bool withheld_ = false, torn_ = false;
 };
 

@@ -12,7 +12,7 @@
 namespace duet::optim {
 
 SGD::SGD(nn::Module& model, const SGDOptions& options)
-    : store_(model.parameters()), options_(options), started_(store_.slots().size(), 0) {
+    : store_(model.parameters()), held_(store_.hold("SGD")), options_(options), started_(store_.slots().size(), 0) {
   require<UsageError>(options.lr >= 0, "SGD: lr is ", options.lr, ", expected 0 or more");
   require<UsageError>(options.momentum >= 0 && options.weight_decay >= 0, "SGD: momentum ", options.momentum,
                       " and weight decay ", options.weight_decay, ", expected 0 or more");

@@ -21,8 +21,8 @@ struct SGDOptions {
 /// * g; g = nesterov ? g + momentum * buf : buf; p -= lr * g. Parameters without a gradient are left alone. One kernel
 /// updates the whole model when all have one; replicas that hold the values (Note [Resident replicas] in
 /// lib/nn/parameters.h) are updated alike, each on its device; ranks that share memory may divide the update (Note
-/// [Sharded update] in lib/nn/sharded_update.h), of which state() is whole on every rank after a step. The model's
-/// values must exist and not be initialised anew later.
+/// [Sharded update] in lib/nn/sharded_update.h), of which state() is whole on every rank after a step. While it lives,
+/// the model stays on its device.
 class SGD {
  public:
   /// Throws UsageError for values that make no sense.
@@ -55,6 +55,7 @@ class SGD {
   void update_run(std::int64_t begin, const Tensor& gradient, const Tensor& momentum) const;
 
   nn::ParameterStore& store_;
+  nn::ParameterStore::Hold held_;
   SGDOptions options_;
   Tensor momentum_;            // flat, like the store's buffers
   std::vector<char> started_;  // by slot: its momentum buffer has a value
