@@ -302,6 +302,7 @@ void restore(const NamedTensors& from, const NamedTensors& into, const std::stri
   for (const auto& [name, tensor] : from) found[wrapped ? name.substr(kWrapper.size()) : name] = tensor;
   for (const auto& [name, tensor] : into) {
     const auto match = found.find(name);
+    if (match == found.end() && is_optional(name)) continue;
     require<DataError>(match != found.end(), source, " is of another model: it has no tensor \"", name, "\"");
     const Tensor& other = match->second;
     require<DataError>(other.shape() == tensor.shape() && other.dtype() == tensor.dtype(), source,
@@ -312,7 +313,8 @@ void restore(const NamedTensors& from, const NamedTensors& into, const std::stri
     require<DataError>(
         std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.name == unclaimed.first; }), source,
         " is of another model: it has the tensor \"", unclaimed.first, "\" that this one lacks");
-  for (const auto& [name, tensor] : into) copy(found.at(name), tensor);
+  for (const auto& [name, tensor] : into)
+    if (const auto match = found.find(name); match != found.end()) copy(match->second, tensor);
 }
 
 }  // namespace duet

@@ -33,7 +33,7 @@ inline constexpr const char* kChecksumKey = "duet.sha256";
 
 /// Copies `from` into the memory of `into`, by name; a "module." before all of from's names, as wrapped models in
 /// Python write them, is dropped. Throws DataError that names `source` and the first tensor that is missing, left over,
-/// or of another shape or dtype; then nothing was copied.
+/// or of another shape or dtype; then nothing was copied. Tensors that is_optional() names may be missing, and stay.
 void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source);
 
 }  // namespace duet

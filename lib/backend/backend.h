@@ -190,6 +190,8 @@ class Backend {
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
+  /// Adds 1 to an i64 scalar.
+  virtual void increment(const Tensor& counter) = 0;
 
   // --- batch norm over (N, H, W) of each channel; mean, inverse_std, running_*, weight, bias, their gradients: (C).
   // `others`: the batch has rows on other devices, too, null where it has not; only devices that share_memory() have

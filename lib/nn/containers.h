@@ -42,6 +42,7 @@ class ModuleList : public Sequential {
 
  protected:
   std::string type_name() const override { return "ModuleList"; }
+  bool merges_equal_children() const override { return true; }
 };
 
 }  // namespace duet::nn

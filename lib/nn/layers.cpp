@@ -133,11 +133,16 @@ BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
   fill_with(ones.span<float>(), 1);
   register_buffer("running_mean", zeros({features}));
   register_buffer("running_var", ones);
+  register_buffer("num_batches_tracked", zeros({}, DType::i64));
 }
 
 Variable BatchNorm2d::normalise(Context& context, const Variable& x, BatchSums* others) const {
-  return ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0), buffer(context, 1),
-                           {.training = context.training, .momentum = momentum_, .eps = eps_, .others = others});
+  Variable y =
+      ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0), buffer(context, 1),
+                        {.training = context.training, .momentum = momentum_, .eps = eps_, .others = others});
+  const Tensor& batches = buffer(context, 2);
+  if (context.training) backend(batches).increment(batches);
+  return y;
 }
 
 Variable BatchNorm2d::forward(Context& context, const Variable& x) const { return normalise(context, x, nullptr); }
@@ -148,7 +153,7 @@ Variable SyncBatchNorm::forward(Context& context, const Variable& x) const {
 
 std::string BatchNorm2d::details() const {
   return concat(features_, ", eps=", python_text(eps_), ", momentum=", python_text(momentum_),
-                ", affine=True, track_running_stats=True");
+                ", affine=True, bias=True, track_running_stats=True");
 }
 
 }  // namespace duet::nn

@@ -58,7 +58,8 @@ class Module {
 
   /// Views of this module's own parameters and buffers, named from here, in PyTorch's order.
   std::vector<NamedTensor> state_dict();
-  /// Copies values in. Throws DataError that names the first missing, unknown or differently shaped tensor.
+  /// Copies values in. Throws DataError that names the first missing, unknown or differently shaped tensor; missing
+  /// tensors that is_optional() names stay as they are.
   void load_state_dict(const std::vector<NamedTensor>& state);
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
@@ -102,6 +103,8 @@ class Module {
   /// "Linear", and "in_features=5, ...", for str().
   virtual std::string type_name() const = 0;
   virtual std::string details() const { return {}; }
+  /// Whether str() shows a run of children with the same text once.
+  virtual bool merges_equal_children() const { return false; }
 
  private:
   struct OwnParameter {

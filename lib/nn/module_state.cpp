@@ -31,12 +31,14 @@ void Module::load_state_dict(const std::vector<NamedTensor>& state) {
     require<DataError>(find(own, given.name) != nullptr, "this model has no tensor '", given.name, "'");
   for (const NamedTensor& mine : own) {
     const Tensor* const given = find(state, mine.name);
+    if (given == nullptr && is_optional(mine.name)) continue;
     require<DataError>(given != nullptr, "no tensor '", mine.name, "', which this model needs");
     require<DataError>(given->shape() == mine.tensor.shape() && given->dtype() == mine.tensor.dtype(), "tensor '",
                        mine.name, "' has shape ", given->shape(), " ", name(given->dtype()), ", this model expects ",
                        mine.tensor.shape(), " ", name(mine.tensor.dtype()));
   }
-  for (const NamedTensor& mine : own) copy(*find(state, mine.name), mine.tensor);
+  for (const NamedTensor& mine : own)
+    if (const Tensor* const given = find(state, mine.name)) copy(*given, mine.tensor);
 }
 
 std::string Module::str() const {
@@ -48,9 +50,14 @@ std::string Module::str() const {
 void Module::append_text(std::string& text, int indent) const {
   text += type_name() + "(" + details();
   const std::string margin(static_cast<std::size_t>(indent), ' ');
-  for (const Child& part : children_) {
-    text += "\n" + margin + "  (" + part.name + "): ";
-    child(part).append_text(text, indent + 2);
+  std::vector<std::string> parts(children_.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) child(children_[i]).append_text(parts[i], indent + 2);
+  for (std::size_t first = 0, last; first < parts.size(); first = last + 1) {
+    last = first;
+    while (merges_equal_children() && last + 1 < parts.size() && parts[last + 1] == parts[first]) ++last;
+    text += "\n" + margin + "  (" + children_[first].name;
+    if (last > first) text += "-" + children_[last].name;
+    text += "): " + (last > first ? std::to_string(last - first + 1) + " x " : "") + parts[first];
   }
   text += children_.empty() ? ")" : "\n" + margin + ")";
 }

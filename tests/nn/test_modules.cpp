@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ std::vector<std::string> names(const std::vector<NamedTensor>& state) {
 
 }  // namespace
 
+// All texts are what print() shows of the same modules in torch 2.15.0.
 TEST_CASE("layers print as PyTorch's") {
   CHECK(Linear(5, 2).str() == "Linear(in_features=5, out_features=2, bias=True)");
   CHECK(Linear(3, 3, false).str() == "Linear(in_features=3, out_features=3, bias=False)");
@@ -60,9 +62,16 @@ TEST_CASE("layers print as PyTorch's") {
   CHECK(MaxPool2d(3, 2).str() == "MaxPool2d(kernel_size=3, stride=2, padding=0, dilation=1, ceil_mode=False)");
   CHECK(Flatten().str() == "Flatten(start_dim=1, end_dim=-1)");
   CHECK(LogSoftmax().str() == "LogSoftmax(dim=1)");
-  CHECK(BatchNorm2d(4).str() == "BatchNorm2d(4, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)");
+  CHECK(Conv2d(3, 6, 5, {.stride = 2, .padding = 2, .bias = false}).str() ==
+        "Conv2d(3, 6, kernel_size=(5, 5), stride=(2, 2), padding=(2, 2), bias=False)");
+  CHECK(BatchNorm2d(4).str() ==
+        "BatchNorm2d(4, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)");
   CHECK(BatchNorm2d(3, 1e-3f, 0.01f).str() ==
-        "BatchNorm2d(3, eps=0.001, momentum=0.01, affine=True, track_running_stats=True)");
+        "BatchNorm2d(3, eps=0.001, momentum=0.01, affine=True, bias=True, track_running_stats=True)");
+  CHECK(BatchNorm2d(3, 1.234e-5f, 1e-4f).str() ==
+        "BatchNorm2d(3, eps=1.234e-05, momentum=0.0001, affine=True, bias=True, track_running_stats=True)");
+  CHECK(SyncBatchNorm(3, 1e-12f, 0.5f).str() ==
+        "SyncBatchNorm(3, eps=1e-12, momentum=0.5, affine=True, bias=True, track_running_stats=True)");
 }
 
 TEST_CASE("containers and models print their children, indented") {
@@ -83,18 +92,53 @@ TEST_CASE("containers and models print their children, indented") {
         "  (fc2): Linear(in_features=128, out_features=10, bias=True)\n)");
 }
 
+TEST_CASE("a ModuleList prints a run of equal children once, a Sequential each of them") {
+  CHECK(ModuleList().str() == "ModuleList()");
+  CHECK(ASimpleNet(3).str() ==
+        "ASimpleNet(\n  (linears): ModuleList(\n"
+        "    (0-2): 3 x Linear(in_features=3, out_features=3, bias=False)\n  )\n)");
+  Sequential plain;
+  plain.add<Linear>(3, 3);
+  plain.add<Linear>(3, 3);
+  CHECK(plain.str() ==
+        "Sequential(\n  (0): Linear(in_features=3, out_features=3, bias=True)\n"
+        "  (1): Linear(in_features=3, out_features=3, bias=True)\n)");
+  ModuleList mixed;
+  mixed.add<Linear>(3, 3);
+  mixed.add<ReLU>();
+  mixed.add<ReLU>();
+  mixed.add<Linear>(3, 3);
+  CHECK(mixed.str() ==
+        "ModuleList(\n  (0): Linear(in_features=3, out_features=3, bias=True)\n  (1-2): 2 x ReLU()\n"
+        "  (3): Linear(in_features=3, out_features=3, bias=True)\n)");
+  Sequential outer;
+  auto& blocks = outer.add<ModuleList>();
+  for (int i = 0; i < 2; ++i) {
+    auto& block = blocks.add<Sequential>();
+    block.add<Linear>(3, 3);
+    block.add<ReLU>();
+  }
+  blocks.add<Linear>(1, 1);
+  CHECK(outer.str() ==
+        "Sequential(\n  (0): ModuleList(\n    (0-1): 2 x Sequential(\n"
+        "      (0): Linear(in_features=3, out_features=3, bias=True)\n      (1): ReLU()\n    )\n"
+        "    (2): Linear(in_features=1, out_features=1, bias=True)\n  )\n)");
+}
+
 TEST_CASE("states are named and ordered as PyTorch's: a module's parameters, its buffers, then its children") {
   Nested model;
-  CHECK(names(model.state_dict()) == std::vector<std::string>{"features.0.weight", "features.1.weight",
-                                                              "features.1.bias", "features.1.running_mean",
-                                                              "features.1.running_var", "head.weight", "head.bias"});
-  CHECK(names(model.features.state_dict()) ==
-        std::vector<std::string>{"0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var"});
+  CHECK(names(model.state_dict()) ==
+        std::vector<std::string>{"features.0.weight", "features.1.weight", "features.1.bias", "features.1.running_mean",
+                                 "features.1.running_var", "features.1.num_batches_tracked", "head.weight",
+                                 "head.bias"});
+  CHECK(names(model.features.state_dict()) == std::vector<std::string>{"0.weight", "1.weight", "1.bias",
+                                                                       "1.running_mean", "1.running_var",
+                                                                       "1.num_batches_tracked"});
   SimpleCNN cnn(1);
   CHECK(names(cnn.state_dict()) == std::vector<std::string>{"conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias",
                                                             "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"});
   // A part's tensors are the whole's.
-  CHECK(model.head.state_dict()[0].tensor.same_memory(model.state_dict()[5].tensor));
+  CHECK(model.head.state_dict()[0].tensor.same_memory(model.state_dict()[6].tensor));
   CHECK(model.features.state_dict()[4].tensor.same_memory(model.state_dict()[4].tensor));
 }
 
@@ -106,7 +150,7 @@ TEST_CASE("states are views, and load_state_dict copies into them") {
   for (std::size_t i = 0; i < model.state_dict().size(); ++i) {
     const Tensor a = model.state_dict()[i].tensor, b = other.state_dict()[i].tensor;
     CHECK_FALSE(a.same_memory(b));
-    CHECK(std::equal(a.span<float>().begin(), a.span<float>().end(), b.span<float>().begin()));
+    CHECK(std::memcmp(a.raw(), b.raw(), a.bytes()) == 0);
   }
 }
 
@@ -126,11 +170,11 @@ TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothi
   unknown.push_back({"head.extra", zeros({1})});
   CHECK_THROWS_WITH(model.load_state_dict(unknown), "this model has no tensor 'head.extra'");
   auto shape = state;
-  shape[5].tensor = zeros({4, 2});
+  shape[6].tensor = zeros({4, 2});
   CHECK_THROWS_WITH(model.load_state_dict(shape),
                     "tensor 'head.weight' has shape [4, 2] f32, this model expects [2, 4] f32");
   auto dtype = state;
-  dtype[6].tensor = zeros({2}, DType::f64);
+  dtype[7].tensor = zeros({2}, DType::f64);
   CHECK_THROWS_WITH(model.load_state_dict(dtype), "tensor 'head.bias' has shape [2] f64, this model expects [2] f32");
   CHECK(own[0].tensor.data<float>()[0] == before);
   model.load_state_dict(state);

@@ -76,6 +76,7 @@ class CpuBackend final : public Backend {
   void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
   void scale(const Tensor& x, float factor) override;
   void fill(const Tensor& x, float value) override;
+  void increment(const Tensor& counter) override;
 
   void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                             const Tensor& running_var, const Tensor& mean, const Tensor& inverse_std, const Tensor& y,

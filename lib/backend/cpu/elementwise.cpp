@@ -36,5 +36,6 @@ void CpuBackend::add(const Tensor& a, const Tensor& b, const Tensor& y) {
 void CpuBackend::scale(const Tensor& x, float factor) { kernels_.scale(x.data<float>(), factor, x.count()); }
 
 void CpuBackend::fill(const Tensor& x, float value) { std::fill_n(x.data<float>(), x.count(), value); }
+void CpuBackend::increment(const Tensor& counter) { ++*counter.data<std::int64_t>(); }
 
 }  // namespace duet::cpu

@@ -39,4 +39,8 @@ void CudaBackend::fill(const Tensor& x, float value) {
   kernels::fill(x.data<float>(), value, x.count(), on(x).stream());
 }
 
+void CudaBackend::increment(const Tensor& counter) {
+  kernels::advance(reinterpret_cast<std::uint64_t*>(counter.data<std::int64_t>()), 1, on(counter).stream());
+}
+
 }  // namespace duet::cuda
