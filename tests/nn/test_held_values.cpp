@@ -177,7 +177,7 @@ TEST_CASE("a loss from before a move does not lose its gradients silently") {
   Model model(4, 2);
   const Variable loss = ops::mse_loss(model(zeros({1, 4})), zeros({1, 2}));
   model.to(kOther);
-  CHECK_THROWS_WITH(loss.backward(), "the gradients of fc.bias have moved since the forward of this backward");
+  CHECK_THROWS_WITH(loss.backward(), "the gradients of fc.weight have moved since the forward of this backward");
 }
 
 TEST_CASE("a part brings the values along that it had before it was registered") {
