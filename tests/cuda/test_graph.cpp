@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "lib/backend/step_graph.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "tests/cuda/small_cnn.h"
 #include "tests/cuda/training.h"
+#include "tests/support/sync_net.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -71,6 +73,24 @@ TEST_CASE("cuda: a training that goes on elsewhere sets the steps of its graphs"
     training->epoch();
   }
   CHECK(recorded.graph().replays() == 3);
+  CHECK(same_values(recorded, plain));
+}
+
+TEST_CASE("cuda: batch norms count the batches of recorded steps", "[order]") {
+  DUET_NEEDS_CUDA();
+  auto model = std::make_unique<NormNet<nn::BatchNorm2d>>(7), other = std::make_unique<NormNet<nn::BatchNorm2d>>(7);
+  nn::Module &of_plain = *model, &of_recorded = *other;
+  Training plain(std::move(model), 12, 4, false), recorded(std::move(other), 12, 4, true);
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    plain.epoch();
+    recorded.epoch();
+  }
+  CHECK(recorded.graph().replays() > 0);
+  for (nn::Module* net : {&of_plain, &of_recorded}) {
+    const nn::NamedTensor count = net->state_dict()[6];
+    CHECK(count.name == "norm.num_batches_tracked");
+    CHECK(*count.tensor.to(Device{}).data<std::int64_t>() == 9);
+  }
   CHECK(same_values(recorded, plain));
 }
 

@@ -17,7 +17,7 @@ namespace {
 std::string state_of(nn::Module& model) {
   std::string text = sha256_hex(std::as_bytes(model.parameters().gradients().span<float>()));
   for (const auto& [name, tensor] : model.state_dict())
-    text += concat(" ", name, " ", sha256_hex(std::as_bytes(tensor.span<float>())));
+    text += concat(" ", name, " ", sha256_hex({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()}));
   return text;
 }
 
