@@ -191,27 +191,52 @@ std::uint64_t little_endian(std::span<const std::byte> bytes) {
   return number;
 }
 
-/// The digest of length, header and buffer, in which the digest itself reads as zeros: every byte of the file counts.
-std::string digest_without(std::span<const std::byte> front, std::size_t digest_at,
-                           const std::vector<std::span<const std::byte>>& buffer) {
-  static constexpr std::string_view kZeros = "0000000000000000000000000000000000000000000000000000000000000000";
+std::span<const std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.raw()), tensor.bytes()};
+}
+
+struct Content {
+  std::string_view name;
+  DType dtype;
+  Shape shape;
+  std::span<const std::byte> bytes;
+};
+
+/// The digest of what a file says, in whatever order and spacing: of the header with sorted keys, without spaces,
+/// offsets and checksum, then of the tensors by name.
+std::string content_digest(const Metadata& metadata, std::vector<Content> tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const Content& a, const Content& b) { return a.name < b.name; });
+  json header;
+  header[kMetadata] = metadata;
+  header[kMetadata].erase(kChecksumKey);
+  for (const Content& tensor : tensors)
+    header[std::string(tensor.name)] = {{"dtype", format_name(tensor.dtype)},
+                                        {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())}};
+  const std::string text = header.dump();
   Sha256 sum;
-  sum.update(front.first(digest_at));
-  sum.update(std::as_bytes(std::span(kZeros)));
-  sum.update(front.subspan(digest_at + kHexDigits));
-  for (const auto& part : buffer) sum.update(part);
+  sum.update(std::as_bytes(std::span(text)));
+  for (const Content& tensor : tensors) sum.update(tensor.bytes);
   return sum.hex();
 }
 
-void check_digest(const std::string& file, const std::string& stored, std::span<const std::byte> bytes,
-                  std::size_t header_end) {
+/// The digest that earlier versions stored: of all bytes of the file, in which the digest itself reads as zeros.
+std::string file_digest(std::span<const std::byte> bytes, std::size_t digest_at) {
+  static constexpr std::string_view kZeros = "0000000000000000000000000000000000000000000000000000000000000000";
+  Sha256 sum;
+  sum.update(bytes.first(digest_at));
+  sum.update(std::as_bytes(std::span(kZeros)));
+  sum.update(bytes.subspan(digest_at + kHexDigits));
+  return sum.hex();
+}
+
+void check_digest(const std::string& file, const std::string& stored, const std::string& found,
+                  std::span<const std::byte> bytes, std::size_t header_end) {
+  require<DataError>(stored.size() == kHexDigits, file, ": ", kChecksumKey, " is not a SHA-256: \"", stored, "\"");
+  if (found == stored) return;
   const std::string_view front(reinterpret_cast<const char*>(bytes.data()), header_end);
-  const std::string quoted = '"' + stored + '"';
-  const std::size_t at = front.find(quoted);
-  require<DataError>(stored.size() == kHexDigits && at != std::string_view::npos, file, ": ", kChecksumKey,
-                     " is not a SHA-256: \"", stored, "\"");
-  const std::string found = digest_without(bytes.first(header_end), at + 1, {bytes.subspan(header_end)});
-  require<DataError>(found == stored, file, " is damaged: its SHA-256 is ", found, ", expected ", stored);
+  const std::size_t at = front.find(concat('"', stored, '"'));
+  require<DataError>(at != std::string_view::npos && file_digest(bytes, at + 1) == stored, file,
+                     " is damaged: the SHA-256 of its content is ", found, ", expected ", stored);
 }
 
 }  // namespace
@@ -231,17 +256,19 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
 
   nlohmann::ordered_json header;
   header[kMetadata] = metadata;
-  header[kMetadata][kChecksumKey] = std::string(kHexDigits, '0');
+  std::vector<Content> contents;
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : sorted) {
     require<DataError>(!header.contains(name), path, ": the name \"", name, "\" is reserved or given twice");
     header[name] = {{"dtype", format_name(tensor.dtype())},
                     {"shape", std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())},
                     {"data_offsets", {offset, offset + tensor.bytes()}}};
+    contents.push_back({name, tensor.dtype(), tensor.shape(), bytes_of(tensor)});
     offset += tensor.bytes();
   }
   std::string text;
   try {
+    header[kMetadata][kChecksumKey] = content_digest(metadata, contents);
     text = header.dump();
   } catch (const json::exception& error) {
     throw DataError(concat(path, ": a name or value is not UTF-8: ", error.what()));
@@ -253,14 +280,9 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
   std::string front;
   for (std::size_t i = 0; i < 8; ++i) front += static_cast<char>(text.size() >> (8 * i) & 0xff);
   front += text;
-  std::vector<std::span<const std::byte>> buffer;
-  for (const auto& [name, tensor] : sorted)
-    buffer.emplace_back(static_cast<const std::byte*>(tensor.raw()), tensor.bytes());
-  const std::string key = concat('"', kChecksumKey, "\":\"");
-  const std::size_t digest_at = front.find(key) + key.size();
-  front.replace(digest_at, kHexDigits, digest_without(std::as_bytes(std::span(front)), digest_at, buffer));
-  buffer.insert(buffer.begin(), std::as_bytes(std::span(front)));
-  write_atomically(path, buffer);
+  std::vector<std::span<const std::byte>> file = {std::as_bytes(std::span(front))};
+  for (const Content& content : contents) file.push_back(content.bytes);
+  write_atomically(path, file);
 }
 
 TensorFile load_tensors(const std::string& path, Checksum checksum) {
@@ -275,21 +297,21 @@ TensorFile load_tensors(const std::string& path, Checksum checksum) {
   HeaderReader header(path, {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<std::size_t>(header_bytes)});
   header.read(bytes.size() - header_end);
 
-  Metadata& metadata = header.metadata();
-  if (const auto stored = metadata.find(kChecksumKey); stored != metadata.end()) {
-    check_digest(path, stored->second, bytes, header_end);
-    metadata.erase(stored);
-  } else {
-    require<DataError>(checksum == Checksum::if_present, path, ": __metadata__ has no \"", kChecksumKey, "\"");
-  }
-
   TensorFile file;
+  std::vector<Content> contents;
   for (const Entry& entry : header.entries()) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     if (tensor.bytes() > 0) std::memcpy(tensor.raw(), bytes.data() + header_end + entry.begin, tensor.bytes());
+    contents.push_back({entry.name, entry.dtype, entry.shape, bytes_of(tensor)});
     file.tensors.push_back({entry.name, std::move(tensor)});
   }
-  file.metadata = std::move(metadata);
+  file.metadata = std::move(header.metadata());
+  if (const auto stored = file.metadata.find(kChecksumKey); stored != file.metadata.end()) {
+    check_digest(path, stored->second, content_digest(file.metadata, std::move(contents)), bytes, header_end);
+    file.metadata.erase(stored);
+  } else {
+    require<DataError>(checksum == Checksum::if_present, path, ": __metadata__ has no \"", kChecksumKey, "\"");
+  }
   return file;
 }
 

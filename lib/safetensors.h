@@ -16,13 +16,12 @@ struct TensorFile {
   Metadata metadata;     // without the checksum
 };
 
-/// Whether a file without a checksum is read. Files of other programs have none; with it, no changed byte of a file is
-/// accepted.
+/// Whether a file without a checksum is read. Files of other programs have none; with it, no changed name, shape, value
+/// or metadata is accepted, while another program may write the same content in another order.
 enum class Checksum { required, if_present };
 
-/// Writes the tensors (every dtype; plain layout; any device) atomically, with a SHA-256 of the whole file in the
-/// metadata under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be
-/// written.
+/// Writes the tensors (every dtype; plain layout; any device) atomically, with a SHA-256 of the content in the metadata
+/// under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be written.
 void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
 
 /// Reads a file. Every rejection is a DataError that names file, field and value. Beyond the format's own rules a

@@ -88,6 +88,29 @@ assert layer(torch.tensor([[10.0, 100.0]])).item() == 324
                    scratch.folder()));
 }
 
+TEST_CASE("a checkpoint that Python loaded and saved again is a checkpoint") {
+  if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
+  const duet_test::Scratch scratch;
+  duet::save_checkpoint(scratch.folder(), sample());
+  REQUIRE(run_python(R"(
+import sys
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+path = sys.argv[1] + "/checkpoint-00000938.safetensors"
+with safe_open(path, "np") as file:
+    metadata = file.metadata()
+save_file(dict(reversed(load_file(path).items())), path, metadata=dict(reversed(metadata.items())))
+)",
+                     scratch.folder()));
+  const duet::LoadedCheckpoint loaded = duet::load_checkpoint(scratch.folder());
+  CHECK(loaded.warnings.empty());
+  CHECK(loaded.checkpoint.step == 938);
+  CHECK(loaded.checkpoint.best_acc1 == 97.25);
+  REQUIRE(loaded.checkpoint.model.size() == 3);
+  REQUIRE(loaded.checkpoint.optimizer.size() == 1);
+  CHECK(loaded.checkpoint.optimizer[0].tensor.data<float>()[1] == 0.25f);
+}
+
 TEST_CASE("duet reads what Python's safetensors writes") {
   if (!has("safetensors.numpy, numpy")) DUET_SKIP("no Python with safetensors and numpy (DUET_PYTHON names one)");
   const duet_test::Scratch scratch;

@@ -7,8 +7,10 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/safetensors.h"
@@ -54,6 +56,47 @@ std::string file_of(const std::string& header, std::size_t buffer_bytes) {
 std::string entry(const std::string& name, const std::string& shape, const std::string& offsets,
                   const std::string& dtype = "F32") {
   return '"' + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + '}';
+}
+
+/// The file as another program writes the same content: keys in reverse order, metadata last, other tensors first in
+/// the buffer, other padding.
+std::string saved_again(const std::string& bytes) {
+  using json = nlohmann::ordered_json;
+  std::size_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), 8);
+  const json header = json::parse(bytes.substr(8, header_bytes));
+  const std::string buffer = bytes.substr(8 + header_bytes);
+  std::vector<std::string> keys;
+  for (const auto& item : header.items())
+    if (item.key() != "__metadata__") keys.insert(keys.begin(), item.key());
+  json other;
+  std::string data;
+  for (const std::string& key : keys) {
+    const json& entry = header[key];
+    const std::size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+    other[key]["shape"] = entry["shape"];
+    other[key]["data_offsets"] = {data.size(), data.size() + end - begin};
+    other[key]["dtype"] = entry["dtype"];
+    data += buffer.substr(begin, end - begin);
+  }
+  for (auto item = header["__metadata__"].rbegin(); item != header["__metadata__"].rend(); ++item)
+    other["__metadata__"][item.key()] = *item;
+  const std::string text = other.dump(-1, ' ', true) + std::string(5, ' ');  // escapes what is not ASCII
+  std::string file(reinterpret_cast<const char*>(&header_bytes), 8);
+  header_bytes = text.size();
+  std::memcpy(file.data(), &header_bytes, 8);
+  return file + text + data;
+}
+
+/// What save_tensors wrote of {"x": [1, 2], "n": 7} and epoch 3 while its checksum covered the header's text.
+std::string old_file() {
+  const std::string header =
+      R"({"__metadata__":{"epoch":"3","duet.sha256":"f3ca5714f5b3ac3b7784e0c2567b112e676bd9737f9100111639f98867d9248f"},)"
+      R"("n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"x":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}       )";
+  const float x[] = {1, 2};
+  const std::int64_t n = 7;
+  return file_of(header, 0) + std::string(reinterpret_cast<const char*>(&n), sizeof n) +
+         std::string(reinterpret_cast<const char*>(x), sizeof x);
 }
 
 }  // namespace
@@ -225,6 +268,57 @@ TEST_CASE("a file with any bit flipped is refused") {
   }
   CHECK(accepted == 0);
   CHECK_NOTHROW(duet::load_tensors(scratch.path("flipped"), Checksum::required));
+}
+
+TEST_CASE("a file that another program has loaded and saved again loads again") {
+  const Scratch scratch;
+  duet::save_tensors(scratch.path("own"), sample(), {{"epoch", "3"}, {"quote", "\"\n\u00fc"}});
+  const std::string bytes = read_text(scratch.path("own"));
+  write_text(scratch.path("again"), saved_again(bytes));
+  CHECK(read_text(scratch.path("again")) != bytes);
+  const duet::TensorFile file = duet::load_tensors(scratch.path("again"), Checksum::required);
+  CHECK(file.metadata == duet::Metadata{{"epoch", "3"}, {"quote", "\"\n\u00fc"}});
+  REQUIRE(file.tensors.size() == sample().size());
+  for (const auto& [name, tensor] : sample())
+    CHECK(std::any_of(file.tensors.begin(), file.tensors.end(),
+                      [&](const auto& other) { return other.name == name && same_bits(tensor, other.tensor); }));
+}
+
+TEST_CASE("a file that was saved again with other names, shapes or metadata is refused") {
+  const Scratch scratch;
+  duet::save_tensors(scratch.path("own"), {{"a", duet::zeros({2, 3})}, {"b", duet::zeros({6})}}, {{"epoch", "3"}});
+  const std::string again = saved_again(read_text(scratch.path("own")));
+  write_text(scratch.path("again"), again);
+  CHECK_NOTHROW(duet::load_tensors(scratch.path("again"), Checksum::required));
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"\"a\"", "\"c\""}, {"[2,3]", "[3,2]"}, {"[6]", "[6,1]"}, {"\"F32\"", "\"I32\""}, {"\"3\"", "\"4\""}}) {
+    CAPTURE(from, to);
+    std::string header = again.substr(8);
+    const std::size_t at = header.find(from);
+    REQUIRE(at != std::string::npos);
+    header.replace(at, from.size(), to);
+    const std::size_t end = header.rfind('}') + 1;
+    write_text(scratch.path("other"), file_of(header.substr(0, end), 0) + header.substr(header.size() - 48));
+    CHECK_THROWS_WITH(duet::load_tensors(scratch.path("other")), ContainsSubstring("is damaged"));
+  }
+}
+
+TEST_CASE("a file of an earlier version, whose checksum is of its bytes, loads") {
+  const Scratch scratch;
+  write_text(scratch.path("old"), old_file());
+  const duet::TensorFile file = duet::load_tensors(scratch.path("old"), Checksum::required);
+  CHECK(file.metadata == duet::Metadata{{"epoch", "3"}});
+  REQUIRE(file.tensors.size() == 2);
+  CHECK(file.tensors[0].tensor.data<std::int64_t>()[0] == 7);
+  CHECK(file.tensors[1].tensor.data<float>()[1] == 2);
+  const std::string bytes = old_file();
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::string flipped = bytes;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
+    write_text(scratch.path("flipped"), flipped);
+    CAPTURE(bit);
+    CHECK_THROWS_AS(duet::load_tensors(scratch.path("flipped"), Checksum::required), DataError);
+  }
 }
 
 TEST_CASE("restore copies by name, or names the first difference and copies nothing") {
