@@ -10,22 +10,26 @@
 #include <string>
 
 #include "lib/monotonic.h"
-#include "lib/source_location.h"
 
 namespace duet {
 
-/// Base of all duet exceptions. `where()` is the place of the failed check, for developers; `when()` is its time by
-/// CLOCK_MONOTONIC in ns: what is told later, after unwinding has cost other ranks a peer, still counts as the earlier.
+/// What an error keeps when its text gets a prefix.
+struct ErrorOrigin {
+  std::int64_t when = monotonic_ns();
+  bool in_layer = false;  // the text says which layer of a model it arose in
+};
+
+/// Base of all duet exceptions. `when()` is the time of the failed check by CLOCK_MONOTONIC in ns: what is reported
+/// later, after unwinding has cost other ranks a peer, still counts as the earlier.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
-      : std::runtime_error(message), where_(where), when_(monotonic_ns()) {}
-  const SourceLocation& where() const { return where_; }
-  std::int64_t when() const { return when_; }
+  explicit Error(const std::string& message, const ErrorOrigin& origin = {})
+      : std::runtime_error(message), origin_(origin) {}
+  const ErrorOrigin& origin() const { return origin_; }
+  std::int64_t when() const { return origin_.when; }
 
  private:
-  SourceLocation where_;
-  std::int64_t when_;
+  ErrorOrigin origin_;
 };
 
 /// A tensor has another shape, dtype or layout than the operation needs.
@@ -59,14 +63,6 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-/// A condition together with the place that stated it; made implicitly by `require`.
-struct Condition {
-  bool holds;
-  SourceLocation where;
-  // NOLINTNEXTLINE(google-explicit-constructor): implicit on purpose
-  Condition(bool value, SourceLocation place = SourceLocation::current()) : holds(value), where(place) {}
-};
-
 /// Streams `parts` into one string.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
@@ -77,9 +73,9 @@ std::string concat(const Parts&... parts) {
 
 /// Throws an `E` whose message is all `parts` in a row, unless the condition holds.
 template <class E = Error, class... Parts>
-void require(Condition condition, const Parts&... parts) {
-  if (!condition.holds) [[unlikely]]
-    throw E(concat(parts...), condition.where);
+void require(bool condition, const Parts&... parts) {
+  if (!condition) [[unlikely]]
+    throw E(concat(parts...));
 }
 
 }  // namespace duet

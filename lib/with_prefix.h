@@ -9,27 +9,18 @@
 
 namespace duet {
 
-/// Runs task; what it throws keeps its type and gets prefix() in front of its text. Other exceptions than duet's become
-/// an Error with theirs nested in it.
+/// Within a handler: throws what it handles again, with `prefix` in front of its text. duet's errors keep their type
+/// and origin; other standard exceptions become an Error with theirs nested in it; all else is thrown as it is.
+/// `in_layer`: the prefix names a layer.
+[[noreturn]] void rethrow_with_prefix(const std::string& prefix, bool in_layer = false);
+
+/// Runs task; what it throws gets prefix() as above.
 template <class Prefix, class Task>
-void with_prefix(Prefix&& prefix, Task&& task) {
-  const auto text = [&](const std::exception& cause) { return concat(prefix(), cause.what()); };
+auto with_prefix(Prefix&& prefix, Task&& task) {
   try {
-    std::forward<Task>(task)();
-  } catch (const ShapeError& cause) {
-    throw ShapeError(text(cause), cause.where());
-  } catch (const DeviceError& cause) {
-    throw DeviceError(text(cause), cause.where());
-  } catch (const NumericError& cause) {
-    throw NumericError(text(cause), cause.where());
-  } catch (const CommError& cause) {
-    throw CommError(text(cause), cause.where());
-  } catch (const DataError& cause) {
-    throw DataError(text(cause), cause.where());
-  } catch (const UsageError& cause) {
-    throw UsageError(text(cause), cause.where());
-  } catch (const std::exception& cause) {
-    std::throw_with_nested(Error(text(cause)));
+    return std::forward<Task>(task)();
+  } catch (...) {
+    rethrow_with_prefix(prefix());
   }
 }
 

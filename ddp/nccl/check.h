@@ -11,11 +11,10 @@
 
 namespace duet::ddp::nccl {
 
-inline void check(cudaError_t status, const char* what, SourceLocation where = SourceLocation::current()) {
+inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that an error that is not sticky does not show up in the next call
-  throw DeviceError(concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"),
-                    where);
+  throw DeviceError(concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
 }
 
 /// NCCL's word for what happened on another rank.
@@ -32,10 +31,10 @@ inline std::string text_of(ncclResult_t result, ncclComm_t communicator) {
 }
 
 /// Takes an operation that goes on in the background as good.
-inline void check(ncclResult_t result, ncclComm_t communicator, SourceLocation where = SourceLocation::current()) {
+inline void check(ncclResult_t result, ncclComm_t communicator) {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  if (result == ncclRemoteError) throw RemoteError(text_of(result, communicator), where);
-  throw CommError(text_of(result, communicator), where);
+  if (result == ncclRemoteError) throw RemoteError(text_of(result, communicator));
+  throw CommError(text_of(result, communicator));
 }
 
 /// Makes a GPU the calling thread's current one.

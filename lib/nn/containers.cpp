@@ -14,7 +14,7 @@ void Sequential::append(std::unique_ptr<Module> child) {
 
 Variable Sequential::forward(Context& context, const Variable& x) const {
   Variable y = x;
-  for (const auto& child : children_) y = child->forward(context, y);
+  for (const auto& child : children_) y = child->name_errors([&] { return child->forward(context, y); });
   return y;
 }
 

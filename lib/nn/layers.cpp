@@ -56,7 +56,7 @@ Linear::Linear(std::int64_t in_features, std::int64_t out_features, bool bias)
 }
 
 Variable Linear::forward(Context& context, const Variable& x) const {
-  return ops::linear(x, weight(context), bias(context));
+  return name_errors([&] { return ops::linear(x, weight(context), bias(context)); });
 }
 
 std::string Linear::details() const {
@@ -79,7 +79,7 @@ Conv2d::Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t
 }
 
 Variable Conv2d::forward(Context& context, const Variable& x) const {
-  return ops::conv2d(x, weight(context), bias(context), window_);
+  return name_errors([&] { return ops::conv2d(x, weight(context), bias(context), window_); });
 }
 
 std::string Conv2d::details() const {
@@ -100,30 +100,40 @@ DropoutKey Dropout::key(const Context& context, const Rows& stamp) const {
 }
 
 Variable Dropout::forward(Context& context, const Variable& x) const {
-  if (context.training && p_ > 0 && context.stream != nullptr)
-    return ops::dropout(x, static_cast<float>(p_), *context.stream);
-  return ops::dropout(x, key(context, x.value().stamp()));
+  return name_errors([&] {
+    if (context.training && p_ > 0 && context.stream != nullptr)
+      return ops::dropout(x, static_cast<float>(p_), *context.stream);
+    return ops::dropout(x, key(context, x.value().stamp()));
+  });
 }
 
 std::string Dropout::details() const { return concat("p=", python_text(p_), ", inplace=False"); }
 
-Variable ReLU::forward(Context&, const Variable& x) const { return ops::relu(x); }
+Variable ReLU::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::relu(x); });
+}
 
 MaxPool2d::MaxPool2d(std::int64_t kernel_size, std::int64_t stride) {
   const std::int64_t step = stride > 0 ? stride : kernel_size;
   window_ = {kernel_size, kernel_size, step, step, 0, 0};
 }
 
-Variable MaxPool2d::forward(Context&, const Variable& x) const { return ops::max_pool2d(x, window_); }
+Variable MaxPool2d::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::max_pool2d(x, window_); });
+}
 
 std::string MaxPool2d::details() const {
   return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h,
                 ", padding=0, dilation=1, ceil_mode=False");
 }
 
-Variable Flatten::forward(Context&, const Variable& x) const { return ops::flatten(x); }
+Variable Flatten::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::flatten(x); });
+}
 
-Variable LogSoftmax::forward(Context&, const Variable& x) const { return ops::log_softmax(x); }
+Variable LogSoftmax::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::log_softmax(x); });
+}
 
 BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
     : features_(features), eps_(eps), momentum_(momentum) {
@@ -145,10 +155,12 @@ Variable BatchNorm2d::normalise(Context& context, const Variable& x, BatchSums* 
   return y;
 }
 
-Variable BatchNorm2d::forward(Context& context, const Variable& x) const { return normalise(context, x, nullptr); }
+Variable BatchNorm2d::forward(Context& context, const Variable& x) const {
+  return name_errors([&] { return normalise(context, x, nullptr); });
+}
 
 Variable SyncBatchNorm::forward(Context& context, const Variable& x) const {
-  return normalise(context, x, context.batch_sums);
+  return name_errors([&] { return normalise(context, x, context.batch_sums); });
 }
 
 std::string BatchNorm2d::details() const {

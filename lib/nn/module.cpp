@@ -7,6 +7,7 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
+#include "lib/with_prefix.h"
 
 namespace duet::nn {
 
@@ -121,11 +122,16 @@ void Module::refuse(const Context& context, const char* what, std::size_t own, i
                       ", asked for number ", number);
   const std::string text = concat(type_name(), "(", details(), ")");
   const std::string self = parent_ ? concat(path(), " (", text, ") of ", root().type_name()) : text;
-  require<UsageError>(context.store != nullptr, self, " runs with a context that has no values");
-  require<UsageError>(context.is_of(model_id_), self,
-                      " is not registered in the model whose values it runs with: register_module() makes a child a "
-                      "part of its parent's model");
-  throw UsageError(concat(self, " lies outside the part of its model whose values it runs with"));
+  const char* const why = context.store == nullptr    ? " runs with a context that has no values"
+                          : !context.is_of(model_id_) ? " is not registered in the model whose values it runs with: "
+                                                        "register_module() makes a child a part of its parent's model"
+                                                      : " lies outside the part of its model whose values it runs with";
+  throw UsageError(self + why, {.in_layer = true});
+}
+
+void Module::rethrow_named(const Error& error) const {
+  if (error.origin().in_layer) throw;
+  rethrow_with_prefix(label() + ": ", true);
 }
 
 void Module::number(Numbering& next) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/error.h"
 #include "lib/nn/context.h"
 #include "lib/nn/value.h"
 #include "lib/random.h"
@@ -64,6 +65,17 @@ class Module {
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
   std::string str() const;
+
+  /// Runs `task`, a part of this module's forward, and gives its result. An Error gets this module's place in the model
+  /// in front of its text, "features.3.conv1 (Conv2d): ", unless it has that of a module inside already.
+  template <class Task>
+  auto name_errors(Task&& task) const {
+    try {
+      return task();
+    } catch (const Error& error) {
+      rethrow_named(error);
+    }
+  }
 
   /// Numbers of this module's slots, buffers and layers (dropout's key) in the tree of its model.
   struct Range {
@@ -145,6 +157,7 @@ class Module {
   void adopt_values(ParameterStore& store) const;
   void append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const;
   void append_text(std::string& text, int indent) const;
+  [[noreturn]] void rethrow_named(const Error& error) const;
   std::string path() const;
   std::string label() const;
 

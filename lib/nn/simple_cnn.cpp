@@ -40,16 +40,20 @@ Variable SimpleCNN::forward(Context& context, const Variable& x) const {
   const bool fused = fused_ && context.stream == nullptr;
   const Variable y =
       fused ? hidden_fused(context, features_fused(context, x)) : hidden_plain(context, features_plain(context, x));
-  return fused ? ops::linear_log_softmax(y, fc2_.weight(context), fc2_.bias(context))
-               : ops::log_softmax(fc2_.forward(context, y));
+  if (!fused) return ops::log_softmax(fc2_.forward(context, y));
+  return fc2_.name_errors([&] { return ops::linear_log_softmax(y, fc2_.weight(context), fc2_.bias(context)); });
 }
 
 Variable SimpleCNN::features_fused(Context& context, const Variable& x) const {
-  const Variable y = ops::conv_pool_relu(x, conv1_.weight(context), conv1_.bias(context),
-                                         {.conv = conv1_.window(), .pool = kPool, .dropout = {}});
+  const Variable y = conv1_.name_errors([&] {
+    return ops::conv_pool_relu(x, conv1_.weight(context), conv1_.bias(context),
+                               {.conv = conv1_.window(), .pool = kPool, .dropout = {}});
+  });
   const DropoutKey dropout = dropout1_.key(context, x.value().stamp());
-  return ops::flatten(ops::conv_pool_relu(y, conv2_.weight(context), conv2_.bias(context),
-                                          {.conv = conv2_.window(), .pool = kPool, .dropout = dropout}, true));
+  return conv2_.name_errors([&] {
+    return ops::flatten(ops::conv_pool_relu(y, conv2_.weight(context), conv2_.bias(context),
+                                            {.conv = conv2_.window(), .pool = kPool, .dropout = dropout}, true));
+  });
 }
 
 Variable SimpleCNN::features_plain(Context& context, const Variable& x) const {
@@ -59,8 +63,10 @@ Variable SimpleCNN::features_plain(Context& context, const Variable& x) const {
 }
 
 Variable SimpleCNN::hidden_fused(Context& context, const Variable& x) const {
-  return ops::linear_relu_dropout(x, fc1_.weight(context), fc1_.bias(context),
-                                  dropout2_.key(context, x.value().stamp()));
+  return fc1_.name_errors([&] {
+    return ops::linear_relu_dropout(x, fc1_.weight(context), fc1_.bias(context),
+                                    dropout2_.key(context, x.value().stamp()));
+  });
 }
 
 Variable SimpleCNN::hidden_plain(Context& context, const Variable& x) const {

@@ -33,13 +33,12 @@ TEST_CASE("the first devices of a kind") {
   CHECK_THROWS_WITH(first_devices(DeviceKind::cpu, 1025), "number of devices is 1025, expected 1 to 1024");
 }
 
-TEST_CASE("an error says what was wrong and knows the place that found it") {
+TEST_CASE("an error says what was wrong") {
   try {
     require<DataError>(1 > 2, "field ", 3, " is ", "bad");
     FAIL("nothing was thrown");
   } catch (const Error& error) {
     CHECK(std::string(error.what()) == "field 3 is bad");
-    CHECK(std::string(error.where().file).find("test_device.cpp") != std::string::npos);
   }
   CHECK_NOTHROW(require(true, "never"));
 }

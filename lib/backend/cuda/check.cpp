@@ -40,22 +40,22 @@ const char* advice(cudaError_t status) {
 const char* current_operator() { return operator_name; }
 void set_current_operator(const char* name) { operator_name = name; }
 
-void check(cudaError_t status, const char* what, SourceLocation where) {
+void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) [[likely]]
     return;
   cudaGetLastError();  // an error that is not sticky must not show up again in the next call
   std::string message =
       concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")", advice(status));
   if (is_sticky(status)) message += concat(", caused by ", operator_name, " or an operator before it");
-  throw DeviceError(message, where);
+  throw DeviceError(message);
 }
 
-void check(cudnnStatus_t status, const char* what, SourceLocation where) {
-  require<DeviceError>({status == CUDNN_STATUS_SUCCESS, where}, "cuda: ", what, ": ", cudnnGetErrorString(status));
+void check(cudnnStatus_t status, const char* what) {
+  require<DeviceError>(status == CUDNN_STATUS_SUCCESS, "cuda: ", what, ": ", cudnnGetErrorString(status));
 }
 
-void check(cublasStatus_t status, const char* what, SourceLocation where) {
-  require<DeviceError>({status == CUBLAS_STATUS_SUCCESS, where}, "cuda: ", what, ": ", cublasGetStatusString(status));
+void check(cublasStatus_t status, const char* what) {
+  require<DeviceError>(status == CUBLAS_STATUS_SUCCESS, "cuda: ", what, ": ", cublasGetStatusString(status));
 }
 
 }  // namespace duet::cuda

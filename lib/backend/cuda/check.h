@@ -5,16 +5,16 @@
 #include <cuda_runtime.h>
 #include <cudnn.h>
 
-#include "lib/source_location.h"  // not lib/error.h: nvcc 13.0 fails on its inherited constructors
+// No lib/error.h here: kernels include this file, and nvcc 13.0 fails on its inherited constructors.
 
 namespace duet::cuda {
 
 /// Throws DeviceError "cuda: conv2d_forward: out of memory (cudaErrorMemoryAllocation)" unless the call succeeded.
 /// `what` names the operator or the call. Errors of kernels surface in a later call; the message then also names the
 /// last operator that this thread asked for.
-void check(cudaError_t status, const char* what, SourceLocation where = SourceLocation::current());
-void check(cudnnStatus_t status, const char* what, SourceLocation where = SourceLocation::current());
-void check(cublasStatus_t status, const char* what, SourceLocation where = SourceLocation::current());
+void check(cudaError_t status, const char* what);
+void check(cudnnStatus_t status, const char* what);
+void check(cublasStatus_t status, const char* what);
 
 /// Name of the operator that the calling thread works on, for messages.
 const char* current_operator();
