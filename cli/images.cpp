@@ -8,6 +8,7 @@
 #include "cli/text.h"
 #include "lib/data/mnist.h"
 #include "lib/data/resident_images.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
@@ -28,7 +29,16 @@ std::shared_ptr<const data::Dataset> on_device(data::ImageDataset set, Device de
 
 }  // namespace
 
+void require_data(const Training& options) {
+  try {
+    data::require_mnist({.data = options.data});
+  } catch (const DataError& error) {
+    throw DataError(concat(options.data.empty() ? "" : "--data ", error.what()));
+  }
+}
+
 Images find_images(const Training& options, Device device) {
+  require_data(options);
   const TerminalStyle style = terminal_style(stderr, options.quiet);
   data::MnistOptions mnist{.data = options.data, .download = options.download};
   mnist.progress = [style](const std::string& file, std::uint64_t done, std::uint64_t total) {
@@ -39,6 +49,7 @@ Images find_images(const Training& options, Device device) {
   data::Mnist found = data::load_mnist(mnist);
   Images images;
   images.description = found.origin;
+  if (found.drawn && options.data.empty()) images.description += "; --data DIR uses yours";
   images.name = found.drawn ? "drawn digits" : data::name(mnist.kind);
   images.train = on_device(std::move(found.train), device);
   images.test = on_device(std::move(found.test), device);

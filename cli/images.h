@@ -15,7 +15,10 @@ struct Images {
   std::string description;  // one line for people
 };
 
-/// Their batches are made on `device`. Throws DataError when --data or $DUET_DATA names no complete set.
+/// Throws DataError when --data or $DUET_DATA names no complete set.
+void require_data(const Training& options);
+
+/// Their batches are made on `device`. Throws as require_data(), and DataError for damaged files.
 Images find_images(const Training& options, Device device = {});
 
 }  // namespace duet::cli

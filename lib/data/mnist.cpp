@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <optional>
 #include <system_error>
 
 #include "lib/data/download.h"
@@ -18,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kSynthetic = "synthetic";
 constexpr std::int64_t kSide = 28, kDrawnTrain = 60000, kDrawnTest = 10000;
 
 MnistFiles find_in(const fs::path& folder) {
@@ -83,16 +85,25 @@ Mnist draw(const MnistOptions& options, const std::string& reason) {
   return data;
 }
 
-/// A place that somebody named must be right.
-MnistFiles require_complete(const std::string& folder, const char* who, MnistKind kind) {
+/// `before`: what stands before the folder in errors.
+MnistFiles require_complete(const std::string& folder, const char* before, MnistKind kind) {
   std::error_code error;
-  require<DataError>(fs::is_directory(folder, error), who, " ", folder,
-                     ": is not a folder; expected one with the four ", name(kind), " files, or ", folder_name(kind),
-                     " inside it");
+  require<DataError>(fs::is_directory(folder, error), before, folder, ": is not a folder; expected one with the four ",
+                     name(kind), " files, or ", folder_name(kind), " inside it");
   MnistFiles files = find_mnist(folder, kind);
-  require<DataError>(files.complete(), who, " ", folder, ": no complete ", name(kind),
-                     " there: ", files.folder.string(), " lacks ", files.missing(), " (each may end in .gz)");
+  require<DataError>(files.complete(), before, folder, ": no complete ", name(kind), " there: ", files.folder.string(),
+                     " lacks ", files.missing(), " (each may end in .gz)");
   return files;
+}
+
+/// The set in the folder that the options or $DUET_DATA name; none where they name none.
+std::optional<MnistFiles> named_files(const MnistOptions& options) {
+  if (options.data == kSynthetic) return std::nullopt;
+  if (!options.data.empty()) return require_complete(options.data, "", options.kind);
+  const char* const variable = std::getenv("DUET_DATA");
+  const std::string named = options.environment.value_or(variable ? variable : "");
+  if (named.empty()) return std::nullopt;
+  return require_complete(named, "$DUET_DATA ", options.kind);
 }
 
 }  // namespace
@@ -131,12 +142,11 @@ fs::path cache_folder() {
   return fs::path(home && *home ? home : "/") / ".cache" / "duet";
 }
 
+void require_mnist(const MnistOptions& options) { named_files(options); }
+
 Mnist load_mnist(const MnistOptions& options) {
-  if (options.data == "synthetic") return draw(options, "as asked");
-  if (!options.data.empty()) return read_limited(require_complete(options.data, "--data", options.kind), options);
-  const char* const variable = std::getenv("DUET_DATA");
-  const std::string named = options.environment.value_or(variable ? variable : "");
-  if (!named.empty()) return read_limited(require_complete(named, "$DUET_DATA", options.kind), options);
+  if (options.data == kSynthetic) return draw(options, "as asked");
+  if (const std::optional<MnistFiles> named = named_files(options)) return read_limited(*named, options);
 
   const fs::path cache = cache_of(options);
   std::string incomplete;
@@ -151,7 +161,7 @@ Mnist load_mnist(const MnistOptions& options) {
     download_mnist(options.kind, cache / folder_name(options.kind), options.progress);
     return read_limited(find_mnist(cache, options.kind), options);
   }
-  return draw(options, concat("because no ", name(options.kind), " was found", incomplete, "; --data DIR uses yours"));
+  return draw(options, concat("because no ", name(options.kind), " was found", incomplete));
 }
 
 }  // namespace duet::data

@@ -50,7 +50,7 @@ using DownloadProgress = std::function<void(const std::string& file, std::uint64
 
 struct MnistOptions {
   MnistKind kind = MnistKind::mnist;
-  std::string data{};     // --data: a folder, "synthetic" for drawn digits, "" to look in the usual places
+  std::string data{};     // a folder, "synthetic" for drawn digits, "" to look in the usual places
   bool download = false;  // fetch what is not found into the cache folder
   DownloadProgress progress{};
   std::int64_t train_images = 0;  // use only the first so many; 0: all
@@ -64,7 +64,11 @@ struct MnistOptions {
 /// ~/.cache/duet (or $XDG_CACHE_HOME/duet).
 std::filesystem::path cache_folder();
 
-/// Looks in --data, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
+/// Throws what load_mnist() throws where the options or $DUET_DATA name a folder without a complete set. Reads no
+/// image.
+void require_mnist(const MnistOptions& options);
+
+/// Looks in `data`, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
 /// hold a complete set: else DataError says what is missing. If nothing is found: downloads if told so, else draws
 /// digits, and `origin` says it. Packed images are unpacked once: copies are kept in the cache's folder `unpacked`.
 Mnist load_mnist(const MnistOptions& options);
