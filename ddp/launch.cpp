@@ -64,6 +64,7 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options) {
 
 /// All hosts must come to the same one.
 std::string run_id_of(const LaunchOptions& options, const std::string& job) {
+  if (!options.run_id.empty()) return options.run_id;
   return options.nodes == 1 ? job : concat("duet-", options.master_address, "-", options.master_port);
 }
 

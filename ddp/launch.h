@@ -30,6 +30,8 @@ struct LaunchOptions {
   int nodes = 1, node_rank = 0;        // hosts with a launcher and `ranks` ranks each, and which of them this is
   std::string master_address = "127.0.0.1";
   int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be told
+  /// Names the job to its ranks, in TORCHELASTIC_RUN_ID; the same on all hosts. Empty: a name of duet's own.
+  std::string run_id{};
   /// Set for every rank besides torchrun's variables.
   std::vector<std::pair<std::string, std::string>> environment{};
   /// Network interface of the data that ranks exchange; empty: see ddp/network_interface.h.
@@ -54,7 +56,7 @@ struct LaunchOptions {
   bool verbose = false;
   /// Gets each line without its end, instead of this program's stdout and stderr.
   std::function<void(int rank, bool is_stderr, std::string_view line)> on_line{};
-  /// Gets the launcher's own remarks (restarts, stopped ranks), instead of stderr.
+  /// Gets the launcher's own remarks (restarts, stopped ranks; spawn()'s also how a job failed), instead of stderr.
   std::function<void(const std::string& remark)> on_remark{};
 };
 

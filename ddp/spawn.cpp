@@ -13,6 +13,7 @@
 
 #include "ddp/account.h"
 #include "ddp/error_file.h"
+#include "ddp/job.h"
 #include "ddp/job_guard.h"
 #include "ddp/launch.h"
 #include "ddp/rank_resolver.h"
@@ -122,7 +123,7 @@ int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options
   options.environment.emplace_back(kCall, std::to_string(call));
   const LaunchResult result = launch(options);
   for (const std::string& text : {result.message, result.account})
-    if (!text.empty()) std::fprintf(stderr, "%s\n", text.c_str());
+    if (!text.empty()) remark(options, text);
   return result.exit_code;
 }
 
