@@ -125,7 +125,7 @@ class Bench {
     const std::string file = folder_.path() + "/times";
     std::vector<std::string> choice = timed.choice;
     choice.insert(choice.end(), {"--step-times", file});
-    timed.runs.push_back(runner_.run(timed.cell, choice));
+    timed.runs.push_back(runner_.run(timed.cell, concat(timed.row.name, " ", timed.row.devices), choice));
     const Run& run = timed.runs.back();
     if (!run.ok) return;
     const std::vector<double> steps = read_numbers(file);

@@ -8,6 +8,7 @@
 
 #include "cli/child.h"
 #include "cli/files.h"
+#include "cli/signals.h"
 #include "cli/text.h"
 #include "lib/error.h"
 
@@ -57,6 +58,11 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
   return cells;
 }
 
+std::string title(const Training& options, const Cell& cell) {
+  if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";
+  return concat(name(cell.mode), " ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
+}
+
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {
   std::vector<std::string> arguments = {"train",
                                         "--quiet",
@@ -99,32 +105,34 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   return arguments;
 }
 
-Run CellRunner::run(const Cell& cell, std::vector<std::string> extra) {
+Run CellRunner::run(const Cell& cell, const std::string& title, std::vector<std::string> more) {
+  if (noted_signal() != 0) throw Interrupted{noted_signal()};
   const std::string progress = folder_ + "/progress", result = folder_ + "/result";
   ::unlink(progress.c_str());
   ::unlink(result.c_str());
   std::vector<std::string> arguments = cell_arguments(options_, cell);
   arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
-  arguments.insert(arguments.end(), extra.begin(), extra.end());
-  const std::string what =
-      concat("[", std::min(++done_, cells_), "/", cells_, "] ", name(cell.mode), " ", cell.devices);
-  const ChildEnd end = run_self(arguments, folder_ + "/log", [&] { show_progress(line_, progress, what); });
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
+  const ChildEnd end = run_self(arguments, folder_ + "/log", [&] { show_progress(line_, progress, last_title_); });
   line_.clear();
-  if (end.signal != 0) throw Interrupted{end.signal};
-  Run run = empty_run(options_, cell);
-  if (end.ok) {
-    run = run_from_json(read_file(result));
-  } else {
-    run.ok = false;
-    run.error = end.reason;
+  if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
+  Run failed = empty_run(options_, cell);
+  failed.ok = false;
+  failed.error = end.reason;
+  if (!end.ok) return failed;
+  try {
+    return run_from_json(read_file(result));
+  } catch (const DataError& error) {
+    failed.error = error.what();
+    return failed;
   }
-  return run;
 }
 
 std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
   const std::string file = folder_ + "/fingerprints";
   ::unlink(file.c_str());
-  if (!run(cell, {"--fingerprints", file}).ok) return {};
+  if (!run(cell, title(options_, cell), {"--fingerprints", file}).ok) return {};
   std::istringstream in(read_file(file));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);

@@ -26,6 +26,9 @@ struct Cell {
 /// number of devices, and several ranks of ddp over every backend.
 std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 
+/// "dp 2", "ddp 2, gloo", "single, all cores": no two cells of a comparison have the same.
+std::string title(const Training& options, const Cell& cell);
+
 /// The command line of `duet train` for a cell.
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell);
 
@@ -41,9 +44,13 @@ class CellRunner {
       : options_(options), folder_(std::move(folder)), line_(line), cells_(cells) {}
 
   /// A failed cell is a run that is not ok and says why. Throws Interrupted.
-  Run run(const Cell& cell, std::vector<std::string> extra = {});
+  Run run(const Cell& cell) { return run(cell, title(options_, cell), {}); }
+  /// With more options, under a title of its own.
+  Run run(const Cell& cell, const std::string& title, std::vector<std::string> more);
   /// The hash of all parameters after every step; empty if the cell failed. Throws Interrupted.
   std::vector<std::string> fingerprints(const Cell& cell);
+  /// What the progress line called the last cell: "[3/11] dp 2".
+  const std::string& last_title() const { return last_title_; }
 
  private:
   const Training& options_;
@@ -51,6 +58,7 @@ class CellRunner {
   ProgressLine& line_;
   int cells_;
   int done_ = 0;
+  std::string last_title_;
 };
 
 /// One row from the runs of a cell's repeats: medians; all epochs in epoch_s. A failed repeat fails the row.

@@ -17,6 +17,7 @@
 #include "cli/files.h"
 #include "cli/recorder.h"
 #include "cli/signals.h"
+#include "ddp/descriptor.h"
 #include "ddp/rank_resolver.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"
@@ -59,18 +60,26 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   argv.push_back(nullptr);
   ddp::forget_rank();
   ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
+  ChildEnd end;
+  // Opened here, so that it is there and empty wherever the child dies.
+  const ddp::Descriptor out(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!out.open()) {
+    end.reason = concat("cannot open ", log, ": ", last_errno);
+    return end;
+  }
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
-  require<CommError>(child >= 0, "cannot start a process: ", last_errno);
+  if (child < 0) {
+    end.reason = concat("cannot start a process: ", last_errno);
+    return end;
+  }
   if (child == 0) {  // only calls that are safe between fork and exec
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (::getppid() == parent && out >= 0 && ::dup2(out, 1) == 1 && ::dup2(out, 2) == 2)
+    if (::getppid() == parent && ::dup2(out.get(), 1) == 1 && ::dup2(out.get(), 2) == 2)
       ::execvp(file.c_str(), argv.data());
     ::_exit(kNotStarted);
   }
   const int status = wait_for(child, poll);
-  ChildEnd end;
   end.signal = noted_signal();
   end.ok = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (end.ok) return end;
@@ -78,7 +87,7 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   if (WIFSIGNALED(status))
     end.reason = concat("ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   if (end.reason.empty() && WEXITSTATUS(status) == kNotStarted) end.reason = concat("cannot start ", file);
-  if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), " without a word");
+  if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), ", no output");
   return end;
 }
 

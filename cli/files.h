@@ -3,14 +3,18 @@
 
 #include <string>
 
+#include "ddp/descriptor.h"
+
 namespace duet::cli {
 
 /// Throws DataError.
 std::string read_file(const std::string& path);
 
-/// A folder of one's own under $TMPDIR or /tmp, removed with all its files at the end.
+/// A folder of one's own under $TMPDIR or /tmp, removed with all its files at the end. Where the process is killed
+/// before, the next one of the same user that makes such a folder removes it: a lock says whether its process lives.
 class TemporaryFolder {
  public:
+  /// Throws DataError.
   TemporaryFolder();
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
@@ -19,6 +23,7 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+  ddp::Descriptor lock_;
 };
 
 }  // namespace duet::cli

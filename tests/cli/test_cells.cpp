@@ -38,6 +38,15 @@ TEST_CASE("ranks are compared over every backend that was asked for") {
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1, "gloo"}))).backend == "gloo");
 }
 
+TEST_CASE("cells of a comparison have titles of their own") {
+  const CompareOptions options =
+      std::get<CompareOptions>(parse({"compare", "--devices", "1,2", "--backend", "shm,gloo"}));
+  std::vector<std::string> titles;
+  for (const Cell& cell : cells_of(options, 4)) titles.push_back(title(options, cell));
+  CHECK(titles == std::vector<std::string>{"single 1", "single, all cores", "seed 1", "seed 2", "dp 1", "dp 2", "ddp 1",
+                                           "ddp 2", "ddp 2, gloo"});
+}
+
 TEST_CASE("a cell's command line says what the comparison was told") {
   CompareOptions options = std::get<CompareOptions>(
       parse({"compare",    "--lr",          "0.05",   "--batch",  "64",       "--seed",  "7",
