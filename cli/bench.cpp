@@ -12,11 +12,13 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/files.h"
+#include "cli/images.h"
 #include "cli/machine.h"
+#include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/step_rows.h"
+#include "cli/text.h"
 #include "cli/torch_peer.h"
-#include "lib/atomic_file.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -129,7 +131,8 @@ class Bench {
     const Run& run = timed.runs.back();
     if (!run.ok) return;
     const std::vector<double> steps = read_numbers(file);
-    if (!steps.empty()) timed.row.add(steps, run.startup_s + run.step_us.sum() / 1e6);
+    require<DataError>(!steps.empty(), "--batch is ", options_.batch, ": ", kNothingToTime);
+    timed.row.add(steps, run.startup_s + run.step_us.sum() / 1e6);
   }
 
   void run(TimedTorch& timed) {
@@ -158,6 +161,8 @@ int bench(const BenchOptions& options) {
   if (options.overhead) return bench_overhead(options);
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_json_output(options.json);
+  require_data(options);
   note_signals();
   StepTimes times;
   try {
@@ -167,8 +172,8 @@ int bench(const BenchOptions& options) {
   }
   // Last, because it pins this process, whose children inherit that.
   if (options.device == DeviceKind::cpu && options.model == "simple_cnn") times.operators = time_operators(options);
-  std::fputs(to_text(options, times).c_str(), stdout);
-  if (!options.json.empty()) write_atomically(options.json, to_json(options, times));
+  std::fputs(to_text(options, times).c_str(), text_stream(options.json));
+  write_json(options.json, to_json(options, times));
   return std::all_of(times.rows.begin(), times.rows.end(), [](const StepRow& row) { return row.error.empty(); }) ? 0
                                                                                                                  : 1;
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/machine.h"
+#include "cli/output.h"
 #include "cli/text.h"
 #include "ddp/init.h"
 #include "ddp/launch.h"
@@ -67,42 +69,71 @@ void run_threads(const CollectiveOptions& options, const std::string& name,
   ddp::run_rank_threads(options.devices, run, {.backend = chosen(options, name), .devices = devices});
 }
 
-void print_head(const CollectiveOptions& options, const CollectiveRow& row) {
-  const std::string place = options.device == DeviceKind::cpu ? "" : " on " + kind_title(options.device);
-  std::printf("# %s among %d ranks over %s%s, algorithm %s: %d calls timed after %d\n", options.collective.c_str(),
-              row.ranks, row.backend.c_str(), place.c_str(), row.algorithm.c_str(), options.iterations,
-              options.warm_up);
-  std::printf("%12s %12s %6s %6s %12s %8s %8s %7s\n", "size", "count", "type", "redop", "time", "algbw", "busbw",
-              "#wrong");
-  std::printf("%12s %12s %6s %6s %12s %8s %8s %7s\n", "(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)", "");
-}
+/// Prints rows in the columns of nccl-tests, with the shortest and the longest call beside the mean.
+class Table {
+ public:
+  Table(const CollectiveOptions& options, std::FILE* out) : options_(options), out_(out) {}
 
-void print_row(const CollectiveOptions& options, const CollectiveRow& row) {
-  const bool reduces = options.collective == "all_reduce" || options.collective == "reduce_scatter";
-  std::printf("%12lld %12lld %6s %6s %12.2f %8.2f %8.2f %7s\n", static_cast<long long>(row.bytes),
-              static_cast<long long>(row.count), name(options.dtype), reduces ? "sum" : "none", row.time_us,
-              row.algorithm_gb_s, row.bus_gb_s, row.wrong < 0 ? "N/A" : std::to_string(row.wrong).c_str());
-  std::fflush(stdout);
-}
+  void add(const CollectiveRow& row) {
+    if (rows_.empty() || rows_.back().backend != row.backend || rows_.back().algorithm != row.algorithm) {
+      end_group();
+      print_head(row);
+    }
+    print_row(row);
+    rows_.push_back(row);
+  }
+  /// After the last row of a backend and algorithm.
+  void end_group() {
+    double sum = 0;
+    for (std::size_t i = first_; i < rows_.size(); ++i) sum += rows_[i].bus_gb_s;
+    if (first_ < rows_.size())
+      std::fprintf(out_, "# Avg bus bandwidth    : %g\n", sum / static_cast<double>(rows_.size() - first_));
+    first_ = rows_.size();
+  }
+  const std::vector<CollectiveRow>& rows() const { return rows_; }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  require<DataError>(file.flush().good(), "cannot write ", path);
-}
+ private:
+  void print_head(const CollectiveRow& row) const {
+    const std::string place = options_.device == DeviceKind::cpu ? "" : " on " + kind_title(options_.device);
+    std::fprintf(out_, "# %s among %d ranks over %s%s, algorithm %s: %d calls timed after %d\n",
+                 options_.collective.c_str(), row.ranks, row.backend.c_str(), place.c_str(), row.algorithm.c_str(),
+                 options_.iterations, options_.warm_up);
+    print_line("size", "count", "type", "redop", "time", "min", "max", "algbw", "busbw", "#wrong");
+    print_line("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
+  }
+
+  void print_row(const CollectiveRow& row) const {
+    const bool reduces = options_.collective == "all_reduce" || options_.collective == "reduce_scatter";
+    const auto us = [](const std::optional<double>& value) { return value ? fixed(*value, 2) : "N/A"; };
+    print_line(std::to_string(row.bytes), std::to_string(row.count), name(options_.dtype), reduces ? "sum" : "none",
+               fixed(row.time_us, 2), us(row.min_us), us(row.max_us), fixed(row.algorithm_gb_s, 2),
+               fixed(row.bus_gb_s, 2), row.wrong < 0 ? "N/A" : std::to_string(row.wrong));
+    std::fflush(out_);
+  }
+
+  template <class... Texts>
+  void print_line(const Texts&... texts) const {
+    std::fprintf(out_, "%12s %12s %6s %6s %12s %10s %10s %8s %8s %7s\n", std::string(texts).c_str()...);
+  }
+
+  const CollectiveOptions& options_;
+  std::FILE* out_;
+  std::vector<CollectiveRow> rows_;
+  std::size_t first_ = 0;  // of the rows that no average was printed of
+};
 
 }  // namespace
 
 int bench(const CollectiveOptions& options, const std::string& command_line) {
   require<UsageError>(!ddp::is_launched_rank() || std::getenv(kOwnRank) != nullptr, "duet bench ", options.collective,
                       " starts its own ranks: run it without a launcher");
-  std::vector<CollectiveRow> rows;
-  const auto take = [&](const CollectiveRow& row) {
-    const bool first = rows.empty() || rows.back().backend != row.backend || rows.back().algorithm != row.algorithm;
-    if (first) print_head(options, row);
-    print_row(options, row);
-    rows.push_back(row);
-  };
+  if (!ddp::is_launched_rank()) {
+    require_json_output(options.json);
+    require_output("--html", options.html);
+  }
+  std::FILE* const out = text_stream(options.json);
+  Table table(options, out);
+  const auto take = [&](const CollectiveRow& row) { table.add(row); };
   ddp::LaunchOptions launch;
   launch.environment = {{kOwnRank, "1"}};
   launch.on_line = [&](int, bool is_stderr, std::string_view line) {
@@ -115,7 +146,7 @@ int bench(const CollectiveOptions& options, const std::string& command_line) {
     if (!why.empty()) {
       ++skipped;
       if (!ddp::is_launched_rank())
-        std::printf("# %s over %s: skipped: %s\n", options.collective.c_str(), name.c_str(), why.c_str());
+        std::fprintf(out, "# %s over %s: skipped: %s\n", options.collective.c_str(), name.c_str(), why.c_str());
     } else if (options.workers == "thread") {
       run_threads(options, name, take);
     } else {
@@ -125,11 +156,12 @@ int bench(const CollectiveOptions& options, const std::string& command_line) {
   }
   if (ddp::is_launched_rank()) return 0;
   if (skipped == options.backends.size()) return 1;
+  table.end_group();
   std::int64_t wrong = 0;
-  for (const CollectiveRow& row : rows) wrong += std::max<std::int64_t>(0, row.wrong);
-  if (options.check == 1) std::printf("# wrong elements: %lld\n", static_cast<long long>(wrong));
-  if (!options.json.empty()) write_file(options.json, rows_json(options, rows));
-  if (!options.html.empty()) write_file(options.html, rows_html(options, rows, command_line));
+  for (const CollectiveRow& row : table.rows()) wrong += std::max<std::int64_t>(0, row.wrong);
+  if (options.check == 1) std::fprintf(out, "# wrong elements: %lld\n", static_cast<long long>(wrong));
+  write_json(options.json, rows_json(options, table.rows()));
+  if (!options.html.empty()) write_output(options.html, rows_html(options, table.rows(), command_line));
   return wrong == 0 ? 0 : 1;
 }
 

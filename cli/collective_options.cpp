@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command_line.h"
 #include "lib/error.h"
 #include "lib/tensor.h"
 
@@ -57,7 +58,7 @@ void add_options(CLI::App& app, CollectiveOptions& options) {
   app.add_option("-w,--warm-up", options.warm_up, "calls before them")->capture_default_str();
   app.add_option("-c,--check", options.check, "1: count wrong elements of one more call; 0: do not")
       ->capture_default_str();
-  app.add_option("--json", options.json, "file for all rows as JSON");
+  add_json(app, options.json, "all rows");
   app.add_option("--html", options.html, "file for a page with the pictures of time and bus bandwidth");
 }
 
@@ -73,7 +74,7 @@ void check_known(const char* option, const std::vector<std::string>& given, cons
 }  // namespace
 
 void add_collectives(CLI::App& bench, CollectiveOptions& options) {
-  for (const char* name : {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"}) {
+  for (const char* name : kCollectives) {
     CLI::App* app = bench.add_subcommand(name, concat("time ", name, " among ranks, in the columns of nccl-tests"));
     app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app->callback([&options, name] { options.collective = name; });

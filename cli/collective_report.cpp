@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ constexpr double kWidth = 760, kHeight = 380, kLeft = 70, kRight = 200, kTop = 3
 // Those of the page's colours that differ most.
 constexpr const char* kColours[] = {"dp", "seed", "ddp", "single"};
 
+Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
 Json json_of(const CollectiveRow& row) {
   return {{"backend", row.backend},
           {"algorithm", row.algorithm},
@@ -32,6 +35,8 @@ Json json_of(const CollectiveRow& row) {
           {"size_bytes", row.bytes},
           {"count", row.count},
           {"time_us", row.time_us},
+          {"min_us", or_null(row.min_us)},
+          {"max_us", or_null(row.max_us)},
           {"algbw_gb_s", row.algorithm_gb_s},
           {"busbw_gb_s", row.bus_gb_s},
           {"wrong", row.wrong < 0 ? Json(nullptr) : Json(row.wrong)}};
@@ -130,6 +135,8 @@ CollectiveRow parse_row(const std::string& text) {
     json.at("size_bytes").get_to(row.bytes);
     json.at("count").get_to(row.count);
     json.at("time_us").get_to(row.time_us);
+    if (!json.at("min_us").is_null()) row.min_us = json.at("min_us").get<double>();
+    if (!json.at("max_us").is_null()) row.max_us = json.at("max_us").get<double>();
     json.at("algbw_gb_s").get_to(row.algorithm_gb_s);
     json.at("busbw_gb_s").get_to(row.bus_gb_s);
     if (!json.at("wrong").is_null()) json.at("wrong").get_to(row.wrong);

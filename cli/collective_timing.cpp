@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "cli/collective_rows.h"
 #include "ddp/recursive_doubling.h"
@@ -19,6 +20,10 @@ namespace {
 /// Element i of a rank's values: whole numbers whose sums over up to 256 ranks are exact in every type and order, so
 /// that any difference is an error.
 std::int64_t value(int rank, std::int64_t i, int ranks) { return (rank * 7 + i) % std::clamp(256 / ranks, 1, 13) + 1; }
+
+double microseconds(ddp::Clock::time_point begin, ddp::Clock::time_point end) {
+  return std::chrono::duration<double, std::micro>(end - begin).count();
+}
 
 template <class T>
 class Bench {
@@ -37,16 +42,29 @@ class Bench {
     fill(count);
     for (int i = 0; i < options_.warm_up; ++i) call(count);
     backend(device_.kind).synchronize(device_);
+    std::vector<double> calls_us(static_cast<std::size_t>(options_.iterations));
     group_.barrier().wait();
     const auto begin = ddp::Clock::now();
-    for (int i = 0; i < options_.iterations; ++i) call(count);
+    auto last = begin;
+    for (double& us : calls_us) {
+      call(count);
+      if (device_.kind != DeviceKind::cpu) continue;
+      const auto now = ddp::Clock::now();
+      us = microseconds(last, now);
+      last = now;
+    }
     backend(device_.kind).synchronize(device_);  // wait() is for the device only, where a backend works on it
-    double time_us = std::chrono::duration<double, std::micro>(ddp::Clock::now() - begin).count() / options_.iterations;
+    double time_us = microseconds(begin, ddp::Clock::now()) / options_.iterations;
     group_.all_reduce(std::span(&time_us, 1), ddp::ReduceOp::avg).wait();
     CollectiveRow row{.backend = group_.backend(), .algorithm = algorithm_, .ranks = group_.size()};
     row.count = count;
     row.bytes = count * static_cast<std::int64_t>(sizeof(T));
     row.time_us = time_us;
+    if (device_.kind == DeviceKind::cpu) {
+      group_.all_reduce(std::span(calls_us), ddp::ReduceOp::avg).wait();
+      row.min_us = *std::min_element(calls_us.begin(), calls_us.end());
+      row.max_us = *std::max_element(calls_us.begin(), calls_us.end());
+    }
     row.algorithm_gb_s = time_us > 0 ? static_cast<double>(row.bytes) / time_us / 1e3 : 0;
     row.bus_gb_s = row.algorithm_gb_s * bus_factor(options_.collective, group_.size());
     if (options_.check == 1) row.wrong = wrong_elements(count);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <ctime>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/cells.h"
@@ -12,6 +13,7 @@
 #include "cli/findings.h"
 #include "cli/images.h"
 #include "cli/machine.h"
+#include "cli/output.h"
 #include "cli/page.h"
 #include "cli/signals.h"
 #include "cli/table.h"
@@ -96,28 +98,72 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
   for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
 }
 
-Results run_cells(const CompareOptions& options, const Machine& machine, const Settings& settings) {
-  Results results{.duet = DUET_VERSION, .machine = machine, .settings = settings, .runs = {}, .model = {}};
-  const std::vector<Cell> cells = cells_of(options, machine.cores);
-  const TemporaryFolder folder;
-  ProgressLine line(stderr, terminal_style(stderr, options.quiet));
-  CellRunner runner(options, folder.path(), line, static_cast<int>(cells.size()) * options.repeats);
-  std::vector<std::vector<Run>> repeats(cells.size());
-  for (int repeat = 0; repeat < options.repeats; ++repeat)
-    for (std::size_t i = 0; i < cells.size(); ++i)
-      if (repeats[i].empty() || repeats[i].back().ok) repeats[i].push_back(runner.run(cells[i]));
-  for (const std::vector<Run>& runs : repeats) results.runs.push_back(combined(runs));
-  find_first_differences(results, cells, runner);
-  compare_with_single(results);
-  return results;
+/// "2.76 s, loss 0.1422", or why it failed.
+std::string outcome(const Run& run) {
+  if (!run.ok) return "failed: " + run.error;
+  const std::string time = run.timed() ? seconds(median(run.epoch_s)) + " s, " : "";
+  return concat(time, "loss ", run.train_loss.empty() ? "-" : fixed(run.train_loss.back(), 4));
 }
+
+class Comparison {
+ public:
+  Comparison(const CompareOptions& options, const Machine& machine, const Settings& settings)
+      : options_(options),
+        style_(terminal_style(stderr, options.quiet)),
+        line_(stderr, style_),
+        cells_(cells_of(options, machine.cores)),
+        repeats_(cells_.size()),
+        runner_(options, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats),
+        results_{.duet = DUET_VERSION, .machine = machine, .settings = settings, .runs = {}, .model = {}} {}
+
+  /// Results of all cells, or, marked as partial, of those that had ended when a signal came.
+  Results run() {
+    try {
+      for (int repeat = 0; repeat < options_.repeats; ++repeat)
+        for (std::size_t i = 0; i < cells_.size(); ++i)
+          if (repeats_[i].empty() || repeats_[i].back().ok) run_cell(i);
+    } catch (const Interrupted&) {
+      results_.partial = true;
+    }
+    std::vector<Cell> ended;
+    for (std::size_t i = 0; i < cells_.size(); ++i) {
+      if (repeats_[i].empty()) continue;
+      ended.push_back(cells_[i]);
+      results_.runs.push_back(combined(repeats_[i]));
+    }
+    try {
+      if (!results_.partial) find_first_differences(results_, ended, runner_);
+    } catch (const Interrupted&) {
+      results_.partial = true;
+    }
+    compare_with_single(results_);
+    return std::move(results_);
+  }
+
+ private:
+  void run_cell(std::size_t i) {
+    repeats_[i].push_back(runner_.run(cells_[i]));
+    if (style_.rewrite || options_.quiet) return;
+    std::fprintf(stderr, "%s: %s\n", runner_.last_title().c_str(), outcome(repeats_[i].back()).c_str());
+  }
+
+  const CompareOptions& options_;
+  const TemporaryFolder folder_;
+  TerminalStyle style_;
+  ProgressLine line_;
+  std::vector<Cell> cells_;
+  std::vector<std::vector<Run>> repeats_;  // by cell
+  CellRunner runner_;
+  Results results_;
+};
 
 }  // namespace
 
 int compare(const CompareOptions& options, const std::string& command_line) {
-  std::FILE* const out = options.json_to_stdout ? stderr : stdout;
+  std::FILE* const out = text_stream(options.json);
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_json_output(options.json);
   require_writable(options.out, 1 << 20);
   const Machine machine = this_machine();
   Settings settings;
@@ -128,19 +174,16 @@ int compare(const CompareOptions& options, const std::string& command_line) {
     std::fflush(out);
   }
   note_signals();
-  try {
-    const Results results = run_cells(options, machine, settings);
+  const Results results = Comparison(options, machine, settings).run();
+  if (!results.runs.empty()) {
     print_report(options, results, out);  // first, so that a disk that is full by now does not take it along
     write_report(options, results, command_line);
     std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
                  options.out.c_str(), options.out.c_str());
-    if (options.json_to_stdout) std::fputs(to_json(results).c_str(), stdout);
-    for (const Run& run : results.runs)
-      if (!run.ok) return 1;
-    return 0;
-  } catch (const Interrupted& interrupted) {
-    return 128 + interrupted.signal;
+    write_json(options.json, to_json(results));
   }
+  if (results.partial) return 128 + noted_signal();
+  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; }) ? 0 : 1;
 }
 
 }  // namespace duet::cli

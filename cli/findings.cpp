@@ -159,10 +159,32 @@ void graphs(const Results& results, std::vector<std::string>& out) {
     out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
 }
 
+void untimed(const Results& results, std::vector<std::string>& out) {
+  const auto timed = [](const Run& run) { return run.ok && run.timed(); };
+  const auto trained = [](const Run& run) { return run.ok; };
+  if (std::none_of(results.runs.begin(), results.runs.end(), trained) ||
+      std::any_of(results.runs.begin(), results.runs.end(), timed))
+    return;
+  out.push_back(std::string(kNothingToTime) + " (batch " + std::to_string(results.settings.batch) + ", " +
+                grouped(results.settings.train_images) + " training images).");
+}
+
+void not_finite(const Results& results, std::vector<std::string>& out) {
+  std::vector<std::string> rows;
+  for (const Run& run : results.runs)
+    if (run.ok && !run.train_loss.empty() && !std::isfinite(run.train_loss.back()))
+      rows.push_back(row_name(results, run) + " " + std::to_string(run.devices));
+  if (!rows.empty())
+    out.push_back("The loss of " + and_list(rows) +
+                  " is not finite: --check-finite ends a training where that begins and says where it arose.");
+}
+
 }  // namespace
 
 std::vector<std::string> findings(const Results& results) {
   std::vector<std::string> out;
+  untimed(results, out);
+  not_finite(results, out);
   if (enough_steps(results)) {
     reached(results, out);
     // A GPU works on its own: the host's clock does not see how long each part took there.

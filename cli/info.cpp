@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/machine.h"
+#include "cli/output.h"
 #include "cli/text.h"
 #include "lib/backend/backend.h"
 
@@ -15,10 +16,14 @@ namespace {
 
 void line(const std::string& name, const std::string& value) { std::printf("%-16s %s\n", name.c_str(), value.c_str()); }
 
-nlohmann::ordered_json gpus_json(const std::vector<Gpu>& gpus) {
-  auto out = nlohmann::ordered_json::array();
+using Json = nlohmann::ordered_json;
+
+Json devices_json(const Machine& machine, const std::vector<Gpu>& gpus) {
+  auto out = Json::array();
+  for (const Device device : first_devices(DeviceKind::cpu, machine.cores))
+    out.push_back({{"device", device.str()}, {"name", backend(DeviceKind::cpu).describe(device)}});
   for (const Gpu& gpu : gpus) {
-    auto direct = nlohmann::ordered_json::array();
+    auto direct = Json::array();
     for (const Device other : gpu.direct) direct.push_back(other.str());
     out.push_back({{"device", gpu.device.str()},
                    {"name", gpu.name},
@@ -44,24 +49,26 @@ void print_peers(const std::vector<Gpu>& gpus) {
   }
 }
 
-int info_json(const Machine& machine) {
-  nlohmann::ordered_json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
-                                {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
-                                {"kernel", machine.kernel}};
+std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
+  Json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
+              {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
+              {"kernel", machine.kernel}};
   std::string why;
-  out["devices"] = gpus_json(all_gpus());
+  out["devices"] = devices_json(machine, gpus);
   out["why_no_cuda"] = kind_available(DeviceKind::cuda, why) ? "" : why;
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
-  std::printf("%s\n", out.dump(1).c_str());
-  return 0;
+  return out.dump(1) + "\n";
 }
 
 }  // namespace
 
 int info(const InfoOptions& options) {
+  require_json_output(options.json);
   const Machine machine = this_machine();
-  if (options.json) return info_json(machine);
+  const std::vector<Gpu> gpus = all_gpus();
+  write_json(options.json, info_json(machine, gpus));
+  if (to_stdout(options.json)) return 0;  // text would say the same
   std::printf("duet %s (%s)\n\n", DUET_VERSION, DUET_BUILD);
   line("cpu", machine.cpu);
   line("cores", std::to_string(machine.cores) + " usable by this process");
@@ -69,11 +76,11 @@ int info(const InfoOptions& options) {
   line("memory", fixed(machine.memory_gb, 1) + " GB");
   line("kernel", machine.kernel);
   std::string devices;
-  for (int i = 0; i < machine.cores; ++i) devices += (i ? " " : "") + Device{DeviceKind::cpu, i}.str();
+  for (const Device device : first_devices(DeviceKind::cpu, machine.cores))
+    devices += (devices.empty() ? "" : " ") + device.str();
   line("devices", devices + " (" + backend(DeviceKind::cpu).describe({}) + " each; more may be asked for)");
   std::string why;
   if (!kind_available(DeviceKind::cuda, why)) line("", "no GPU: " + why);
-  const std::vector<Gpu> gpus = all_gpus();
   for (const Gpu& gpu : gpus)
     line("",
          concat(gpu.device, " (", gpu.name, ", ", fixed(gpu.free_mb, 0), " of ", fixed(gpu.memory_mb, 0), " MB free)"));

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <optional>
 #include <system_error>
 
 #include "cli/collective_options.h"
+#include "cli/command_line.h"
 #include "cli/launch_options.h"
+#include "cli/suggest.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -21,7 +24,7 @@ constexpr const char* kAbout =
 /// Options that are read as text; after parsing they are checked and become typed values.
 struct Texts {
   std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", precision = "fp32",
-              compat, json;
+              compat;
 };
 
 /// How a step is made, whoever runs it.
@@ -114,7 +117,7 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
       ->capture_default_str();
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
-                 "has started anew goes on from its own newest one");
+                 "has started anew goes on from its own newest one. Default: the folder of --resume, if that is one");
   app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
@@ -139,7 +142,7 @@ void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
           "by commas, each gets rows of ddp, and seed runs over the first");
   app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv")->capture_default_str();
-  app.add_option("--json", texts.json, "'-': results.json to the standard output, everything else to standard error");
+  add_json(app, options.json, "the same as results.json");
 }
 
 void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
@@ -158,7 +161,7 @@ void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& 
       "--vs-torch", options.vs_torch,
       "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
       "rounds");
-  app.add_option("--json", options.json, "step: file for everything measured, as JSON");
+  add_json(app, options.json, "step: everything measured");
   add_step(app, options, texts);
 }
 
@@ -197,6 +200,15 @@ std::vector<int> parse_counts(const std::string& list) {
   return counts;
 }
 
+void require_bench(const std::string& what) {
+  if (what == "step" || what == "overhead") return;
+  std::vector<std::string> known = {"step", "overhead"};
+  known.insert(known.end(), kCollectives.begin(), kCollectives.end());
+  const std::string hint = did_you_mean(what, known);
+  throw UsageError(
+      concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step, overhead or a collective" : hint));
+}
+
 void finish(Training& training, const Texts& texts) {
   const Device device = parse_device(texts.device);
   require<UsageError>(texts.device.find(':') == std::string::npos, "--device takes a kind, cpu or cuda, got '",
@@ -211,49 +223,69 @@ void finish(Training& training, const Texts& texts) {
   training.compat_torch = texts.compat == "torch";
 }
 
-}  // namespace
+/// The parser with all commands, and what it reads into.
+struct CommandLine {
+  CommandLine();
+  /// Throws UsageError with one line.
+  std::optional<Printed> read(const std::vector<std::string>& arguments);
+  /// What was read, typed and checked. Throws UsageError.
+  Command command();
 
-Command parse(const std::vector<std::string>& arguments) {
-  CLI::App app(kAbout, "duet");
-  app.set_version_flag("--version", "duet " DUET_VERSION);
-  app.require_subcommand(1);
+  CLI::App app{kAbout, "duet"};
+  CLI::App *compare_app, *train_app, *launch_app, *bench_app, *info_app;
   CompareOptions compare;
-  compare.epochs = 1;
   TrainOptions train;
   LaunchOptions launch;
   BenchOptions bench;
   CollectiveOptions collective;
   InfoOptions info;
   Texts compare_texts, train_texts, bench_texts;
-  std::string what;
-  CLI::App* compare_app = app.add_subcommand("compare", "train in all modes on several devices; table and report");
-  take_last(*compare_app);
+  std::string what;  // bench: step or overhead
+
+ private:
+  CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
+};
+
+CommandLine::CommandLine()
+    : compare_app(add("compare", "train in all modes on several devices; table and report")),
+      train_app(add("train", "train once, in one mode")),
+      launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
+      bench_app(add("bench", "time whole steps, or collectives among processes")),
+      info_app(add("info", "devices, cores, instruction sets, versions, what was built in")) {
+  app.set_version_flag("--version", "duet " DUET_VERSION);
+  app.require_subcommand(1);
+  app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
+  for (CLI::App* const one : {compare_app, train_app, bench_app}) take_last(*one);
+  compare.epochs = 1;
   add_compare(*compare_app, compare, compare_texts);
-  CLI::App* train_app = app.add_subcommand("train", "train once, in one mode");
-  take_last(*train_app);
   add_train(*train_app, train, train_texts);
-  CLI::App* launch_app = app.add_subcommand("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS");
   add_launch(*launch_app, launch);
-  CLI::App* bench_app = app.add_subcommand("bench", "time whole steps, or collectives among processes");
-  take_last(*bench_app);
   add_bench(*bench_app, bench, bench_texts, what);
   add_collectives(*bench_app, collective);
-  CLI::App* info_app = app.add_subcommand("info", "devices, cores, instruction sets, versions, what was built in");
-  info_app->add_flag("--json", info.json, "as JSON");
+  add_json(*info_app, info.json, "the same");
+}
 
+std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
   try {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+    std::vector<std::string> reversed = spelled_out(arguments, {"compare", "train", "launch", "bench", "info"});
+    std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
     return Printed{app.help()};
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
+    if (*bench_app && collective.collective.empty() && !what.empty()) require_bench(what);
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
     const auto used = app.get_subcommands();
-    throw UsageError(concat(line, " (see duet ", used.empty() ? "" : used.front()->get_name() + " ", "--help)"));
+    throw UsageError(concat(line, hint_for_unknown_option(app), " (see duet ",
+                            used.empty() ? "" : used.front()->get_name() + " ", "--help)"));
   }
+  return {};
+}
+
+Command CommandLine::command() {
   if (*info_app) return info;
   if (*launch_app) {
     check(launch);
@@ -270,8 +302,7 @@ Command parse(const std::vector<std::string>& arguments) {
     return collective;
   }
   if (*bench_app) {
-    require<UsageError>(what == "step" || what == "overhead", "duet bench: unknown '", what,
-                        "', expected step, overhead or a collective");
+    require_bench(what);
     bench.overhead = what == "overhead";
     bench.modes = parse_modes(bench_texts.modes);
     bench.devices = parse_counts(bench_texts.devices);
@@ -282,15 +313,20 @@ Command parse(const std::vector<std::string>& arguments) {
   compare.modes = parse_modes(compare_texts.modes);
   compare.devices = parse_counts(compare_texts.devices);
   compare.backends = split(compare.backend, "--backend");
-  require<UsageError>(compare_texts.json.empty() || compare_texts.json == "-", "--json: got '", compare_texts.json,
-                      "', expected - for the standard output (--out names the folder)");
-  compare.json_to_stdout = compare_texts.json == "-";
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
     finish(compare, compare_texts);
     check(compare);
   }
   return compare;
+}
+
+}  // namespace
+
+Command parse(const std::vector<std::string>& arguments) {
+  CommandLine line;
+  if (const std::optional<Printed> printed = line.read(arguments)) return *printed;
+  return line.command();
 }
 
 }  // namespace duet::cli

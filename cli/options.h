@@ -67,16 +67,19 @@ struct CompareOptions : Training {
   std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
   int repeats = 1;
   std::string out = "out";
-  bool json_to_stdout = false;
+  std::string json;  // see cli/output.h
 };
 
 struct LaunchOptions {
   int processes = 1;             // on this host
   int nodes = 1, node_rank = 0;  // hosts, and which of them this is
-  std::string rdzv_endpoint;     // HOST or HOST:PORT
-  std::string master_addr;       // empty: 127.0.0.1
-  int master_port = 0;           // 0: a free one
-  std::string interface;         // empty: as the way to rank 0 goes
+  bool node_rank_given = false;
+  std::string rdzv_id;                  // of the job; empty: one of its own
+  std::string rdzv_backend = "static";  // or "c10d"
+  std::string rdzv_endpoint;            // HOST or HOST:PORT
+  std::string master_addr;              // empty: 127.0.0.1
+  int master_port = 0;                  // 0: a free one
+  std::string interface;                // empty: as the way to rank 0 goes
   bool standalone = false;
   int max_restarts = 0;
   std::string log_dir, redirects, tee;
@@ -93,7 +96,7 @@ struct BenchOptions : Training {
   int repeats = 3;
   int steps = 100;
   std::string vs_torch;  // a Python with PyTorch; empty: no peer
-  std::string json;      // file
+  std::string json;      // see cli/output.h
 };
 
 /// duet bench of one collective.
@@ -106,11 +109,12 @@ struct CollectiveOptions {
   std::vector<std::string> backends = {"auto"}, algorithms = {"library"};
   std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
   int factor = 2, iterations = 20, warm_up = 5, check = 1;
-  std::string json{}, html{};  // files
+  std::string json{};  // see cli/output.h
+  std::string html{};  // file
 };
 
 struct InfoOptions {
-  bool json = false;
+  std::string json;  // see cli/output.h
 };
 
 /// The program printed what was asked (--help, --version) and has nothing more to do.

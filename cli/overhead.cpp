@@ -9,9 +9,11 @@
 
 #include "cli/bare_step.h"
 #include "cli/commands.h"
+#include "cli/images.h"
 #include "cli/text.h"
 #include "lib/data/loader.h"
 #include "lib/data/mnist.h"
+#include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
@@ -76,8 +78,11 @@ Sides time_both(const BenchOptions& options, const data::ImageDataset& images) {
 int bench_overhead(const BenchOptions& options) {
   backend(DeviceKind::cpu).set_threads_per_device(options.threads_per_device);
   backend(DeviceKind::cpu).bind_thread({});
+  require_data(options);
   const std::int64_t rows = options.batch * 20;
   const data::Mnist mnist = data::load_mnist({.data = options.data, .train_images = rows, .test_images = 1});
+  require<DataError>(mnist.train.size() >= options.batch, "--batch is ", options.batch, " of ", mnist.train.size(),
+                     " images: ", kNothingToTime);
   const Sides sides = time_both(options, mnist.train);
   const double full = median(sides.full_us), bare = median(sides.bare_us);
   std::printf("one step of %lld images, %zu steps of each side in turn, medians in us\n",

@@ -125,7 +125,7 @@ std::string html_page(const std::string& title, const std::string& heading, cons
 std::string to_html(const Results& results, const Provenance& provenance) {
   return html_page(
       "duet compare", headline(results),
-      html_table(results) +
+      html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
           "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
           "median (min..max). waiting: share of a step in which compute stands still for communication. memory: the "
           "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +

@@ -68,7 +68,7 @@ void compare_with_single(Results& results) {
   for (Run& run : results.runs) {
     run.speedup.reset();
     run.efficiency.reset();
-    if (!single || !run.ok || single->samples_per_s <= 0 || !sharing(run).empty()) continue;
+    if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = run.samples_per_s / single->samples_per_s;
     if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
   }

@@ -46,7 +46,8 @@ struct Run {
   bool ok = true;
   std::string error;            // why not, in plain words
   double startup_s = 0;         // exec to the end of the first step, less a median step
-  std::vector<double> epoch_s;  // training only, first step of the run excluded
+  std::vector<double> epoch_s;  // training only, first step of the run excluded;
+                                // none of an epoch of that step alone
   double samples_per_s = 0;
   std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
   std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
@@ -62,6 +63,8 @@ struct Run {
   // CUDA, per device; empty on CPU.
   std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
   std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
+
+  bool timed() const { return samples_per_s > 0; }  // else its only step was the first
 
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
@@ -98,6 +101,7 @@ struct Results {
   Settings settings;
   std::vector<Run> runs;
   std::optional<Model> model;  // null until it is fitted
+  bool partial = false;        // interrupted: runs of cells that had not ended are missing
 };
 
 /// results.json, and one run of it. Reading throws DataError that names the field.

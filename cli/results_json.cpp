@@ -171,6 +171,7 @@ std::string to_json(const Results& results) {
                       {"precision", settings.precision},
                       {"data", settings.data},
                       {"train_images", settings.train_images}}},
+                    {"partial", results.partial},
                     {"runs", runs},
                     {"model", model}};
   return text_of(out, 1);
@@ -183,6 +184,7 @@ Results results_from_json(const std::string& text) {
   Json machine, settings, runs;
   read(from, "machine", machine);
   read(from, "settings", settings);
+  read(from, "partial", results.partial);
   read(from, "runs", runs);
   read(machine, "cpu", results.machine.cpu);
   read(machine, "cores", results.machine.cores);

@@ -85,17 +85,17 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
   const bool over = oversubscribed(results, run);
   const double memory =
       run.peak_memory_mb.empty() ? 0 : *std::max_element(run.peak_memory_mb.begin(), run.peak_memory_mb.end());
-  row.insert(row.end(),
-             {seconds(run.startup_s) + " s", spread(run.epoch_s, seconds), grouped(std::llround(run.samples_per_s)),
-              run.speedup ? fixed(*run.speedup, 2) + "x" : kNothing,
-              !sharing(run).empty() ? sharing(run)
-              : over                ? "oversubscribed"
-              : run.efficiency      ? percent(*run.efficiency, 0)
-                                    : kNothing,
-              run.devices > 1 && !run.graph ? percent(run.waiting_share, 1) : kNothing,
-              run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
-              run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
-              memory > 0 ? fixed(memory, 0) + " MB" : kNothing});
+  row.insert(row.end(), {seconds(run.startup_s) + " s", spread(run.epoch_s, seconds),
+                         run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
+                         run.speedup ? fixed(*run.speedup, 2) + "x" : kNothing,
+                         !sharing(run).empty() ? sharing(run)
+                         : over                ? "oversubscribed"
+                         : run.efficiency      ? percent(*run.efficiency, 0)
+                                               : kNothing,
+                         run.devices > 1 && run.timed() && !run.graph ? percent(run.waiting_share, 1) : kNothing,
+                         run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
+                         run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
+                         memory > 0 ? fixed(memory, 0) + " MB" : kNothing});
   if (has_device_memory(results))
     row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
   row.push_back(same_result(results, run));
@@ -121,6 +121,7 @@ std::string table(const Results& results, TerminalStyle style) {
     if (r > 0 && !results.runs[r - 1].ok) line += "  " + red("failed: " + results.runs[r - 1].error, style);
     out += line + "\n";
   }
+  if (results.partial) out += " " + red(kPartial, style) + "\n";
   return out;
 }
 

@@ -20,7 +20,11 @@ std::string same_result(const Results& results, const Run& run);
 /// "single, all cores", else the mode.
 std::string row_name(const Results& results, const Run& run);
 
-/// The whole table with its header, a line per run. Failed runs say why in place of numbers.
+/// Said below the table of an interrupted comparison.
+inline constexpr const char* kPartial = "partial: interrupted, only the cells that had ended are listed";
+
+/// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
+/// that they are.
 std::string table(const Results& results, TerminalStyle style);
 
 }  // namespace duet::cli

@@ -9,6 +9,9 @@
 
 namespace duet::cli {
 
+/// Said of a run whose only step is the first, which is not timed.
+inline constexpr const char* kNothingToTime = "one step an epoch: nothing to time";
+
 /// 1234.5678, 2 digits -> "1234.57".
 std::string fixed(double value, int digits);
 /// Shortest text that reads back as the same number.

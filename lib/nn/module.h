@@ -81,7 +81,7 @@ class Module {
   struct Range {
     int first_slot = 0, slots = 0, first_buffer = 0, buffers = 0;
   };
-  const Range& range() const { return is_wrapper() ? children_.front().module->range() : range_; }
+  const Range& range() const { return is_wrapper() ? child(children_.front()).range() : range_; }
 
  protected:
   using Fill = std::function<void(std::span<float>, Mt19937&)>;

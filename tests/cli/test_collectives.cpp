@@ -61,6 +61,11 @@ TEST_CASE("every collective and algorithm is measured and right") {
         CHECK(row.wrong == 0);
         CHECK(row.count * 4 == row.bytes);
         CHECK(row.time_us > 0);
+        REQUIRE((row.min_us && row.max_us));
+        CHECK(*row.min_us > 0);
+        CHECK(*row.min_us <= *row.max_us);
+        // The mean holds besides the two calls what lies between them.
+        CHECK(row.time_us >= (*row.min_us + *row.max_us) / 2 * (1 - 1e-9));
         CHECK(row.algorithm_gb_s == duet_test::Approx(static_cast<double>(row.bytes) / row.time_us / 1e3));
         CHECK(row.bus_gb_s == duet_test::Approx(row.algorithm_gb_s * bus_factor(name, options.devices)));
       }
@@ -102,12 +107,17 @@ TEST_CASE("rows go through JSON, and into the page") {
                           .bytes = 64,
                           .count = 16,
                           .time_us = 1.5,
+                          .min_us = 1.25,
+                          .max_us = 2.5,
                           .algorithm_gb_s = 0.043,
                           .bus_gb_s = 0.043,
                           .wrong = 3};
   const CollectiveRow read = parse_row(row_json(row));
   CHECK(row_json(read) == row_json(row));
   CHECK(read.wrong == 3);
+  CHECK(read.min_us == 1.25);
+  CHECK(read.max_us == 2.5);
+  CHECK_FALSE(parse_row(row_json({})).max_us);
   CHECK(parse_row(row_json({})).wrong == -1);
   CHECK_THROWS_WITH(parse_row("{}"), ContainsSubstring("not a row of duet bench: '{}'"));
   CollectiveOptions options;

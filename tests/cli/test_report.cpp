@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -43,6 +44,36 @@ TEST_CASE("losses on a GPU are close to single's only where both are finite") {
     CHECK(same_result(0.3125, bad) == "no");
     CHECK(same_result(bad, bad) == "no");
   }
+}
+
+TEST_CASE("a part of a comparison is marked as one") {
+  Results results = duet_test::made_up();
+  CHECK(table(results, {}).find("partial") == std::string::npos);
+  CHECK(to_html(results, {}).find("partial") == std::string::npos);
+  results.partial = true;
+  CHECK_THAT(table(results, {}), duet_test::ContainsSubstring(std::string("\n ") + kPartial + "\n"));
+  CHECK_THAT(to_html(results, {}), duet_test::ContainsSubstring(kPartial));
+}
+
+TEST_CASE("a run of which nothing was timed has no numbers in place of times") {
+  Results results = duet_test::made_up();
+  for (Run& run : results.runs) {
+    run.epoch_s.clear();
+    run.samples_per_s = run.waiting_share = 0;
+    run.step_us = {};
+  }
+  compare_with_single(results);
+  CHECK(table_row(results, results.runs[3]) ==
+        std::vector<std::string>{"dp", "2", "0.250 s", "-", "-", "-", "-", "-", "0.3125", "97.12 %", "120 MB", "yes"});
+  CHECK(findings(results).at(0) == "one step an epoch: nothing to time (batch 128, 60,000 training images).");
+}
+
+TEST_CASE("a loss that is not finite is named, with a hint") {
+  Results results = duet_test::made_up();
+  results.runs[0].train_loss.back() = results.runs[3].train_loss.back() = std::nan("");
+  CHECK(findings(results).at(0) ==
+        "The loss of single 1 and dp 2 is not finite: --check-finite ends a training where that begins and says where "
+        "it arose.");
 }
 
 TEST_CASE("colours are escape sequences, only where they are wanted") {

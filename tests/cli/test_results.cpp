@@ -33,6 +33,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "data",
                            "train_images",
                            "graph",
+                           "partial",
                            "runs",
                            "mode",
                            "device",
@@ -77,6 +78,7 @@ TEST_CASE("results.json has the names that other programs read") {
 TEST_CASE("results go to JSON and come back") {
   Results results = duet_test::made_up();
   results.model = Model{100, 120.5, 300, 24};
+  results.partial = true;
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";
   results.runs[3].graph = true;
@@ -86,6 +88,7 @@ TEST_CASE("results go to JSON and come back") {
   const std::string text = to_json(results);
   const Results again = results_from_json(text);
   CHECK(to_json(again) == text);
+  CHECK(again.partial);
   CHECK(std::isnan(again.runs[0].train_loss[0]));
   CHECK(again.runs[5].first_differing_step == 17);
   CHECK_FALSE(again.runs[0].first_differing_step);
@@ -125,6 +128,16 @@ TEST_CASE("speed-up is against single with as many threads; no efficiency withou
   compare_with_single(alone);
   CHECK_FALSE(alone.runs[1].speedup);
   CHECK_FALSE(alone.runs[1].efficiency);
+}
+
+TEST_CASE("a run of which nothing was timed has no speed-up") {
+  Results results = duet_test::made_up();
+  results.runs[3].epoch_s.clear();
+  results.runs[3].samples_per_s = 0;
+  compare_with_single(results);
+  CHECK_FALSE(results.runs[3].speedup);
+  CHECK_FALSE(results.runs[3].efficiency);
+  CHECK(results.runs[4].speedup);
 }
 
 TEST_CASE("results.csv has a line per run and as many fields in each") {
