@@ -16,6 +16,10 @@ struct Position {
   std::int64_t step = 0;   // steps of the running epoch that are done
 };
 
+/// Throws what would end this run in Keeper::resume(), as far as it can be found without data and ranks: so it is found
+/// before they are there, and said once. Makes the folder of checkpoints.
+void require_resumable(const TrainOptions& options);
+
 /// Every rank makes one and resumes; rank 0 alone writes.
 class Keeper {
  public:
@@ -25,19 +29,22 @@ class Keeper {
   /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
   /// Throws DataError for a checkpoint of another model or run, or none.
   Position resume();
-  /// Writes a checkpoint into --checkpoint, if given. `accuracy` (0..1) is that of the last finished epoch.
+  /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
+  /// is that of the last finished epoch.
   void save(const Position& position, double accuracy);
 
  private:
   /// What this job itself has written, where its launcher has started it anew.
   std::optional<LoadedCheckpoint> own_checkpoint() const;
+  void say_position(const std::string& path, bool restarted, const Position& position) const;
   std::int64_t total_steps(const Position& position) const;
 
   const TrainOptions& options_;
   Setup& setup_;
   std::int64_t train_images_;
   bool leader_;
-  double best_ = 0;  // per cent
+  std::string folder_;  // of the checkpoints that it writes; empty: none
+  double best_ = 0;     // per cent
 };
 
 }  // namespace duet::cli

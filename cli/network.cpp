@@ -11,18 +11,22 @@ namespace duet::cli {
 
 Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
   Network network;
+  network.arch = arch_of(name);
   if (name == "simple_cnn") {
-    network.arch = "SimpleCNN";
     network.model = generator ? std::make_unique<nn::SimpleCNN>(*generator) : std::make_unique<nn::SimpleCNN>(seed);
   } else {
-    require<UsageError>(name == "linear", "unknown model '", name, "'");
-    network.arch = "LinearClassifier";
     network.model = std::make_unique<nn::LinearClassifier>(seed);
     if (generator) network.model->initialise(*generator);
   }
   network.model->context().seed = seed;
   network.model->context().stream = generator;
   return network;
+}
+
+std::string arch_of(const std::string& name) {
+  if (name == "simple_cnn") return "SimpleCNN";
+  require<UsageError>(name == "linear", "unknown model '", name, "'");
+  return "LinearClassifier";
 }
 
 std::string parameters_sha256(nn::Module& model) {

@@ -17,6 +17,9 @@ struct Network {
 /// "simple_cnn" or "linear", with PyTorch's initial weights of this seed. With `generator` they are drawn from it.
 Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator = nullptr);
 
+/// The name of such a network in checkpoints. Throws UsageError for another name.
+std::string arch_of(const std::string& name);
+
 /// SHA-256 of all parameters, in PyTorch's order and layout.
 std::string parameters_sha256(nn::Module& model);
 

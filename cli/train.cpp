@@ -11,7 +11,10 @@
 
 #include "cli/commands.h"
 #include "cli/devices.h"
+#include "cli/keeper.h"
 #include "cli/machine.h"
+#include "cli/output.h"
+#include "cli/progress_reporter.h"
 #include "cli/signals.h"
 #include "cli/trainer.h"
 #include "ddp/init.h"
@@ -134,6 +137,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
+  ProgressRelay progress(options);
   return ddp::spawn(
       [&](int) {
         const auto group = ddp::init_process_group(group_options(options));
@@ -144,7 +148,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
           take_cores(place.local_rank * threads, threads);
         train_as_rank(options, *group, started);
       },
-      options.devices);
+      options.devices, progress.launch_options());
 }
 
 /// Shares a process's trace out among its ranks.
@@ -192,12 +196,26 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   return signal;
 }
 
+/// Finds in one process what every rank would fail for.
+void require_files(const TrainOptions& options) {
+  if (ddp::is_launched_rank() && ddp::rank_info().rank != 0) return;
+  require_output("--result", options.result);
+  require_output("--fingerprints", options.fingerprints);
+  require_output("--step-times", options.step_times);
+  require_output("--trace", options.trace);
+  require_output("--progress", options.progress);
+  if (ddp::is_launched_rank()) return;
+  require_data(options);
+  require_resumable(options);
+}
+
 }  // namespace
 
 int train(const TrainOptions& options) {
   const std::int64_t started = started_ns();
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_files(options);
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");

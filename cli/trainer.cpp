@@ -1,23 +1,19 @@
 #include "cli/trainer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 
 #include "cli/devices.h"
 #include "cli/keeper.h"
 #include "cli/loop.h"
 #include "cli/machine.h"
-#include "cli/terminal.h"
+#include "cli/output.h"
+#include "cli/progress_reporter.h"
 #include "cli/text.h"
 #include "cli/trace.h"
-#include "lib/atomic_file.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
@@ -32,51 +28,6 @@ constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 ste
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 
-/// Tells where the training stands, at most ten times a second: in a file, or on the terminal's progress line.
-class Teller {
- public:
-  Teller(const TrainOptions& options, bool leader)
-      : what_(std::string(name(options.mode)) + " " + std::to_string(options.devices)),
-        line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}) {
-    if (leader && !options.progress.empty())
-      file_ = ::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  }
-  ~Teller() {
-    if (file_ >= 0) ::close(file_);
-  }
-  Teller(const Teller&) = delete;
-  Teller& operator=(const Teller&) = delete;
-
-  void tell(const Recorder& recorder, int epoch, int epochs) {
-    const auto now = Recorder::Clock::now();
-    if (now - last_ < std::chrono::milliseconds(100)) return;
-    last_ = now;
-    Progress progress{.epoch = epoch + 1,
-                      .epochs = epochs,
-                      .step = recorder.epoch_step(),
-                      .steps = recorder.epoch_steps(),
-                      .loss = recorder.epoch_loss(),
-                      .samples_per_s = recorder.samples_per_s(),
-                      .left_s = 0};
-    const double done = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
-    if (done > 0) progress.left_s = recorder.epoch_seconds() / done * (1 - done + epochs - progress.epoch);
-    if (file_ >= 0) {
-      std::string text = to_line(progress);
-      text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));
-      // Progress is a courtesy: a full disk must not end the training.
-      [[maybe_unused]] const ssize_t written = ::pwrite(file_, text.data(), text.size(), 0);
-    }
-    line_.show(what_, progress);
-  }
-  void clear() { line_.clear(); }
-
- private:
-  std::string what_;
-  ProgressLine line_;
-  int file_ = -1;
-  Recorder::Clock::time_point last_{};
-};
-
 class Trainer {
  public:
   Trainer(const TrainOptions& options, const Images& images, Setup& setup, const Team& team, std::int64_t started_ns)
@@ -86,7 +37,7 @@ class Trainer {
         team_(team),
         keeper_(options, setup, images.train->size(), team.rank == 0),
         recorder_(started_ns, setup.times, setup.devices.at(0)),
-        teller_(options, team.rank == 0) {}
+        progress_(options, team.rank == 0) {}
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
@@ -115,7 +66,7 @@ class Trainer {
       keeper_.save(position, run_.test_accuracy.back());
       if (team_.ends()) return interrupted(position);
     }
-    teller_.clear();
+    progress_.clear();
     if (options_.mode == Mode::seed && leader())
       std::printf("Total execution time for %d %s: %s seconds\n", team_.size,
                   options_.device == DeviceKind::cuda ? "GPUs" : "CPU devices",
@@ -138,8 +89,22 @@ class Trainer {
 
   bool after_step(int epoch) {
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
-    if (leader()) teller_.tell(recorder_, epoch, options_.epochs);
+    if (leader()) {
+      warn_unless_finite(epoch, recorder_.epoch_loss());
+      progress_.report(recorder_, epoch, options_.epochs);
+    }
     return !team_.ends();
+  }
+
+  /// Once: what follows is not finite either.
+  void warn_unless_finite(int epoch, double loss) {
+    if (warned_ || std::isfinite(loss)) return;
+    warned_ = true;
+    progress_.clear();
+    std::fprintf(stderr,
+                 "duet: the loss is %s in epoch %d; --check-finite ends a training at the first such value and says "
+                 "where it arose\n",
+                 fixed(loss, 4).c_str(), epoch + 1);
   }
 
   /// All ranks and replicas must hold the same bits: a reduction that went wrong is found here, not in a worse
@@ -166,27 +131,32 @@ class Trainer {
       loss += sums[i];
       rows += point_rows;
     }
-    run_.epoch_s.push_back(recorder_.epoch_seconds());
-    rates_.push_back(recorder_.samples_per_s() * ranks);
+    const bool timed = recorder_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
+    if (timed) {
+      run_.epoch_s.push_back(recorder_.epoch_seconds());
+      rates_.push_back(recorder_.samples_per_s() * ranks);
+    }
     double correct = static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size));
     team_.sum({&correct, 1});
     run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
-    say(epoch, own_loss, loss / rows);
+    say(epoch, own_loss, loss / rows, timed);
   }
 
-  void say(int epoch, double own_loss, double loss) {
+  void say(int epoch, double own_loss, double loss, bool timed) {
     std::vector<double> losses(static_cast<std::size_t>(team_.size), 0);
     losses[static_cast<std::size_t>(team_.rank)] = own_loss;
     if (options_.mode == Mode::seed) team_.sum(losses);
     if (!leader()) return;
-    teller_.clear();
+    progress_.clear();
+    warn_unless_finite(epoch, loss);
     if (options_.mode == Mode::seed)
       for (int rank = 0; rank < team_.size; ++rank)
         std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
                     python_float(losses[static_cast<std::size_t>(rank)]).c_str());
-    std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s s  %s samples/s\n", epoch + 1, options_.epochs,
-                fixed(loss, 4).c_str(), fixed(100 * run_.test_accuracy.back(), 2).c_str(),
-                seconds(run_.epoch_s.back()).c_str(), grouped(std::llround(rates_.back())).c_str());
+    std::string time = options_.epochs == 1 && recorder_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
+    if (timed) time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
+    std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s\n", epoch + 1, options_.epochs, fixed(loss, 4).c_str(),
+                fixed(100 * run_.test_accuracy.back(), 2).c_str(), time.c_str());
     std::fflush(stdout);
   }
 
@@ -226,11 +196,11 @@ class Trainer {
     const std::vector<std::string> texts = team_.gather(trace_text(team_.take_trace()));
     if (!leader()) return;
     run_.median_step = median_step(texts);
-    if (!options_.trace.empty()) write_atomically(options_.trace, chrome_trace(texts));
+    if (!options_.trace.empty()) write_output(options_.trace, chrome_trace(texts));
   }
 
   Outcome interrupted(const Position& position) {
-    teller_.clear();
+    progress_.clear();
     if (position.step > 0) keeper_.save(position, 0);
     return {run_, noted_signal()};
   }
@@ -254,13 +224,13 @@ class Trainer {
     team_.sum(run_.peak_memory_mb);
     fill_devices();
     write_trace();
-    if (leader() && !options_.fingerprints.empty()) write_atomically(options_.fingerprints, fingerprints_);
+    if (leader() && !options_.fingerprints.empty()) write_output(options_.fingerprints, fingerprints_);
     if (leader() && !options_.step_times.empty()) {
       std::string lines;
       for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
-      write_atomically(options_.step_times, lines);
+      write_output(options_.step_times, lines);
     }
-    if (leader() && !options_.result.empty()) write_atomically(options_.result, to_json(run_));
+    if (leader() && !options_.result.empty()) write_output(options_.result, to_json(run_));
     return {run_, 0};
   }
 
@@ -270,11 +240,12 @@ class Trainer {
   const Team& team_;
   Keeper keeper_;
   Recorder recorder_;
-  Teller teller_;
+  ProgressReporter progress_;
   Run run_;
   std::vector<double> rates_;  // images per second of each epoch
   std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
   double steps_ = 0;
+  bool warned_ = false;  // that the loss is not finite
   std::string fingerprints_;
 };
 

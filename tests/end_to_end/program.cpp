@@ -2,11 +2,14 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -19,19 +22,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool there(const std::string& pattern) {
-  glob_t found{};
-  const bool some = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
-  ::globfree(&found);
-  return some;
-}
-
-pid_t start(const std::vector<std::string>& arguments, const std::string& folder) {
+std::vector<char*> command(const std::vector<std::string>& arguments) {
   const char* program = std::getenv("DUET_PROGRAM");
   if (!program) throw std::runtime_error("DUET_PROGRAM is not set");
   std::vector<char*> argv = {const_cast<char*>(program)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
+  return argv;
+}
+
+pid_t start(const std::vector<std::string>& arguments, const std::string& folder) {
+  const std::vector<char*> argv = command(arguments);
   const std::string out = folder + "/out", err = folder + "/err";
   const pid_t child = ::fork();
   if (child < 0) throw std::runtime_error("fork failed");
@@ -39,17 +40,21 @@ pid_t start(const std::vector<std::string>& arguments, const std::string& folder
     ::unsetenv("DUET_STARTED_NS");
     if (::dup2(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 1) == 1 &&
         ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 2) == 2)
-      ::execv(program, argv.data());
+      ::execv(argv[0], argv.data());
     ::_exit(127);
   }
   return child;
 }
 
-Ran finish(pid_t child, const std::string& folder) {
+int status_of(pid_t child) {
   int status = 0;
   ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+Ran finish(pid_t child, const std::string& folder) {
   Ran ran;
-  ran.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  ran.status = status_of(child);
   ran.out = duet::cli::read_file(folder + "/out");
   ran.err = duet::cli::read_file(folder + "/err");
   return ran;
@@ -63,13 +68,49 @@ Ran duet(const std::vector<std::string>& arguments) {
 }
 
 Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal) {
+  return duet_interrupted(
+      arguments, [&] { return there(pattern); }, signal);
+}
+
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::function<bool()>& ready, int signal) {
   const duet::cli::TemporaryFolder folder;
   const pid_t child = start(arguments, folder.path());
-  for (siginfo_t ended{}; !there(pattern); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+  for (siginfo_t ended{}; !ready(); std::this_thread::sleep_for(std::chrono::milliseconds(5)))
     if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == child)
       break;
   ::kill(child, signal);
   return finish(child, folder.path());
+}
+
+Ran duet_in_terminal(const std::vector<std::string>& arguments) {
+  const std::vector<char*> argv = command(arguments);
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child < 0) throw std::runtime_error("forkpty failed");
+  if (child == 0) {
+    ::unsetenv("DUET_STARTED_NS");
+    ::unsetenv("NO_COLOR");
+    ::setenv("TERM", "xterm", 1);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  Ran ran;
+  for (std::array<char, 4096> bytes; true;) {
+    const ssize_t got = ::read(terminal, bytes.data(), bytes.size());  // fails with EIO when nobody has it open
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    ran.out.append(bytes.data(), static_cast<std::size_t>(got));
+  }
+  ::close(terminal);
+  ran.status = status_of(child);
+  return ran;
+}
+
+bool there(const std::string& pattern) {
+  glob_t found{};
+  const bool some = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
+  ::globfree(&found);
+  return some;
 }
 
 std::vector<std::string> files_in(const std::string& folder, const std::string& start_of_name) {

@@ -1,6 +1,7 @@
 // Runs the program `duet` as a person would.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@ Ran duet(const std::vector<std::string>& arguments);
 /// Starts it, sends a signal once a file matches the pattern, and waits.
 Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal);
 
+/// The same, once `ready` holds.
+Ran duet_interrupted(const std::vector<std::string>& arguments, const std::function<bool()>& ready, int signal);
+/// Runs it with a terminal as its standard streams; all that the terminal got is in `out`.
+Ran duet_in_terminal(const std::vector<std::string>& arguments);
+
+/// Whether a file matches the pattern.
+bool there(const std::string& pattern);
 /// Names of files in a folder that begin with `start`.
 std::vector<std::string> files_in(const std::string& folder, const std::string& start = "");
 /// Processes whose command line holds `text`.

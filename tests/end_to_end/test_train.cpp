@@ -113,7 +113,8 @@ TEST_CASE("ranks that share out the update end with the bits of one device, and 
     }
     const std::string folder_of = kept + workers;
     REQUIRE(sharded("2", {"--epochs", "1", "--checkpoint", folder_of}).status == 0);
-    REQUIRE(sharded("4", {"--epochs", "2", "--resume", folder_of, "--result", ranks}).status == 0);
+    REQUIRE(sharded("4", {"--epochs", "2", "--resume", folder_of, "--checkpoint", folder_of + "4", "--result", ranks})
+                .status == 0);
     CHECK(hash_of(ranks) == hash_of(alone));
     REQUIRE(duet_test::duet(train({"--epochs", "2", "--resume", folder_of, "--result", ranks})).status == 0);
     CHECK(hash_of(ranks) == hash_of(alone));

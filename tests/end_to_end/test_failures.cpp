@@ -1,0 +1,81 @@
+// Comparisons of which not every cell ends well.
+#include <csignal>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/results.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+#ifdef DUET_FAULT_POINTS
+constexpr bool kFaultPoints = true;
+#else
+constexpr bool kFaultPoints = false;
+#endif
+const char* const kNoFaultPoints = "a release build has no fault points";
+
+std::vector<std::string> compare(const std::string& out, const std::string& modes) {
+  return {"compare",       "--modes", modes,     "--devices", "2",     "--data", "synthetic", "--train-images", "333",
+          "--test-images", "20",      "--batch", "64",        "--out", out,      "--model",   "linear"};
+}
+
+/// Strikes ranks of all jobs that are started while it lives.
+class Fault {
+ public:
+  explicit Fault(const char* fault) { ::setenv("DUET_FAULT", fault, 1); }
+  ~Fault() { ::unsetenv("DUET_FAULT"); }
+  Fault(const Fault&) = delete;
+  Fault& operator=(const Fault&) = delete;
+};
+
+}  // namespace
+
+TEST_CASE("a comparison names a rank that was killed, and goes on") {
+  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
+  const TemporaryFolder folder;
+  const Fault fault("backward:1:3:9");
+  const auto ran = duet_test::duet(compare(folder.path(), "ddp,dp,single"));
+  INFO(ran.out << ran.err);
+  CHECK(ran.status == 1);
+  const Results results = results_from_json(read_file(folder.path() + "/results.json"));
+  REQUIRE(results.runs.size() >= 3);
+  CHECK(results.runs[0].error == "rank 1 was killed by signal 9 (SIGKILL)");
+  for (std::size_t i = 1; i < results.runs.size(); ++i) CHECK(results.runs[i].ok);
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("failed: rank 1 was killed by signal 9 (SIGKILL)"));
+}
+
+TEST_CASE("a signal to a comparison keeps the cells that have ended, marked as a part") {
+  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const TemporaryFolder folder;
+    const std::string out = folder.path() + "/report";
+    const Fault fault("backward:1:1:19");  // ddp stops, and single before it does not
+    ::setenv("TMPDIR", folder.path().c_str(), 1);
+    const auto stopped = [&] {
+      for (const std::string& name : duet_test::files_in(folder.path(), "duet-"))
+        if (duet_test::there(folder.path() + "/" + name + "/log") &&
+            read_file(folder.path() + "/" + name + "/log").find("has been stopped") != std::string::npos)
+          return true;
+      return false;
+    };
+    const auto ran = duet_test::duet_interrupted(compare(out, "single,ddp,dp"), stopped, signal);
+    ::unsetenv("TMPDIR");
+    INFO(ran.out << ran.err);
+    CHECK(ran.status == 128 + signal);
+    CHECK(duet_test::processes_with(folder.path()) == 0);
+    CHECK(duet_test::files_in(folder.path(), "duet-").empty());
+    REQUIRE(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
+    const std::string text = read_file(out + "/results.json");
+    CHECK(nlohmann::json::parse(text).at("partial") == true);
+    const Results results = results_from_json(text);
+    REQUIRE_FALSE(results.runs.empty());
+    for (const Run& run : results.runs) CHECK((run.ok && run.mode == "single"));
+    const auto partial = duet_test::ContainsSubstring("partial: interrupted, only the cells that had ended are listed");
+    CHECK_THAT(ran.out, duet_test::ContainsSubstring("\n single ") && partial);
+    CHECK_THAT(read_file(out + "/index.html"), partial);
+  }
+}

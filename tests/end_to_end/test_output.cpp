@@ -1,0 +1,178 @@
+// Files that a user names for results, and what is said of runs that give none.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "cli/results.h"
+#include "tests/data/files.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using duet::cli::read_file;
+using duet::cli::TemporaryFolder;
+using duet_test::ContainsSubstring;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+Arguments with(Arguments arguments, const Arguments& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+const Arguments kTrain = {"train", "--data",  "synthetic", "--train-images", "333", "--test-images", "20", "--batch",
+                          "64",    "--model", "linear",    "--epochs",       "1"};
+const Arguments kStep = {"bench", "step",    "--quiet", "--modes",   "single", "--devices", "1",        "--steps",
+                         "5",     "--batch", "16",      "--repeats", "1",      "--data",    "synthetic"};
+const Arguments kCollective = {"bench", "all_reduce", "-b", "64", "-e", "128", "-n", "2"};
+
+int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
+
+}  // namespace
+
+TEST_CASE("a file that cannot be written is refused before the work, in one line that names its option") {
+  const TemporaryFolder folder;
+  std::vector<Arguments> commands;
+  for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}})
+    for (const char* const option : {"--trace", "--result", "--step-times", "--fingerprints", "--progress"})
+      commands.push_back(with(with(kTrain, mode), {option}));
+  commands.push_back(with(kStep, {"--json"}));
+  for (const char* const option : {"--json", "--html"}) commands.push_back(with(kCollective, {option}));
+  commands.push_back({"info", "--json"});
+  commands.push_back({"compare", "--data", "synthetic", "--json"});
+  commands.push_back({"compare", "--data", "synthetic", "--out"});
+  for (const Arguments& command : commands) {
+    const std::string option = command.back();
+    const bool makes_folders = option == "--out";
+    for (const std::string& path : {std::string("/no/such/x"), std::string("/proc/x"), folder.path()}) {
+      if (makes_folders && path != "/proc/x") continue;
+      const auto ran = duet_test::duet(with(command, {path}));
+      INFO(command[0] << " " << option << " " << path << "\n" << ran.out << ran.err);
+      CHECK(ran.status == 1);
+      CHECK(ran.out.empty());
+      CHECK_THAT(ran.err, ContainsSubstring(makes_folders ? path : option + " " + path));
+      CHECK(lines(ran.err) == 1);
+    }
+  }
+}
+
+TEST_CASE("a result goes into a pipe that is there, and does not replace it") {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.path() + "/pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  REQUIRE(reader >= 0);
+  const auto ran = duet_test::duet(with(kTrain, {"--result", pipe}));
+  INFO(ran.err);
+  CHECK(ran.status == 0);
+  struct stat status {};
+  REQUIRE(::stat(pipe.c_str(), &status) == 0);
+  CHECK(S_ISFIFO(status.st_mode));
+  std::string text(65536, '\0');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(reader, text.data(), text.size()))));
+  ::close(reader);
+  REQUIRE_FALSE(text.empty());
+  CHECK(duet::cli::run_from_json(text).mode == "single");
+}
+
+TEST_CASE("the option --json means the same of every command: a file, or the standard output alone") {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/json";
+  const Arguments compare = {"compare",
+                             "--modes",
+                             "single",
+                             "--devices",
+                             "1",
+                             "--data",
+                             "synthetic",
+                             "--train-images",
+                             "333",
+                             "--batch",
+                             "64",
+                             "--model",
+                             "linear",
+                             "--test-images",
+                             "20",
+                             "--out",
+                             folder.path() + "/out"};
+  const std::vector<std::pair<Arguments, const char*>> commands = {
+      {compare, "runs"}, {kStep, "rows"}, {kCollective, "rows"}, {{"info"}, "devices"}};
+  for (const auto& [command, field] : commands) {
+    INFO(command[0] << " " << field);
+    const auto to_file = duet_test::duet(with(command, {"--json", file}));
+    CHECK(to_file.status == 0);
+    CHECK_FALSE(nlohmann::json::parse(read_file(file)).at(field).empty());
+    const std::string start = nlohmann::json::parse(read_file(file)).at("duet");
+    CHECK_THAT(to_file.out, ContainsSubstring(command[0] == "bench" ? "\n" : "duet " + start));
+    for (const Arguments& option : {Arguments{"--json", "-"}, Arguments{"--json"}}) {
+      const auto to_stdout = duet_test::duet(with(command, option));
+      INFO(to_stdout.out << to_stdout.err);
+      CHECK(to_stdout.status == 0);
+      CHECK_FALSE(nlohmann::json::parse(to_stdout.out, nullptr, false).is_discarded());
+    }
+  }
+}
+
+TEST_CASE("info lists the devices") {
+  const auto ran = duet_test::duet({"info", "--json"});
+  const auto info = nlohmann::json::parse(ran.out);
+  REQUIRE(info.at("devices").size() >= info.at("cores").get<std::size_t>());
+  CHECK(info.at("devices").at(0).at("device") == "cpu:0");
+  CHECK_FALSE(info.at("devices").at(0).at("name").get<std::string>().empty());
+}
+
+TEST_CASE("a loss that is not finite is told once, with a hint") {
+  for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}, {"--mode", "dp", "--devices", "2"}}) {
+    const auto ran =
+        duet_test::duet(with(with(kTrain, mode), {"--model", "simple_cnn", "--lr", "1e30", "--epochs", "3"}));
+    INFO(ran.out << ran.err);
+    CHECK(ran.status == 0);
+    CHECK_THAT(ran.out, ContainsSubstring("loss nan"));
+    CHECK_THAT(ran.err, ContainsSubstring("the loss is nan") && ContainsSubstring("--check-finite"));
+    CHECK(lines(ran.err) == 1);
+  }
+  CHECK(duet_test::duet(kTrain).err.empty());
+}
+
+TEST_CASE("a run of one step says that there is nothing to time, in place of zeros") {
+  const std::string nothing = "one step an epoch: nothing to time";
+  const TemporaryFolder folder;
+  const auto train = duet_test::duet(with(kTrain, {"--batch", "400"}));
+  CHECK_THAT(train.out, ContainsSubstring(nothing) && !ContainsSubstring("samples/s"));
+  const auto compare =
+      duet_test::duet({"compare", "--modes", "single,dp", "--devices", "2", "--data", "synthetic", "--train-images",
+                       "64", "--test-images", "20", "--batch", "128", "--model", "linear", "--out", folder.path()});
+  INFO(compare.out);
+  CHECK(compare.status == 0);
+  CHECK_THAT(compare.out, ContainsSubstring(nothing) && !ContainsSubstring("0.000 s") && !ContainsSubstring("0.0 %"));
+  CHECK_THAT(compare.err, ContainsSubstring("single 1: loss "));
+  duet_test::write_small_mnist(folder.path(), false);  // 5 images
+  for (const char* const what : {"step", "overhead"}) {
+    const auto bench = duet_test::duet({"bench", what, "--data", folder.path(), "--batch", "8"});
+    INFO(bench.out);
+    CHECK(bench.status == 1);
+    CHECK_THAT(bench.err, ContainsSubstring(nothing));
+    CHECK(lines(bench.err) == 1);
+    CHECK(bench.out.empty());
+  }
+}
+
+TEST_CASE("bench all_reduce ends with the average bus bandwidth, as nccl-tests do") {
+  const auto ran = duet_test::duet(with(kCollective, {"--algorithm", "library,chunked_ring"}));
+  INFO(ran.out);
+  CHECK_THAT(ran.out, ContainsSubstring("# Avg bus bandwidth    : ") && ContainsSubstring("        min") &&
+                          ContainsSubstring("        max"));
+  const std::size_t first = ran.out.find("# Avg bus bandwidth");
+  CHECK(ran.out.find("# Avg bus bandwidth", first + 1) != std::string::npos);  // of every algorithm
+}
+
+TEST_CASE("launch names the job to its ranks as it was told to") {
+  const Arguments print = {"--", "sh", "-c", "echo run=$TORCHELASTIC_RUN_ID"};
+  CHECK(duet_test::duet(with({"launch", "--rdzv_id", "my-job"}, print)).out == "run=my-job\n");
+  CHECK_THAT(duet_test::duet(with({"launch"}, print)).out, ContainsSubstring("run=duet-"));
+}

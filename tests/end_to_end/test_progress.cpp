@@ -1,0 +1,78 @@
+// What a user sees while the program works, with a terminal and without.
+#include <algorithm>
+#include <thread>
+
+#include "lib/thread_pool.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+std::vector<std::string> small(std::vector<std::string> arguments, const std::string& model = "linear") {
+  arguments.insert(arguments.end(), {"--data", "synthetic", "--train-images", "333", "--test-images", "20", "--batch",
+                                     "64", "--model", model});
+  return arguments;
+}
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("every mode shows its progress in a terminal, and whole lines for its epochs") {
+  using Arguments = std::vector<std::string>;
+  for (const Arguments& mode :
+       {Arguments{"--mode", "single"}, Arguments{"--mode", "dp", "--devices", "2"},
+        Arguments{"--mode", "ddp", "--devices", "2"}, Arguments{"--mode", "seed", "--devices", "2"},
+        Arguments{"--mode", "ddp", "--devices", "2", "--workers", "thread"}}) {
+    Arguments arguments = small({"train", "--epochs", "2"});
+    arguments.insert(arguments.end(), mode.begin(), mode.end());
+    const auto ran = duet_test::duet_in_terminal(arguments);
+    INFO(ran.out);
+    CHECK(ran.status == 0);
+    CHECK(holds(ran.out, " " + mode[1] + (mode[1] == "single" ? " 1" : " 2") + " ▕"));
+    CHECK(holds(ran.out, "▏ epoch 1/2"));
+    for (const std::string epoch : {"epoch 1/2  loss ", "epoch 2/2  loss "}) {
+      const std::size_t at = ran.out.find(epoch);
+      REQUIRE(at != std::string::npos);
+      CHECK((ran.out[at - 1] == '\n' || ran.out[at - 1] == 'K'));  // on a line of its own, or a line that was cleared
+    }
+    CHECK_FALSE(holds(ran.out, "progress 1"));
+    arguments.push_back("--quiet");
+    CHECK_FALSE(holds(duet_test::duet_in_terminal(arguments).out, "▕"));
+  }
+}
+
+TEST_CASE("an error of a rank follows the progress line in a terminal, and does not stand behind it") {
+  const auto ran = duet_test::duet_in_terminal(
+      small({"train", "--mode", "ddp", "--devices", "2", "--lr", "1e30", "--check-finite"}, "simple_cnn"));
+  INFO(ran.out);
+  CHECK(ran.status == 1);
+  const std::size_t at = ran.out.find("rank 0 ended with exit code 1");
+  const std::size_t other = ran.out.find("rank 1 ended with exit code 1");
+  REQUIRE(std::min(at, other) != std::string::npos);
+  const char before = ran.out[std::min(at, other) - 1];
+  CHECK((before == '\n' || before == 'K'));
+}
+
+TEST_CASE("a comparison without a terminal prints a line for every cell that has ended") {
+  const TemporaryFolder folder;
+  const std::vector<std::string> arguments =
+      small({"compare", "--modes", "single,dp,ddp", "--devices", "2", "--backend", "shm,gloo", "--out", folder.path()});
+  const auto ran = duet_test::duet(arguments);
+  INFO(ran.out << ran.err);
+  const bool several = duet::usable_cores() > 1;
+  const std::string all = several ? "/5] " : "/4] ";
+  CHECK(holds(ran.err, "[1" + all + "single 1: "));
+  if (several) CHECK(holds(ran.err, "\n[2" + all + "single, all cores: "));
+  CHECK(holds(ran.err, all + "dp 2: "));
+  CHECK(holds(ran.err, all + "ddp 2: "));
+  CHECK(holds(ran.err, all + "ddp 2, gloo: "));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 5 : 4));
+  auto quiet = arguments;
+  quiet.push_back("--quiet");
+  CHECK(duet_test::duet(quiet).err.empty());
+  const auto shown = duet_test::duet_in_terminal(arguments);
+  CHECK_FALSE(holds(shown.out, "[1" + all + "single 1: "));
+}

@@ -1,0 +1,93 @@
+// Checkpoints as a user meets them: going on in a folder, and being refused.
+#include <algorithm>
+#include <map>
+
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+const std::vector<Arguments> kModes = {{},
+                                       {"--mode", "dp", "--devices", "2"},
+                                       {"--mode", "ddp", "--devices", "2"},
+                                       {"--mode", "seed", "--devices", "2"},
+                                       {"--mode", "ddp", "--devices", "2", "--workers", "thread"}};
+
+/// Trains on 6 steps an epoch.
+duet_test::Ran train(const Arguments& mode, const Arguments& more) {
+  Arguments all = {"train",  "--data",  "synthetic", "--train-images", "333", "--test-images", "20", "--model",
+                   "linear", "--batch", "64",        "--lr",           "0.05"};
+  all.insert(all.end(), mode.begin(), mode.end());
+  all.insert(all.end(), more.begin(), more.end());
+  return duet_test::duet(all);
+}
+
+std::string name_of(const Arguments& mode) {
+  std::string text;
+  for (const std::string& word : mode) text += word + " ";
+  return text;
+}
+
+/// Folders' names are not the same in every case.
+std::string without(std::string text, const std::string& folder) {
+  for (std::size_t at = 0; (at = text.find(folder)) != std::string::npos;) text.replace(at, folder.size(), "FOLDER");
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a training goes on in the folder that it is resumed from, and says where") {
+  for (const Arguments& mode : kModes) {
+    const TemporaryFolder folder;
+    const std::string run = folder.path() + "/run";
+    REQUIRE(train(mode, {"--epochs", "1", "--checkpoint", run}).status == 0);
+    const auto ran = train(mode, {"--epochs", "2", "--resume", run});
+    INFO(name_of(mode) << ran.out << ran.err);
+    REQUIRE(ran.status == 0);
+    const bool said =
+        ran.out.find("resumed from " + run + "/checkpoint-00000006.safetensors, epoch 2\n") != std::string::npos;
+    CHECK(said);
+    CHECK(duet_test::files_in(run, "checkpoint-") ==
+          Arguments{"checkpoint-00000006.safetensors", "checkpoint-00000012.safetensors"});
+  }
+}
+
+TEST_CASE("the option --checkpoint names another folder for a resumed training, and a file names none") {
+  const TemporaryFolder folder;
+  const std::string run = folder.path() + "/run", other = folder.path() + "/other";
+  REQUIRE(train({}, {"--epochs", "1", "--checkpoint", run}).status == 0);
+  REQUIRE(train({}, {"--epochs", "2", "--resume", run, "--checkpoint", other}).status == 0);
+  REQUIRE(train({}, {"--epochs", "2", "--resume", run + "/checkpoint-00000006.safetensors"}).status == 0);
+  CHECK(duet_test::files_in(run, "checkpoint-") == Arguments{"checkpoint-00000006.safetensors"});
+  CHECK(duet_test::files_in(other, "checkpoint-") == Arguments{"checkpoint-00000012.safetensors"});
+}
+
+TEST_CASE("what keeps a training from its checkpoints is one line with one exit code in every mode") {
+  std::map<std::string, std::string> lines;  // by cause, as single says it
+  for (const Arguments& mode : kModes) {
+    const TemporaryFolder folder;
+    const std::string run = folder.path() + "/run";
+    REQUIRE(train(mode, {"--epochs", "1", "--checkpoint", run}).status == 0);
+    const std::map<std::string, std::pair<Arguments, int>> causes = {
+        {"has finished 1 epochs, --epochs is 1: nothing left to do", {{"--epochs", "1", "--resume", run}, 2}},
+        {"holds a checkpoint of step 6", {{"--epochs", "1", "--checkpoint", run}, 1}},
+        {"no checkpoint at", {{"--epochs", "1", "--resume", run + "/nothing"}, 1}},
+        {"is of a run with batch 64, this run has 32", {{"--epochs", "2", "--resume", run, "--batch", "32"}, 1}},
+        {"is of the model \"LinearClassifier\"", {{"--resume", run, "--model", "simple_cnn", "--epochs", "2"}, 1}},
+        {"cannot make folder", {{"--checkpoint", "/proc/duet"}, 1}},
+        {"--data /no/such/folder", {{"--data", "/no/such/folder"}, 1}}};
+    for (const auto& [cause, attempt] : causes) {
+      const auto ran = train(mode, attempt.first);
+      INFO(name_of(mode) << cause << "\n" << ran.err);
+      CHECK(ran.status == attempt.second);
+      CHECK_THAT(ran.err, duet_test::ContainsSubstring(cause));
+      CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == 1);
+      const std::string line = without(ran.err, folder.path());
+      CHECK(lines.emplace(cause, line).first->second == line);
+    }
+  }
+}
