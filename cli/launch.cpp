@@ -28,6 +28,7 @@ int launch(const LaunchOptions& options) {
       .node_rank = options.node_rank,
       .master_address = endpoint.address,
       .master_port = endpoint.port,
+      .run_id = options.rdzv_id,
       .interface = options.interface,
       .max_restarts = options.max_restarts,
       .join_timeout = milliseconds(options.rdzv_timeout_s),

@@ -1,11 +1,16 @@
 #include "cli/launch_options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <memory>
 #include <system_error>
 
+#include "cli/machine.h"
 #include "ddp/launch.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/thread_pool.h"
 
 namespace duet::cli {
 namespace {
@@ -45,6 +50,11 @@ void check_meeting(const LaunchOptions& options) {
                       ", but --standalone is for one");
   require<UsageError>(options.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
                       "--nnodes is ", options.nodes, ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
+  const bool c10d = options.rdzv_backend == "c10d";
+  require<UsageError>(c10d || options.rdzv_backend == "static", "--rdzv-backend: unknown '", options.rdzv_backend,
+                      "', expected static or c10d");
+  require<UsageError>(!c10d || options.nodes == 1 || options.node_rank_given, "--rdzv-backend is c10d with --nnodes ",
+                      options.nodes, ", but no --node-rank says which host this is: duet launch does not assign them");
   require<UsageError>(options.master_port >= 0 && options.master_port <= kMaxPort, "--master-port is ",
                       options.master_port, ", expected 0 to ", kMaxPort);
   endpoint_of(options);
@@ -53,6 +63,65 @@ void check_meeting(const LaunchOptions& options) {
 void check_seconds(const char* option, double seconds, double least = 0) {
   require<UsageError>(seconds >= least && seconds <= kMaxSeconds, option, " is ", seconds, ", expected ", least, " to ",
                       kMaxSeconds, " seconds");
+}
+
+/// Shows an option by its names without underscores.
+class OneSpelling final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    const std::string all = CLI::Formatter::make_option_name(option, is_positional);
+    std::string shown;
+    for (std::size_t begin = 0; begin < all.size();) {
+      const std::size_t end = std::min(all.find(',', begin), all.size());
+      const std::string name = all.substr(begin, end - begin);
+      if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name;
+      begin = end + 1;
+    }
+    return shown;
+  }
+};
+
+/// Names of an option, and those with underscores in place of their inner dashes.
+std::string both(const std::string& names) {
+  std::string underscores = names;
+  for (std::size_t i = 1; i + 1 < names.size(); ++i)
+    if (names[i] == '-' && names[i - 1] != '-' && names[i - 1] != ',' && names[i + 1] != '-') underscores[i] = '_';
+  return concat(names, ",", underscores.substr(underscores.rfind(',') + 1));
+}
+
+/// What -n says: a number, or what this host has.
+int count_of(const std::string& text) {
+  int count = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
+  if (error == std::errc() && stop == end) return count;
+  require<UsageError>(text == "auto" || text == "gpu" || text == "cpu", "-n: unknown '", text,
+                      "', expected a number, auto, gpu or cpu");
+  std::string why;
+  const bool gpus = text != "cpu" && kind_available(DeviceKind::cuda, why);
+  require<DeviceError>(gpus || text != "gpu", "-n gpu: there is no GPU: ", why);
+  return gpus ? backend(DeviceKind::cuda).device_count() : usable_cores();
+}
+
+/// How the ranks find each other.
+void add_meeting(CLI::App& app, LaunchOptions& options) {
+  app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
+                 "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; with several "
+                 "hosts it must be told, with port 29500 if there is none");
+  app.add_option(both("--rdzv-backend"), options.rdzv_backend,
+                 "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
+                 "that --node-rank says which host this is")
+      ->capture_default_str();
+  app.add_option(both("--rdzv-id"), options.rdzv_id,
+                 "name of the job, the same on all hosts: ranks get it as TORCHELASTIC_RUN_ID, ranks of another name "
+                 "do not join, and after a restart only checkpoints of this name are gone on from. Default: a new one");
+  app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
+  app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")->capture_default_str();
+  app.add_option("--interface", options.interface,
+                 "network interface, such as eth0, over which Gloo's and NCCL's ranks exchange data. Default: Gloo's "
+                 "is that of the way to rank 0; NCCL's is loopback on one host, else its own choice. Beyond loopback "
+                 "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
+  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
 }
 
 }  // namespace
@@ -80,41 +149,38 @@ Endpoint endpoint_of(const LaunchOptions& options) {
 }
 
 void add_launch(CLI::App& app, LaunchOptions& options) {
-  app.add_option("-n,--nproc,--nproc-per-node", options.processes, "number of processes (ranks) on this host")
-      ->capture_default_str();
+  app.formatter(std::make_shared<OneSpelling>());
+  app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
+  app.add_option_function<std::string>(
+         both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.processes = count_of(text); },
+         "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
+         "there are any, else cpu")
+      ->default_str(std::to_string(options.processes));
   app.add_option("--nnodes", options.nodes, "number of hosts, each with a duet launch of the same -n")
       ->capture_default_str();
-  app.add_option("--node-rank", options.node_rank, "which of them this is, from 0")->capture_default_str();
-  app.add_option("--rdzv-endpoint", options.rdzv_endpoint,
-                 "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; with several "
-                 "hosts it must be told, with port 29500 if there is none");
-  app.add_option("--master-addr", options.master_addr, "the host alone. Default: 127.0.0.1");
-  app.add_option("--master-port", options.master_port, "the port alone; 0 for a free one")->capture_default_str();
+  const CLI::Option* const node_rank =
+      app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0")->capture_default_str();
+  app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
+  add_meeting(app, options);
   app.add_option(
-      "--interface", options.interface,
-      "network interface, such as eth0, over which Gloo's and NCCL's ranks exchange data. Default: Gloo's is that "
-      "of the way to rank 0; NCCL's is loopback on one host, else its own choice. Beyond loopback ranks need "
-      "DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
-  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
-  app.add_option(
-         "--max-restarts", options.max_restarts,
+         both("--max-restarts"), options.max_restarts,
          "how often a failed job is started anew (one host only); duet train then goes on from its --checkpoint")
       ->capture_default_str();
-  app.add_option("--log-dir", options.log_dir,
+  app.add_option(both("--log-dir"), options.log_dir,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
       "--redirects", options.redirects,
       "what goes into these files only: 0 nothing, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
   app.add_option("--tee", options.tee,
                  "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
-  app.add_flag("--no-pin", options.no_pin,
+  app.add_flag(both("--no-pin"), options.no_pin,
                "leave every rank all cores; by default each gets an equal share, its own where there are enough");
-  app.add_option("--rdzv-timeout", options.rdzv_timeout_s,
+  app.add_option(both("--rdzv-timeout"), options.rdzv_timeout_s,
                  "seconds that ranks wait for each other before they name those that have not come")
       ->capture_default_str();
   app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
       ->capture_default_str();
-  app.add_option("--stop-limit", options.stop_limit_s,
+  app.add_option(both("--stop-limit"), options.stop_limit_s,
                  "seconds that a rank may be stopped (SIGSTOP) before the job ends")
       ->capture_default_str();
   app.add_flag("--verbose", options.verbose, "also tell each rank's cores and folder");

@@ -1,0 +1,113 @@
+// How the program answers names that it does not know, and torchrun's names, which it does.
+#include <algorithm>
+
+#include "cli/devices.h"
+#include "cli/launch_options.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+#include "lib/thread_pool.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+using duet_test::ContainsSubstring;
+
+namespace {
+
+std::string complaint(const std::vector<std::string>& arguments) {
+  try {
+    parse(arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string printed(const std::vector<std::string>& arguments) { return std::get<Printed>(parse(arguments)).text; }
+
+LaunchOptions launch(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "launch");
+  arguments.insert(arguments.end(), {"--", "program", "--some_flag", "-n", "3"});
+  return std::get<LaunchOptions>(parse(arguments));
+}
+
+}  // namespace
+
+TEST_CASE("an unknown command is answered with the nearest one") {
+  CHECK(complaint({"tran"}) == "unknown command 'tran', did you mean train? (see duet --help)");
+  CHECK(complaint({"lanch", "-n", "2"}) == "unknown command 'lanch', did you mean launch? (see duet --help)");
+  CHECK(complaint({"bnech", "step"}) == "unknown command 'bnech', did you mean bench? (see duet --help)");
+  CHECK(complaint({"fly"}) ==
+        "unknown command 'fly', expected compare, train, launch, bench or info (see duet --help)");
+  CHECK(complaint({"bench", "all_reduc"}) == "duet bench: unknown 'all_reduc', did you mean all_reduce?");
+}
+
+TEST_CASE("an unknown option is answered with the nearest one") {
+  CHECK_THAT(complaint({"train", "--epoch", "3"}),
+             ContainsSubstring("--epoch") && ContainsSubstring("did you mean --epochs?"));
+  CHECK_THAT(complaint({"bench", "all_reduce", "--iteration=3"}), ContainsSubstring("did you mean --iterations?"));
+  CHECK_THAT(complaint({"train", "--wings"}), ContainsSubstring("--wings") && !ContainsSubstring("did you mean"));
+}
+
+TEST_CASE("help is a command, too") {
+  CHECK(printed({"help"}) == printed({"--help"}));
+  CHECK(printed({"help", "train"}) == printed({"train", "--help"}));
+  CHECK(printed({"help", "bench", "all_reduce"}) == printed({"bench", "all_reduce", "--help"}));
+  CHECK_THAT(complaint({"help", "tran"}), ContainsSubstring("did you mean train?"));
+}
+
+TEST_CASE("launch takes torchrun's options in both spellings, and leaves the program's alone") {
+  for (const char dash : {'-', '_'}) {
+    const auto spelled = [dash](std::string option) {
+      std::replace(option.begin() + 2, option.end(), '-', dash);
+      return option;
+    };
+    const LaunchOptions one =
+        launch({spelled("--nproc-per-node"), "2", spelled("--max-restarts"), "3", spelled("--rdzv-id"), "my-job",
+                spelled("--rdzv-backend") + "=c10d", spelled("--rdzv-endpoint"), "h:1", spelled("--log-dir"), "a_b",
+                "--tee", "3", spelled("--no-pin"), spelled("--rdzv-timeout"), "7", spelled("--stop-limit"), "9"});
+    CHECK(one.processes == 2);
+    CHECK(one.max_restarts == 3);
+    CHECK(one.rdzv_id == "my-job");
+    CHECK(endpoint_of(one).port == 1);
+    CHECK(one.log_dir == "a_b");
+    CHECK(one.no_pin);
+    CHECK(one.rdzv_timeout_s == 7);
+    CHECK(one.stop_limit_s == 9);
+    CHECK(one.command == std::vector<std::string>{"program", "--some_flag", "-n", "3"});
+    const LaunchOptions two = launch({"--nnodes", "2", spelled("--node-rank"), "1", spelled("--master-addr"), "h",
+                                      spelled("--master-port"), "5", spelled("--rdzv-backend"), "static"});
+    CHECK(two.node_rank == 1);
+    CHECK(endpoint_of(two).address == "h");
+    CHECK(endpoint_of(two).port == 5);
+  }
+  const std::string help = printed({"launch", "--help"});
+  CHECK_THAT(help, ContainsSubstring("--nproc-per-node") && !ContainsSubstring("--nproc_per_node"));
+}
+
+TEST_CASE("launch counts cores and GPUs for -n") {
+  CHECK(launch({"-n", "cpu"}).processes == usable_cores());
+  CHECK(launch({"--nproc-per-node=4"}).processes == 4);
+  std::string why;
+  if (kind_available(DeviceKind::cuda, why)) {
+    CHECK(launch({"-n", "auto"}).processes == backend(DeviceKind::cuda).device_count());
+    CHECK(launch({"-n", "gpu"}).processes == backend(DeviceKind::cuda).device_count());
+  } else {
+    CHECK(launch({"-n", "auto"}).processes == usable_cores());
+    CHECK_THAT(complaint({"launch", "-n", "gpu", "--", "a"}), ContainsSubstring("-n gpu: there is no GPU: " + why));
+  }
+  CHECK_THAT(complaint({"launch", "-n", "all", "--", "a"}),
+             ContainsSubstring("-n: unknown 'all', expected a number, auto, gpu or cpu"));
+}
+
+TEST_CASE("launch refuses what it cannot mean by torchrun's options") {
+  CHECK_THAT(complaint({"launch", "--rdzv-backend", "etcd", "--", "a"}),
+             ContainsSubstring("--rdzv-backend: unknown 'etcd', expected static or c10d"));
+  CHECK_THAT(complaint({"launch", "--rdzv-backend", "c10d", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--", "a"}),
+             ContainsSubstring("--rdzv-backend is c10d with --nnodes 2, but no --node-rank"));
+  CHECK(complaint({"launch", "--rdzv-backend", "c10d", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0",
+                   "--", "a"})
+            .empty());
+}
