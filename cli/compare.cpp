@@ -163,8 +163,8 @@ int compare(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
-  require_json_output(options.json);
   require_writable(options.out, 1 << 20);
+  require_json_output(options.json);  // which may lie in that folder
   const Machine machine = this_machine();
   Settings settings;
   {

@@ -22,7 +22,10 @@ for ((i = 1; i <= $#; ++i)); do
     --out=*) out=${!i#--out=} ;;
   esac
 done
+started=$(mktemp)
+trap 'rm -f "$started"' EXIT
 status=0
 "$build/cli/duet" compare "$@" || status=$?
-[ ! -f "$out/index.html" ] || echo "demo: the report is $(realpath "$out")/index.html"
+# An older report is another run's.
+[ ! "$out/index.html" -nt "$started" ] || echo "demo: the report is $(realpath "$out")/index.html"
 exit "$status"

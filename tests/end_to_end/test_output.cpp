@@ -44,7 +44,7 @@ TEST_CASE("a file that cannot be written is refused before the work, in one line
   commands.push_back(with(kStep, {"--json"}));
   for (const char* const option : {"--json", "--html"}) commands.push_back(with(kCollective, {option}));
   commands.push_back({"info", "--json"});
-  commands.push_back({"compare", "--data", "synthetic", "--json"});
+  commands.push_back({"compare", "--data", "synthetic", "--out", folder.path() + "/out", "--json"});
   commands.push_back({"compare", "--data", "synthetic", "--out"});
   for (const Arguments& command : commands) {
     const std::string option = command.back();
