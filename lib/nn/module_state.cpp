@@ -1,4 +1,8 @@
 // The state and the text of modules.
+#include <cstddef>
+#include <string>
+#include <vector>
+
 #include "lib/error.h"
 #include "lib/nn/module.h"
 

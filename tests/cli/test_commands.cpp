@@ -1,5 +1,8 @@
 // How the program answers names that it does not know, and torchrun's names, which it does.
 #include <algorithm>
+#include <string>
+#include <variant>
+#include <vector>
 
 #include "cli/devices.h"
 #include "cli/launch_options.h"

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <utility>
 
 #include "cli/cells.h"
 #include "cli/child.h"

@@ -1,7 +1,9 @@
 // Ranks over Gloo in a program that is linked to another Gloo.
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "ddp/gloo_group.h"
 #include "ddp/rank_threads.h"

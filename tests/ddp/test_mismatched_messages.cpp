@@ -1,8 +1,12 @@
 // Ranks that disagree about a message.
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <latch>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ddp/shm/board.h"

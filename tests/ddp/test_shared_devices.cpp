@@ -1,4 +1,5 @@
 // Threads that compute on one CPU device at the same time.
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>

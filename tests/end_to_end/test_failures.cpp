@@ -2,6 +2,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "cli/results.h"
 #include "tests/end_to_end/program.h"

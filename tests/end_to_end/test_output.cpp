@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/results.h"
 #include "tests/data/files.h"

@@ -1,6 +1,9 @@
 // What a user sees while the program works, with a terminal and without.
 #include <algorithm>
+#include <cstddef>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "lib/thread_pool.h"
 #include "tests/end_to_end/program.h"

@@ -1,6 +1,8 @@
 // Checkpoints as a user meets them: going on in a folder, and being refused.
 #include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"

@@ -1,4 +1,5 @@
 // num_batches_tracked of batch norms: PyTorch's name, place and meaning.
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>

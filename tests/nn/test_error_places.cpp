@@ -1,4 +1,5 @@
 // Errors of layers say which layer of the model they arose in.
+#include <cstdint>
 #include <memory>
 #include <string>
 

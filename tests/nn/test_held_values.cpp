@@ -1,6 +1,9 @@
 // Values stay where optimizers, wrappers and tapes find them, or the change is refused.
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"

@@ -1,6 +1,8 @@
 // What a module that is not (or not properly) part of a model must not do: run with values of other modules.
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "ddp/distributed_data_parallel.h"

@@ -1,7 +1,12 @@
 // NaN and infinity through the operators, as PyTorch 2.15 (CPU) treats them; what the fused operators leave out, and
 // that CheckFinite reports it.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/ops/add.h"
