@@ -95,7 +95,7 @@ TEST_CASE("linear_relu_dropout has its operators' gradients behind NaN and infin
                                   ? static_cast<float>(dy[40 + o]) * key.scale()
                                   : 0.0f;
         CAPTURE(o);
-        CHECK(b1.grad().data<float>()[o] - dropped == Approx(b2.grad().data<float>()[o]).margin(1e-6));
+        CHECK(b1.grad().data<float>()[o] - dropped == duet_test::Approx(b2.grad().data<float>()[o]).margin(1e-6));
       }
     }
 }
@@ -152,9 +152,9 @@ TEST_CASE("log_softmax and nll_loss: a NaN or +infinity spoils its row, -infinit
     CHECK(std::isnan(loss.item()));
     loss.backward();
     CHECK(same(x.grad().rows(0, 1), {n, n, n}));
-    CHECK(x.grad().data<float>()[3] == Approx(0.04501529037952423f));
-    CHECK(x.grad().data<float>()[4] == Approx(-0.37763574719429016f));
-    CHECK(x.grad().data<float>()[5] == Approx(0.3326205015182495f));
+    CHECK(x.grad().data<float>()[3] == duet_test::Approx(0.04501529037952423f));
+    CHECK(x.grad().data<float>()[4] == duet_test::Approx(-0.37763574719429016f));
+    CHECK(x.grad().data<float>()[5] == duet_test::Approx(0.3326205015182495f));
   }
   const float losses[] = {1.36043381690979f, i, 0.8604337573051453f};
   const float gradients[][3] = {{-0.36552929878234863f, 0, 0.36552929878234863f},
@@ -164,17 +164,17 @@ TEST_CASE("log_softmax and nll_loss: a NaN or +infinity spoils its row, -infinit
     const Variable x(from_values<float>({2, 3}, {0, -i, 1, 0, 1, 2}), true);
     const Variable y = ops::log_softmax(x), loss = ops::nll_loss(y, from_values<std::int64_t>({2}, {label, 1}));
     CAPTURE(label);
-    CHECK(y.value().data<float>()[0] == Approx(-1.31326162815094f));
+    CHECK(y.value().data<float>()[0] == duet_test::Approx(-1.31326162815094f));
     CHECK(y.value().data<float>()[1] == -i);
-    CHECK((loss.item() == Approx(losses[label]) || loss.item() == losses[label]));
+    CHECK((loss.item() == duet_test::Approx(losses[label]) || loss.item() == losses[label]));
     loss.backward();
-    for (std::int64_t c = 0; c < 3; ++c) CHECK(x.grad().data<float>()[c] == Approx(gradients[label][c]));
+    for (std::int64_t c = 0; c < 3; ++c) CHECK(x.grad().data<float>()[c] == duet_test::Approx(gradients[label][c]));
   }
   // By itself, and log_softmax before another loss.
   const Variable x(from_values<float>({1, 3}, {0, -i, 1}), true);
   ops::log_softmax(x).backward(from_values<float>({1, 3}, {1, 2, 4}));
   const float alone[] = {-0.8825900554656982f, 2, -1.1174101829528809f};
-  for (std::int64_t c = 0; c < 3; ++c) CHECK(x.grad().data<float>()[c] == Approx(alone[c]));
+  for (std::int64_t c = 0; c < 3; ++c) CHECK(x.grad().data<float>()[c] == duet_test::Approx(alone[c]));
   const Variable z(from_values<float>({2, 2}, {0, -i, n, 1}), true);
   const Variable kept = ops::nll_loss(z, from_values<std::int64_t>({2}, {0, 1}));
   CHECK(kept.item() == -0.5f);
