@@ -108,7 +108,8 @@ void Module::forget(const Module& child) {
 }
 
 Module& Module::child(const Child& of) const {
-  require<UsageError>(of.module != nullptr, "module '", of.name, "' of ", label(), " was destroyed before it");
+  if (of.module == nullptr) [[unlikely]]
+    throw UsageError(concat("module '", of.name, "' of ", label(), " was destroyed before it"));
   return *of.module;
 }
 
