@@ -6,6 +6,8 @@
 #include <string>
 
 #include "lib/checkpoint.h"
+#include "lib/nn/containers.h"
+#include "lib/nn/layers.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
@@ -84,6 +86,42 @@ from safetensors.torch import load_file
 layer = torch.nn.Linear(2, 1)
 layer.load_state_dict(load_file(sys.argv[1] + "/checkpoint-00000938.safetensors"))
 assert layer(torch.tensor([[10.0, 100.0]])).item() == 324
+)",
+                   scratch.folder()));
+}
+
+TEST_CASE("a batch norm's state goes from PyTorch to duet and back") {
+  if (!has("safetensors.torch, torch")) DUET_SKIP("no Python with safetensors and torch (DUET_PYTHON names one)");
+  const duet_test::Scratch scratch;
+  REQUIRE(run_python(R"(
+import sys, torch
+from safetensors.torch import save_file
+net = torch.nn.Sequential(torch.nn.BatchNorm2d(2))
+x = torch.arange(16.0).reshape(2, 2, 2, 2)
+net(x)
+net(x * x)
+save_file({"x": x, "y": net.eval()(x).detach()}, sys.argv[1] + "/values")
+save_file(net.state_dict(), sys.argv[1] + "/state")
+)",
+                     scratch.folder()));
+  duet::nn::Sequential model;
+  model.add<duet::nn::BatchNorm2d>(2);
+  duet::restore(duet::load_tensors(scratch.path("state")).tensors, model.state_dict(), "state");
+  CHECK(*model.state_dict().back().tensor.data<std::int64_t>() == 2);
+  const duet::NamedTensors values = duet::load_tensors(scratch.path("values")).tensors;
+  model.eval();
+  const duet::Variable y = model(values[0].tensor);
+  for (std::int64_t i = 0; i < 16; ++i)
+    CHECK(y.value().data<float>()[i] == duet_test::Approx(values[1].tensor.data<float>()[i]).epsilon(1e-6));
+  model.train();
+  model(values[0].tensor);
+  duet::save_tensors(scratch.path("back"), model.state_dict());
+  CHECK(run_python(R"(
+import sys, torch
+from safetensors.torch import load_file
+net = torch.nn.Sequential(torch.nn.BatchNorm2d(2))
+net.load_state_dict(load_file(sys.argv[1] + "/back"))
+assert net[0].num_batches_tracked == 3, net[0].num_batches_tracked
 )",
                    scratch.folder()));
 }
