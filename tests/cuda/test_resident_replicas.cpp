@@ -135,6 +135,7 @@ const std::vector<Told> kStories = {
        other.initialise(std::uint64_t{77});
        t.model.load_state_dict(other.state_dict());
      }},
+    {"values initialised", [](Training& t) { t.net.initialise(std::uint64_t{77}); }},
     {"values written between backward and update",
      [](Training& t) {
        t.optimizer.zero_grad();
