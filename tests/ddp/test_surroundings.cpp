@@ -48,9 +48,10 @@ TEST_CASE("32 open files are enough for two ranks") { check_works("ulimit -n 32"
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take files and terabytes for themselves
 TEST_CASE("too few open files end the job at once, and are named") {
   // Fewer and fewer are left for memory, Gloo, the connection to the store, and the store itself.
+  const std::string odd = why_no_gloo().empty() ? "gloo" : "shm";
   int failed = 0;
   for (int files = 16; files >= 7; --files) {
-    const Outcome outcome = run_after(concat("ulimit -n ", files), files % 2 == 0 ? "shm" : "gloo");
+    const Outcome outcome = run_after(concat("ulimit -n ", files), files % 2 == 0 ? "shm" : odd);
     CAPTURE(files, outcome.result.message);
     CHECK(outcome.took < 60s);
     if (outcome.result.exit_code == 0) continue;
