@@ -41,12 +41,12 @@ done
 fails 'busy' '.*busy or unavailable \(cudaErrorDevicesUnavailable\); another program may have the GPU for itself' \
   DUET_SIM_FAIL=cudaStreamCreateWithPriority:1:46
 fails 'kernels for other GPUs' '.*no kernel image .* see the build.s option gpu_archs' DUET_SIM_FAIL=kernel:1+:209
-fails 'out of memory' 'out of memory on cuda:0: asked for [0-9]+ bytes, but [0-9]+ of 33554432 bytes are free; this process holds [0-9]+ bytes there, other programs' \
+fails 'out of memory' '[a-z0-9]+ \([A-Za-z0-9]+\): out of memory on cuda:0: asked for [0-9]+ bytes, but [0-9]+ of 33554432 bytes are free; this process holds [0-9]+ bytes there, other programs' \
   DUET_SIM_MEMORY=32
-fails 'out of memory in a replica' 'replica [01] on device cuda:0\.[01]: out of memory on cuda:0\.[01]: asked for' \
+fails 'out of memory in a replica' 'replica [01] on device cuda:0\.[01]: [a-z0-9]+ \([A-Za-z0-9]+\): out of memory on cuda:0\.[01]: asked for' \
   DUET_SIM_MEMORY=40 DUET_SIM_DEVICES=1 -- --mode dp --devices 2
-fails 'cuDNN of another major version' 'cuDNN 10[0-9]* was found, but duet was built for cuDNN 9' DUET_SIM_CUDNN_VERSION=100000
-fails 'cuBLAS of another major version' 'cuBLAS 14 was found, but duet was built for cuBLAS 13' DUET_SIM_CUBLAS_MAJOR=14
+fails 'cuDNN of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuDNN 10[0-9]* was found, but duet was built for cuDNN 9' DUET_SIM_CUDNN_VERSION=100000
+fails 'cuBLAS of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuBLAS 14 was found, but duet was built for cuBLAS 13' DUET_SIM_CUBLAS_MAJOR=14
 fails 'TF32 forced from outside' 'NVIDIA_TF32_OVERRIDE=1 makes .* precision fp32 was asked for' NVIDIA_TF32_OVERRIDE=1
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
