@@ -17,6 +17,7 @@ namespace {
 struct Step {
   Step(nn::SimpleCNN& net, const Tensor& images, const std::vector<std::int64_t>& labels, Device device)
       : store(net.parameters().slots(), {}, device) {
+    store.set_model_id(net.parameters().model_id());
     copy(net.parameters().values(), store.values());
     nn::Context context = {.store = &store, .seed = 77};
     Tensor input = images.to(device);
