@@ -279,9 +279,10 @@ TEST_CASE("a file that another program has loaded and saved again loads again") 
   const duet::TensorFile file = duet::load_tensors(scratch.path("again"), Checksum::required);
   CHECK(file.metadata == duet::Metadata{{"epoch", "3"}, {"quote", "\"\n\u00fc"}});
   REQUIRE(file.tensors.size() == sample().size());
-  for (const auto& [name, tensor] : sample())
-    CHECK(std::any_of(file.tensors.begin(), file.tensors.end(),
-                      [&](const auto& other) { return other.name == name && same_bits(tensor, other.tensor); }));
+  for (const auto& saved : sample())
+    CHECK(std::any_of(file.tensors.begin(), file.tensors.end(), [&](const auto& loaded) {
+      return loaded.name == saved.name && same_bits(saved.tensor, loaded.tensor);
+    }));
 }
 
 TEST_CASE("a file that was saved again with other names, shapes or metadata is refused") {
