@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
+#include "ddp/group_sums.h"
+#include "ddp/output_of_batch.h"
 #include "ddp/rank_names.h"
 #include "ddp/rank_weights.h"
 #include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_recorder.h"
 #include "lib/error.h"
@@ -33,20 +38,6 @@ void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
     }
   }
 }
-
-/// For layers whose statistics are those of all ranks' rows.
-class GroupSums final : public BatchSums {
- public:
-  explicit GroupSums(ProcessGroup& group) : group_(group) {}
-  void sum(std::span<double> values) override { group_.all_reduce(values).wait(); }
-  bool weighted_by_rows() const override { return weighted_; }
-  /// Whether gradients are those of means over each rank's own rows.
-  void set_weighted(bool weighted) { weighted_ = weighted; }
-
- private:
-  ProcessGroup& group_;
-  bool weighted_ = false;
-};
 
 }  // namespace
 
@@ -86,29 +77,47 @@ struct DistributedDataParallel::Hooks {
     return list;
   }
 
+  /// `x`: the first tensor of a forward's input, or null.
+  RankWeights::Batch batch_of(const Variable* x) {
+    const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
+    require<UsageError>(stamp.shards == 1 || stamp.shards == group.size(), "the batch is one of ", stamp.shards,
+                        " shards, but the group has ", group.size(), " ranks: give the sampler the group's world size");
+    return {++forwards, x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
+  }
+
   void backward_begins() {
-    averages = group.size() == 1;
+    if (sync && std::exchange(in_backward, true)) forget();  // the last one threw
+    averages = sharded == nullptr;
     if (group.size() == 1) return;
-    const bool global = (store.normalisers() & kGlobalRows) != 0;
-    require<UsageError>(!global || store.normalisers() == kGlobalRows,
+    weights->backward_begins(store.zero_grad_count());
+    const unsigned normalisers = store.normalisers();
+    const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
+    const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
+    require<UsageError>(others == 0,
                         "one part of the loss was divided by the rows of the global batch, another one by this rank's "
                         "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
                         "none");
-    require<UsageError>(!global || rule == GradientRule::rows,
+    require<UsageError>(rule == GradientRule::rows || !(global || (part && sync && !weights->whole_batches())),
                         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
                         "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
-    sums.set_weighted(!global);
-    averages = !global && sharded == nullptr;
-    if (sync) reducer.set_scale(scale_of_gradients(global));
+    sums.set_weighted(!global && !part && rule == GradientRule::rows);
+    if (sync) reducer.set_scale(scale_of_gradients(normalisers));
   }
 
-  double scale_of_gradients(bool global) const {
+  double scale_of_gradients(unsigned normalisers) {
     if (rule == GradientRule::torch) return 1.0 / group.size();
-    if (global && !joins) return 1;
+    averages = false;
+    if (normalisers == kGlobalRows && !joins) return 1;
     require<UsageError>(!recorded_step,
                         "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
                         "that the loader has stamped, or GradientRule::torch");
-    return weights.exchange(group, {.trains = true, .global = global});
+    const RankWeights::Weight weight = weights->exchange(group, {.normalisers = normalisers});
+    require<UsageError>(
+        weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums.used(),
+        "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "
+        "numbers of rows: use batches without a stamp");
+    averages = !weight.adds_up && sharded == nullptr;
+    return weight.value;
   }
 
   void grad_ready(int slot) {
@@ -147,6 +156,7 @@ struct DistributedDataParallel::Hooks {
 
   void backward_ended() {
     if (!sync) return;
+    in_backward = false;
     for (int slot = first; slot < first + count; ++slot) {  // gradients from runs under no_sync() go along
       if (!ready[static_cast<std::size_t>(slot - first)] && store.has_gradient(slot))
         reducer.mark_ready(first + count - 1 - slot);
@@ -158,7 +168,7 @@ struct DistributedDataParallel::Hooks {
     enter(Phase::after);
     for (int slot = first; slot < first + count; ++slot) store.set_filled(slot);
     reduced_at = store.zero_grad_count();
-    weights.reduced();
+    weights->reduced();
     if (sharded) sharded->gradients_ready();
     if (compare_every > 0 && !joins && reducer.times().steps % compare_every == 0) compare_parameters();
   }
@@ -199,8 +209,10 @@ struct DistributedDataParallel::Hooks {
   std::int64_t forward_ns = 0, backward_ns = 0;
   ShardedUpdate* sharded;  // null: the reducer sums
   GradientRule rule;
-  RankWeights weights;
-  bool averages = true;  // in this backward: an earlier reduction's result, which all ranks hold, stays as it is
+  std::shared_ptr<RankWeights> weights = std::make_shared<RankWeights>();
+  std::uint64_t forwards = 0;
+  bool in_backward = false;  // one that synchronises
+  bool averages = true;      // in this backward: an earlier reduction's result, which all ranks hold, stays as it is
   Reducer reducer;
   std::vector<char> ready;
   std::uint64_t reduced_at = ~std::uint64_t{0};
@@ -273,25 +285,22 @@ int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
   return rank;
 }
 
-void DistributedDataParallel::note_batch(const Variable* x) const {
-  if (!grad_enabled()) return;
-  const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
-  require<UsageError>(stamp.shards == 1 || stamp.shards == group_.size(), "the batch is one of ", stamp.shards,
-                      " shards, but the group has ", group_.size(), " ranks: give the sampler the group's world size");
-  hooks_->weights.add(x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1);
-}
-
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
-  note_batch(nn::first_tensor(input));
+  RankWeights::Batch batch;
+  if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums);
-  if (!synchronises(context)) return module_.forward(context, input);
+  const auto forward = [&] {
+    T output = module_.forward(context, input);
+    return grad_enabled() && group_.size() > 1 ? output_of_batch(output, hooks_->weights, batch) : output;
+  };
+  if (!synchronises(context)) return forward();
   hooks_->forward_begins();
   hooks_->enter(Phase::forward);
   const int root = joins_ ? last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);
   const Clock::time_point begin = Clock::now();
-  T output = module_.forward(context, input);
+  T output = forward();
   hooks_->forward_ended(begin);
   return output;
 }
@@ -313,7 +322,7 @@ void DistributedDataParallel::join(const std::function<void()>& body) {
   const std::int64_t trained = times().steps - before;
   for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
     if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
-    if (options_.rule == GradientRule::rows) hooks_->weights.exchange(group_, {.trains = false});
+    if (options_.rule == GradientRule::rows) hooks_->weights->exchange(group_, {.trains = false});
     hooks_->reducer.contribute_zeros();
   }
   std::int64_t longest = trained * group_.size() + group_.rank();

@@ -1,37 +1,59 @@
-// By how much each rank's gradients count where losses are means over a rank's own rows.
+// By how much each rank's gradients count.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "ddp/process_group.h"
+#include "lib/rows.h"
 
 namespace duet::ddp {
 
-/// The rows of the batches that one rank has put through the model since its gradients were last reduced. Weights are
-/// rows / all ranks' rows, so that the sum of weighted gradients is that of the mean over all rows. Where gradients of
-/// several batches have accumulated, that is defined only if every rank's batches have one size, or all ranks' sizes
-/// are the same batch by batch.
+/// The batches whose gradients have accumulated on one rank since the last reduction or zero_grad(). Weights are rows /
+/// all ranks' rows, so that the sum of weighted gradients is that of the mean over all rows. Where gradients of several
+/// batches have accumulated, that is defined only if every rank's batches have one size, or all ranks' sizes are the
+/// same batch by batch.
 class RankWeights {
  public:
-  /// A batch of `rows` rows went forward.
-  void add(std::int64_t rows);
-  /// The gradients were reduced: the next batch begins a new list.
-  void reduced() { reduced_ = true; }
+  /// A batch that went forward.
+  struct Batch {
+    std::uint64_t forward = 0;  // number of the forward
+    std::int64_t rows = 0;
+    Rows stamp{};
+  };
+  /// A backward begins. `zero_grads`: how often gradients were dropped; what accumulated before the last time is gone.
+  void backward_begins(std::uint64_t zero_grads);
+  /// The backward that begins next reaches the output of this batch's forward. Once per backward is enough.
+  void reached(const Batch& batch);
+  /// The gradients were reduced.
+  void reduced();
+  /// Whether parts of stamped batches, taken together, are whole ones.
+  bool whole_batches() const;
 
   /// What a rank contributes to a step.
   struct Step {
-    bool trains = true;   // false: it has ended, within join()
-    bool global = false;  // its gradients were divided by the rows of the global batch already
+    bool trains = true;        // false: it has ended, within join()
+    unsigned normalisers = 0;  // of its losses, as bits of Normaliser (lib/autograd/node.h)
   };
-  /// This rank's weight; 1 for gradients that were divided already. All ranks call it. Throws UsageError on every rank,
-  /// naming the ranks, where weights are undefined or only some ranks have divided already.
-  double exchange(ProcessGroup& group, const Step& step) const;
+  struct Weight {
+    double value = 1;
+    bool adds_up = true;  // gradients are parts of one sum, else of a weighted mean
+    bool even = true;     // all ranks that train have the same
+  };
+  /// This rank's weight; 1 where gradients add up. All ranks call it. Parts of stamped batches are each rank's own
+  /// batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks, where they are
+  /// neither, where weights are undefined, and where only some ranks have divided by global rows.
+  Weight exchange(ProcessGroup& group, const Step& step) const;
 
  private:
-  std::int64_t rows_ = 0;     // of the first batch
-  bool alike_ = true;         // all batches have as many
-  std::uint64_t digest_ = 0;  // of the sizes of all batches, in order
-  bool reduced_ = true;
+  struct Sent;
+  Sent summary(const Step& step) const;
+  std::vector<Batch> joined_parts() const;
+
+  std::vector<Batch> batches_;
+  std::size_t of_this_run_ = 0;  // index of the first
+  std::uint64_t zero_grads_ = 0;
 };
 
 }  // namespace duet::ddp

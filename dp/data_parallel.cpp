@@ -71,8 +71,11 @@ nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const 
   // The loader's stamp says that the batch is (part of) a global batch of blocks; others are cut as PyTorch would.
   const bool blocked = x != nullptr && options_.dim == 0 && x->value().stamp().stamped();
   const bool stampable = x != nullptr && options_.dim == 0 && !blocked && x->shape().rank() > 0;
-  const nn::Value whole =
-      stampable ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]}) : input;
+  // Cut along another dimension, every piece has all rows, and a part of what its stamp says.
+  const bool cut_across = x != nullptr && options_.dim != 0 && options_.devices.size() > 1;
+  const nn::Value whole = stampable    ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]})
+                          : cut_across ? stamped(input, {})
+                                       : input;
   Stopwatch watch{.device = options_.devices[0]};
   const PooledVector<nn::Value> pieces =
       scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <span>
@@ -9,9 +10,11 @@
 
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/rows.h"
 #include "lib/trace.h"
 #include "lib/with_prefix.h"
 
@@ -133,6 +136,19 @@ struct ParallelApplyNode final : Node {
   PooledVector<char> took_part;
 };
 
+/// That of losses divided by the rows of the batch of which the inputs are parts.
+Normaliser of_all_parts(std::span<const nn::Value> inputs) {
+  Rows stamp;
+  std::int64_t rows = 0;
+  for (const nn::Value& input : inputs) {
+    const Variable* const part = nn::first_tensor(input);
+    if (part == nullptr || part->shape().rank() == 0) continue;
+    if (part->value().stamp().stamped()) stamp = part->value().stamp();
+    rows += part->shape()[0];
+  }
+  return normaliser_of(stamp, rows);
+}
+
 }  // namespace
 
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
@@ -169,6 +185,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
       return y;
     });
   }
+  if ((normalisers & kPartOfBatch) != 0) normalisers = (normalisers & ~unsigned{kPartOfBatch}) | of_all_parts(inputs);
   auto node = make_pooled<ParallelApplyNode>(output_count);
   for (const Edge& edge : input_edges) node->add_edge(edge);
   const nn::Module::Range& range = replicas->module().range();

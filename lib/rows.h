@@ -18,8 +18,6 @@ struct Rows {
   int shards = 1;           // ranks among which a sampler divided the global batch
 
   bool stamped() const { return global > 0; }
-  /// Whether `rows` rows with this stamp are one rank's shard: others have the rest of the global batch.
-  bool is_shard(std::int64_t rows) const { return stamped() && (shards > 1 || rows < global); }
   bool operator==(const Rows&) const = default;
 };
 

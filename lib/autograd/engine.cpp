@@ -98,6 +98,7 @@ class Engine {
     node.run_ = run_;
     node.waiting_ = 0;
     node.arrived_.assign(static_cast<std::size_t>(node.outputs()), Tensor());
+    node.reached();
     BackwardListener* const listener = node.listener();
     if (listener && std::find(listeners_.begin(), listeners_.end(), listener) == listeners_.end())
       listeners_.push_back(listener);

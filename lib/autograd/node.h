@@ -19,13 +19,16 @@ class Node;
 enum Normaliser : unsigned {
   kOwnRows = 1,     // or unknown: a loss of unstamped rows, or one that ignores the stamp
   kWholeBatch = 2,  // the rows of a stamped batch, all of which are on this tape
-  kGlobalRows = 4,  // the rows of a stamped batch, of which this tape has a shard
+  kGlobalRows = 4,  // the rows of a stamped batch that a sampler divided among ranks
+  kPartOfBatch =
+      8,  // the rows of a stamped batch, of which this tape has a part: a micro-batch, or a shard cut by hand
 };
 
 /// That of a mean over `rows` rows with this stamp which divides its gradient by the rows of the global batch.
 inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
   if (!stamp.stamped()) return kOwnRows;
-  return stamp.is_shard(rows) ? kGlobalRows : kWholeBatch;
+  if (stamp.shards > 1) return kGlobalRows;
+  return rows < stamp.global ? kPartOfBatch : kWholeBatch;
 }
 
 /// Input number `output` of a node's backward, that is, the gradient of the output of that number.
@@ -75,6 +78,8 @@ class Node {
   /// Those of the node's inputs, unless a loss has set its own.
   unsigned normalisers() const { return normalisers_ == 0 ? unsigned{kOwnRows} : normalisers_; }
   void set_normalisers(unsigned normalisers) { normalisers_ = normalisers; }
+  /// Called once per backward run that will reach this node, before any node runs.
+  virtual void reached() {}
   /// Notified of every backward run that reaches this node, or null.
   virtual class BackwardListener* listener() { return nullptr; }
 

@@ -8,6 +8,7 @@
 #include "ddp/gloo_group.h"
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
+#include "tests/support/sanitizers.h"
 
 using namespace duet;
 
@@ -15,7 +16,7 @@ void link_other_gloo();
 
 int main() try {
   link_other_gloo();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef DUET_SANITIZED
   // Nothing can keep the two apart there.
   const std::string why = ddp::why_no_gloo();
   require(why.find("RTLD_DEEPBIND") != std::string::npos, "got '", why, "', expected that the module is refused");

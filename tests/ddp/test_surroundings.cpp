@@ -8,6 +8,7 @@
 #include "lib/error.h"
 #include "tests/ddp/launches.h"
 #include "tests/support/catch2.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -45,7 +46,7 @@ TEST_CASE("ranks share memory where /dev/shm has hardly any") {
 
 TEST_CASE("32 open files are enough for two ranks") { check_works("ulimit -n 32"); }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take files and terabytes for themselves
+#ifndef DUET_SANITIZED  // they take files and terabytes for themselves
 TEST_CASE("too few open files end the job at once, and are named") {
   // Fewer and fewer are left for memory, Gloo, the connection to the store, and the store itself.
   const std::string odd = why_no_gloo().empty() ? "gloo" : "shm";

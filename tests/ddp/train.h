@@ -8,6 +8,7 @@
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
+#include "lib/rows.h"
 #include "lib/sha256.h"
 #include "tests/support/batch.h"
 
@@ -15,9 +16,16 @@ namespace duet_test {
 
 inline constexpr std::uint64_t kSeed = 7;
 
+/// As a sampler divides the batch.
 inline Batch shard(const Batch& batch, int rank, int size) {
   const std::int64_t rows = batch.images.size(0);
-  return batch.rows(duet::block_begin(rank, rows, size), duet::block_begin(rank + 1, rows, size));
+  Batch part = batch.rows(duet::block_begin(rank, rows, size), duet::block_begin(rank + 1, rows, size));
+  for (duet::Tensor* const tensor : {&part.images, &part.labels}) {
+    duet::Rows stamp = tensor->stamp();
+    if (stamp.stamped()) stamp.shards = size;
+    tensor->set_stamp(stamp);
+  }
+  return part;
 }
 
 /// Three steps; `net` is the model or a wrapper of it.

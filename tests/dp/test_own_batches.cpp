@@ -9,6 +9,7 @@
 
 #include "dp/data_parallel.h"
 #include "lib/error.h"
+#include "lib/nn/layers.h"
 #include "lib/ops/add.h"
 #include "lib/ops/losses.h"
 #include "tests/ddp/train.h"
@@ -107,4 +108,28 @@ TEST_CASE("a loss in the replicas that adds both kinds of terms is refused") {
     return ops::add(ops::nll_loss(output, labels), own_loss(output));
   };
   CHECK_THROWS_WITH(side_by_side(2, batch_of(8, true), both, true), ContainsSubstring("a loss in the replicas adds"));
+}
+
+TEST_CASE("a stamped batch that is cut across its rows is weighted by what is cut") {
+  const auto columns = [](std::int64_t begin, std::int64_t end, float factor) {
+    Tensor x = empty({6, end - begin});
+    for (std::int64_t row = 0; row < 6; ++row)
+      for (std::int64_t c = begin; c < end; ++c)
+        x.data<float>()[row * (end - begin) + c - begin] = factor * static_cast<float>(row * 8 + c);
+    x.set_stamp({.step = 0, .first = 0, .global = 6});
+    return x;
+  };
+  const auto loss = [](const Variable& output, const Tensor& target) { return ops::mse_loss(output, target); };
+  nn::Linear across(4, 4);
+  across.initialise(kSeed);
+  dp::DataParallel net(across, {.devices = first_devices(DeviceKind::cpu, 2), .dim = 1, .loss = loss});
+  net(nn::Value(nn::List{Variable(columns(0, 8, 0.01f)), Variable(columns(0, 8, 0.1f))})).variable().backward();
+
+  nn::Linear alone(4, 4);
+  alone.initialise(kSeed);
+  for (const std::int64_t half : {0, 1}) {
+    const Variable output = alone(columns(4 * half, 4 * half + 4, 0.01f));
+    loss(output, columns(4 * half, 4 * half + 4, 0.1f)).backward(from_values<float>({}, {0.5f}));
+  }
+  check_close(gradients_of(across), gradients_of(alone));
 }

@@ -12,14 +12,7 @@
 #include "tests/support/allocations.h"
 #include "tests/support/catch2.h"
 #include "tests/support/resident.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DUET_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define DUET_SANITIZED 1
-#endif
-#endif
+#include "tests/support/sanitizers.h"
 
 using namespace duet;
 

@@ -12,15 +12,11 @@
 #include <new>
 #include <sstream>
 
-// Sanitizers bring a malloc of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include "tests/support/sanitizers.h"
+
+#ifdef DUET_SANITIZED  // sanitizers bring a malloc of their own
 #define DUET_HOOK_MALLOC 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define DUET_HOOK_MALLOC 0
-#endif
-#endif
-#ifndef DUET_HOOK_MALLOC
+#else
 #define DUET_HOOK_MALLOC 1
 #endif
 

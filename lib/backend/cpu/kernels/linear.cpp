@@ -35,7 +35,7 @@ void dot_tile(const float* x, const float* w, float* y, std::int64_t depth, std:
   }
   if (i < depth)
     for (int t = 0; t < kR * kO; ++t)
-      for (std::int64_t k = i; k < depth; ++k) dots[t] += x[t / kO * in + k] * w[t % kO * in + k];
+      for (std::int64_t k = i; k < depth; ++k) dots[t] = fma(x[t / kO * in + k], w[t % kO * in + k], dots[t]);
   for (int r = 0; r < kR; ++r)
     for (int o = 0; o < kO; ++o) y[r * out + o] += dots[r * kO + o];
 }

@@ -122,9 +122,10 @@ template <int kRow, int kColumn>
   }
 }
 
-/// Parts of the scratch memory, each of whole cache lines.
+/// Parts of the scratch memory, each of whole cache lines. Without memory it says how many bytes they take.
 struct Scratch {
-  Scratch(const PooledConv& g, void* memory) : next(static_cast<float*>(memory)) {
+  Scratch(const PooledConv& g, void* memory) : next(reinterpret_cast<std::uintptr_t>(memory)) {
+    const std::uintptr_t begin = next;
     const std::int64_t outputs = g.out_channels * pixels_of(g);
     image = take(g.in_channels * (g.height + 2) * (g.width + 2));
     turned_dy = take(outputs);
@@ -136,11 +137,11 @@ struct Scratch {
     channel.places = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
     pixel.values = take(outputs);
     for (std::uint64_t*& live : pixel.live) live = take_words(pixels_of(g) * words_of(g.out_channels));
-    bytes = (next - static_cast<float*>(memory)) * 4;
+    bytes = static_cast<std::int64_t>(next - begin);
   }
   float* take(std::int64_t count) {
-    float* const part = next;
-    next += (count + 15) / 16 * 16;
+    float* const part = reinterpret_cast<float*>(next);
+    next += static_cast<std::uintptr_t>((count + 15) / 16 * 16) * sizeof(float);
     return part;
   }
   std::uint64_t* take_words(std::int64_t count) { return reinterpret_cast<std::uint64_t*>(take(2 * count)); }
@@ -152,7 +153,7 @@ struct Scratch {
   ChannelGradients channel;
   PixelGradients pixel;
   std::int64_t bytes;
-  float* next;
+  std::uintptr_t next;
 };
 
 /// Gradients and indexes of a row as they are wanted: turned if they lie in the other layout.

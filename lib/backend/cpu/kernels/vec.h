@@ -38,8 +38,24 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 [[gnu::always_inline]] inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 /// x in all lanes. Minus zero, not plus: the compiler must keep an addition of +0, which changes -0.
 [[gnu::always_inline]] inline Vec broadcast(float x) { return x - Vec{}; }
-/// a * b + c, fused where the machine can: these files, and only these, are compiled with contraction on.
-[[gnu::always_inline]] inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+/// a * b + c, fused where the machine can. By its own instruction: whether a compiler contracts the expression depends
+/// on what stands around it, so the bits of a row would depend on the tile that it is in.
+[[gnu::always_inline]] inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif defined(__FMA__)
+  return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#else
+  return a * b + c;
+#endif
+}
+[[gnu::always_inline]] inline float fma(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 /// p, as a sum that the compiler does not take apart again: an operand in memory with an index costs an operation more
 /// than one with a constant offset.
