@@ -84,11 +84,20 @@ FileStore::FileStore(std::string path, std::string run_id, int world_size, Milli
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   require<CommError>(file_ >= 0, "cannot open the store ", path_, ": ", last_errno);
   try {
+    check_owner();
     const Locked locked(*this);
   } catch (...) {
     ::close(file_);
     throw;
   }
+}
+
+void FileStore::check_owner() const {
+  struct stat status {};
+  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
+  require<CommError>(status.st_uid == ::geteuid(), "the store ", path_, " is another user's");
+  require<CommError>((status.st_mode & 077) == 0, "the store ", path_,
+                     ": others than its owner can read or write it; chmod 600 would help");
 }
 
 FileStore::~FileStore() {

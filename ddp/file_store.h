@@ -12,7 +12,7 @@
 namespace duet::ddp {
 
 /// Keys carry the run id, so what an earlier run left in the file is never seen. Waiting polls every 10 ms.
-/// Throws CommError when the file cannot be opened or is not a duet store.
+/// Throws CommError when the file cannot be opened, is another user's or open to others, or is not a duet store.
 class FileStore final : public Store {
  public:
   /// `run_id` is the same for all ranks of a run and new for each run. With a `world_size`, the last of so many stores
@@ -37,6 +37,8 @@ class FileStore final : public Store {
 
  private:
   class Locked;
+  /// Throws CommError if other users can reach the file.
+  void check_owner() const;
   /// Applies the records that others have written since the last look. Needs the lock.
   void catch_up();
   void write_record(char op, const std::string& key, const std::string& value);

@@ -1,6 +1,7 @@
 // What the ranks of a job know and others do not.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -11,12 +12,22 @@ inline constexpr const char* kSecretFileVariable = "DUET_SECRET_FILE";
 /// The secret itself.
 inline constexpr const char* kSecretVariable = "DUET_SECRET";
 
+inline constexpr std::size_t kSecretBytes = 32;  // of those that duet makes
+
 /// The secret that this process was given; empty for none. Throws UsageError: a file that others can read or that
 /// cannot be read, less than 16 or more than 4096 bytes.
 std::string given_secret();
 
+/// The secret of this user on this host, which no other user can read: in a file in a private folder (see
+/// meeting_folder.h) that the first caller makes, and that stays. Throws CommError, UsageError when the file is
+/// damaged.
+std::string user_secret();
+
 /// As many bytes that nobody can guess. Throws CommError.
 std::string random_bytes(std::size_t count);
+
+/// HMAC-SHA256 of the text under the secret, in 64 hexadecimal digits.
+std::string proof_of(std::string_view secret, std::string_view text);
 
 /// Takes as long whatever the texts hold.
 bool equal_secrets(std::string_view one, std::string_view other);

@@ -2,7 +2,11 @@
 
 #include <utility>
 
+#include "ddp/secret.h"
+
 namespace duet::ddp {
+
+std::string Store::secret() { return compare_set("/duet/secret", "", random_bytes(kSecretBytes)); }
 
 PrefixStore::PrefixStore(std::shared_ptr<Store> store, std::string prefix)
     : Store(store->timeout()), store_(std::move(store)), prefix_(std::move(prefix)) {}

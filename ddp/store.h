@@ -17,7 +17,8 @@ inline constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
 inline constexpr Milliseconds kStoreTimeout{300'000};
 
 /// Strings by name, shared by all ranks. Thread-safe. Keys have 1 to kMaxKeyBytes bytes and values at most
-/// kMaxValueBytes, else UsageError; a lost server or an unusable file is a CommError.
+/// kMaxValueBytes, else UsageError; a lost server or an unusable file is a
+/// CommError.
 class Store {
  public:
   virtual ~Store() = default;
@@ -44,6 +45,9 @@ class Store {
   /// As get() and set(), for all keys at once.
   virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
   virtual void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) = 0;
+  /// What the ranks of this store know and others do not, equal for all of them: the key of proofs between ranks.
+  /// Unless the store was made with one, a random one that the first caller puts into it.
+  virtual std::string secret();
 
   void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
   /// How long get(), multi_get() and wait() block.
@@ -72,6 +76,7 @@ class PrefixStore final : public Store {
   void append(const std::string& key, const std::string& suffix) override;
   std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
+  std::string secret() override { return store_->secret(); }
 
  private:
   std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;

@@ -153,7 +153,7 @@ class Connection {
     const bool proven =
         verdict == kStoreMagic && equal_secrets(hear(kStoreProofBytes, deadline), proof_of(StoreSide::server));
     require<CommError>(proven, "the store at ", name(), " has another secret than this rank (", kSecretFileVariable,
-                       ", ", kSecretVariable, ")", secret_.empty() ? "; this rank has none" : "");
+                       ", ", kSecretVariable, "; without them on one host, that of the user in a folder of $TMPDIR)");
   }
 
   void say(const std::string& text, Clock::time_point deadline) {
@@ -226,6 +226,7 @@ StoreFrame request(StoreOp op, std::vector<std::string> strings, Milliseconds ti
 }  // namespace
 
 struct TcpStore::Parts {
+  std::string secret;
   std::optional<TcpStoreServer> server;
   int port = 0;
   std::optional<Connection> connection;
@@ -249,7 +250,8 @@ struct TcpStore::Parts {
   }
 };
 
-TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), parts_(std::make_unique<Parts>()) {
+TcpStore::TcpStore(const TcpStoreOptions& asked) : Store(asked.timeout), parts_(std::make_unique<Parts>()) {
+  TcpStoreOptions options = asked;
   tcp::endpoint endpoint = resolve(options.host, options.port);
   require<UsageError>(options.more_ports >= 0 && options.port + options.more_ports <= 65535, "there are no ports ",
                       options.port, " to ", options.port + options.more_ports);
@@ -259,6 +261,8 @@ TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), par
   require<UsageError>(!options.secret.empty() || endpoint.address().is_loopback(), "ranks that meet at ",
                       endpoint.address().to_string(), ", beyond this host, need a secret: give all of them the same ",
                       kSecretFileVariable, " (a file that only you can read) or ", kSecretVariable);
+  if (options.secret.empty()) options.secret = user_secret();
+  parts_->secret = options.secret;
   if (options.serve) {
     serve(endpoint, options, parts_->server);
     endpoint.port(static_cast<unsigned short>(parts_->server->port()));
@@ -270,6 +274,7 @@ TcpStore::TcpStore(const TcpStoreOptions& options) : Store(options.timeout), par
 TcpStore::~TcpStore() = default;
 
 int TcpStore::port() const { return parts_->port; }
+std::string TcpStore::secret() { return parts_->secret; }
 std::string TcpStore::local_address() const { return parts_->connection->local_address(); }
 
 void TcpStore::set(const std::string& key, const std::string& value) { parts_->ask(StoreOp::set, {key, value}); }

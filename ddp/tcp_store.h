@@ -15,7 +15,8 @@ struct TcpStoreOptions {
   int port = 29500;    // 0 = pick a free one (with `serve`)
   int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
   std::string run{};   // names the run: a server turns clients of another one away
-  /// Known to all ranks and nobody else; needed where the ranks do not meet on a loopback address. See ddp/secret.h.
+  /// Known to all ranks and nobody else; needed where the ranks do not meet on a loopback address. Empty there: the
+  /// user's own, which other users of the host cannot read. See ddp/secret.h.
   std::string secret{};
   /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.
   bool one_host = false;
@@ -54,6 +55,7 @@ class TcpStore final : public Store {
   void append(const std::string& key, const std::string& suffix) override;
   std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
+  std::string secret() override;
 
  private:
   struct Parts;

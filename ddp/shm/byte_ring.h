@@ -8,7 +8,8 @@
 
 namespace duet::ddp {
 
-/// One end of it: one rank only writes, the other only reads. Neither ever waits.
+/// One end of it: one rank only writes, the other only reads. Neither ever waits. Both throw CommError when the
+/// counters are not those of a ring: the other rank can have written anything there.
 class ByteRing {
  public:
   static constexpr std::size_t kRoom = 64 << 10;

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <span>
 
 #include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
+
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 40;  // of a message
 
 /// Whether a message is the one that is received.
 bool is_same(const Header& one, const Header& other) { return one.tag == other.tag && one.sequence == other.sequence; }
@@ -17,6 +20,14 @@ void check_expected(int peer, const Header& expected, const Header& arrived) {
   require<CommError>(expected.count == arrived.count && expected.dtype == arrived.dtype, "rank ", peer, " sends ",
                      arrived.count, " ", static_cast<DType>(arrived.dtype), ", expected ", expected.count, " ",
                      static_cast<DType>(expected.dtype));
+}
+
+/// The peer can have written anything.
+void check_header(int peer, const Header& header) {
+  const std::size_t size = size_of(static_cast<DType>(header.dtype));
+  const bool good = size > 0 && header.count >= 0 && static_cast<std::uint64_t>(header.count) <= kMostBytes / size;
+  require<CommError>(good, "rank ", peer, " sends a damaged header: ", header.count, " elements of dtype ",
+                     int{header.dtype});
 }
 
 }  // namespace
@@ -123,7 +134,10 @@ void Messages::read(int peer, Line& line) {
       if (bytes == 0) break;
       continue;
     }
-    if (line.arrived == sizeof(Header)) begin_arrival(peer, line);
+    if (line.arrived == sizeof(Header)) {
+      check_header(peer, line.arriving);
+      begin_arrival(peer, line);
+    }
     if (line.arrived == sizeof(Header) + bytes_of(line.arriving)) end_arrival(peer, line);
   }
   if (moved) board_.ring(peer);
@@ -139,7 +153,12 @@ void Messages::begin_arrival(int peer, Line& line) {
     return;
   }
   line.target = nullptr;
-  line.early.push_back({line.arriving, std::vector<std::byte>(bytes_of(line.arriving))});
+  try {
+    line.early.push_back({line.arriving, std::vector<std::byte>(bytes_of(line.arriving))});
+  } catch (const std::bad_alloc&) {
+    throw CommError(concat("rank ", peer, " sends ", bytes_of(line.arriving),
+                           " bytes that nothing waits for, and there is no memory to keep them"));
+  }
 }
 
 void Messages::end_arrival(int peer, Line& line) {

@@ -1,7 +1,9 @@
 #include "ddp/shm/shm_collectives.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "ddp/bytes.h"
 #include "ddp/reduce_kernels.h"
@@ -52,9 +54,16 @@ std::uint64_t ShmCollectives::place_of(const Buffer& buffer) const {
   return 0;
 }
 
-std::byte* ShmCollectives::at_place(int rank, std::uint64_t place) const {
-  const std::uint64_t offset = place - 1;
-  return arenas_[offset >> kArenaShift].of(rank) + (offset & ((std::uint64_t{1} << kArenaShift) - 1));
+std::byte* ShmCollectives::at_place(int rank, std::uint64_t& place, const Buffer& own) const {
+  // Read once: the other rank can write there at any time.
+  const std::uint64_t offset = std::atomic_ref(place).load(std::memory_order_relaxed) - 1;
+  const std::uint64_t arena = offset >> kArenaShift, within = offset & ((std::uint64_t{1} << kArenaShift) - 1);
+  const std::size_t bytes = own.bytes();
+  const bool good = arena < arenas_.size() && within % size_of(own.dtype) == 0 && bytes <= arenas_[arena].bytes &&
+                    within <= arenas_[arena].bytes - bytes;
+  require<CommError>(good, "rank ", board_.name_of(rank), " names memory that it does not share: place ", offset, ", ",
+                     bytes, " bytes");
+  return arenas_[arena].of(rank) + within;
 }
 
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
@@ -208,7 +217,7 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
     const std::int64_t count = std::min(kCached, shard.count - done);
     parts_.clear();
     for (int peer = 0; peer < board_.size(); ++peer) {
-      std::byte* const buffer = at_place(peer, board_.notice(peer, sequence).shared_at);
+      std::byte* const buffer = at_place(peer, board_.notice(peer, sequence).shared_at, call.in);
       parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
     }
     reduce_parts(parts_, count, call.in.dtype, call.reduce);
@@ -230,14 +239,16 @@ void ShmCollectives::reduce_update(const Call& call, std::uint64_t sequence) {
     const std::int64_t begin = shard.begin + done, count = std::min(kUpdated, shard.count - done);
     const auto offset = static_cast<std::size_t>(begin) * sizeof(float);
     PooledVector<Tensor> parts;
-    for (int peer = 0; peer < board_.size(); ++peer)
-      parts.push_back(borrow(at_place(peer, board_.notice(peer, sequence).shared_at) + offset, {count}, DType::f32));
+    for (int peer = 0; peer < board_.size(); ++peer) {
+      std::byte* const gradients = at_place(peer, board_.notice(peer, sequence).shared_at, call.in);
+      parts.push_back(borrow(gradients + offset, {count}, DType::f32));
+    }
     const Tensor sums = borrow(sums_.data(), {count}, DType::f32);
     backend(DeviceKind::cpu).sum_devices(parts, sums, false, 0, 1);
     (*call.update)(begin, sums);
     for (int peer = 0; peer < board_.size(); ++peer) {
       if (peer != board_.rank())
-        copy_bytes(at_place(peer, board_.notice(peer, sequence).out_at) + offset, at(call.out, begin),
+        copy_bytes(at_place(peer, board_.notice(peer, sequence).out_at, call.out) + offset, at(call.out, begin),
                    static_cast<std::size_t>(count) * sizeof(float));
     }
     fault_point("reduce_update");

@@ -43,8 +43,9 @@ class ShmCollectives {
   /// How many ranks have the buffer of an all_reduce in shared memory.
   int shared_count(std::uint64_t sequence);
   std::uint64_t place_of(const Buffer& buffer) const;
-  /// The opposite, on another rank.
-  std::byte* at_place(int rank, std::uint64_t place) const;
+  /// The opposite, on another rank. Throws CommError unless a buffer like this rank's lies there, whole, in its
+  /// shared memory.
+  std::byte* at_place(int rank, std::uint64_t& place, const Buffer& own) const;
 
   std::int64_t piece_count(const Call& call) const;
   /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may look there.

@@ -10,6 +10,7 @@
 #include "ddp/file_store.h"
 #include "ddp/memory_store.h"
 #include "ddp/rank_environment.h"
+#include "ddp/secret.h"
 #include "ddp/tcp_store.h"
 #include "ddp/tcp_store_wire.h"
 #include "lib/error.h"
@@ -200,6 +201,7 @@ TEST_CASE("a record that its writer did not finish is cut off") {
 TEST_CASE("a file that is no store is refused") {
   const Scratch scratch;
   std::ofstream(scratch.path("text")) << "something else entirely";
+  std::filesystem::permissions(scratch.path("text"), std::filesystem::perms(0600));
   CHECK_THROWS_WITH(FileStore(scratch.path("text"), "run"), ContainsSubstring("is not a duet store"));
   CHECK_THROWS_WITH(FileStore(scratch.path("no/such/folder"), "run"), ContainsSubstring("errno 2"));
 }
@@ -241,7 +243,7 @@ TEST_CASE("the server outlives clients that speak something else") {
   }
   for (const std::string& bytes : frames) {
     RawClient client(port);
-    client.greet("");
+    client.greet(user_secret());
     client.say(bytes);
     client.wait_for_end();
   }
