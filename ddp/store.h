@@ -14,10 +14,12 @@ using Milliseconds = std::chrono::milliseconds;
 
 inline constexpr std::size_t kMaxKeyBytes = 4096;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
+inline constexpr std::size_t kMaxTableBytes = std::size_t{256} << 20;  // of all keys and values, kEntryBytes for each
+inline constexpr std::size_t kEntryBytes = 128;
 inline constexpr Milliseconds kStoreTimeout{300'000};
 
 /// Strings by name, shared by all ranks. Thread-safe. Keys have 1 to kMaxKeyBytes bytes and values at most
-/// kMaxValueBytes, else UsageError; a lost server or an unusable file is a
+/// kMaxValueBytes, all of them together kMaxTableBytes, else UsageError; a lost server or an unusable file is a
 /// CommError.
 class Store {
  public:

@@ -1,5 +1,6 @@
 #include "ddp/store_table.h"
 
+#include <algorithm>
 #include <charconv>
 #include <system_error>
 #include <utility>
@@ -8,12 +9,40 @@
 
 namespace duet::ddp {
 
-void StoreTable::set(const std::string& key, std::string value) {
+namespace {
+
+std::size_t entry_bytes(const std::string& key, std::size_t value_bytes) {
+  return kEntryBytes + key.size() + value_bytes;
+}
+
+}  // namespace
+
+void StoreTable::check_room(const std::string& key, std::size_t value_bytes) const {
   require<UsageError>(!key.empty() && key.size() <= kMaxKeyBytes, "a store's key has 1 to ", kMaxKeyBytes,
                       " bytes, got ", key.size());
-  require<UsageError>(value.size() <= kMaxValueBytes, "a store's value has at most ", kMaxValueBytes, " bytes, got ",
-                      value.size(), " for key ", key);
-  values_[key] = std::move(value);
+  require<UsageError>(value_bytes <= kMaxValueBytes, "a store's value has at most ", kMaxValueBytes, " bytes, got ",
+                      value_bytes, " for key ", key);
+  const std::string* current = find(key);
+  const std::size_t others = bytes_ - (current ? entry_bytes(key, current->size()) : 0);
+  require<UsageError>(entry_bytes(key, value_bytes) <= kMaxTableBytes - others, "a store has room for ", kMaxTableBytes,
+                      " bytes, of which ", others, " are used: ", value_bytes, " more for key ", key, " do not fit");
+}
+
+void StoreTable::set(const std::string& key, std::string value) {
+  check_room(key, value.size());
+  const std::size_t bytes = entry_bytes(key, value.size());
+  const auto [at, made] = values_.try_emplace(key);
+  if (!made) bytes_ -= entry_bytes(key, at->second.size());
+  at->second = std::move(value);
+  bytes_ += bytes;
+}
+
+bool StoreTable::erase(const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return false;
+  bytes_ -= entry_bytes(key, found->second.size());
+  values_.erase(found);
+  return true;
 }
 
 const std::string* StoreTable::find(const std::string& key) const {
@@ -45,7 +74,12 @@ std::string StoreTable::compare_set(const std::string& key, const std::string& e
 
 void StoreTable::append(const std::string& key, const std::string& suffix) {
   const std::string* current = find(key);
+  check_room(key, (current ? current->size() : 0) + suffix.size());
   set(key, current ? *current + suffix : suffix);
+}
+
+bool StoreTable::has_all(const std::vector<std::string>& keys) const {
+  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return find(key) != nullptr; });
 }
 
 std::vector<std::string> StoreTable::missing(const std::vector<std::string>& keys) const {

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -59,7 +60,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   void reply(const StoreFrame& frame) {
     try {
       send(encode(frame));
-    } catch (const UsageError& error) {  // the values are too large for one frame
+    } catch (const UsageError& error) {  // it is too large for one frame
       send(encode({static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}}));
     }
   }
@@ -169,13 +170,24 @@ TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string&
   port_ = acceptor_.local_endpoint().port();
   require<CommError>(has_spare(), "the store has no file descriptor left for its clients: ", last_errno);
   accept();
-  thread_ = std::thread([this] { io_.run(); });
+  thread_ = std::thread([this] { serve(); });
 }
 
 TcpStoreServer::~TcpStoreServer() {
   io_.stop();
   thread_.join();
   waiters_.clear();
+}
+
+// A session without memory for what it does ends, and its client finds the connection closed; the others go on.
+void TcpStoreServer::serve() {
+  for (;;) {
+    try {
+      io_.run();
+      return;
+    } catch (const std::bad_alloc&) {
+    }
+  }
 }
 
 // The oldest has had the most time: a rank proves itself in two trips.
@@ -200,7 +212,11 @@ bool TcpStoreServer::has_spare() {
 void TcpStoreServer::accept() {
   acceptor_.async_accept([this](error_code error, tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
-    if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket), !has_spare()));
+    try {
+      if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket), !has_spare()));
+    } catch (const std::bad_alloc&) {
+      error = asio::error::no_memory;
+    }
     const bool gave_up = error == asio::error::no_descriptors && spare_.open();
     if (gave_up) spare_.close();
     if (!error || gave_up) return accept();
@@ -212,21 +228,13 @@ void TcpStoreServer::accept() {
 }
 
 void TcpStoreServer::handle(const std::shared_ptr<Session>& session, const StoreFrame& request) {
-  StoreFrame reply;
-  try {
-    const auto op = static_cast<StoreOp>(request.code);
-    if (op == StoreOp::get || op == StoreOp::wait) {
-      if (!table_.has_all(request.strings)) return add_waiter(session, request);
-      if (op == StoreOp::get) reply = values_of(request.strings);
-    } else {
-      reply.strings = answer(request);
-    }
-  } catch (const UsageError& error) {
-    reply = {static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}};
-  } catch (const Error& error) {
-    reply = {static_cast<std::uint8_t>(StoreStatus::comm_error), 0, {error.what()}};
-  }
-  session->reply(reply);
+  const auto op = static_cast<StoreOp>(request.code);
+  const bool gets = op == StoreOp::get;
+  if ((gets || op == StoreOp::wait) && !table_.has_all(request.strings)) return add_waiter(session, request);
+  session->reply(reply_of([&] {
+    if (gets) return values_of(request.strings);
+    return op == StoreOp::wait ? StoreFrame{} : StoreFrame{0, 0, answer(request)};
+  }));
   serve_waiters();
 }
 
@@ -263,7 +271,21 @@ std::vector<std::string> TcpStoreServer::answer(const StoreFrame& request) {
   throw UsageError(concat("unknown store request ", int{request.code}));
 }
 
+template <class Action>
+StoreFrame TcpStoreServer::reply_of(Action&& action) {
+  try {
+    return action();
+  } catch (const UsageError& error) {
+    return {static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}};
+  } catch (const Error& error) {
+    return {static_cast<std::uint8_t>(StoreStatus::comm_error), 0, {error.what()}};
+  }
+}
+
 StoreFrame TcpStoreServer::values_of(const std::vector<std::string>& keys) const {
+  std::size_t total = 0;
+  for (const std::string& key : keys) total += table_.find(key)->size();
+  check_frame(keys.size(), total);
   StoreFrame reply;
   for (const std::string& key : keys) reply.strings.push_back(*table_.find(key));
   return reply;
@@ -291,7 +313,7 @@ void TcpStoreServer::serve_waiters() {
       ++next;
       continue;
     }
-    waiter->session->reply(waiter->wants_values ? values_of(waiter->keys) : StoreFrame{});
+    waiter->session->reply(reply_of([&] { return waiter->wants_values ? values_of(waiter->keys) : StoreFrame{}; }));
     waiter->served = true;
     waiter->timer.cancel();
     next = waiters_.erase(next);

@@ -35,12 +35,16 @@ class TcpStoreServer {
     boost::asio::steady_timer timer;
     bool served = false;
   };
+  void serve();
   void accept();
   /// Holds the spare descriptor again, or cannot.
   bool has_spare();
   void handle(const std::shared_ptr<Session>& session, const StoreFrame& request);
   /// What a request that never waits is answered.
   std::vector<std::string> answer(const StoreFrame& request);
+  /// What `action` returns, or the error that it throws.
+  template <class Action>
+  static StoreFrame reply_of(Action&& action);
   StoreFrame values_of(const std::vector<std::string>& keys) const;
   void add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request);
   void serve_waiters();

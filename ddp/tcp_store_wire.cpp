@@ -1,5 +1,6 @@
 #include "ddp/tcp_store_wire.h"
 
+#include <algorithm>
 #include <limits>
 #include <span>
 
@@ -8,6 +9,8 @@
 
 namespace duet::ddp {
 namespace {
+
+constexpr std::size_t kFrameHeadBytes = sizeof(std::uint8_t) + sizeof(std::int64_t) + sizeof(std::uint32_t);
 
 template <class T>
 void put(std::string& out, T value) {
@@ -41,18 +44,25 @@ std::string store_proof(const std::string& secret, StoreSide side, std::string_v
   return {digest.begin(), digest.end()};
 }
 
+void check_frame(std::size_t count, std::size_t total) {
+  require<UsageError>(count <= kMaxFrameStrings, "a store's message has at most ", kMaxFrameStrings,
+                      " keys and values, got ", count);
+  const std::size_t bytes = kFrameHeadBytes + count * sizeof(std::uint32_t) + total;
+  require<UsageError>(bytes <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes, got ", bytes);
+}
+
 std::string encode(const StoreFrame& frame) {
+  std::size_t total = 0;
+  for (const std::string& text : frame.strings) total += text.size();
+  check_frame(frame.strings.size(), total);
   std::string body;
   put(body, frame.code);
   put(body, frame.timeout_ms);
   put(body, static_cast<std::uint32_t>(frame.strings.size()));
   for (const std::string& text : frame.strings) {
-    require<UsageError>(text.size() <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes");
     put(body, static_cast<std::uint32_t>(text.size()));
     body += text;
   }
-  require<UsageError>(body.size() <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes, got ",
-                      body.size());
   std::string out;
   put(out, static_cast<std::uint32_t>(body.size()));
   return out + body;
@@ -61,7 +71,8 @@ std::string encode(const StoreFrame& frame) {
 bool decode(std::string_view body, StoreFrame& frame) {
   std::uint32_t count = 0;
   if (!take(body, frame.code) || !take(body, frame.timeout_ms) || !take(body, count)) return false;
-  if (count > body.size() / sizeof(std::uint32_t)) return false;  // before memory is set aside for them
+  if (count > std::min(body.size() / sizeof(std::uint32_t), kMaxFrameStrings))
+    return false;  // before memory is set aside for them
   frame.strings.clear();
   frame.strings.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {

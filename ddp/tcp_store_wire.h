@@ -28,6 +28,7 @@ std::string store_proof(const std::string& secret, StoreSide side, std::string_v
 /// Tells runs apart; no secret.
 std::string store_run_mark(const std::string& run);
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;
+inline constexpr std::size_t kMaxFrameStrings = 65'536;
 
 enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };
 enum class StoreStatus : std::uint8_t { ok, comm_error, usage_error };
@@ -38,9 +39,11 @@ struct StoreFrame {
   std::vector<std::string> strings;
 };
 
-/// The frame with its length in front. Throws UsageError past kMaxFrameBytes.
+/// The frame with its length in front. Throws UsageError past kMaxFrameBytes or kMaxFrameStrings.
 std::string encode(const StoreFrame& frame);
-/// Reads a body; false if it is malformed in any way.
+/// What encode() throws, before the strings are in a frame: `total` is their bytes.
+void check_frame(std::size_t count, std::size_t total);
+/// Reads a body; false if it is malformed in any way or has more than kMaxFrameStrings.
 bool decode(std::string_view body, StoreFrame& frame);
 /// The length in front of a body.
 std::uint32_t decode_length(std::string_view four_bytes);
