@@ -37,9 +37,10 @@ void add_options(CLI::App& app, CollectiveOptions& options) {
   add_named(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->capture_default_str();
-  app.add_option("--backend", options.backends,
-                 "what carries them: shm, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
-                 "one; several, separated by commas, are compared")
+  app.add_option(
+         "--backend", options.backends,
+         "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
+         "one; several, separated by commas, are compared")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--algorithm", options.algorithms,
@@ -85,7 +86,7 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
 void check(const CollectiveOptions& options) {
   require<UsageError>(options.devices >= 1 && options.devices <= kMaxRanks, "--devices is ", options.devices,
                       ", expected 1 to ", kMaxRanks);
-  check_known("--backend", options.backends, {"auto", "shm", "gloo", "nccl", "memory"});
+  check_known("--backend", options.backends, {"auto", "shm", "tcp", "gloo", "nccl", "memory"});
   check_known("--workers", {options.workers}, {"process", "thread"});
   for (const std::string& backend : options.backends) {
     require<UsageError>(backend != "nccl" || options.device == DeviceKind::cuda, "--backend nccl is for --device cuda");

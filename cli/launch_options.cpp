@@ -118,8 +118,8 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
   app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")->capture_default_str();
   app.add_option("--interface", options.interface,
-                 "network interface, such as eth0, over which Gloo's and NCCL's ranks exchange data. Default: Gloo's "
-                 "is that of the way to rank 0; NCCL's is loopback on one host, else its own choice. Beyond loopback "
+                 "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
+                 "NCCL's is loopback on one host, else its own choice. Beyond loopback "
                  "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
   app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
 }

@@ -49,9 +49,9 @@ void add_step(CLI::App& app, Training& training, Texts& texts) {
          "as many as fit between two readings of the loss")
       ->capture_default_str();
   app.add_option("--backend", training.backend,
-                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), gloo "
-                 "(TCP), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, else shm "
-                 "where it can be had")
+                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), tcp, "
+                 "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+                 "else shm where it can be had, else tcp")
       ->capture_default_str();
   app.add_option("--workers", training.workers,
                  "what a rank of seed and ddp is: a process, or a thread (with all ranks in one process, and the same "
@@ -215,9 +215,9 @@ void finish(Training& training, const Texts& texts) {
                       texts.device, "'; --devices says how many");
   training.device = device.kind;
   training.precision = parse_precision(texts.precision);
-  constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl", "memory"};
+  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "memory"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), training.backend) != kBackends.end(),
-                      "--backend: unknown '", training.backend, "', expected auto, shm, gloo, nccl or memory");
+                      "--backend: unknown '", training.backend, "', expected auto, shm, tcp, gloo, nccl or memory");
   require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
                       "', expected torch");
   training.compat_torch = texts.compat == "torch";

@@ -27,6 +27,7 @@
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
 #include "ddp/tcp_store.h"
+#include "ddp/tcp_transport.h"
 #include "lib/error.h"
 #include "lib/fault_point.h"
 
@@ -192,10 +193,14 @@ std::string nccl_interface(Store& store, const Rendezvous& meeting) {
   return rank_elsewhere(store, meeting) < 0 ? loopback_interface() : "";
 }
 
-/// Over the network, and within hosts over memory unless only Gloo was asked for.
+/// Over the network, and within hosts over memory unless only the network was asked for.
 std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Rendezvous& meeting,
                                             const std::shared_ptr<Store>& store, const GlooOptions& gloo) {
-  auto transport = make_gloo_transport(*store, meeting.rank, meeting.world_size, gloo);
+  const int rank = meeting.rank, size = meeting.world_size;
+  auto transport =
+      options.backend == "gloo"
+          ? make_gloo_transport(*store, rank, size, gloo)
+          : make_tcp_transport(*store, rank, size, {.address = gloo.address, .connect_timeout = gloo.connect_timeout});
   const std::vector<std::string> names = store->multi_get(rank_keys("host", meeting.world_size));
   std::vector<int> hosts;  // by the first rank on each
   for (const std::string& name : names)
@@ -286,7 +291,7 @@ std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& asked) {
     const auto told = environment_variable(kJoinTimeoutVariable);
     options.join_timeout = told ? Milliseconds(number(*told, kJoinTimeoutVariable)) : kStoreTimeout;
   }
-  constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl", "solo"};
+  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "solo"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend: '", options.backend, "'");
   require<UsageError>(options.timeout.count() > 0 && options.join_timeout.count() > 0,

@@ -44,7 +44,7 @@ class MixedTransport final : public Transport {
 
   int rank() const override { return network_->rank(); }
   int size() const override { return network_->size(); }
-  const char* name() const override { return "gloo+shm"; }
+  const char* name() const override { return "tcp+shm"; }
   const std::vector<int>& hosts() const override { return hosts_; }
 
   Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {

@@ -110,7 +110,7 @@ class ProcessGroup {
   int size() const { return size_; }
   /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
   virtual double busy_us() const { return 0; }
-  /// "shm", "gloo", "nccl", "solo", "memory".
+  /// "shm", "tcp", "tcp+shm", "gloo", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
 
   /// The store through which the ranks met. Threads of one process may set one for make_memory_transports().

@@ -16,6 +16,8 @@
 #include "ddp/nccl_group.h"
 #include "ddp/shm_group.h"
 #include "ddp/solo_group.h"
+#include "ddp/tcp_transport.h"
+#include "ddp/transport_group.h"
 #include "lib/error.h"
 #include "lib/with_prefix.h"
 
@@ -66,6 +68,12 @@ class RankThreads {
       return make_nccl_group(store_, rank, size(),
                              {.device = device, .connect_timeout = kMeetTimeout, .group = options_.group});
     }
+    if (options_.backend == "tcp") {
+      auto group = std::make_unique<TransportGroup>(
+          make_tcp_transport(*store_, rank, size(), {.connect_timeout = kMeetTimeout}), options_.group);
+      group->set_store(store_);
+      return group;
+    }
     if (options_.backend != "memory") {
       try {
         return make_shm_group(store_, rank, size(), kMeetTimeout, options_.group);
@@ -114,7 +122,7 @@ class RankThreads {
 
 void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options) {
   require<UsageError>(ranks >= 1, "a job has at least 1 rank, got ", ranks);
-  constexpr std::array kBackends = {"auto", "shm", "gloo", "memory", "nccl"};
+  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "memory", "nccl"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend for ranks that are threads: '", options.backend, "'");
   require<UsageError>(options.backend != "nccl" || options.devices.size() == static_cast<std::size_t>(ranks),

@@ -11,8 +11,8 @@
 namespace duet::ddp {
 
 struct RankThreadsOptions {
-  /// "shm", "gloo", "memory" (messages are copied within the process), "nccl", or "auto": shm where memory can be
-  /// shared, else memory.
+  /// "shm", "tcp", "gloo", "memory" (messages are copied within the process), "nccl", or "auto": shm where memory can
+  /// be shared, else memory.
   std::string backend = "auto";
   /// The ranks' GPUs, for nccl.
   std::vector<Device> devices{};

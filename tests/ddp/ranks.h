@@ -15,6 +15,7 @@
 #include "ddp/memory_store.h"
 #include "ddp/memory_transport.h"
 #include "ddp/shm_group.h"
+#include "ddp/tcp_transport.h"
 #include "ddp/transport_group.h"
 
 namespace duet_test {
@@ -22,14 +23,16 @@ namespace duet_test {
 using duet::ddp::ProcessGroup;
 
 /// What the ranks of a test are connected by.
-enum class Over { memory, gloo, shm };
+enum class Over { memory, gloo, shm, tcp };
 
 inline bool missing(Over over) { return over == Over::gloo && !duet::ddp::why_no_gloo().empty(); }
 
 inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet::ddp::Transport>& transport,
                                                 const std::shared_ptr<duet::ddp::Store>& store, int rank, int size,
                                                 const duet::ddp::GroupOptions& options) {
-  if (over == Over::memory) {
+  if (over == Over::memory || over == Over::tcp) {
+    if (over == Over::tcp)
+      transport = duet::ddp::make_tcp_transport(*store, rank, size, {.connect_timeout = std::chrono::seconds(60)});
     auto group = std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
     group->set_store(store);
     return group;

@@ -163,7 +163,7 @@ std::vector<std::string> faults_of(ProcessGroup& group) {
 }  // namespace
 
 TEST_CASE("every collective, reduction and dtype") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(1, 2, 3, 4);
   std::mutex mutex;

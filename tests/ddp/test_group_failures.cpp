@@ -27,7 +27,7 @@ std::span<float> span(Floats& values) { return values; }
 }  // namespace
 
 TEST_CASE("ranks that disagree about a collective are named on every rank") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   struct Case {
     Call odd, usual;  // what the last rank calls, and what the others do
@@ -89,7 +89,7 @@ TEST_CASE("ranks that disagree about a collective are named on every rank") {
 }
 
 TEST_CASE("a message of another size than expected is an error") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [](ProcessGroup& group) {
     Floats values(group.rank() == 0 ? 8 : 4);
@@ -102,7 +102,7 @@ TEST_CASE("a message of another size than expected is an error") {
 }
 
 TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::latch called(1), failed(1);
   // Rank 2 calls first and has more time, so that rank 0 waits for nobody but rank 1.
@@ -129,7 +129,7 @@ TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
 }
 
 TEST_CASE("an exception in one rank ends the others at once") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const auto begin = Clock::now();
   const auto failures = try_ranks(over, 3, {.timeout = 60s, .leave_timeout = 30s}, [](ProcessGroup& group) {

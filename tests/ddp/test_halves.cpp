@@ -104,7 +104,7 @@ void check_bits(Over over, int size, std::size_t count, std::span<const ReduceOp
 }  // namespace
 
 TEST_CASE("16-bit reductions are rounded once, in the tree's order, to the same bits over every backend") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = GENERATE(1, 2, 3, 4, 5, 6, 7, 8);
   for (const std::size_t count : {std::size_t{1}, std::size_t{3001}}) {

@@ -258,7 +258,7 @@ TEST_CASE("two network namespaces are two hosts, with memory inside and Gloo bet
   INFO(run.text("err0") << run.text("err1"));
   CHECK(run.text("code0") == "0\n");
   CHECK(run.text("code1") == "0\n");
-  CHECK(run.text("out0") == "gloo+shm 10\ngloo+shm 10\n");
+  CHECK(run.text("out0") == "tcp+shm 10\ntcp+shm 10\n");
   CHECK(run.text("out1") == run.text("out0"));
 }
 

@@ -77,7 +77,7 @@ std::vector<std::exception_ptr> disagree(Over over, const Case& one, bool early)
 }  // namespace
 
 TEST_CASE("ranks that disagree about a message: both groups fail, and both ranks are named") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   for (const bool early : {false, true})
     for (const Case& one : cases()) {

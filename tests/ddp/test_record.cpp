@@ -100,7 +100,7 @@ TEST_CASE("a record may be read and written by many threads") {
 }
 
 TEST_CASE("groups note their collectives as their errors number them, on every backend") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::vector<std::shared_ptr<Record>> records = {Record::make(), Record::make()};
   const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {

@@ -207,7 +207,7 @@ TEST_CASE("gradients are scaled before they are sent") {
 }
 
 TEST_CASE("ranks reduce to the same sums, and steps after the second allocate nothing") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const int size = 2;
   std::vector<std::vector<float>> results(size);

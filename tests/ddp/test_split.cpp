@@ -44,7 +44,7 @@ Texts said(Over over, int size, const std::function<std::string(ProcessGroup&)>&
 }  // namespace
 
 TEST_CASE("split makes groups by color, in the order of the keys") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts texts = said(over, 4, [](ProcessGroup& whole) {
     const int rank = whole.rank();
@@ -55,7 +55,10 @@ TEST_CASE("split makes groups by color, in the order of the keys") {
     const auto one = half->split(rank);  // a group within a group within a group
     return concat(text, " ", one->size(), " ", sum(*one, rank), " ", sum(whole, 1));
   });
-  const std::string name = over == Over::memory ? "memory" : over == Over::gloo ? "gloo" : "shm";
+  const std::string name = over == Over::memory ? "memory"
+                           : over == Over::gloo ? "gloo"
+                           : over == Over::tcp  ? "tcp"
+                                                : "shm";
   CHECK(texts == Texts{"1/2 " + name + " 4 0/3 6 1 0 4", "1/2 " + name + " 6 1/3 6 1 1 4",
                        "0/2 " + name + " 4 2/3 6 1 2 4", "0/2 " + name + " 6 none 1 3 4"});
 }
@@ -77,7 +80,7 @@ TEST_CASE("a record numbers new groups alike in every process, and no two of the
 }
 
 TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::mutex mutex;
   std::vector<std::unique_ptr<ProcessGroup>> groups(3);
@@ -117,7 +120,7 @@ TEST_CASE("ranks that disagree about a new group, or name ranks that are not the
 }
 
 TEST_CASE("a failure in one group leaves the other as it is") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts texts = said(over, 2, [](ProcessGroup& whole) {
     const auto group = whole.split(0);
@@ -133,7 +136,7 @@ TEST_CASE("a failure in one group leaves the other as it is") {
 }
 
 TEST_CASE("texts of other lengths go round") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   const Texts own = {std::string("a\0b", 3), "", "longer than the others"};
   const Texts texts = said(over, 3, [&](ProcessGroup& group) {
@@ -147,7 +150,7 @@ TEST_CASE("texts of other lengths go round") {
 }
 
 TEST_CASE("a monitored barrier names all ranks that did not come, and the group goes on") {
-  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm);
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::latch first_over(1), both_over(2);
   const Texts texts = said(over, 4, [&](ProcessGroup& group) {
