@@ -19,6 +19,7 @@
 #include "ddp/tcp_transport.h"
 #include "ddp/transport_group.h"
 #include "lib/error.h"
+#include "lib/start_thread.h"
 #include "lib/with_prefix.h"
 
 namespace duet::ddp {
@@ -37,9 +38,9 @@ class RankThreads {
     std::vector<std::thread> threads;
     try {
       for (int rank = 0; rank < size(); ++rank) {
-        threads.emplace_back([this, rank, starts] {
+        threads.push_back(start_thread(concat("the thread of rank ", rank, " of ", size()), [this, rank, starts] {
           if (starts.get()) run_rank(rank);
-        });
+        }));
       }
     } catch (...) {  // no rank waits for a thread that could not be made
       all_there.set_value(false);

@@ -17,6 +17,7 @@
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"
 #include "lib/error.h"
+#include "lib/start_thread.h"
 #include "lib/trace.h"
 
 namespace duet::ddp {
@@ -102,9 +103,10 @@ ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, M
       options_(options),
       spins_(board_->size() <= usable_cores()),
       collectives_(*board_),
-      messages_(*board_),
-      helper_([this] { help(); }) {
+      messages_(*board_) {
   set_store(std::move(store));
+  helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
+                         [this] { help(); });
 }
 
 ShmGroup::~ShmGroup() {

@@ -17,6 +17,7 @@
 #include "ddp/secret.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"
+#include "lib/start_thread.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -170,7 +171,7 @@ TcpStoreServer::TcpStoreServer(const tcp::endpoint& endpoint, const std::string&
   port_ = acceptor_.local_endpoint().port();
   require<CommError>(has_spare(), "the store has no file descriptor left for its clients: ", last_errno);
   accept();
-  thread_ = std::thread([this] { serve(); });
+  thread_ = start_thread("the thread of the store\'s server", [this] { serve(); });
 }
 
 TcpStoreServer::~TcpStoreServer() {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/start_thread.h"
 #include "lib/trace.h"
 
 namespace duet::ddp {
@@ -43,7 +44,12 @@ TransportGroup::TransportGroup(std::unique_ptr<Transport> transport, const Group
   core_->transport = std::move(transport);
   queue_.reserve(kQueued);
   running_.reserve(kQueued);
-  thread_ = std::thread([this] { serve(); });
+  try {
+    thread_ = start_thread(concat("the communication thread of rank ", rank()), [this] { serve(); });
+  } catch (...) {
+    core_->transport->close();  // the peers must not wait for this rank
+    throw;
+  }
 }
 
 TransportGroup::~TransportGroup() {

@@ -4,9 +4,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <mutex>
 
 #include "lib/error.h"
+#include "lib/start_thread.h"
 
 namespace duet {
 namespace {
@@ -92,15 +94,23 @@ bool take_cores(int first, int count) {
 ThreadPool::ThreadPool(int workers, std::function<void(int)> started)
     : workers_(workers), failures_(static_cast<std::size_t>(std::max(1, workers))) {
   require<UsageError>(workers >= 1 && workers <= 4096, "a thread pool of ", workers, " threads, expected 1 to 4096");
-  for (int w = 1; w < workers; ++w) {
-    threads_.emplace_back([this, w, started] {
-      if (started) started(w);
-      serve(w);
-    });
+  threads_.reserve(static_cast<std::size_t>(workers - 1));
+  try {
+    for (int w = 1; w < workers; ++w) {
+      threads_.push_back(start_thread(concat("worker thread ", w, " of a pool of ", workers), [this, w, started] {
+        if (started) started(w);
+        serve(w);
+      }));
+    }
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stopping_.store(true, std::memory_order_release);
   round_.fetch_add(1, std::memory_order_acq_rel);
   round_.notify_all();

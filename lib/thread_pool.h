@@ -56,6 +56,7 @@ class ThreadPool {
     const FunctionRef<void(int, int)>* task = nullptr;
   };
   void serve(int worker);
+  void stop();
   void work(int worker);
 
   int workers_;

@@ -22,6 +22,7 @@
 #include "ddp/gloo/module.h"
 #include "ddp/rank_names.h"
 #include "lib/error.h"
+#include "lib/start_thread.h"
 
 namespace duet::ddp {
 namespace {
@@ -108,7 +109,7 @@ class GlooTransport final : public Transport {
                              options.address, ": ", plain(error)));
     }
     ends_.resize(lifelines_.size());
-    watcher_ = std::thread([this] { watch(); });
+    watcher_ = start_thread(concat("the thread that watches rank ", rank, "'s connections"), [this] { watch(); });
   }
   ~GlooTransport() override {
     close();

@@ -7,6 +7,8 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
+#include "lib/error.h"
+#include "lib/start_thread.h"
 
 namespace duet::ddp::nccl {
 namespace {
@@ -56,7 +58,7 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
   config.blocking = 0;
   Lock lock(mutex_);
   pending_.push_back(connecting);
-  watchdog_ = std::thread([this] { watch(); });
+  watchdog_ = start_thread(concat("the thread that watches NCCL for rank ", rank), [this] { watch(); });
   const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size, id, rank, &config);
   try {
     check(result, communicator_);
@@ -215,7 +217,11 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
   const ncclComm_t dead = std::exchange(communicator_, nullptr);
   const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
-  if (lingers) aborting_ = std::thread(ncclCommAbort, dead);
+  try {
+    if (lingers) aborting_ = start_thread("the thread that aborts NCCL", [dead] { ncclCommAbort(dead); });
+  } catch (const Error& no_thread) {  // the communicator stays as it is until the process ends
+    failure_ += concat("; ", no_thread.what());
+  }
   pending_.clear();
   changed_.notify_all();
   const std::string text = failure_;

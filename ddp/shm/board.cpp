@@ -50,6 +50,7 @@ Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::ve
 }
 
 Board::~Board() {
+  close();  // also where a constructor has failed: the peers must not wait for this rank
   for (const int process : processes_)
     if (process >= 0) ::close(process);
 }

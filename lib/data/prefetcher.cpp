@@ -2,13 +2,16 @@
 
 #include <utility>
 
+#include "lib/start_thread.h"
+
 namespace duet::data {
 
 Prefetcher::Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end,
                        std::function<Batch(std::int64_t)> make)
     : make_(std::move(make)), slots_(static_cast<std::size_t>(depth)), claimed_(first), taken_(first), end_(end) {
   try {
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+    for (int i = 0; i < workers; ++i)
+      threads_.push_back(start_thread("a worker thread of a data loader", [this] { work(); }));
   } catch (...) {
     stop();
     throw;

@@ -1,14 +1,18 @@
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <string>
 
 #include "ddp/gloo_group.h"
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
+#include "tests/support/few_threads.h"
 
 using namespace duet;
 using namespace duet::ddp;
+using duet_test::ContainsSubstring;
+using duet_test::FewThreads;
 
 TEST_CASE("ranks may be threads of one process, over every backend") {
   for (const std::string backend : {"auto", "shm", "memory", "gloo"}) {
@@ -49,4 +53,25 @@ TEST_CASE("of ranks that are threads, the one that failed by itself is named, an
     CHECK_THROWS_WITH(run_rank_threads(3, job, {.backend = backend}), "rank 1: the disk is full");
     CHECK(lost == 4);
   }
+}
+
+TEST_CASE("a rank whose group can start no thread ends the others, and the limit is named") {
+  // Three threads are the ranks themselves. Of one group, some have their own thread and some have none.
+  for (const std::string backend : {"shm", "memory"}) {
+    const auto job = [](ProcessGroup& group) { group.barrier().wait(); };
+    std::string what;
+    {
+      const FewThreads few(4);
+      try {
+        run_rank_threads(3, job, {.backend = backend});
+      } catch (const std::exception& error) {
+        what = error.what();
+      }
+    }
+    CHECK_THAT(what, ContainsSubstring(": cannot start the ") && ContainsSubstring("errno 11") &&
+                         ContainsSubstring("the address space is limited to "));
+  }
+  const FewThreads few(1);
+  CHECK_THROWS_WITH(run_rank_threads(3, [](ProcessGroup&) {}, {.backend = "shm"}),
+                    ContainsSubstring("cannot start the thread of rank 1 of 3"));
 }

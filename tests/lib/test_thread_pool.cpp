@@ -14,6 +14,7 @@
 #include "lib/pool.h"
 #include "lib/thread_pool.h"
 #include "tests/support/catch2.h"
+#include "tests/support/few_threads.h"
 
 using namespace duet;
 
@@ -124,6 +125,20 @@ TEST_CASE("each thread of a pool is told that it started, before its first task"
   CHECK(early == 0);
   CHECK_THROWS_AS(ThreadPool(0), UsageError);
   CHECK_THROWS_AS(ThreadPool(5000), UsageError);
+}
+
+TEST_CASE("a pool of more threads than can be started names the limit, and leaves no thread behind") {
+  std::string what;
+  {
+    const duet_test::FewThreads few(2);
+    try {
+      const ThreadPool pool(8);
+    } catch (const Error& error) {
+      what = error.what();
+    }
+  }
+  CHECK_THAT(what, duet_test::ContainsSubstring("cannot start worker thread 3 of a pool of 8: ") &&
+                       duet_test::ContainsSubstring("the address space is limited to "));
 }
 
 TEST_CASE("cores can be counted and pinned to") {

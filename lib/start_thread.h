@@ -1,0 +1,27 @@
+// Starting a thread, with an error that says what could not be started and which limit it was.
+#pragma once
+
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace duet {
+
+/// Throws Error: "cannot start WHAT: Resource temporarily unavailable (errno 11): ..." with which_thread_limit().
+[[noreturn]] void throw_no_thread(const std::string& what, const std::system_error& error);
+
+/// Starts a thread that calls `body`. Throws Error.
+template <class Body>
+std::thread start_thread(const std::string& what, Body&& body) {
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& error) {
+    throw_no_thread(what, error);
+  }
+}
+
+/// The limit by which this process can start no more threads and processes, in words; as it is now.
+std::string which_thread_limit();
+
+}  // namespace duet
