@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """Strikes ranks of `duet launch` with SIGKILL and SIGSTOP at named points of a training, and counts what goes wrong.
 
-    fault_campaign.py PROGRAM    PROGRAM is a duet that was not built for release: see lib/fault_point.h
+    fault_campaign.py PROGRAM [--strikes N] [--seed S]
+                                 PROGRAM is a duet that was not built for release: see lib/fault_point.h
 
-Every injection is run twice. Without restarts the job must end with exit code 1, name rank and cause, and do so within
+Without --strikes: every named point. Every injection is run twice. Without restarts the job must end with exit code 1, name rank and cause, and do so within
 2 s of the strike (of the limit for stopped ranks). With a restart it must end with the bits of an undisturbed run. After
-each run no process of it may be left. The last line has the counts; the exit code is 0 if nothing went wrong.
+each run no process of it may be left.
+
+With --strikes N: see random_strikes.py. The last line has the counts; the exit code is 0 if nothing went wrong.
 """
+import argparse
 import json
 import os
 import subprocess
@@ -14,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import random_strikes
 
 POINTS = ("init", "forward", "backward", "all_reduce", "update", "rename", "end")
 # Which passing of the point is struck; forward: the first step, the others: about the ninth.
@@ -94,4 +100,11 @@ def main(program):
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.path.abspath(sys.argv[1])))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", type=os.path.abspath)
+    parser.add_argument("--strikes", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if options.strikes:
+        sys.exit(random_strikes.main(options.program, options.strikes, options.seed))
+    sys.exit(main(options.program))
