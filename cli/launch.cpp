@@ -1,12 +1,15 @@
 // duet launch: the ranks of any program, as processes of this machine.
 #include "ddp/launch.h"
 
+#include <unistd.h>
+
 #include <cmath>
-#include <cstdio>
 #include <string>
 
 #include "cli/commands.h"
 #include "cli/launch_options.h"
+#include "ddp/output_thread.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
@@ -39,10 +42,10 @@ int launch(const LaunchOptions& options) {
       .log_folder = options.log_dir,
       .pin = !options.no_pin,
       .verbose = options.verbose,
-      .on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); },
+      .on_remark = [](const std::string& text) { ddp::write_all(STDERR_FILENO, concat("duet: ", text, "\n")); },
   });
-  if (!result.message.empty()) std::fprintf(stderr, "duet: %s\n", result.message.c_str());
-  if (!result.account.empty()) std::fprintf(stderr, "%s\n", result.account.c_str());
+  const std::string account = result.account.empty() ? "" : result.account + "\n";
+  if (!result.message.empty()) ddp::write_if_read(STDERR_FILENO, concat("duet: ", result.message, "\n", account));
   return result.exit_code;
 }
 

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "ddp/launch.h"
 #include "lib/error.h"
+#include "lib/standard_streams.h"
 
 namespace {
 
@@ -51,9 +52,12 @@ void complain(const std::exception& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  duet::open_closed_streams();
   try {
     const int status = std::visit(Runner{as_typed(argc, argv)}, parse({argv + 1, argv + argc}));
-    if (std::fflush(stdout) != 0) throw duet::DataError("cannot write to the standard output");
+    // An earlier write may have failed, of which the last fflush() says nothing.
+    if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0) && status == 0)
+      throw duet::DataError("cannot write to the standard output");
     return status;
   } catch (const duet::UsageError& error) {
     complain(error);

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "ddp/descriptor.h"
-#include "ddp/rank_output.h"
+#include "ddp/output_thread.h"
 #include "lib/atomic_file.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "ddp/rank_output.h"
+#include "ddp/output_thread.h"
 #include "lib/error.h"
 
 namespace duet::cli {

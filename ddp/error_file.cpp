@@ -1,9 +1,16 @@
 #include "ddp/error_file.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <ctime>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "ddp/descriptor.h"
 
 namespace duet::ddp {
 namespace {
@@ -11,6 +18,24 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+
+/// The first kMaxBytes; empty unless it is a regular file. Never blocks: a rank may have put a FIFO in its place.
+std::string contents(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  struct stat status {};
+  if (!file.open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
+  std::string text(kMaxBytes, '\0');
+  std::size_t have = 0;
+  for (ssize_t got = 0; have < text.size(); have += static_cast<std::size_t>(got)) {
+    got = ::read(file.get(), text.data() + have, text.size() - have);
+    if (got < 0 && errno == EINTR)
+      got = 0;
+    else if (got <= 0)
+      break;
+  }
+  text.resize(have);
+  return text;
+}
 
 }  // namespace
 
@@ -33,11 +58,7 @@ bool write_error_file(const std::string& path, int rank, const RankError& error)
 }
 
 std::optional<RankError> read_error_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  const Json whole = Json::parse(text, nullptr, false);
+  const Json whole = Json::parse(contents(path), nullptr, false);
   if (!whole.is_object() || !whole.contains("message")) return {};
   const Json& message = whole["message"];
   if (message.is_string()) return RankError{.message = message};

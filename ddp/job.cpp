@@ -34,11 +34,14 @@ std::string signal_text(int signal) {
 
 }  // namespace
 
-Job::Job(const LaunchOptions& options, const SignalPipe& signals, RankVariables common,
-         const std::vector<std::vector<int>>& cores, const std::string& folder)
+Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+         RankVariables common, const std::vector<std::vector<int>>& cores, const std::string& folder)
     : options_(options),
       signals_(signals),
-      output_(options, folder, common.attempt, options.node_rank * options.ranks) {
+      thread_(output),
+      guard_(guard),
+      output_(
+          std::make_shared<RankOutput>(options, output, folder, common.attempt, options.node_rank * options.ranks)) {
   const auto count = static_cast<std::size_t>(options.ranks);
   failed_.resize(count);
   stopped_.resize(count);
@@ -63,7 +66,7 @@ Job::File Job::make_memory_file(const char* name) {
 }
 
 Job::File Job::make_error_file(int rank) const {
-  const std::string path = output_.error_file(rank);
+  const std::string path = output_->error_file(rank);
   if (path.empty()) return make_memory_file("duet-rank-error");
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
@@ -80,12 +83,13 @@ Job::File Job::make_record_file() {
 LaunchResult Job::run() {
   while (any_alive()) {
     wait_for_events();
-    read_lines();
+    read_lines(false);
     pass_on_signals();
     look_for_stopped();
+    look_at_guard();
     end_overdue();
   }
-  read_lines();
+  read_lines(true);
   return result();
 }
 
@@ -99,9 +103,11 @@ bool Job::any_alive() {
 void Job::wait_for_events() {
   std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
   bool blind = false;
+  const bool reads = thread_.has_room();
+  if (!reads) events.push_back({thread_.descriptor(), POLLIN, 0});
   for (RankProcess& rank : ranks_) {
-    if (rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
-    if (rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+    if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+    if (reads && rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
     if (rank.ended()) continue;
     if (rank.end_descriptor() >= 0)
       events.push_back({rank.end_descriptor(), POLLIN, 0});
@@ -115,12 +121,17 @@ void Job::wait_for_events() {
     limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
   }
   ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+  thread_.acknowledge();
 }
 
-void Job::read_lines() {
+void Job::read_lines(bool all) {
+  const auto read = [&](LineReader& source, std::size_t i, bool is_stderr) {
+    if (all || thread_.has_room())
+      source.read([&](std::string_view line) { output_->print(global(i), is_stderr, line); });
+  };
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    ranks_[i].output().read([&](std::string_view line) { output_.print(global(i), false, line); });
-    ranks_[i].errors().read([&](std::string_view line) { output_.print(global(i), true, line); });
+    read(ranks_[i].output(), i, false);
+    read(ranks_[i].errors(), i, true);
   }
 }
 
@@ -175,6 +186,15 @@ void Job::look_for_stopped() {
   }
 }
 
+void Job::look_at_guard() {
+  try {
+    if (const std::string end = guard_.replace_if_ended(); !end.empty())
+      remark(concat("the job's guard process ", end, "; another one was started"));
+  } catch (const CommError& error) {
+    remark(concat("the job's guard process has ended, and there is no other: ", error.what()));
+  }
+}
+
 /// Whether all that is known are consequences, and a rank that lives has dropped its group by an exception.
 bool Job::cause_is_on_its_way() const {
   bool leaving = false;
@@ -202,7 +222,7 @@ void Job::end_overdue() {
   }
 }
 
-void Job::remark(const std::string& text) const { ddp::remark(options_, text); }
+void Job::remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
 
 /// Whether the rank ended after it was told to. One that had reported a failure by then was still on its way out.
 bool Job::ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].seen >= *told_to_end_; }
@@ -236,14 +256,13 @@ std::string Job::account(int failed_rank) const {
   return account_of(ranks, failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
 }
 
+LaunchResult interrupted_by(int signal) {
+  return {.exit_code = 128 + signal, .signal = signal, .message = concat("ended by ", signal_text(signal))};
+}
+
 LaunchResult Job::result() const {
+  if (interrupted_ != 0) return interrupted_by(interrupted_);
   LaunchResult result;
-  if (interrupted_ != 0) {
-    result.exit_code = 128 + interrupted_;
-    result.signal = interrupted_;
-    result.message = concat("ended by ", signal_text(interrupted_));
-    return result;
-  }
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (guilt(i) < 0) continue;

@@ -1,12 +1,15 @@
 // One attempt of a launch: its ranks from their start to their end.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "ddp/error_file.h"
+#include "ddp/job_guard.h"
 #include "ddp/launch.h"
+#include "ddp/output_thread.h"
 #include "ddp/rank_environment.h"
 #include "ddp/rank_output.h"
 #include "ddp/rank_process.h"
@@ -19,8 +22,8 @@ class Job {
  public:
   /// Starts the ranks. `common` is what they share; `cores` has an entry for each local rank, or none; `folder` is
   /// empty if there are no files. Throws UsageError when the program cannot be run.
-  Job(const LaunchOptions& options, const SignalPipe& signals, RankVariables common,
-      const std::vector<std::vector<int>>& cores, const std::string& folder);
+  Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+      RankVariables common, const std::vector<std::vector<int>>& cores, const std::string& folder);
   /// Returns when all have ended.
   LaunchResult run();
 
@@ -42,10 +45,12 @@ class Job {
   int global(std::size_t i) const { return options_.node_rank * options_.ranks + static_cast<int>(i); }
   bool any_alive();
   void wait_for_events();
-  void read_lines();
+  /// Only as long as the output thread has room, or all there is.
+  void read_lines(bool all);
   void pass_on_signals();
   void look_for_failures();
   void look_for_stopped();
+  void look_at_guard();
   bool cause_is_on_its_way() const;
   void end_overdue();
   void remark(const std::string& text) const;
@@ -57,7 +62,9 @@ class Job {
 
   const LaunchOptions& options_;
   const SignalPipe& signals_;
-  RankOutput output_;
+  OutputThread& thread_;
+  JobGuard& guard_;
+  std::shared_ptr<RankOutput> output_;
   std::vector<File> error_files_, record_files_;
   std::vector<RankProcess> ranks_;
   std::vector<Failure> failed_;
@@ -68,7 +75,12 @@ class Job {
   std::optional<Clock::time_point> terminate_at_, cause_until_, told_to_end_, kill_at_;
 };
 
-/// Where the launcher's remarks go.
+/// Of a launch that this signal ended.
+LaunchResult interrupted_by(int signal);
+
+/// Queues a remark of the launcher.
+void remark(const LaunchOptions& options, OutputThread& output, const std::string& text);
+/// Writes one at once, where there is no thread for it.
 void remark(const LaunchOptions& options, const std::string& text);
 
 }  // namespace duet::ddp

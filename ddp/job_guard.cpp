@@ -126,18 +126,30 @@ int end_processes_of(const std::string& job) noexcept {
   return kill_until_none(text.data(), text.size());
 }
 
-JobGuard::JobGuard(const std::string& job) {
-  const std::string text = entry_of(job);
-  require<UsageError>(text.size() < 512, "the name of a job has ", job.size(), " bytes");
+JobGuard::JobGuard(const std::string& job) : text_(entry_of(job)) {
+  require<UsageError>(text_.size() < 512, "the name of a job has ", job.size(), " bytes");
+  start();
+}
+
+void JobGuard::start() {
   Pipe pipe = make_pipe();
   ::fcntl(pipe.read.get(), F_SETFL, 0);
   pid_ = ::fork();
-  if (pid_ == 0) guard(pipe.read.get(), text.data(), text.size());
+  if (pid_ == 0) guard(pipe.read.get(), text_.data(), text_.size());
   require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
   alive_ = std::move(pipe.write);
 }
 
+std::string JobGuard::replace_if_ended() {
+  int status = 0;
+  if (pid_ < 0 || ::waitpid(pid_, &status, WNOHANG) != pid_) return {};
+  pid_ = -1;
+  start();
+  return WIFSIGNALED(status) ? concat("was killed by signal ", WTERMSIG(status)) : "ended";
+}
+
 JobGuard::~JobGuard() {
+  if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
 }

@@ -26,7 +26,13 @@ class JobGuard {
   JobGuard(const JobGuard&) = delete;
   JobGuard& operator=(const JobGuard&) = delete;
 
+  /// Starts another process if this one has ended, and returns how it ended; empty if it runs. Throws CommError, after
+  /// which there is none.
+  std::string replace_if_ended();
+
  private:
+  void start();
+  const std::string text_;  // in the environment of the job's processes
   pid_t pid_ = -1;
   Descriptor alive_;  // the end of a pipe that closes with this process
 };

@@ -1,26 +1,35 @@
 #include "ddp/launch.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 
 #include "ddp/cores.h"
 #include "ddp/job.h"
 #include "ddp/job_guard.h"
+#include "ddp/output_thread.h"
 #include "ddp/rank_environment.h"
 #include "ddp/rank_output.h"
 #include "ddp/secret.h"
 #include "ddp/signal_pipe.h"
 #include "lib/error.h"
 #include "lib/hex.h"
+#include "lib/last_errno.h"
+#include "lib/standard_streams.h"
 
 namespace duet::ddp {
 namespace {
 
 constexpr int kMaxRanks = 1024;
+// How long a failed or interrupted job waits for a reader of its output that takes nothing.
+constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000};
 
 void check(const LaunchOptions& options) {
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
@@ -46,18 +55,19 @@ void check(const LaunchOptions& options) {
 }
 
 /// The cores of each local rank; empty if nobody is pinned.
-std::vector<std::vector<int>> plan_cores(const LaunchOptions& options) {
+std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, OutputThread& output) {
   std::vector<std::vector<int>> cores;
   if (!options.pin || options.ranks == 1) return cores;
   const std::vector<Cpu> cpus = usable_cpus();
   const auto shares = share_cpus(cpus, options.ranks);
   if (shares.empty() && options.verbose)
-    remark(options, concat("no rank is pinned: ", options.ranks, " ranks share ", cpus.size(), " hardware threads"));
+    remark(options, output,
+           concat("no rank is pinned: ", options.ranks, " ranks share ", cpus.size(), " hardware threads"));
   for (std::size_t i = 0; i < shares.size(); ++i) {
     cores.emplace_back();
     for (const Cpu& cpu : shares[i]) cores.back().push_back(cpu.number);
     const int rank = options.node_rank * options.ranks + static_cast<int>(i);
-    if (options.verbose) remark(options, concat("rank ", rank, " is pinned to ", describe(shares[i])));
+    if (options.verbose) remark(options, output, concat("rank ", rank, " is pinned to ", describe(shares[i])));
   }
   return cores;
 }
@@ -80,33 +90,76 @@ std::string own_secret(const LaunchOptions& options) {
   return to_hex(std::as_bytes(std::span(bytes)));
 }
 
+/// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
+/// something. A signal ends the wait.
+void drain(OutputThread& output, const SignalPipe& signals, LaunchResult& result) {
+  std::uint64_t written = output.written();
+  const bool interrupted = result.exit_code > 128;
+  const Milliseconds patience = interrupted ? kReaderPatienceInterrupted : kReaderPatience;
+  for (auto deadline = Clock::now() + patience; !output.idle();) {
+    std::array<pollfd, 2> events = {pollfd{signals.descriptor(), POLLIN, 0}, pollfd{output.descriptor(), POLLIN, 0}};
+    ::poll(events.data(), events.size(), 100);
+    output.acknowledge();
+    if (const int signal = signals.next()) {
+      if (result.exit_code == 0) result = interrupted_by(signal);
+      break;
+    }
+    if (output.written() != written) deadline = Clock::now() + patience;
+    written = output.written();
+    if (result.exit_code != 0 && Clock::now() >= deadline) break;
+  }
+  const std::size_t dropped = output.stop();
+  if (dropped > 0) result.message += concat("; ", dropped, " bytes of output were not written: their reader took none");
+  output.rethrow();
+  if (output.failure() == 0 || result.exit_code != 0) return;
+  result.exit_code = 1;
+  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.failure()));
+}
+
 }  // namespace
 
+void remark(const LaunchOptions& options, OutputThread& output, const std::string& text) {
+  output.post(text.size(), [&options, text] {
+    if (options.on_remark)
+      options.on_remark(text);
+    else
+      write_all(STDERR_FILENO, text + "\n");
+  });
+}
+
 void remark(const LaunchOptions& options, const std::string& text) {
-  if (options.on_remark) return options.on_remark(text);
-  write_all(STDERR_FILENO, text + "\n");
+  if (options.on_remark)
+    options.on_remark(text);
+  else
+    write_if_read(STDERR_FILENO, text + "\n");
 }
 
 LaunchResult launch(const LaunchOptions& options) {
   check(options);
+  open_closed_streams();
   const std::string job = random_run_id();
   const SignalPipe signals;
+  OutputThread output;
   std::optional<ReservedPort> port;  // rank 0's host has it
   if (options.node_rank == 0) port.emplace(options.master_address, options.master_port);
   const std::string folder = options.log_folder.empty() ? "" : concat(options.log_folder, "/", job);
-  const auto cores = plan_cores(options);
-  if (options.verbose && !folder.empty()) remark(options, "files of the ranks are in " + folder);
-  const JobGuard guard(job);
+  const auto cores = plan_cores(options, output);
+  if (options.verbose && !folder.empty()) remark(options, output, "files of the ranks are in " + folder);
+  JobGuard guard(job);
   RankVariables common{
       .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, job), .job = job};
   common.secret = own_secret(options);
   for (;; ++common.attempt) {
-    LaunchResult result = Job(options, signals, common, cores, folder).run();
+    LaunchResult result = Job(options, signals, output, guard, common, cores, folder).run();
     end_processes_of(job);
     result.restarts = common.attempt;
-    if (result.failed_rank < 0 || common.attempt == options.max_restarts) return result;
-    remark(options, concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
-                           result.account.empty() ? "" : "\n", result.account));
+    if (result.failed_rank < 0 || common.attempt == options.max_restarts) {
+      drain(output, signals, result);
+      return result;
+    }
+    remark(options, output,
+           concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
+                  result.account.empty() ? "" : "\n", result.account));
   }
 }
 

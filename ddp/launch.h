@@ -54,6 +54,7 @@ struct LaunchOptions {
   bool pin = false;
   /// Also remarks on what goes as it should: cores, folders.
   bool verbose = false;
+  // The next two are called in a thread of their own, one at a time: one that blocks holds up no supervision.
   /// Gets each line without its end, instead of this program's stdout and stderr.
   std::function<void(int rank, bool is_stderr, std::string_view line)> on_line{};
   /// Gets the launcher's own remarks (restarts, stopped ranks; spawn()'s also how a job failed), instead of stderr.
@@ -78,11 +79,12 @@ struct LaunchResult {
 /// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP and SIGQUIT to this process are passed on to
 /// the ranks and end the job likewise. Nothing that the ranks have started outlives this process, however it ends: they
 /// die with it, and a guard ends what they have left behind (see ddp/job_guard.h). Each is a process group of its own,
-/// reads /dev/null and has its output passed on in whole lines.
-/// The cause of a failure is the rank that failed first by itself: killed, or with an error of its own in the file that
-/// TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer.
-/// Call it from a thread that lives on until it returns, once at a time. Throws UsageError for a bad option or a
-/// program that cannot be started, CommError when the port is taken, DataError for a folder that cannot be written.
+/// reads /dev/null and has its output passed on in whole lines. Where nothing reads that output, the ranks' writes
+/// block once 1 MiB is queued; what is queued at the end of a failed job is dropped when its reader takes nothing for
+/// 10 s. The cause of a failure is the rank that failed first by itself: killed, or with an error of its own in the
+/// file that TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer. Call it from a thread that lives
+/// on until it returns, once at a time. Throws UsageError for a bad option or a program that cannot be started,
+/// CommError when the port is taken, DataError for a folder that cannot be written.
 LaunchResult launch(const LaunchOptions& options);
 
 /// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are told on

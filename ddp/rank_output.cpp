@@ -57,18 +57,9 @@ RankStreams parse_streams(const std::string& text) {
   return streams;
 }
 
-bool write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t wrote = ::write(descriptor, text.data(), text.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(wrote));
-  }
-  return true;
-}
-
-RankOutput::RankOutput(const LaunchOptions& options, const std::string& folder, int attempt, int first_rank)
-    : options_(options), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
+RankOutput::RankOutput(const LaunchOptions& options, OutputThread& thread, const std::string& folder, int attempt,
+                       int first_rank)
+    : options_(options), thread_(thread), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
   if (folder_.empty()) return;
   for (int rank = first_rank; rank < first_rank + options.ranks; ++rank) {
     std::error_code failed;
@@ -89,6 +80,12 @@ std::string RankOutput::folder_of(int rank) const { return concat(folder_, "/ran
 std::string RankOutput::error_file(int rank) const { return folder_.empty() ? "" : folder_of(rank) + "/error.json"; }
 
 void RankOutput::print(int rank, bool is_stderr, std::string_view line) {
+  thread_.post(line.size(), [self = shared_from_this(), rank, is_stderr, text = std::string(line)] {
+    self->write(rank, is_stderr, text);
+  });
+}
+
+void RankOutput::write(int rank, bool is_stderr, std::string_view line) {
   const int bit = is_stderr ? kStderr : kStdout;
   const bool teed = (options_.tee.of(rank) & bit) != 0;
   const auto found = files_.find(rank);
@@ -104,8 +101,9 @@ void RankOutput::print(int rank, bool is_stderr, std::string_view line) {
   if (options_.on_line) return options_.on_line(rank, is_stderr, line);
   // One write, so that lines of several ranks never mix.
   const bool label = teed || options_.label_lines;
-  write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO,
-            label ? concat("[rank ", rank, "] ", line, "\n") : concat(line, "\n"));
+  if (!write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO,
+                 label ? concat("[rank ", rank, "] ", line, "\n") : concat(line, "\n")))
+    thread_.note_failure(errno);
 }
 
 }  // namespace duet::ddp
