@@ -10,6 +10,7 @@ namespace duet::cli {
 namespace {
 
 constexpr int kMaxDevices = 1024;
+constexpr double kMaxTimeoutS = 8e5;
 
 void check_training(const Training& training) {
   require<UsageError>(training.model == "simple_cnn" || training.model == "linear", "--model: unknown '",
@@ -91,6 +92,10 @@ void check(const TrainOptions& options) {
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(options.workers == "process" || has_ranks(options.mode),
                       "--workers thread is for modes seed and ddp, not ", name(options.mode));
+  require<UsageError>(options.timeout_s >= 0 && options.timeout_s <= kMaxTimeoutS, "--timeout is ", options.timeout_s,
+                      ", expected up to ", kMaxTimeoutS, " seconds");
+  require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode), "--timeout is for modes seed and ddp, not ",
+                      name(options.mode));
   require<UsageError>(options.compare_every >= 0, "--compare-every is ", options.compare_every, ", expected 0 or more");
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));

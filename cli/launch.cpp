@@ -35,6 +35,7 @@ int launch(const LaunchOptions& options) {
       .interface = options.interface,
       .max_restarts = options.max_restarts,
       .join_timeout = milliseconds(options.rdzv_timeout_s),
+      .timeout = milliseconds(options.timeout_s),
       .grace = milliseconds(options.grace_s),
       .stop_limit = milliseconds(options.stop_limit_s),
       .redirects = streams(options.redirects),

@@ -178,6 +178,10 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--rdzv-timeout"), options.rdzv_timeout_s,
                  "seconds that ranks wait for each other before they name those that have not come")
       ->capture_default_str();
+  app.add_option("--timeout", options.timeout_s,
+                 "seconds that one collective may take before it fails and names the ranks that it waits for; never "
+                 "less than ten times the median of a rank's last 15 steps")
+      ->capture_default_str();
   app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
       ->capture_default_str();
   app.add_option(both("--stop-limit"), options.stop_limit_s,
@@ -202,6 +206,7 @@ void check(const LaunchOptions& options) {
   check_streams("--tee", options.tee, options);
   check_streams("--redirects", options.redirects, options);
   check_seconds("--rdzv-timeout", options.rdzv_timeout_s, 0.001);
+  check_seconds("--timeout", options.timeout_s, 0.001);
   check_seconds("--grace", options.grace_s);
   check_seconds("--stop-limit", options.stop_limit_s);
   require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");

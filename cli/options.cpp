@@ -100,6 +100,9 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
       ->capture_default_str();
   app.add_option("--devices", options.devices, "number of devices (single: 1)")->capture_default_str();
   add_training(app, options, texts);
+  app.add_option("--timeout", options.timeout_s,
+                 "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
+                 "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300");
   app.add_option(
          "--replicas", options.replicas,
          "dp: resident (every device keeps the parameters and updates its own; CPU devices share them), or per_forward "

@@ -47,6 +47,7 @@ struct Training {
 struct TrainOptions : Training {
   Mode mode = Mode::single;
   int devices = 1;
+  double timeout_s = 0;               // of one collective of ranks; 0: the launcher's
   std::string replicas = "resident";  // dp: or "per_forward"
   std::string loss = "gathered";      // dp: or "in_replica"
   std::string sum = "tree";           // dp on GPUs: or "nccl"
@@ -84,7 +85,7 @@ struct LaunchOptions {
   int max_restarts = 0;
   std::string log_dir, redirects, tee;
   bool no_pin = false;
-  double rdzv_timeout_s = 300, grace_s = 1, stop_limit_s = 30;
+  double rdzv_timeout_s = 300, timeout_s = 300, grace_s = 1, stop_limit_s = 30;
   bool verbose = false;
   std::vector<std::string> command;
 };

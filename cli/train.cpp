@@ -1,5 +1,6 @@
 // duet train: one run, in one mode.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -77,13 +78,19 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
               (options.sum == "nccl" ? "gradients added up by NCCL; " + steps : steps).c_str());
 }
 
+/// 0: as the launcher says.
+ddp::Milliseconds timeout_of(const TrainOptions& options) {
+  return ddp::Milliseconds(std::llround(options.timeout_s * 1000));
+}
+
 /// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.
 ddp::InitOptions group_options(const TrainOptions& options) {
   const ddp::RankInfo place = ddp::rank_info();
   const int ranks = place.local_world_size;
   const bool picks = options.backend == "auto" && can_use_nccl(options.device, ranks);
-  if (!picks && options.backend != "nccl") return {.backend = options.backend};
-  return {.backend = "nccl", .device = device_of_rank(options.device, place.local_rank, ranks)};
+  const ddp::Milliseconds timeout = timeout_of(options);
+  if (!picks && options.backend != "nccl") return {.backend = options.backend, .timeout = timeout};
+  return {.backend = "nccl", .timeout = timeout, .device = device_of_rank(options.device, place.local_rank, ranks)};
 }
 
 /// Before the first kernel.
@@ -177,6 +184,8 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   CommonEnd end;
   SharedTrace trace;
   int signal = 0;
+  ddp::GroupOptions group;
+  if (options.timeout_s > 0) group.timeout = timeout_of(options);
   ddp::run_rank_threads(options.devices,
                         [&](ddp::ProcessGroup& group) {
                           const int rank = group.rank();
@@ -192,7 +201,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
                           const Outcome outcome = train_and_report(options, images, setup, team, started);
                           if (rank == 0) signal = outcome.signal;
                         },
-                        {.backend = options.backend});
+                        {.backend = options.backend, .group = group});
   return signal;
 }
 

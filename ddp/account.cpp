@@ -92,6 +92,21 @@ std::string describe(const RecordedCall& call) {
   return call.bucket >= 0 ? concat(text, ", bucket ", call.bucket) : text;
 }
 
+std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns) {
+  std::optional<Wait> first;
+  for (const RankAccount& one : ranks) {
+    const auto call = pending_call(one.record);
+    if (!call || call->progress == Progress::failed || (first && call->sequence > first->sequence)) continue;
+    if (!first || call->sequence < first->sequence)
+      first = Wait{
+          .sequence = call->sequence, .awaited = awaited_in(*call, ranks, one.rank, -1), .operation = describe(*call)};
+    first->waiting.push_back(one.rank);
+    first->waited_ns = std::max(first->waited_ns, now_ns - call->called_ns);
+    first->median_step_ns = std::max(first->median_step_ns, one.record.median_step_ns);
+  }
+  return first;
+}
+
 std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns) {
   std::vector<Standing> standings;
   bool any = false;

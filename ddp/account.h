@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,5 +22,17 @@ std::string describe(const RecordedCall& call);
 /// were, and for whom they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
 /// record. `now_ns` is when the calls that have not ended are looked at.
 std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns);
+
+/// One collective of the group of all ranks that has not ended.
+struct Wait {
+  std::int64_t sequence = -1;
+  std::vector<int> waiting{}, awaited{};  // awaited: of these ranks, those that have not called it
+  std::int64_t waited_ns = 0;
+  std::int64_t median_step_ns = 0;  // of the ranks that wait
+  std::string operation{};          // "all_reduce #35 of ..."
+};
+
+/// The first collective in which ranks wait at `now_ns`; none where all ranks compute.
+std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns);
 
 }  // namespace duet::ddp

@@ -38,7 +38,7 @@ Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport
 }
 
 void Collectives::run(const Call& call, std::uint64_t sequence) {
-  deadline_ = Clock::now() + timeout_;
+  deadline_ = Clock::now() + call.mark.limit(timeout_);
   header_ = header_of(call, sequence);
   header_requests_.clear();
   requests_.clear();

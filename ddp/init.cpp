@@ -287,10 +287,13 @@ RankInfo rank_info() { return resolve_rank().place; }
 
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& asked) {
   InitOptions options = asked;
-  if (options.join_timeout.count() == 0) {
-    const auto told = environment_variable(kJoinTimeoutVariable);
-    options.join_timeout = told ? Milliseconds(number(*told, kJoinTimeoutVariable)) : kStoreTimeout;
-  }
+  const auto fill_in = [](Milliseconds& timeout, const char* variable, Milliseconds otherwise) {
+    if (timeout.count() != 0) return;
+    const auto told = environment_variable(variable);
+    timeout = told ? Milliseconds(number(*told, variable)) : otherwise;
+  };
+  fill_in(options.join_timeout, kJoinTimeoutVariable, kStoreTimeout);
+  fill_in(options.timeout, kTimeoutVariable, kGroupTimeout);
   constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "solo"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend: '", options.backend, "'");

@@ -16,6 +16,7 @@ RankInfo rank_info();
 
 /// Set by launch().
 inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
+inline constexpr const char* kTimeoutVariable = "DUET_TIMEOUT_MS";
 
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "tcp": any hosts; "gloo": the same by Gloo, whose ports take any
@@ -26,9 +27,11 @@ struct InitOptions {
   /// file that the job's name leads to, where the launcher names jobs: MPI, Slurm), "tcp://host:port", "file://path";
   /// rank and world_size may stand in the URL ("tcp://host:port?rank=0&world_size=2").
   std::string init_method = "env://";
-  int rank = -1;                         // -1: from the URL or the environment
-  int world_size = -1;                   // likewise
-  Milliseconds timeout = kGroupTimeout;  // of each operation
+  int rank = -1;        // -1: from the URL or the environment
+  int world_size = -1;  // likewise
+  /// Of each operation, and never less than ten times the median of the rank's last 15 steps; 0: as the launcher says
+  /// in DUET_TIMEOUT_MS, else kGroupTimeout. Over NCCL exactly that long.
+  Milliseconds timeout{0};
   /// Until all ranks have come; 0: as the launcher says in DUET_JOIN_TIMEOUT_MS, else kStoreTimeout.
   Milliseconds join_timeout{0};
   /// Keeps runs apart that share a file; the launcher's id unless set.

@@ -14,6 +14,8 @@
 #include <system_error>
 
 #include "ddp/account.h"
+#include "ddp/rank_names.h"
+#include "ddp/record.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -32,6 +34,14 @@ std::string signal_text(int signal) {
   return concat("signal ", signal, " (SIG", name ? name : "?", ")");
 }
 
+/// What remarks call the ranks of other launchers; empty if there are none.
+std::string ranks_elsewhere(const LaunchOptions& options) {
+  std::vector<int> others;
+  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
+    if (rank / options.ranks != options.node_rank) others.push_back(rank);
+  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
+
 }  // namespace
 
 Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
@@ -40,8 +50,8 @@ Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& 
       signals_(signals),
       thread_(output),
       guard_(guard),
-      output_(
-          std::make_shared<RankOutput>(options, output, folder, common.attempt, options.node_rank * options.ranks)) {
+      output_(std::make_shared<RankOutput>(options, output, folder, common.attempt, options.node_rank * options.ranks)),
+      waits_(options.remark_after, ranks_elsewhere(options)) {
   const auto count = static_cast<std::size_t>(options.ranks);
   failed_.resize(count);
   stopped_.resize(count);
@@ -86,6 +96,7 @@ LaunchResult Job::run() {
     read_lines(false);
     pass_on_signals();
     look_for_stopped();
+    look_for_waits();
     look_at_guard();
     end_overdue();
   }
@@ -186,6 +197,13 @@ void Job::look_for_stopped() {
   }
 }
 
+void Job::look_for_waits() {
+  const auto now = Clock::now();
+  if (now < next_look_ || told_to_end_ || terminate_at_ || interrupted_ != 0) return;
+  next_look_ = now + kLook;
+  if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
+}
+
 void Job::look_at_guard() {
   try {
     if (const std::string end = guard_.replace_if_ended(); !end.empty())
@@ -250,10 +268,14 @@ std::string Job::message_of(std::size_t i) const {
   return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
 }
 
-std::string Job::account(int failed_rank) const {
+std::vector<RankAccount> Job::records() const {
   std::vector<RankAccount> ranks;
   for (std::size_t i = 0; i < ranks_.size(); ++i) ranks.push_back({global(i), Record::read(record_files_[i].path)});
-  return account_of(ranks, failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
+  return ranks;
+}
+
+std::string Job::account(int failed_rank) const {
+  return account_of(records(), failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
 }
 
 LaunchResult interrupted_by(int signal) {

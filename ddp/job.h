@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/account.h"
 #include "ddp/error_file.h"
 #include "ddp/job_guard.h"
 #include "ddp/launch.h"
@@ -14,6 +15,7 @@
 #include "ddp/rank_output.h"
 #include "ddp/rank_process.h"
 #include "ddp/signal_pipe.h"
+#include "ddp/wait_watch.h"
 #include "ddp/work.h"
 
 namespace duet::ddp {
@@ -50,7 +52,9 @@ class Job {
   void pass_on_signals();
   void look_for_failures();
   void look_for_stopped();
+  void look_for_waits();
   void look_at_guard();
+  std::vector<RankAccount> records() const;
   bool cause_is_on_its_way() const;
   void end_overdue();
   void remark(const std::string& text) const;
@@ -70,7 +74,9 @@ class Job {
   std::vector<Failure> failed_;
   std::vector<std::optional<Clock::time_point>> stopped_;  // since when
   std::vector<bool> stop_told_;
-  int overdue_rank_ = -1;  // stopped for longer than the limit
+  WaitWatch waits_;
+  Clock::time_point next_look_{};  // at the records
+  int overdue_rank_ = -1;          // stopped for longer than the limit
   int interrupted_ = 0;
   std::optional<Clock::time_point> terminate_at_, cause_until_, told_to_end_, kill_at_;
 };

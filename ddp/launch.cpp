@@ -47,6 +47,8 @@ void check(const LaunchOptions& options) {
                       options.max_restarts);
   require<UsageError>(options.nodes == 1 || options.max_restarts == 0, "a job of ", options.nodes,
                       " nodes cannot be restarted: its launchers do not know of each other");
+  require<UsageError>(options.timeout.count() > 0 && options.timeout <= std::chrono::hours(240),
+                      "an operation may take 1 ms to 240 hours, got ", options.timeout.count(), " ms");
   require<UsageError>(options.join_timeout.count() > 0 && options.join_timeout <= std::chrono::hours(240),
                       "ranks wait for each other for 1 ms to 240 hours, got ", options.join_timeout.count(), " ms");
   require<UsageError>(options.grace.count() >= 0 && options.stop_limit.count() >= 0,

@@ -40,6 +40,11 @@ struct LaunchOptions {
   int max_restarts = 0;
   /// How long ranks wait for each other before they name those that have not come, unless they say so themselves.
   Milliseconds join_timeout = kStoreTimeout;
+  /// How long an operation of a process group may take, unless the ranks say so themselves: see ddp/init.h.
+  Milliseconds timeout{300'000};
+  /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
+  /// median of its last 15 steps, nor than twice the longest wait that has ended well.
+  Milliseconds remark_after{2000};
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
   /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.

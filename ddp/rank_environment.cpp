@@ -105,6 +105,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all.set(kRecordVariable, rank.record_file);
   all.set(kJobVariable, rank.job);
   all.set(kJoinTimeoutVariable, options.join_timeout.count());
+  all.set(kTimeoutVariable, options.timeout.count());
   if (!all.has("OMP_NUM_THREADS")) all.set("OMP_NUM_THREADS", 1);
   if (!all.has("UCX_VFS_ENABLE")) all.set("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
   if (!rank.secret.empty()) all.set(kSecretVariable, rank.secret);

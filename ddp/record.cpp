@@ -10,13 +10,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3130'6372'7465'7564;  // "duetrc01"
+constexpr std::uint64_t kMagic = 0x3230'6372'7465'7564;  // "duetrc02"
 
 template <class T>
 using Cell = std::atomic<T>;
@@ -49,7 +50,7 @@ E limited(const Cell<std::uint8_t>& cell, E most) {
 
 struct Record::Memory {
   Cell<std::uint64_t> magic, calls;
-  Cell<std::int64_t> step;
+  Cell<std::int64_t> step, median_step_ns;
   Cell<std::uint32_t> group;
   Cell<std::int32_t> bucket;  // of the next call
   Cell<std::uint8_t> phase, leaving;
@@ -92,8 +93,21 @@ Record::~Record() {
 }
 
 void Record::enter(Phase phase, std::int64_t step) {
+  if (phase == Phase::forward) note_step();
   store(memory_->step, step);
   store(memory_->phase, phase);
+}
+
+void Record::note_step() {
+  const std::int64_t now = monotonic_ns();
+  const std::scoped_lock lock(writing_);
+  const std::int64_t began = std::exchange(step_began_ns_, now);
+  if (began == 0) return;
+  steps_[steps_noted_++ % kSteps] = now - began;
+  std::array<std::int64_t, kSteps> sorted = steps_;
+  const auto count = static_cast<std::ptrdiff_t>(std::min(steps_noted_, kSteps));
+  std::nth_element(sorted.begin(), sorted.begin() + count / 2, sorted.begin() + count);
+  store(memory_->median_step_ns, sorted[static_cast<std::size_t>(count / 2)]);
 }
 
 std::uint32_t Record::begin_group() {
@@ -144,6 +158,12 @@ void RecordMark::ended(bool failed) const {
   if (record_) record_->mark(number_, failed ? Progress::failed : Progress::ended);
 }
 
+std::chrono::milliseconds RecordMark::limit(std::chrono::milliseconds timeout) const {
+  if (!record_) return timeout;
+  const std::chrono::nanoseconds step(load(record_->memory_->median_step_ns));
+  return std::max(timeout, std::chrono::ceil<std::chrono::milliseconds>(Record::kStepsPerTimeout * step));
+}
+
 RecordSnapshot Record::Memory::snapshot() const {
   RecordSnapshot all;
   if (magic.load() != kMagic) return all;
@@ -151,6 +171,7 @@ RecordSnapshot Record::Memory::snapshot() const {
   all.step = load(step);
   all.group = load(group);
   all.leaving = load(leaving) != 0;
+  all.median_step_ns = load(median_step_ns);
   const std::uint64_t last = calls.load();
   for (std::uint64_t number = last < kCalls ? 1 : last - kCalls + 1; number <= last; ++number) {
     const Line& line = lines[number % kCalls];

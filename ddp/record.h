@@ -2,7 +2,9 @@
 // launch` it lies in memory that the launcher keeps, so it outlives a rank that is killed.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +43,7 @@ struct RecordSnapshot {
   std::int64_t step = 0;              // the first is 1
   std::uint32_t group = 0;            // of all ranks
   bool leaving = false;               // an exception drops a group: why is not told yet
+  std::int64_t median_step_ns = 0;    // of the last steps; 0: there were none
   std::vector<RecordedCall> calls{};  // the oldest first
 };
 
@@ -52,6 +55,8 @@ class RecordMark {
   RecordMark() = default;
   void running() const;
   void ended(bool failed) const;
+  /// How long the call may take: `timeout`, or kStepsPerTimeout times the median step of its rank where that is longer.
+  std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
 
  private:
   friend class Record;
@@ -64,6 +69,8 @@ class RecordMark {
 class Record : public std::enable_shared_from_this<Record> {
  public:
   static constexpr std::size_t kCalls = 128;  // older ones are forgotten
+  static constexpr std::size_t kSteps = 15;   // whose median counts
+  static constexpr int kStepsPerTimeout = 10;
   static std::size_t bytes();
   /// In the file of kRecordVariable where that can be had, else in memory of its own.
   static std::shared_ptr<Record> make();
@@ -89,8 +96,12 @@ class Record : public std::enable_shared_from_this<Record> {
   struct Memory;
   explicit Record(Memory* memory, bool mapped) : memory_(memory), mapped_(mapped) {}
   void mark(std::uint64_t number, Progress progress);
+  void note_step();
   Memory* memory_;
   bool mapped_;
+  std::array<std::int64_t, kSteps> steps_{};  // how long the last ones took
+  std::size_t steps_noted_ = 0;
+  std::int64_t step_began_ns_ = 0;
   std::mutex writing_;  // a writer that is overtaken by kCalls others would spoil a later call; readers need no lock
 };
 

@@ -221,7 +221,7 @@ void ShmGroup::run(const Task& task, bool spin) {
       const Clock::time_point start = Clock::now();
       task.call.mark.running();
       if (!task.begun) collectives_.begin(task.call, done_);
-      collectives_.finish(task.call, done_, start + options_.timeout, spin);
+      collectives_.finish(task.call, done_, start + task.call.mark.limit(options_.timeout), spin);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
     } catch (const std::exception& error) {
       throw CommError(fail(concat(name(task.call.op), " #", done_), error));
@@ -252,10 +252,10 @@ Work ShmGroup::start_message(const Call& call) {
     const std::uint64_t number =
         sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
     if (sends) messages_.progress();
-    state->begin(name(call.op), [this, number, title](Clock::time_point deadline) {
+    state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
       check_alive();
       try {
-        return finish_message(number, deadline);
+        return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
       } catch (const std::exception& error) {
         throw CommError(fail(title, error));
       }
@@ -268,7 +268,6 @@ Work ShmGroup::start_message(const Call& call) {
 
 bool ShmGroup::finish_message(std::uint64_t number, Clock::time_point deadline) {
   const std::lock_guard lock(messages_mutex_);
-  deadline = std::min(deadline, Clock::now() + options_.timeout);
   const auto ready = [&] {
     messages_.progress();
     return !messages_.pending(number);

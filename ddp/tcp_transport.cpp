@@ -24,6 +24,7 @@
 #include "ddp/descriptor.h"
 #include "ddp/tcp_mesh.h"
 #include "lib/error.h"
+#include "lib/start_thread.h"
 #include "lib/last_errno.h"
 
 namespace duet::ddp {
@@ -48,7 +49,7 @@ class TcpTransport final : public Transport {
       peers_.emplace_back();
       peers_.back().socket = std::move(socket);
     }
-    thread_ = std::thread([this] { serve(); });
+    thread_ = start_thread("the thread of the connections between ranks", [this] { serve(); });
   }
   ~TcpTransport() override {
     close();

@@ -110,9 +110,9 @@ Work TransportGroup::start_message(const Call& call) {
     core_->fail(title, error);
   }
 
-  const auto finish = [core = core_, message, sends, empty, call, title,
-                       timeout = options_.timeout](Clock::time_point limit) {
-    const auto deadline = std::min(limit, Clock::now() + timeout);
+  const auto finish = [core = core_, message, sends, empty, call, title, timeout = options_.timeout,
+                       mark = call.mark](Clock::time_point limit) {
+    const auto deadline = std::min(limit, Clock::now() + mark.limit(timeout));
     try {
       core->transport->wait(message->header, deadline);
       require<CommError>(sends || message->theirs == message->ours, "rank ", call.root, " sends ",

@@ -15,11 +15,13 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ddp/gloo/module.h"
+#include "ddp/keep_alive.h"
 #include "ddp/rank_names.h"
 #include "lib/error.h"
 #include "lib/start_thread.h"
@@ -97,11 +99,15 @@ class GlooTransport final : public Transport {
       : options_(options), context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
     ignore_broken_pipes();
     StoreForGloo adapter(store, options.connect_timeout);
+    const std::set<int> others = tcp_connections();
     try {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
       context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
       meet(store);
+      // Gloo has no option for it, and does not give its sockets away.
+      for (const int connection : tcp_connections())
+        if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks

@@ -337,5 +337,7 @@ TEST_CASE("a cable from which nothing comes any more ends the job on both sides,
   for (const char* file : {"code0", "code1"}) CHECK(run.text(file) == "1\n");
   CHECK_THAT(run.text("err0"), ContainsSubstring("rank 2 ") || ContainsSubstring("rank 3 "));
   CHECK_THAT(run.text("err1"), ContainsSubstring("rank 0 ") || ContainsSubstring("rank 1 "));
+  CHECK_THAT(run.text("err0"), ContainsSubstring(" s for other hosts (ranks 2, 3) in all_reduce #"));
+  CHECK_THAT(run.text("err1"), ContainsSubstring(" s for other hosts (ranks 0, 1) in all_reduce #"));
   CHECK(std::chrono::steady_clock::now() - begin < 60s);
 }

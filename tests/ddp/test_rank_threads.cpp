@@ -1,9 +1,15 @@
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <set>
 #include <string>
 
 #include "ddp/gloo_group.h"
+#include "ddp/keep_alive.h"
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -53,6 +59,30 @@ TEST_CASE("of ranks that are threads, the one that failed by itself is named, an
     CHECK_THROWS_WITH(run_rank_threads(3, job, {.backend = backend}), "rank 1: the disk is full");
     CHECK(lost == 4);
   }
+}
+
+TEST_CASE("the kernel ends connections of Gloo whose other host is silent for the timeout") {
+  if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const std::set<int> others = tcp_connections();
+  std::atomic<int> connections{0}, limited{0};
+  const auto count = [&](ProcessGroup& group) {
+    group.barrier().wait();
+    if (group.rank() == 0) {
+      for (const int connection : tcp_connections()) {
+        if (others.contains(connection)) continue;
+        int limit = 0, beats = 0;
+        socklen_t size = sizeof(limit);
+        ::getsockopt(connection, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, &size);
+        ::getsockopt(connection, SOL_SOCKET, SO_KEEPALIVE, &beats, &size);
+        ++connections;
+        limited += limit == 7000 && beats != 0;
+      }
+    }
+    group.barrier().wait();
+  };
+  run_rank_threads(2, count, {.backend = "gloo", .group = {.timeout = Milliseconds(7000)}});
+  CHECK(connections == 2);
+  CHECK(limited == 2);
 }
 
 TEST_CASE("a rank whose group can start no thread ends the others, and the limit is named") {

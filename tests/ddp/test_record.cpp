@@ -13,6 +13,7 @@
 #include "ddp/account.h"
 #include "ddp/process_group.h"
 #include "ddp/record.h"
+#include "ddp/wait_watch.h"
 #include "lib/error.h"
 #include "tests/ddp/launches.h"
 #include "tests/ddp/ranks.h"
@@ -148,6 +149,59 @@ TEST_CASE("an account says who waited for whom") {
   CHECK(account_of({{0, {}}, {1, {.phase = Phase::joining}}}, 1, 0) ==
         "  rank 1 was joining the others\n  rank 0 had not begun to join the others");
   CHECK(account_of({{0, {}}, {1, {}}}, 1, 0).empty());
+}
+
+TEST_CASE("a long wait is remarked on when it begins to last, and when it is over") {
+  const std::int64_t ms = 1'000'000;
+  const auto waits = [&](std::int64_t sequence, std::int64_t step_ms) {
+    RecordSnapshot record = in_backward({call(sequence, Progress::running)});
+    record.median_step_ns = step_ms * ms;
+    return RankAccount{0, record};
+  };
+  const RankAccount late{1, in_backward({call(6, Progress::ended)})};
+  const auto both = [&](std::int64_t sequence) {
+    return std::vector<RankAccount>{{0, in_backward({call(sequence, Progress::running)})},
+                                    {1, in_backward({call(sequence, Progress::running)})}};
+  };
+  WaitWatch watch(2000ms, "");
+  CHECK(watch.look({waits(7, 5), late}, 2000 * ms).empty());  // called at 1 ms
+  CHECK(watch.look({waits(7, 5), late}, 2101 * ms) ==
+        "rank 0 has waited 2.1 s for rank 1 in all_reduce #7 of 70 f32 (sum)");
+  CHECK(watch.look({waits(7, 5), late}, 5001 * ms).empty());
+  CHECK(watch.look(both(8), 5002 * ms) == "all_reduce #7 of 70 f32 (sum) goes on after 5.0 s");
+  CHECK(watch.look({waits(9, 5), late}, 10'000 * ms).empty());  // less than twice as long
+  CHECK_FALSE(watch.look({waits(9, 5), late}, 10'002 * ms).empty());
+  WaitWatch slow(2000ms, "");
+  CHECK(slow.look({waits(7, 900), late}, 9000 * ms).empty());  // less than ten steps
+  CHECK_FALSE(slow.look({waits(7, 900), late}, 9002 * ms).empty());
+  CHECK(WaitWatch(2000ms, "").look(both(7), 9000 * ms).empty());  // they compute, or are just done
+  CHECK(WaitWatch(2000ms, "other hosts (ranks 2, 3)").look(both(7), 9001 * ms) ==
+        "ranks 0, 1 have waited 9.0 s for other hosts (ranks 2, 3) in all_reduce #7 of 70 f32 (sum)");
+}
+
+TEST_CASE("no call is limited to less than ten of its rank's median steps") {
+  const auto record = Record::make();
+  CHECK(RecordMark().limit(5ms) == 5ms);
+  const RecordMark mark = record->add({.group = record->begin_group(), .sequence = 0});
+  CHECK(mark.limit(5ms) == 5ms);  // there was no step
+  for (int step = 1; step <= 4; ++step) {
+    record->enter(Phase::forward, step);
+    std::this_thread::sleep_for(20ms);
+    record->enter(Phase::backward, step);
+  }
+  CHECK(record->snapshot().median_step_ns >= 20'000'000);
+  CHECK(mark.limit(5ms) >= 200ms);
+  CHECK(mark.limit(1h) == 1h);
+}
+
+TEST_CASE("a rank that is silent is named, first in a remark and then as what the others failed for") {
+  const Outcome outcome = run_worker(3, {"silent"}, {.timeout = 6s, .remark_after = 1s});
+  CHECK(outcome.result.exit_code == 1);
+  CHECK_THAT(outcome.result.message, ContainsSubstring("rank 1 did not come in time"));
+  std::string remarks;
+  for (const std::string& text : outcome.remarks) remarks += text + "\n";
+  CHECK_THAT(remarks, ContainsSubstring(" s for rank 1 in all_reduce #20 of 50000 f32 (max)"));
+  CHECK(outcome.took < 60s);
 }
 
 TEST_CASE("a launch that fails says where the ranks were, the killed one included") {

@@ -166,7 +166,7 @@ void run_errors(const Arguments&) {
 /// One of four ranks on two hosts.
 void run_on_hosts(const Arguments& arguments) {
   const bool endless = arguments[0] == "endless";
-  const auto group = init_process_group({.timeout = std::chrono::milliseconds(endless ? 4000 : 60'000)});
+  const auto group = init_process_group();
   std::vector<float> values(50'000, static_cast<float>(group->rank() + 1));
   group->all_reduce(std::span<float>(values)).wait();
   if (arguments[0] == "sums") {
@@ -198,6 +198,7 @@ void run_missing(const Arguments&) {
 void run(const Arguments& arguments) {
   static const std::map<std::string, std::function<void(const Arguments&)>> scenarios = {
       {"kill", [](const Arguments&) { run_until([] { ::raise(SIGKILL); }); }},
+      {"silent", [](const Arguments&) { run_until([] { run_sleep({}); }); }},
       {"throw", [](const Arguments&) { run_until([] { throw DataError("label 10 of image 7"); }); }},
       {"throw_late", [](const Arguments&) { run_throwing_late(); }},
       {"die", run_dying},
@@ -275,7 +276,8 @@ int main(int argc, char** argv) {
                                         .node_rank = std::stoi(arguments.at(1)),
                                         .master_address = arguments.at(2),
                                         .master_port = 29517,
-                                        .join_timeout = std::chrono::seconds(arguments[3] == "alone" ? 2 : 60)});
+                                        .join_timeout = std::chrono::seconds(arguments[3] == "alone" ? 2 : 60),
+                                        .timeout = std::chrono::seconds(arguments[3] == "endless" ? 4 : 60)});
     std::fprintf(stderr, "%s\n", result.message.c_str());
     return result.exit_code;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,7 +138,11 @@ TEST_CASE("a loss that is not finite is told once, with a hint") {
     CHECK(ran.status == 0);
     CHECK_THAT(ran.out, ContainsSubstring("loss nan"));
     CHECK_THAT(ran.err, ContainsSubstring("the loss is nan") && ContainsSubstring("--check-finite"));
-    CHECK(lines(ran.err) == 1);
+    std::istringstream all(ran.err);
+    int told = 0;  // besides remarks that a rank waits, as on a busy machine
+    for (std::string line; std::getline(all, line);)
+      told += line.find(" has waited ") == std::string::npos && line.find(" goes on after ") == std::string::npos;
+    CHECK(told == 1);
   }
   CHECK(duet_test::duet(kTrain).err.empty());
 }
