@@ -83,11 +83,11 @@ Settings settings_of(const CompareOptions& options, const Images& images) {
 }
 
 void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
-  write_atomically(options.out + "/results.json", to_json(results));
-  write_atomically(options.out + "/results.csv", to_csv(results));
+  write_output(options.out + "/results.json", to_json(results));
+  write_output(options.out + "/results.csv", to_csv(results));
   const Provenance provenance{
       .command_line = command_line, .versions = libraries_line(), .date = utc_now(), .repeats = options.repeats};
-  write_atomically(options.out + "/index.html", to_html(results, provenance));
+  write_output(options.out + "/index.html", to_html(results, provenance));
 }
 
 void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {

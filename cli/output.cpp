@@ -2,15 +2,21 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/types.h>
 #include <unistd.h>
 
+#include <exception>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "ddp/descriptor.h"
 #include "ddp/output_thread.h"
 #include "lib/atomic_file.h"
 #include "lib/error.h"
+#include "lib/grouped.h"
 #include "lib/last_errno.h"
 
 namespace duet::cli {
@@ -20,24 +26,36 @@ namespace fs = std::filesystem;
 
 constexpr const char* kJson = "--json";
 
-/// A pipe, a terminal or /dev/null: to be written to, and not to be replaced.
+/// A link, a pipe, a terminal, a device: to be written into, not replaced.
 bool is_special(const std::string& path) {
   std::error_code ignored;
-  const fs::file_status status = fs::status(path, ignored);
+  const fs::file_status status = fs::symlink_status(path, ignored);
   return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
 }
 
-}  // namespace
+/// The standard stream that writes into the file `path`, or null.
+std::FILE* standard_stream(const std::string& path) {
+  struct stat named {
+  }, own{};
+  if (::stat(path.c_str(), &named) != 0) return nullptr;
+  for (std::FILE* const stream : {stdout, stderr})
+    if (::fstat(::fileno(stream), &own) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino) return stream;
+  return nullptr;
+}
 
-void require_output(const char* option, const std::string& path) {
-  if (path.empty()) return;
+std::string folder_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+void require_place(const char* option, const std::string& path) {
   std::error_code ignored;
   require<DataError>(!fs::is_directory(path, ignored), option, " ", path, ": is a folder, expected a file");
   if (is_special(path)) {
     require<DataError>(::access(path.c_str(), W_OK) == 0, option, " ", path, ": ", last_errno);
     return;
   }
-  const std::string parent = fs::path(path).parent_path().string(), folder = parent.empty() ? "." : parent;
+  const std::string folder = folder_of(path);
   require<DataError>(fs::is_directory(folder, ignored), option, " ", path, ": there is no folder ", folder);
   std::string probe = folder + "/.duet-XXXXXX";
   const ddp::Descriptor file(::mkostemp(probe.data(), O_CLOEXEC));
@@ -45,10 +63,58 @@ void require_output(const char* option, const std::string& path) {
   ::unlink(probe.c_str());
 }
 
+/// Where the file's bytes will lie: pipes and devices take none.
+std::string disk_of(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) return path;
+  return is_special(path) ? "" : folder_of(path);
+}
+
+}  // namespace
+
+void require_outputs(const std::vector<Output>& outputs) {
+  std::map<dev_t, std::uint64_t> taken;  // by the files before, on each disk
+  for (const Output& output : outputs) {
+    if (output.path.empty()) continue;
+    require_place(output.option, output.path);
+    struct stat place {};
+    struct statvfs disk {};
+    const std::string at = disk_of(output.path);
+    if (at.empty() || ::stat(at.c_str(), &place) != 0 || ::statvfs(at.c_str(), &disk) != 0 || disk.f_blocks == 0)
+      continue;
+    const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize, left = free - taken[place.st_dev];
+    require<DataError>(output.bytes <= left, output.option, " ", output.path, ": needs about ",
+                       grouped(static_cast<std::int64_t>(output.bytes)), " bytes, of which its disk has ",
+                       grouped(static_cast<std::int64_t>(left)));
+    taken[place.st_dev] += output.bytes;
+  }
+}
+
+void require_output(const char* option, const std::string& path) {
+  require_outputs({{.option = option, .path = path}});
+}
+
 void write_output(const std::string& path, const std::string& text) {
+  if (std::FILE* const stream = standard_stream(path)) {
+    require<DataError>(std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0,
+                       "cannot write ", path, ": ", last_errno);
+    return;
+  }
   if (!is_special(path)) return write_atomically(path, text);
-  const ddp::Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const ddp::Descriptor file(::open(path.c_str(), O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC));
   require<DataError>(file.open() && ddp::write_all(file.get(), text), "cannot write ", path, ": ", last_errno);
+}
+
+void write_outputs(const std::vector<Output>& outputs) {
+  std::string failures;
+  for (const Output& output : outputs) {
+    try {
+      if (!output.path.empty()) write_output(output.path, output.content());
+    } catch (const std::exception& error) {
+      failures += (failures.empty() ? "" : "; ") + concat(output.option, ": ", error.what());
+    }
+  }
+  require<DataError>(failures.empty(), failures);
 }
 
 bool to_stdout(const std::string& json) { return json == "-"; }

@@ -205,14 +205,26 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   return signal;
 }
 
+/// The files of a training, with their sizes as far as they can be told before the data are read.
+std::vector<Output> outputs_of(const TrainOptions& options) {
+  constexpr std::uint64_t kMnistImages = 60'000, kHashLine = 65, kTimeLine = 10, kRun = 65'536, kEpoch = 512;
+  constexpr std::uint64_t kTracedStep = 1'500, kMostTraced = 100'000'000;  // of a device
+  const std::uint64_t images =
+      options.train_images > 0 ? static_cast<std::uint64_t>(options.train_images) : kMnistImages;
+  const auto batch = static_cast<std::uint64_t>(options.batch), epochs = static_cast<std::uint64_t>(options.epochs);
+  const std::uint64_t steps = epochs * ((std::min(images, kMnistImages) + batch - 1) / batch);
+  const std::uint64_t traced = std::min(steps * kTracedStep, kMostTraced) * static_cast<std::uint64_t>(options.devices);
+  return {{.option = "--result", .path = options.result, .bytes = kRun + epochs * kEpoch},
+          {.option = "--fingerprints", .path = options.fingerprints, .bytes = steps * kHashLine},
+          {.option = "--step-times", .path = options.step_times, .bytes = steps * kTimeLine},
+          {.option = "--trace", .path = options.trace, .bytes = traced},
+          {.option = "--progress", .path = options.progress}};
+}
+
 /// Finds in one process what every rank would fail for.
 void require_files(const TrainOptions& options) {
   if (ddp::is_launched_rank() && ddp::rank_info().rank != 0) return;
-  require_output("--result", options.result);
-  require_output("--fingerprints", options.fingerprints);
-  require_output("--step-times", options.step_times);
-  require_output("--trace", options.trace);
-  require_output("--progress", options.progress);
+  require_outputs(outputs_of(options));
   if (ddp::is_launched_rank()) return;
   require_data(options);
   require_resumable(options);

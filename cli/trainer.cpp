@@ -191,12 +191,23 @@ class Trainer {
     team_.sum(run_.moved_bytes_per_step);
   }
 
-  void write_trace() {
-    if (!traces(options_)) return;
-    const std::vector<std::string> texts = team_.gather(trace_text(team_.take_trace()));
+  /// A file that cannot be written does not keep the others from being written.
+  void write_files() {
+    std::vector<std::string> traced;
+    if (traces(options_)) traced = team_.gather(trace_text(team_.take_trace()));
     if (!leader()) return;
-    run_.median_step = median_step(texts);
-    if (!options_.trace.empty()) write_output(options_.trace, chrome_trace(texts));
+    if (!traced.empty()) run_.median_step = median_step(traced);
+    write_outputs(
+        {{{.option = "--result", .path = options_.result, .content = [&] { return to_json(run_); }},
+          {.option = "--fingerprints", .path = options_.fingerprints, .content = [&] { return fingerprints_; }},
+          {.option = "--step-times", .path = options_.step_times, .content = [&] { return step_times(); }},
+          {.option = "--trace", .path = options_.trace, .content = [&] { return chrome_trace(traced); }}}});
+  }
+
+  std::string step_times() const {
+    std::string lines;
+    for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
+    return lines;
   }
 
   Outcome interrupted(const Position& position) {
@@ -223,14 +234,7 @@ class Trainer {
     if (leader() || !team_.threads) run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
     team_.sum(run_.peak_memory_mb);
     fill_devices();
-    write_trace();
-    if (leader() && !options_.fingerprints.empty()) write_output(options_.fingerprints, fingerprints_);
-    if (leader() && !options_.step_times.empty()) {
-      std::string lines;
-      for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
-      write_output(options_.step_times, lines);
-    }
-    if (leader() && !options_.result.empty()) write_output(options_.result, to_json(run_));
+    write_files();
     return {run_, 0};
   }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -82,6 +84,66 @@ TEST_CASE("a result goes into a pipe that is there, and does not replace it") {
   ::close(reader);
   REQUIRE_FALSE(text.empty());
   CHECK(duet::cli::run_from_json(text).mode == "single");
+}
+
+TEST_CASE("a link to the standard output stays a link, and the result follows the text") {
+  const TemporaryFolder folder;
+  const std::string link = folder.path() + "/link", target = folder.path() + "/target";
+  std::filesystem::create_symlink("/proc/self/fd/1", link);  // as /dev/stdout is
+  for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}}) {
+    const auto ran = duet_test::duet(with(with(kTrain, mode), {"--result", link}));
+    INFO(ran.out << ran.err);
+    CHECK(ran.status == 0);
+    CHECK(std::filesystem::is_symlink(link));
+    CHECK(ran.out.starts_with("data: "));
+    CHECK_THAT(ran.out, ContainsSubstring("\n{\"mode\":"));
+  }
+  std::ofstream(target) << std::string(100'000, 'x');
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(target, link);
+  REQUIRE(duet_test::duet(with(kTrain, {"--result", link})).status == 0);
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(duet::cli::run_from_json(read_file(target)).mode == "single");
+}
+
+TEST_CASE("a report does not replace a link in its folder") {
+  const TemporaryFolder folder;
+  const std::string target = folder.path() + "/target", out = folder.path() + "/out";
+  std::filesystem::create_directory(out);
+  std::ofstream(target) << "old";
+  std::filesystem::create_symlink(target, out + "/results.json");
+  const auto ran = duet_test::duet({"compare", "--modes", "single", "--data", "synthetic", "--train-images", "128",
+                                    "--test-images", "20", "--batch", "64", "--model", "linear", "--out", out});
+  INFO(ran.err);
+  CHECK(ran.status == 0);
+  CHECK(std::filesystem::is_symlink(out + "/results.json"));
+  CHECK_FALSE(nlohmann::json::parse(read_file(target)).at("runs").empty());
+}
+
+TEST_CASE("a file that cannot be written at the end does not take the others along") {
+  for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}}) {
+    for (const char* const option : {"--trace", "--fingerprints", "--step-times"}) {
+      const TemporaryFolder folder;
+      const std::string result = folder.path() + "/result";
+      const auto ran = duet_test::duet(with(with(kTrain, mode), {option, "/dev/full", "--result", result}));
+      INFO(option << " " << ran.out << ran.err);
+      CHECK(ran.status == 1);
+      CHECK_THAT(ran.err, ContainsSubstring("cannot write /dev/full: No space left on device"));
+      CHECK(duet::cli::run_from_json(read_file(result)).ok);
+    }
+  }
+}
+
+TEST_CASE("files that the disk cannot hold are refused before the training") {
+  const TemporaryFolder folder;
+  for (const char* const option : {"--step-times", "--fingerprints"}) {
+    const auto ran = duet_test::duet(with(
+        kTrain, {"--train-images", "60000", "--batch", "1", "--epochs", "2000000000", option, folder.path() + "/x"}));
+    INFO(ran.out << ran.err);
+    CHECK(ran.status == 1);
+    CHECK(ran.out.empty());
+    CHECK_THAT(ran.err, ContainsSubstring(std::string(option) + " " + folder.path() + "/x: needs about "));
+  }
 }
 
 TEST_CASE("the option --json means the same of every command: a file, or the standard output alone") {
