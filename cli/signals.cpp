@@ -1,10 +1,15 @@
 #include "cli/signals.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <csignal>
+#include <utility>
 
 namespace duet::cli {
 namespace {
+
+constexpr std::chrono::duration<double> kInterval{0.1};
 
 std::atomic<int> noted{0};  // written by a signal handler, read by all threads
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -16,12 +21,33 @@ void note(int signal) { noted = signal; }
 void note_signals() {
   struct sigaction action {};
   action.sa_handler = note;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
 
 int noted_signal() { return noted; }
+
+CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
+    : rank_(rank), size_(size), sum_(std::move(sum)) {}
+
+void CommonEnd::exchange(int own) {
+  std::array<double, 3> numbers = {own == SIGINT ? 1.0 : 0, own == SIGTERM ? 1.0 : 0, 0};
+  if (rank_ == 0) numbers[2] = static_cast<double>(next_interval());
+  sum_(numbers);
+  if (numbers[0] + numbers[1] > 0) signal_ = numbers[1] > 0 ? SIGTERM : SIGINT;
+  next_ = asked_ + static_cast<std::int64_t>(numbers[2]);
+}
+
+/// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.
+std::int64_t CommonEnd::next_interval() {
+  if (size_ == 1) return 1;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> taken = now - std::exchange(last_, now);
+  const double fitting = kInterval / taken * static_cast<double>(interval_);
+  interval_ = static_cast<std::int64_t>(std::clamp(fitting, 1.0, 2.0 * static_cast<double>(interval_)));
+  return interval_;
+}
 
 }  // namespace duet::cli

@@ -1,8 +1,10 @@
 // Ctrl-C and SIGTERM: noticed now, acted upon at the end of the step.
 #pragma once
 
-#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <span>
 
 namespace duet::cli {
 
@@ -11,18 +13,28 @@ void note_signals();
 /// The signal that was noted, or 0.
 int noted_signal();
 
-/// Lets ranks that are threads end after the same step, although a signal finds each of them at another place.
+/// Lets all ranks end after the same step, although a signal reaches each of them in another one, or one rank alone.
+/// They exchange their signals about every 0.1 s, counted in steps so that all do it after the same ones.
 class CommonEnd {
  public:
-  /// A rank's questions are numbered from 0. No rank asks one before all have asked the one before: an all_reduce lies
-  /// between them. So what a rank decides about the next question reaches all in time.
-  bool comes(std::int64_t question, bool signalled) {
-    if (signalled && end_ > question) end_ = question + 1;
-    return question >= end_;
-  }
+  /// `sum` adds numbers up over all ranks, on all ranks.
+  CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum);
+
+  /// Whether the ranks exchange their signals now. Asked once per step, or for several steps at once.
+  bool due() { return ++asked_ >= next_; }
+  /// Called on all ranks when due, each with the signal that it has noted itself, or 0.
+  void exchange(int own);
+  /// What any rank had noted at the last exchange, the same on all ranks; 0: nothing.
+  int signal() const { return signal_; }
 
  private:
-  std::atomic<std::int64_t> end_{INT64_MAX};
+  std::int64_t next_interval();
+
+  int rank_, size_;
+  std::function<void(std::span<double>)> sum_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::int64_t asked_ = 0, next_ = 1, interval_ = 1;
+  int signal_ = 0;
 };
 
 }  // namespace duet::cli

@@ -1,5 +1,6 @@
 // duet train: one run, in one mode.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -33,6 +34,7 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kStarted = "DUET_STARTED_NS";
+constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 
 /// When the program was started: as its starter says, so that the time of exec counts, else now.
 std::int64_t started_ns() {
@@ -127,6 +129,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   const std::string no_graph = why_no_graph(options, group.backend());
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const Images images = find_images(options, devices[0]);
+  note_signals();  // on all ranks before one of them trains
   ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
@@ -145,7 +148,10 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
   check(options);
   ProgressRelay progress(options);
-  return ddp::spawn(
+  ddp::LaunchOptions launching = progress.launch_options();
+  launching.interrupt_grace = kInterruptGrace;
+  int signal = 0;
+  const int code = ddp::spawn(
       [&](int) {
         const auto group = ddp::init_process_group(group_options(options));
         const ddp::RankInfo place = ddp::rank_info();
@@ -153,9 +159,10 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
         // Where the ranks of this machine outnumber its cores, they share them.
         if (options.device == DeviceKind::cpu && place.local_world_size * threads <= usable_cores())
           take_cores(place.local_rank * threads, threads);
-        train_as_rank(options, *group, started);
+        signal = train_as_rank(options, *group, started);
       },
-      options.devices, progress.launch_options());
+      options.devices, launching);
+  return code == 0 && signal != 0 ? 128 + signal : code;
 }
 
 /// Shares a process's trace out among its ranks.
@@ -181,7 +188,6 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   start_trace(options);
   const Images images = find_images(options);
   if (options.progress.empty()) std::printf("data: %s\n", images.description.c_str());
-  CommonEnd end;
   SharedTrace trace;
   int signal = 0;
   ddp::GroupOptions group;
@@ -194,9 +200,6 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
                           Setup setup = make_setup(options, *images.train, group, {device});
                           Team team = team_of(group);
                           team.threads = true;
-                          team.ends = [&end, question = std::int64_t{0}]() mutable {
-                            return end.comes(question++, noted_signal() != 0);
-                          };
                           team.take_trace = [&trace, rank] { return trace.take(rank); };
                           const Outcome outcome = train_and_report(options, images, setup, team, started);
                           if (rank == 0) signal = outcome.signal;
@@ -245,7 +248,6 @@ int train(const TrainOptions& options) {
   }
   if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
     return train_in_ranks(options, started);
-  note_signals();
   ddp::SoloGroup alone;
   const int signal = train_as_rank(options, alone, started);
   return signal == 0 ? 0 : 128 + signal;

@@ -12,6 +12,7 @@
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "cli/progress_reporter.h"
+#include "cli/signals.h"
 #include "cli/text.h"
 #include "cli/trace.h"
 #include "lib/autograd/check_finite.h"
@@ -37,7 +38,8 @@ class Trainer {
         team_(team),
         keeper_(options, setup, images.train->size(), team.rank == 0),
         recorder_(started_ns, setup.times, setup.devices.at(0)),
-        progress_(options, team.rank == 0) {}
+        progress_(options, team.rank == 0),
+        end_(team.rank, team.size, team.sum) {}
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
@@ -64,7 +66,7 @@ class Trainer {
       position = {position.epoch + 1, 0};
       end_epoch(epoch);
       keeper_.save(position, run_.test_accuracy.back());
-      if (team_.ends()) return interrupted(position);
+      if (ends()) return interrupted(position);
     }
     progress_.clear();
     if (options_.mode == Mode::seed && leader())
@@ -93,7 +95,15 @@ class Trainer {
       warn_unless_finite(epoch, recorder_.epoch_loss());
       progress_.report(recorder_, epoch, options_.epochs);
     }
-    return !team_.ends();
+    return !ends();
+  }
+
+  /// Whether this run was interrupted: the same on all ranks.
+  bool ends() {
+    if (!end_.due()) return false;
+    end_.exchange(noted_signal());
+    if (team_.size > 1) recorder_.lap(&StepParts::communication);
+    return end_.signal() != 0;
   }
 
   /// Once: what follows is not finite either.
@@ -213,7 +223,9 @@ class Trainer {
   Outcome interrupted(const Position& position) {
     progress_.clear();
     if (position.step > 0) keeper_.save(position, 0);
-    return {run_, noted_signal()};
+    double written = 0;
+    team_.sum({&written, 1});  // the first rank to leave may end the others
+    return {run_, end_.signal()};
   }
 
   Outcome finish() {
@@ -245,6 +257,7 @@ class Trainer {
   Keeper keeper_;
   Recorder recorder_;
   ProgressReporter progress_;
+  CommonEnd end_;
   Run run_;
   std::vector<double> rates_;  // images per second of each epoch
   std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps

@@ -9,7 +9,6 @@
 
 #include "cli/results.h"
 #include "cli/setup.h"
-#include "cli/signals.h"
 #include "lib/trace.h"
 
 namespace duet::cli {
@@ -25,8 +24,6 @@ struct Team {
   };
   bool threads = false;   // of one process, else each is a process
   std::string backend{};  // of their process group; empty: one rank
-  /// Whether to end early. Asked after every step and every epoch; all ranks get the same answer.
-  std::function<bool()> ends = [] { return noted_signal() != 0; };
   /// Stops the trace and gives this rank's part of it.
   std::function<std::vector<TraceEvent>()> take_trace = Trace::take;
 };

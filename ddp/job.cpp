@@ -151,7 +151,7 @@ void Job::pass_on_signals() {
     if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // the second time means it
     interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
     for (const RankProcess& rank : ranks_) rank.send(signal == SIGINT ? SIGINT : SIGTERM);
-    if (!kill_at_) kill_at_ = Clock::now() + options_.grace;
+    if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
   }
 }
 

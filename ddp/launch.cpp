@@ -51,9 +51,10 @@ void check(const LaunchOptions& options) {
                       "an operation may take 1 ms to 240 hours, got ", options.timeout.count(), " ms");
   require<UsageError>(options.join_timeout.count() > 0 && options.join_timeout <= std::chrono::hours(240),
                       "ranks wait for each other for 1 ms to 240 hours, got ", options.join_timeout.count(), " ms");
-  require<UsageError>(options.grace.count() >= 0 && options.stop_limit.count() >= 0,
-                      "times must not be negative, got a grace of ", options.grace.count(), " ms and a stop limit of ",
-                      options.stop_limit.count(), " ms");
+  require<UsageError>(
+      options.grace.count() >= 0 && options.interrupt_grace.count() >= 0 && options.stop_limit.count() >= 0,
+      "times must not be negative, got a grace of ", options.grace.count(), " ms, ", options.interrupt_grace.count(),
+      " ms after a signal, and a stop limit of ", options.stop_limit.count(), " ms");
 }
 
 /// The cores of each local rank; empty if nobody is pinned.

@@ -47,6 +47,8 @@ struct LaunchOptions {
   Milliseconds remark_after{2000};
   /// Between SIGTERM and SIGKILL when the job is ended.
   Milliseconds grace{1000};
+  /// The same after a signal to the launcher, where it is longer: time for ranks to end a step and write a checkpoint.
+  Milliseconds interrupt_grace{0};
   /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.
   Milliseconds stop_limit{30'000};
   /// Puts "[rank 1] " before each line that a rank prints.

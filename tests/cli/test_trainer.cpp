@@ -1,8 +1,12 @@
+#include <algorithm>
+#include <array>
+#include <csignal>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cli/signals.h"
 #include "cli/trainer.h"
 #include "ddp/solo_group.h"
 #include "lib/error.h"
@@ -41,15 +45,37 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
 
 }  // namespace
 
-TEST_CASE("ranks that are threads end after the same step, wherever a signal finds them") {
-  CommonEnd end;
-  CHECK_FALSE(end.comes(0, false));  // the one rank
-  CHECK_FALSE(end.comes(0, false));  // the other
-  CHECK_FALSE(end.comes(1, false));
-  CHECK_FALSE(end.comes(1, true));
-  CHECK(end.comes(2, true));
-  CHECK(end.comes(2, true));
-  CHECK(end.comes(3, true));
+TEST_CASE("all ranks end after the same step for the same signal, wherever it finds them") {
+  const auto of = [](int rank, std::array<double, 3>& numbers, const std::array<double, 3>& other) {
+    return CommonEnd(rank, 2, [&numbers, other](std::span<double> own) {
+      std::transform(own.begin(), own.end(), other.begin(), own.begin(), std::plus<>());
+      std::copy(own.begin(), own.end(), numbers.begin());
+    });
+  };
+  std::array<double, 3> leader_sum{}, other_sum{};
+  CommonEnd leader = of(0, leader_sum, {});
+  CHECK(leader.due());
+  leader.exchange(0);
+  CHECK(leader.signal() == 0);
+  CHECK(leader_sum[2] >= 1);
+  CommonEnd other = of(1, other_sum, {0, 0, 3});  // of rank 0's choice
+  CHECK(other.due());
+  other.exchange(0);
+  CHECK_FALSE(other.due());
+  CHECK_FALSE(other.due());
+  CHECK(other.due());
+  other.exchange(SIGINT);
+  CHECK(other.signal() == SIGINT);
+  CHECK(other_sum == std::array<double, 3>{1, 0, 3});
+  CommonEnd told = of(0, leader_sum, {1, 1, 0});
+  CHECK(told.due());
+  told.exchange(0);
+  CHECK(told.signal() == SIGTERM);  // where ranks got different ones
+  CommonEnd alone(0, 1, [](std::span<double>) {});
+  for (int step = 0; step < 3; ++step) {
+    CHECK(alone.due());  // at every step: nothing is exchanged
+    alone.exchange(0);
+  }
 }
 
 TEST_CASE("ranks that drifted apart are found at the end of the epoch") {

@@ -1,7 +1,10 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/results.h"
@@ -143,24 +146,56 @@ TEST_CASE("ranks that are threads end with the bits of one device, and are one p
   }
 }
 
-TEST_CASE("a signal ends ranks that are threads after the same step, and they go on from there") {
+TEST_CASE("a signal ends ranks after the same step, and they go on from there") {
+  const std::vector<std::pair<int, std::vector<std::string>>> jobs = {
+      {SIGINT, {"--mode", "ddp", "--workers", "thread"}},
+      {SIGINT, {"--mode", "ddp", "--backend", "shm"}},
+      {SIGTERM, {"--mode", "ddp", "--backend", "gloo"}},
+      {SIGINT, {"--mode", "ddp", "--update", "sharded"}},
+      {SIGTERM, {"--mode", "seed"}}};
+  for (const auto& [signal, mode] : jobs) {
+    const TemporaryFolder folder;
+    const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
+    const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
+    const auto of_two = [&mode = mode](std::vector<std::string> arguments) {
+      arguments.insert(arguments.end(), mode.begin(), mode.end());
+      arguments.insert(arguments.end(), {"--devices", "2"});
+      return train(arguments, "20000");
+    };
+    const auto ran = duet_test::duet_interrupted(
+        of_two({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}), progress, signal);
+    INFO(mode[1] << " " << mode.back() << "\n" << ran.err);
+    CHECK(ran.status == 128 + signal);
+    CHECK(duet_test::processes_with(folder.path()) == 0);
+    const std::string epochs = epochs_begun(kept);
+    const bool averaged = mode[1] == "seed";
+    REQUIRE(duet_test::duet(averaged ? of_two({"--epochs", epochs, "--result", whole})
+                                     : train({"--epochs", epochs, "--result", whole}, "20000"))
+                .status == 0);
+    REQUIRE(duet_test::duet(of_two({"--epochs", epochs, "--resume", kept, "--result", resumed})).status == 0);
+    CHECK(hash_of(resumed) == hash_of(whole));
+  }
+}
+
+TEST_CASE("a signal to one rank alone ends all of them with a checkpoint") {
   const TemporaryFolder folder;
   const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
-  const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
-  const std::vector<std::string> threads = {"--mode", "ddp", "--workers", "thread", "--devices", "2"};
-  std::vector<std::string> arguments =
-      train({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}, "20000");
-  arguments.insert(arguments.end(), threads.begin(), threads.end());
-  const auto ran = duet_test::duet_interrupted(arguments, progress, SIGINT);
+  std::vector<std::string> arguments = {"launch", "-n", "2", "--", "sh", "-c"};
+  arguments.push_back("echo $$ > " + folder.path() + "/pid$RANK; exec \"$0\" \"$@\"");
+  arguments.emplace_back(std::getenv("DUET_PROGRAM"));
+  for (const std::string& word :
+       train({"--mode", "ddp", "--epochs", "5000", "--checkpoint", kept, "--progress", progress}, "20000"))
+    arguments.push_back(word);
+  const auto strike = [&] {
+    if (!duet_test::there(progress)) return false;
+    ::kill(std::stoi(read_file(folder.path() + "/pid1")), SIGTERM);
+    return true;
+  };
+  const auto ran = duet_test::duet_interrupted(arguments, strike, 0);
   INFO(ran.err);
-  CHECK(ran.status == 128 + SIGINT);
-  CHECK(ran.err.empty());
-  const std::string epochs = epochs_begun(kept);
-  REQUIRE(duet_test::duet(train({"--epochs", epochs, "--result", whole}, "20000")).status == 0);
-  arguments = train({"--epochs", epochs, "--resume", kept, "--result", resumed}, "20000");
-  arguments.insert(arguments.end(), threads.begin(), threads.end());
-  REQUIRE(duet_test::duet(arguments).status == 0);
-  CHECK(hash_of(resumed) == hash_of(whole));
+  CHECK(ran.status == 1);  // of a job that did not end as it should
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("ended with exit code 143"));
+  CHECK_FALSE(duet_test::files_in(kept, "checkpoint-").empty());
 }
 
 TEST_CASE("an error of a rank that is a thread is one line that names it, with a failed rank's exit code") {
