@@ -1,6 +1,7 @@
 #include "lib/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,8 +22,7 @@ namespace {
 /// An open file that closes itself when an exception passes.
 class File {
  public:
-  File(std::string path, int flags)
-      : path_(std::move(path)), descriptor_(::open(path_.c_str(), flags | O_CLOEXEC, 0644)) {
+  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {
     require<DataError>(descriptor_ >= 0, "cannot open ", path_, ": ", last_errno);
   }
   ~File() {
@@ -30,8 +30,6 @@ class File {
   }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-
-  int descriptor() const { return descriptor_; }
 
   void write(std::span<const std::byte> bytes) {
     std::size_t done = 0;
@@ -49,6 +47,8 @@ class File {
     require<DataError>(::fsync(descriptor_) == 0 || errno == EINVAL, "cannot sync ", path_, ": ", last_errno);
   }
 
+  void release() { descriptor_ = -1; }
+
   void close() {
     const int descriptor = std::exchange(descriptor_, -1);
     require<DataError>(::close(descriptor) == 0, "cannot close ", path_, ": ", last_errno);
@@ -59,20 +59,35 @@ class File {
   int descriptor_;
 };
 
-/// A name that is removed from the folder unless it was kept.
+bool lock(int file, int how) {
+  int result = 0;
+  do result = ::flock(file, how);
+  while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+/// A new file, removed unless it was renamed. It is locked while this lives: the lock goes with the process, and NFS
+/// shares it with other hosts. A file system without locks is used without them.
 class Temporary {
  public:
-  explicit Temporary(std::string path) : path_(std::move(path)) {
-    // Left by a process that had our number and died; O_EXCL would refuse it, and a link must not be followed.
-    ::unlink(path_.c_str());
+  explicit Temporary(const std::string& start) {
+    const std::string first = concat(start, kTemporaryMark, ::getpid());
+    path_ = first;
+    for (int taken = 1; !make(); ++taken) path_ = concat(first, ".", taken);
   }
   ~Temporary() {
     if (!kept_) ::unlink(path_.c_str());
+    ::close(lock_);
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
 
-  const std::string& path() const { return path_; }
+  void write(const std::vector<std::span<const std::byte>>& parts) {
+    File file(path_, ::fcntl(lock_, F_DUPFD_CLOEXEC, 0));  // closed before the lock goes: that may fail too
+    for (const auto& part : parts) file.write(part);
+    file.sync();
+    file.close();
+  }
 
   void rename_to(const std::string& path) {
     fault_point("rename");
@@ -82,11 +97,26 @@ class Temporary {
   }
 
  private:
+  /// False where a writer that lives has the name: another thread, or a process of another host.
+  bool make() {
+    for (;;) {
+      lock_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+      if (lock_ < 0 && errno == EEXIST) {
+        if (!remove_abandoned_temporary(path_)) return false;
+        continue;
+      }
+      require<DataError>(lock_ >= 0, "cannot open ", path_, ": ", last_errno);
+      struct stat status {};
+      // Before it was locked, it may have been taken for abandoned.
+      if (!lock(lock_, LOCK_EX) || ::fstat(lock_, &status) != 0 || status.st_nlink > 0) return true;
+      ::close(lock_);
+    }
+  }
+
   std::string path_;
+  int lock_ = -1;
   bool kept_ = false;
 };
-
-std::string process_suffix() { return ".tmp." + std::to_string(::getpid()); }
 
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
@@ -95,16 +125,26 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
+bool remove_abandoned_temporary(const std::string& path) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return false;
+  struct stat own {
+  }, named{};
+  // The name may be another file's by now: its writer then has renamed the first one.
+  const bool abandoned = lock(file, LOCK_EX | LOCK_NB) && ::fstat(file, &own) == 0 && S_ISREG(own.st_mode) &&
+                         ::lstat(path.c_str(), &named) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+  const bool removed = abandoned && ::unlink(path.c_str()) == 0;
+  ::close(file);
+  return removed;
+}
+
 void write_atomically(const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
-  Temporary temporary(path + process_suffix());
-  File file(temporary.path(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-  for (const auto& part : parts) file.write(part);
-  file.sync();
-  file.close();
+  Temporary temporary(path);
+  temporary.write(parts);
   temporary.rename_to(path);
   // fsync(2): without this the new name may be lost in a power failure although the file's bytes are on disk.
-  File folder(folder_of(path), O_RDONLY | O_DIRECTORY);
-  folder.sync();
+  const std::string folder = folder_of(path);
+  File(folder, ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)).sync();
 }
 
 void write_atomically(const std::string& path, const std::string& text) {
@@ -116,33 +156,36 @@ void require_writable(const std::string& folder, std::size_t bytes) {
   std::filesystem::create_directories(folder, error);
   require<DataError>(!error, "cannot make folder ", folder, ": ", error.message());
   require<DataError>(std::filesystem::is_directory(folder, error), folder, " is not a folder");
-  Temporary probe((std::filesystem::path(folder) / (".duet" + process_suffix())).string());
-  File file(probe.path(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+  Temporary probe((std::filesystem::path(folder) / ".duet").string());
   const std::vector<std::byte> zeros(std::min<std::size_t>(bytes, 1 << 20));
+  std::vector<std::span<const std::byte>> parts;
   for (std::size_t done = 0; done < bytes; done += zeros.size())
-    file.write(std::span(zeros).first(std::min(zeros.size(), bytes - done)));
-  file.sync();
-  file.close();
+    parts.push_back(std::span(zeros).first(std::min(zeros.size(), bytes - done)));
+  probe.write(parts);
 }
 
-std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t limit) {
-  // A pipe without a writer would block the open.
-  File file(path, O_RDONLY | O_NONBLOCK);
+// A pipe without a writer would block the open.
+FileReader::FileReader(std::string path)
+    : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+  File file(path_, descriptor_);
   struct stat status {};
-  require<DataError>(::fstat(file.descriptor(), &status) == 0, "cannot read ", path, ": ", last_errno);
-  require<DataError>(S_ISREG(status.st_mode), path, " is not a regular file");
-  const auto size = static_cast<std::uint64_t>(status.st_size);
-  require<DataError>(size <= limit, path, " holds ", size, " bytes, expected at most ", limit);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(size));
-  std::size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t step = ::read(file.descriptor(), bytes.data() + done, bytes.size() - done);
+  require<DataError>(::fstat(descriptor_, &status) == 0, "cannot read ", path_, ": ", last_errno);
+  require<DataError>(S_ISREG(status.st_mode), path_, " is not a regular file");
+  size_ = static_cast<std::uint64_t>(status.st_size);
+  file.release();
+}
+
+FileReader::~FileReader() { ::close(descriptor_); }
+
+void FileReader::read(std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t step = ::read(descriptor_, out.data(), out.size());
     if (step < 0 && errno == EINTR) continue;
-    require<DataError>(step >= 0, "cannot read ", path, " at byte ", done, ": ", last_errno);
-    require<DataError>(step > 0, path, " ended at byte ", done, " of ", size, " while it was read");
-    done += static_cast<std::size_t>(step);
+    require<DataError>(step >= 0, "cannot read ", path_, " at byte ", done_, ": ", last_errno);
+    require<DataError>(step > 0, path_, " ended at byte ", done_, " of ", size_, " while it was read");
+    out = out.subspan(static_cast<std::size_t>(step));
+    done_ += static_cast<std::uint64_t>(step);
   }
-  return bytes;
 }
 
 }  // namespace duet

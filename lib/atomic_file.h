@@ -5,21 +5,43 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace duet {
 
 /// Writes `parts`, one after the other, as the file `path`: into `path`.tmp.PID, fsync, rename, fsync of the folder.
 /// After a crash at any moment `path` is either what it was or the new file. Throws DataError with path and system
-/// error; the temporary file is then gone. Distinct paths may be written from distinct threads.
+/// error; the temporary file is then gone. Threads, processes and hosts may write at once, to the same path too.
 void write_atomically(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
 void write_atomically(const std::string& path, const std::string& text);
+
+/// What stands between the name of a file and the number of the process that writes it.
+inline constexpr std::string_view kTemporaryMark = ".tmp.";
+/// Removes a temporary file whose writer has ended, on whatever host: a writer holds a lock on its file. Returns
+/// whether it did; where the file system has no locks it never does.
+bool remove_abandoned_temporary(const std::string& path);
 
 /// Makes `folder`, with its parents, if it is not there, and proves by writing and removing a file that `bytes` bytes
 /// can be written in it. Throws DataError that says why not.
 void require_writable(const std::string& folder, std::size_t bytes = 65536);
 
-/// All bytes of a regular file. Throws DataError when it cannot be read or holds more than `limit` bytes.
-std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t limit);
+/// A regular file, read from its beginning on. All errors are DataErrors that name it. Not thread-safe.
+class FileReader {
+ public:
+  explicit FileReader(std::string path);
+  ~FileReader();
+  FileReader(const FileReader&) = delete;
+  FileReader& operator=(const FileReader&) = delete;
+
+  std::uint64_t size() const { return size_; }  // bytes, when it was opened
+  /// Fills `out` with the next bytes; throws where they are not there.
+  void read(std::span<std::byte> out);
+
+ private:
+  std::string path_;
+  int descriptor_;
+  std::uint64_t size_ = 0, done_ = 0;
+};
 
 }  // namespace duet

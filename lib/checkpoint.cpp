@@ -1,11 +1,7 @@
 #include "lib/checkpoint.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
@@ -59,19 +55,16 @@ std::vector<Found> list_checkpoints(const fs::path& folder) {
   return found;
 }
 
-/// Temporary files of this kind end in their writer's process number.
+/// Temporary files whose writers have ended.
 void remove_orphans(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> orphans;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
-    const std::size_t mark = name.rfind(".tmp.");
-    pid_t writer = 0;
-    if (mark == std::string::npos || !read_number(std::string_view(name).substr(mark + 5), writer)) continue;
     const bool ours = starts_with(name, kStem) || starts_with(name, kBest) || starts_with(name, ".duet");
-    if (ours && writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) orphans.push_back(at->path());
+    if (ours && name.find(kTemporaryMark) != std::string::npos) orphans.push_back(at->path());
   }
-  for (const fs::path& orphan : orphans) fs::remove(orphan, error);
+  for (const fs::path& orphan : orphans) remove_abandoned_temporary(orphan.string());
 }
 
 template <class T>

@@ -286,16 +286,23 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
 }
 
 TensorFile load_tensors(const std::string& path, Checksum checksum) {
-  const std::vector<std::byte> bytes = read_whole_file(path, kMaxFile);
-  require<DataError>(bytes.size() >= 8, path, " holds ", bytes.size(), " bytes, expected 8 or more");
+  FileReader reader(path);
+  require<DataError>(reader.size() >= 8, path, " holds ", reader.size(), " bytes, expected 8 or more");
+  require<DataError>(reader.size() <= kMaxFile, path, " holds ", reader.size(), " bytes, expected at most ", kMaxFile);
+  std::vector<std::byte> bytes(8);
+  reader.read(bytes);
   const std::uint64_t header_bytes = little_endian(bytes);
   require<DataError>(header_bytes <= kMaxHeader, path, ": header length is ", header_bytes, ", expected at most ",
                      kMaxHeader);
-  require<DataError>(header_bytes <= bytes.size() - 8, path, ": header length is ", header_bytes, ", but only ",
-                     bytes.size() - 8, " bytes follow");
+  require<DataError>(header_bytes <= reader.size() - 8, path, ": header length is ", header_bytes, ", but only ",
+                     reader.size() - 8, " bytes follow");
   const std::size_t header_end = 8 + static_cast<std::size_t>(header_bytes);
+  bytes.resize(header_end);
+  reader.read(std::span(bytes).subspan(8));
   HeaderReader header(path, {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<std::size_t>(header_bytes)});
-  header.read(bytes.size() - header_end);
+  header.read(static_cast<std::size_t>(reader.size()) - header_end);  // the file's size is what the header says
+  bytes.resize(static_cast<std::size_t>(reader.size()));
+  reader.read(std::span(bytes).subspan(header_end));
 
   TensorFile file;
   std::vector<Content> contents;

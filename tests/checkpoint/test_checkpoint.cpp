@@ -1,3 +1,6 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,17 +133,44 @@ TEST_CASE("preparing a folder makes it, and removes what dead writers left") {
   duet::prepare_checkpoint_folder(folder);
   CHECK(std::filesystem::is_empty(folder));
 
-  const pid_t dead = ::fork();
-  if (dead == 0) ::_exit(0);
-  REQUIRE(::waitpid(dead, nullptr, 0) == dead);
-  const std::string orphan = folder + "/checkpoint-00000001.safetensors.tmp." + std::to_string(dead);
-  const std::string living = folder + "/checkpoint-00000001.safetensors.tmp." + std::to_string(::getppid());
-  const std::string foreign = folder + "/letter.tmp." + std::to_string(dead);
-  for (const std::string& path : {orphan, living, foreign}) write_text(path, "x");
+  const auto temporary = [&](pid_t writer) {
+    return folder + "/checkpoint-00000001.safetensors.tmp." + std::to_string(writer);
+  };
+  // It is locked, and of a number that no process of this host has: of another host.
+  const std::string elsewhere = temporary(0);
+  write_text(elsewhere, "x");
+  const int writing = ::open(elsewhere.c_str(), O_WRONLY | O_CLOEXEC);
+  REQUIRE(::flock(writing, LOCK_EX) == 0);
+  const pid_t zombie = ::fork();
+  if (zombie == 0) ::_exit(0);
+  siginfo_t ended{};
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(zombie), &ended, WEXITED | WNOWAIT) == 0);
+  const std::string orphan = temporary(zombie), reused = temporary(::getppid());
+  const std::string foreign = folder + "/letter.tmp." + std::to_string(zombie);
+  for (const std::string& path : {orphan, reused, foreign}) write_text(path, "x");
   duet::prepare_checkpoint_folder(folder);
   CHECK_FALSE(std::filesystem::exists(orphan));
-  CHECK(std::filesystem::exists(living));
+  CHECK_FALSE(std::filesystem::exists(reused));
+  CHECK(std::filesystem::exists(elsewhere));
   CHECK(std::filesystem::exists(foreign));
+  CHECK(::waitpid(zombie, nullptr, 0) == zombie);
+  ::close(writing);
+  duet::prepare_checkpoint_folder(folder);
+  CHECK_FALSE(std::filesystem::exists(elsewhere));
+}
+
+TEST_CASE("a save does not touch the temporary file of another writer with its number") {
+  const Scratch scratch;
+  const std::string taken = scratch.path("file.tmp.") + std::to_string(::getpid());
+  write_text(taken, "of another host");
+  const int writing = ::open(taken.c_str(), O_WRONLY | O_CLOEXEC);
+  REQUIRE(::flock(writing, LOCK_EX) == 0);
+  duet::write_atomically(scratch.path("file"), std::string("text"));
+  CHECK(read_text(scratch.path("file")) == "text");
+  CHECK(read_text(taken) == "of another host");
+  ::close(writing);
+  duet::write_atomically(scratch.path("file"), std::string("other"));
+  CHECK(scratch.names() == Names{"file"});
 }
 
 TEST_CASE("a folder that cannot be written is found before training") {

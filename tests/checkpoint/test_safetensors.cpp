@@ -219,6 +219,9 @@ TEST_CASE("a file that is not there, no file, or too short is refused") {
   CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("header length is 18446744073709551615"));
   write_text(path, file_of(std::string((1 << 20) + 1, ' '), 0));
   CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("header length is 1048577, expected at most 1048576"));
+  write_text(path, "");
+  std::filesystem::resize_file(path, std::uintmax_t{1} << 40);  // a hole, more than there is memory
+  CHECK_THROWS_WITH(duet::load_tensors(path), ContainsSubstring("header does not begin with"));
 }
 
 TEST_CASE("a file cut off anywhere is refused") {
