@@ -3,7 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
 #include <optional>
 #include <system_error>
 
@@ -26,6 +30,14 @@ struct Texts {
   std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", precision = "fp32",
               compat;
 };
+
+/// CLI11 itself takes -1 for 2^64 - 1, and what is too large for the largest.
+std::string seed_error(const std::string& text) {
+  errno = 0;
+  std::strtoull(text.c_str(), nullptr, 0);
+  if (errno != ERANGE && text.find('-') == std::string::npos) return "";
+  return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
+}
 
 /// How a step is made, whoever runs it.
 void add_step(CLI::App& app, Training& training, Texts& texts) {
@@ -68,7 +80,9 @@ void add_step(CLI::App& app, Training& training, Texts& texts) {
       ->capture_default_str();
   app.add_option("--lr", training.lr, "learning rate")->capture_default_str();
   app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->capture_default_str();
-  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->capture_default_str();
+  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")
+      ->check(seed_error)
+      ->capture_default_str();
   app.add_option(
       "--compat", texts.compat,
       "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "

@@ -116,6 +116,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--epochs", "0"}, "--epochs is 0"},
       {{"train", "--epochs", "many"}, "--epochs"},
       {{"train", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo, nccl or memory"},
+      {{"train", "--seed=-1"}, "--seed: is -1, expected 0 to 18446744073709551615"},
+      {{"compare", "--seed", "18446744073709551616"}, "--seed: is 18446744073709551616, expected 0 to"},
       {{"train", "--workers", "fork"}, "--workers: unknown 'fork', expected process or thread"},
       {{"train", "--mode", "dp", "--workers", "thread"}, "--workers thread is for modes seed and ddp, not dp"},
       {{"train", "--mode", "ddp", "--workers", "thread", "--device", "cuda"}, "--workers thread is for CPU devices"},
