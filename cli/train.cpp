@@ -190,8 +190,8 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   if (options.progress.empty()) std::printf("data: %s\n", images.description.c_str());
   SharedTrace trace;
   int signal = 0;
-  ddp::GroupOptions group;
-  if (options.timeout_s > 0) group.timeout = timeout_of(options);
+  ddp::GroupOptions group_options;
+  if (options.timeout_s > 0) group_options.timeout = timeout_of(options);
   ddp::run_rank_threads(options.devices,
                         [&](ddp::ProcessGroup& group) {
                           const int rank = group.rank();
@@ -204,7 +204,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
                           const Outcome outcome = train_and_report(options, images, setup, team, started);
                           if (rank == 0) signal = outcome.signal;
                         },
-                        {.backend = options.backend, .group = group});
+                        {.backend = options.backend, .group = group_options});
   return signal;
 }
 

@@ -24,8 +24,8 @@
 #include "ddp/descriptor.h"
 #include "ddp/tcp_mesh.h"
 #include "lib/error.h"
-#include "lib/start_thread.h"
 #include "lib/last_errno.h"
+#include "lib/start_thread.h"
 
 namespace duet::ddp {
 namespace {
@@ -81,7 +81,7 @@ class TcpTransport final : public Transport {
     if (early != from.early.end())
       take_early(from, early, at(request));
     else if (from.end.empty())
-      from.in.push_back(request);
+      expect(from, request);
     else
       at(request).failure = from.end;
     return request;
@@ -124,12 +124,13 @@ class TcpTransport final : public Transport {
   };
   struct Peer {
     Descriptor socket;
-    std::deque<Request> out, in;
-    std::size_t written = 0;  // bytes of the first of `out`, head included
-    Head arriving;            // of the message whose bytes come in now
+    std::vector<Request> out, in;  // few, and steps allocate nothing
+    std::size_t written = 0;       // bytes of the first of `out`, head included
+    Head arriving;                 // of the message whose bytes come in now
     std::size_t arrived = 0;
     Request target = kNone;  // where they go; kNone: the last of `early`
     bool early_arrives = false;
+    bool parked = false;  // its bytes stay where they are until the next receive()
     std::list<Early> early;
     std::string end;  // why the connection has ended
   };
@@ -176,7 +177,7 @@ class TcpTransport final : public Transport {
     peer.out.clear();
     peer.in.clear();
     if (peer.early_arrives) peer.early.pop_back();
-    peer.early_arrives = false;
+    peer.early_arrives = peer.parked = false;
     peer.target = kNone;
     changed_.notify_all();
   }
@@ -222,13 +223,13 @@ class TcpTransport final : public Transport {
       if (peer.written < sizeof(Head) + message.head.bytes) continue;
       peer.written = 0;
       finish(peer.out.front());
-      peer.out.pop_front();
+      peer.out.erase(peer.out.begin());
     }
   }
 
   /// As much as is there, in pieces.
   void read(Peer& peer) {
-    for (int i = 0; i < kPieces && peer.end.empty(); ++i) {
+    for (int i = 0; i < kPieces && peer.end.empty() && !peer.parked; ++i) {
       std::byte* to = reinterpret_cast<std::byte*>(&peer.arriving) + peer.arrived;
       std::size_t most = sizeof(Head) - peer.arrived;
       if (peer.arrived >= sizeof(Head)) {
@@ -259,6 +260,23 @@ class TcpTransport final : public Transport {
       peer.target = *wanted;
       return;
     }
+    if (peer.in.empty())
+      peer.parked = true;
+    else
+      keep_early(peer);
+  }
+
+  void expect(Peer& from, Request request) {
+    from.in.push_back(request);
+    if (!std::exchange(from.parked, false)) return;
+    begin_arrival(from);
+    read(from);
+    wake();
+  }
+
+  /// The receives come in another order than the messages.
+  void keep_early(Peer& peer) {
+    const Head& head = peer.arriving;
     try {
       peer.early.push_back({head, std::vector<std::byte>(head.bytes)});
       peer.early_arrives = true;
@@ -281,7 +299,7 @@ class TcpTransport final : public Transport {
     peer.in.erase(wanted);
   }
 
-  std::deque<Request>::iterator find(Peer& peer, std::uint64_t tag) {
+  std::vector<Request>::iterator find(Peer& peer, std::uint64_t tag) {
     return std::find_if(peer.in.begin(), peer.in.end(), [&](Request one) { return at(one).head.tag == tag; });
   }
 
@@ -293,7 +311,7 @@ class TcpTransport final : public Transport {
       files.back() = {wake_.get(), POLLIN, 0};
       for (std::size_t i = 0; i < peers_.size(); ++i) {
         const Peer& peer = peers_[i];
-        const int events = POLLIN | (peer.out.empty() ? 0 : POLLOUT);
+        const int events = (peer.parked ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
         files[i] = {peer.end.empty() ? peer.socket.get() : -1, static_cast<short>(events), 0};
       }
       lock.unlock();
@@ -302,8 +320,12 @@ class TcpTransport final : public Transport {
       if (files.back().revents != 0 && ::read(wake_.get(), &ignored, sizeof(ignored)) < 0) ignored = 0;
       lock.lock();
       for (std::size_t i = 0; i < peers_.size() && !closed_; ++i) {
-        if ((files[i].revents & POLLOUT) != 0 && peers_[i].end.empty()) write(peers_[i]);
-        if ((files[i].revents & ~POLLOUT) != 0 && peers_[i].end.empty()) read(peers_[i]);
+        Peer& peer = peers_[i];
+        if ((files[i].revents & POLLOUT) != 0 && peer.end.empty()) write(peer);
+        if ((files[i].revents & ~POLLOUT) == 0 || !peer.end.empty()) continue;
+        // The connection has ended, after what is still to be read.
+        if ((files[i].revents & (POLLERR | POLLHUP)) != 0 && std::exchange(peer.parked, false)) keep_early(peer);
+        read(peer);
       }
     }
   }

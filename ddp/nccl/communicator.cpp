@@ -7,7 +7,6 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
-#include "lib/error.h"
 #include "lib/start_thread.h"
 
 namespace duet::ddp::nccl {
@@ -217,11 +216,7 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
   const ncclComm_t dead = std::exchange(communicator_, nullptr);
   const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
-  try {
-    if (lingers) aborting_ = start_thread("the thread that aborts NCCL", [dead] { ncclCommAbort(dead); });
-  } catch (const Error& no_thread) {  // the communicator stays as it is until the process ends
-    failure_ += concat("; ", no_thread.what());
-  }
+  if (lingers) aborting_ = std::thread(ncclCommAbort, dead);
   pending_.clear();
   changed_.notify_all();
   const std::string text = failure_;
