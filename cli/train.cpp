@@ -102,6 +102,9 @@ void set_up(const TrainOptions& options) {
   kernels.set_precision(options.precision);
 }
 
+/// Files may have other names on other hosts; but the ranks gather what some of them hold.
+const char* given(const std::string& path) { return path.empty() ? "not given" : "given"; }
+
 /// What makes another training where it differs.
 std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images& images) {
   return {{"duet", DUET_VERSION},
@@ -118,6 +121,11 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
           {"--update", options.update},
           {"--check-finite", options.check_finite ? "on" : "off"},
           {"--compare-every", concat(options.compare_every)},
+          {"--checkpoint", given(options.checkpoint)},
+          {"--resume", given(options.resume)},
+          {"--result", given(options.result)},
+          {"--trace", given(options.trace)},
+          {"--fingerprints", given(options.fingerprints)},
           {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(), " images")}};
 }
 

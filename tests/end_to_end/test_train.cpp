@@ -325,13 +325,22 @@ TEST_CASE("a training loads no library that it does not use") {
 }
 
 TEST_CASE("ranks that were started with different options refuse to train") {
-  const std::string seeds = "exec \"$0\" \"$@\" --seed \"$RANK\"";
-  std::vector<std::string> arguments = {"launch", "--nproc-per-node",         "2", "sh", "-c",
-                                        seeds,    std::getenv("DUET_PROGRAM")};
-  for (const std::string& argument : train({"--epochs", "1", "--mode", "ddp"})) arguments.push_back(argument);
-  const auto ran = duet_test::duet(arguments);
-  INFO(ran.err);
-  CHECK(ran.status == 1);
-  CHECK(ran.err.find("the ranks disagree: --seed is 1 on rank 1, --seed is 0 on rank 0") != std::string::npos);
-  CHECK(ran.out.find("epoch") == std::string::npos);
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/file";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"--seed \"$RANK\"", "--seed is 1 on rank 1, --seed is 0 on rank 0"},
+      {"$(test $RANK = 0 || echo --trace " + file + ")", "--trace is given on rank 1, --trace is not given on rank 0"},
+      {"$(test $RANK = 1 || echo --result " + file + ")",
+       "--result is not given on rank 1, --result is given on rank 0"}};
+  for (const auto& [words, difference] : cases) {
+    std::vector<std::string> arguments = {"launch", "--nproc-per-node", "2", "sh", "-c"};
+    arguments.push_back("exec \"$0\" \"$@\" " + words);
+    arguments.emplace_back(std::getenv("DUET_PROGRAM"));
+    for (const std::string& argument : train({"--epochs", "1", "--mode", "ddp"})) arguments.push_back(argument);
+    const auto ran = duet_test::duet(arguments);
+    INFO(ran.err);
+    CHECK(ran.status == 1);
+    CHECK_THAT(ran.err, duet_test::ContainsSubstring("the ranks disagree: " + difference));
+    CHECK(ran.out.find("epoch") == std::string::npos);
+  }
 }
