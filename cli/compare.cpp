@@ -21,6 +21,7 @@
 #include "lib/atomic_file.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/printable.h"
 
 namespace duet::cli {
 namespace {
@@ -170,7 +171,7 @@ int compare(const CompareOptions& options, const std::string& command_line) {
   {
     const Images images = find_images(options);
     settings = settings_of(options, images);
-    std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), images.description.c_str());
+    std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), printable(images.description).c_str());
     std::fflush(out);
   }
   note_signals();

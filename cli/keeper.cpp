@@ -9,6 +9,7 @@
 #include "cli/text.h"
 #include "lib/checkpoint.h"
 #include "lib/error.h"
+#include "lib/printable.h"
 
 namespace duet::cli {
 namespace {
@@ -104,12 +105,12 @@ std::optional<LoadedCheckpoint> Keeper::own_checkpoint() const {
 
 void Keeper::say_position(const std::string& path, bool restarted, const Position& position) const {
   if (restarted) {
-    std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), path.c_str());
+    std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), printable(path).c_str());
     return;
   }
   const std::string after =
       position.step > 0 ? concat(" after step ", position.step, " of ", setup_.loader->steps()) : "";
-  std::printf("resumed from %s, epoch %lld%s\n", path.c_str(), static_cast<long long>(position.epoch + 1),
+  std::printf("resumed from %s, epoch %lld%s\n", printable(path).c_str(), static_cast<long long>(position.epoch + 1),
               after.c_str());
 }
 
@@ -119,7 +120,7 @@ Position Keeper::resume() {
   if (own || !options_.resume.empty()) {
     LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume);
     if (leader_)
-      for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", warning.c_str());
+      for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     require_same_run(loaded, options_);
     require_same(loaded, kTrainImages, std::to_string(train_images_));
     const std::int64_t steps = setup_.loader->steps();

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "ddp/launch.h"
 #include "lib/error.h"
+#include "lib/printable.h"
 #include "lib/standard_streams.h"
 
 namespace {
@@ -43,7 +44,8 @@ std::string as_typed(int argc, char** argv) {
 /// "duet: ", or "duet: rank 2: " in a rank; and for the launcher.
 void complain(const std::exception& error) {
   const std::optional<int> rank = duet::ddp::launched_rank();
-  std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "", error.what());
+  std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "",
+               duet::printable(error.what()).c_str());
   if (const std::string account = duet::ddp::untold_account(); !account.empty())
     std::fprintf(stderr, "%s\n", account.c_str());
   duet::ddp::leave_error(error);

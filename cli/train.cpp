@@ -28,6 +28,7 @@
 #include "ddp/texts.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/printable.h"
 #include "lib/thread_pool.h"
 
 namespace duet::cli {
@@ -141,7 +142,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
-  if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", images.description.c_str());
+  if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", printable(images.description).c_str());
   Setup setup = make_setup(options, *images.train, group, devices);
   return train_and_report(options, images, setup, team_of(group), started).signal;
 }
@@ -195,7 +196,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   note_signals();
   start_trace(options);
   const Images images = find_images(options);
-  if (options.progress.empty()) std::printf("data: %s\n", images.description.c_str());
+  if (options.progress.empty()) std::printf("data: %s\n", printable(images.description).c_str());
   SharedTrace trace;
   int signal = 0;
   ddp::GroupOptions group_options;

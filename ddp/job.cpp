@@ -18,6 +18,7 @@
 #include "ddp/record.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/printable.h"
 
 namespace duet::ddp {
 namespace {
@@ -166,6 +167,7 @@ void Job::look_for_failures() {
       failure.consequence = error->consequence;
       failure.text = error->message;
       std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
+      failure.text = printable(failure.text);
       if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
     }
     if (told_to_end_ || interrupted_ != 0) continue;

@@ -20,6 +20,7 @@
 #include "ddp/work.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/printable.h"
 
 namespace duet::ddp {
 namespace {
@@ -104,9 +105,9 @@ void leave_error(const std::exception& error) noexcept {
 
 int report_failure(const std::exception& error) noexcept {
   if (const auto rank = launched_rank())
-    std::fprintf(stderr, "rank %d: %s\n", *rank, error.what());
+    std::fprintf(stderr, "rank %d: %s\n", *rank, printable(error.what()).c_str());
   else
-    std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "%s\n", printable(error.what()).c_str());
   if (const std::string account = untold_account(); !account.empty()) std::fprintf(stderr, "%s\n", account.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;

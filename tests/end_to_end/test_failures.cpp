@@ -1,8 +1,11 @@
 // Comparisons of which not every cell ends well.
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <ios>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/results.h"
@@ -35,6 +38,29 @@ class Fault {
 };
 
 }  // namespace
+
+TEST_CASE("names that hold newlines and escapes are printed on one line, as such") {
+  const std::string name = "a\nb\x1b[31m\xc2\x9b\xc3\xa4", shown = "a\\nb\\x1b[31m\\x9b\xc3\xa4";
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/tensors",
+                    text = R"({"a\nb":{"dtype":"F33","shape":[],"data_offsets":[0,0]}})";
+  std::ofstream(file, std::ios::binary) << static_cast<char>(text.size()) << std::string(7, '\0') << text;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"train", "--resume", name}, "no checkpoint at " + shown + ": "},
+      {{"train", "--mode", "ddp", "--devices", "2", "--data", name}, shown},
+      {{"launch", "-n", "2", "--", std::getenv("DUET_PROGRAM"), "train", "--mode", "ddp", "--data", name}, shown},
+      {{"train", "--result", name + "/x"}, "--result " + shown + "/x: "},
+      {{"train", "--resume", file}, "a\\nb"},
+      {{"train", name}, "a b\\x1b[31m"}};
+  for (const auto& [arguments, expected] : cases) {
+    const auto ran = duet_test::duet(arguments);
+    INFO(ran.err);
+    CHECK(ran.status != 0);
+    CHECK_THAT(ran.err, duet_test::ContainsSubstring(expected));
+    CHECK(ran.err.find('\x1b') == std::string::npos);
+    CHECK(ran.err.find("a\nb") == std::string::npos);
+  }
+}
 
 TEST_CASE("a comparison names a rank that was killed, and goes on") {
   if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
