@@ -1,9 +1,13 @@
 #include "cli/signals.h"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <string_view>
 #include <utility>
 
 namespace duet::cli {
@@ -15,6 +19,13 @@ std::atomic<int> noted{0};  // written by a signal handler, read by all threads
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void note(int signal) { noted = signal; }
+
+/// The access that failed is made again after it, and then ends the process.
+void explain(int) {
+  constexpr std::string_view kText =
+      "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+}
 
 }  // namespace
 
@@ -28,6 +39,14 @@ void note_signals() {
 }
 
 int noted_signal() { return noted; }
+
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_handler = explain;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
 
 CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
     : rank_(rank), size_(size), sum_(std::move(sum)) {}

@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM: noticed now, acted upon at the end of the step.
+// Ctrl-C and SIGTERM: noticed now, acted upon at the end of the step. SIGBUS: explained.
 #pragma once
 
 #include <chrono>
@@ -12,6 +12,10 @@ namespace duet::cli {
 void note_signals();
 /// The signal that was noted, or 0.
 int noted_signal();
+
+/// From now on SIGBUS, which still ends the process, is explained on stderr: a mapped file of images may have become
+/// shorter.
+void explain_bus_errors();
 
 /// Lets all ranks end after the same step, although a signal reaches each of them in another one, or one rank alone.
 /// They exchange their signals about every 0.1 s, counted in steps so that all do it after the same ones.

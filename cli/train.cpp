@@ -249,6 +249,7 @@ int train(const TrainOptions& options) {
   std::string why;
   require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
   require_files(options);
+  explain_bus_errors();
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");

@@ -1,6 +1,7 @@
 // Comparisons of which not every cell ends well.
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <ios>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "cli/results.h"
+#include "tests/data/files.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 
@@ -60,6 +62,24 @@ TEST_CASE("names that hold newlines and escapes are printed on one line, as such
     CHECK(ran.err.find('\x1b') == std::string::npos);
     CHECK(ran.err.find("a\nb") == std::string::npos);
   }
+}
+
+TEST_CASE("images that are cut short while they are read end a training with a line that says so") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder.path(), false);
+  const std::string images = folder.path() + "/train-images-idx3-ubyte", progress = folder.path() + "/progress";
+  duet_test::write_file(images, duet_test::idx_images(2000));
+  duet_test::write_file(folder.path() + "/train-labels-idx1-ubyte", duet_test::idx_labels(2000));
+  const auto cut = [&] {
+    if (!duet_test::there(progress)) return false;
+    std::filesystem::resize_file(images, 16);
+    return true;
+  };
+  const auto ran = duet_test::duet_interrupted({"train", "--data", folder.path(), "--model", "linear", "--batch", "64",
+                                                "--epochs", "1000000", "--progress", progress},
+                                               cut, 0);
+  CHECK(ran.status == 128 + SIGBUS);
+  CHECK(ran.err == "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n");
 }
 
 TEST_CASE("a comparison names a rank that was killed, and goes on") {
