@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <locale>
 #include <sstream>
 #include <system_error>
 #include <vector>
@@ -154,6 +155,7 @@ class Resolver {
       int tasks = 0, times = 1;
       char open = 0, x = 0, close = 0;
       std::istringstream parts(item);
+      parts.imbue(std::locale::classic());
       parts >> tasks;
       const bool good = parts && (!(parts >> open) || (open == '(' && parts >> x >> times >> close && x == 'x'));
       require<UsageError>(good && tasks > 0 && times > 0, "environment variable ", name, " is \"", text,

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <locale>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -39,7 +40,9 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
   std::vector<Place> members;
   for (int rank = 0; rank < size_; ++rank) {
     Place place{.rank = rank};
-    std::istringstream(texts[static_cast<std::size_t>(rank)]) >> place.color >> place.key;
+    std::istringstream numbers(texts[static_cast<std::size_t>(rank)]);
+    numbers.imbue(std::locale::classic());  // in another one a blank may be within a number
+    numbers >> place.color >> place.key;
     if (place.color == color) members.push_back(place);
   }
   const int number = splits_++;

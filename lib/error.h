@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -63,10 +64,11 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-/// Streams `parts` into one string.
+/// Streams `parts` into one string, numbers alike in every locale.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << parts);
   return out.str();
 }
