@@ -1,0 +1,56 @@
+// Flight records, as ranks leave them that die in the middle of writing, or write where they should not.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/account.h"
+#include "ddp/record.h"
+#include "tests/fuzz/memory_file.h"
+
+using namespace duet::ddp;
+using namespace duet_fuzz;
+
+namespace {
+
+constexpr std::uint64_t kMagic = 0x3130'6372'7465'7564;  // as in ddp/record.cpp
+
+/// Bytes of a record: changes here and there in what is else zero.
+std::string record_of(Input& input) {
+  std::string record(Record::bytes(), '\0');
+  const bool magic = !input.flag();
+  if (magic) record.replace(0, sizeof kMagic, reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
+  const std::size_t lines = input.below(6);
+  for (std::size_t line = 1; line <= lines; ++line) {
+    const std::uint64_t number = line;
+    const std::size_t at = record.size() - (Record::kCalls - line) * 64;  // each in a cache line, its number first
+    record.replace(at, sizeof number, reinterpret_cast<const char*>(&number), sizeof number);
+    const std::string fields = input.text().substr(0, 56);
+    record.replace(at + sizeof number, fields.size(), fields);
+  }
+  record[8] = static_cast<char>(lines);
+  const std::size_t changes = input.below(6);
+  for (std::size_t i = 0; i < changes; ++i) {
+    const std::size_t at = input.below(record.size());
+    const std::string bytes = input.text();
+    record.replace(at, std::min(bytes.size(), record.size() - at), bytes, 0, record.size() - at);
+  }
+  return record;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static MemoryFile file;
+  Input input(data, size);
+  std::vector<RankAccount> ranks;
+  const int count = 1 + static_cast<int>(input.below(3));
+  for (int rank = 0; rank < count; ++rank) {
+    file.write(input.flag() ? input.text() : record_of(input));
+    ranks.push_back({rank, Record::read(file.path())});
+    expect(ranks.back().record.calls.size() <= Record::kCalls, "no more calls than are kept");
+  }
+  const int failed = static_cast<int>(input.below(5)) - 1;
+  account_of(ranks, failed, input.take<std::int64_t>());
+  return 0;
+}

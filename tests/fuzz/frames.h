@@ -1,0 +1,24 @@
+// Frames of the store as a fuzzer makes them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/tcp_store_wire.h"
+#include "tests/fuzz/input.h"
+
+namespace duet_fuzz {
+
+/// Well-formed, or any bytes. Codes are those below `codes`, timeouts a few ms.
+inline std::string frame_of(Input& input, std::uint8_t codes) {
+  if (input.take<std::uint8_t>() % 8 == 7) return input.text();
+  duet::ddp::StoreFrame frame;
+  frame.code = static_cast<std::uint8_t>(input.take<std::uint8_t>() % codes);
+  frame.timeout_ms = input.take<std::int8_t>() % 4;
+  const std::size_t count = input.below(7);
+  for (std::size_t i = 0; i < count; ++i)
+    frame.strings.push_back(input.flag() ? input.pick<std::string>({"a", "b", "1", "0", ""}) : input.text());
+  return encode(frame);
+}
+
+}  // namespace duet_fuzz

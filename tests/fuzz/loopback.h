@@ -1,0 +1,70 @@
+// A connection over loopback whose every wait ends.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "ddp/descriptor.h"
+#include "tests/fuzz/input.h"
+
+namespace duet_fuzz {
+
+inline sockaddr_in loopback_address(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+class Loopback {
+ public:
+  explicit Loopback(duet::ddp::Descriptor socket) : socket_(std::move(socket)) {
+    // The side that closes first would leave a connection behind for a minute: ports run out.
+    const linger reset{.l_onoff = 1, .l_linger = 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  }
+  static Loopback to(int port) {
+    duet::ddp::Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const sockaddr_in address = loopback_address(port);
+    const int status = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    expect(status == 0, "a listener that accepts");
+    return Loopback(std::move(socket));
+  }
+
+  /// The other side may be gone.
+  void say(const std::string& bytes) {
+    for (std::size_t done = 0; done < bytes.size();) {
+      const ssize_t step = ::send(socket_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+      if (step <= 0) return;
+      done += static_cast<std::size_t>(step);
+    }
+  }
+  void end_saying() { ::shutdown(socket_.get(), SHUT_WR); }
+  /// At most so many bytes; fewer where the other side ends, or says nothing for so long.
+  std::string hear(std::size_t most, int silence_ms) {
+    std::string text(most, '\0');
+    std::size_t done = 0;
+    while (done < most) {
+      pollfd ready{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+      if (::poll(&ready, 1, silence_ms) != 1) break;
+      const ssize_t step = ::recv(socket_.get(), text.data() + done, most - done, 0);
+      if (step <= 0) break;
+      done += static_cast<std::size_t>(step);
+    }
+    text.resize(done);
+    return text;
+  }
+
+ private:
+  duet::ddp::Descriptor socket_;
+};
+
+}  // namespace duet_fuzz

@@ -1,0 +1,110 @@
+// The store's client, whose server says anything before, during and after the handshake.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/secret.h"
+#include "ddp/tcp_store.h"
+#include "tests/fuzz/frames.h"
+#include "tests/fuzz/loopback.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_fuzz;
+
+namespace {
+
+const std::string kSecret = "a secret of the fuzzer";
+constexpr Milliseconds kTimeout{45};  // less than the client's pause before it tries again
+constexpr int kAnswers = 1000;        // ms
+
+class Listener {
+ public:
+  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = loopback_address(0);
+    socklen_t bytes = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    expect(::bind(socket_.get(), any, bytes) == 0 && ::listen(socket_.get(), 8) == 0, "a listener");
+    expect(::getsockname(socket_.get(), any, &bytes) == 0, "a port");
+    port_ = ntohs(address.sin_port);
+  }
+  int port() const { return port_; }
+  /// The next connection, if one comes.
+  std::optional<Loopback> accept() const {
+    pollfd ready{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+    if (::poll(&ready, 1, 2 * static_cast<int>(kTimeout.count())) != 1) return {};
+    return Loopback(Descriptor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+  }
+
+ private:
+  Descriptor socket_;
+  int port_ = 0;
+};
+
+/// See Note [Handshake]; a server goes through with it, or says something else in place of a part.
+void serve(Loopback& client, Input& input, const std::string& answers) {
+  const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
+  std::string hello = client.hear(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, kAnswers);
+  if (hello.size() < kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes) return;  // it has given up
+  hello.erase(0, kStoreMagic.size());
+  const std::string number(kStoreNumberBytes, 's'), magic(kStoreMagic);
+  switch (wrong) {
+    case 1: client.say(std::string(kStoreOther)); break;
+    case 2: client.say(std::string(kStoreFull)); break;
+    case 3: client.say(input.text()); break;
+    default:
+      client.say(magic + number);
+      client.hear(kStoreProofBytes, kAnswers);
+      const std::string mark = hello.substr(0, kStoreRunBytes), theirs = hello.substr(kStoreRunBytes);
+      const std::string proof = store_proof(kSecret, StoreSide::server, mark, theirs, number);
+      client.say(wrong == 4   ? std::string(kStoreDenied)
+                 : wrong == 5 ? magic + number
+                 : wrong == 6 ? input.text()
+                              : magic + proof + answers);
+  }
+  client.end_saying();
+  while (!client.hear(1 << 16, kAnswers).empty()) {
+  }
+}
+
+void ask(TcpStore& store, std::uint8_t what, const std::string& text) {
+  switch (what % 10) {
+    case 0: return store.set("key", text);
+    case 1: return void(store.get(text));
+    case 2: return store.wait({"key", text}, Milliseconds(1));
+    case 3: return void(store.add("key", 1));
+    case 4: return void(store.check({text}));
+    case 5: return void(store.compare_set("key", text, "new"));
+    case 6: return void(store.delete_key(text));
+    case 7: return void(store.num_keys());
+    case 8: return store.append("key", text);
+    default: return void(store.multi_get({"key", text}));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const Listener listener;
+  Input input(data, size);
+  std::vector<std::uint8_t> questions(1 + input.below(4));
+  for (std::uint8_t& what : questions) what = input.take<std::uint8_t>();
+  const std::string text = input.text();
+  std::string answers;
+  const std::size_t count = input.below(6);
+  for (std::size_t i = 0; i < count; ++i) answers += frame_of(input, 4);
+  std::thread server([&] {
+    if (std::optional<Loopback> client = listener.accept()) serve(*client, input, answers);
+  });
+  accepted([&] {
+    TcpStore store({.port = listener.port(), .secret = kSecret, .timeout = kTimeout});
+    for (const std::uint8_t what : questions) accepted([&] { ask(store, what, text); });
+  });
+  server.join();
+  return 0;
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets (tests/fuzz, with clang's libFuzzer, address and undefined behaviour sanitizers) in build-fuzz and
+# runs them in turn. Prints a table; the last line reads "N passed, N failed". What was reached is kept in
+# build-fuzz/corpus and the next run begins there; inputs that ended a target lie in build-fuzz/found.
+#
+#   tools/fuzz.sh HOURS [TARGET...]         so long in all, in equal parts; a fraction is allowed
+#   tools/fuzz.sh --seconds N [TARGET...]   each target for N seconds
+#   build-fuzz/tests/fuzz/fuzz_TARGET FILE  runs one input again
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { sed -n '2,9p' "$0" >&2; exit 2; }
+case "${1-}" in
+  --seconds) each=${2-}; [ $# -lt 2 ] || shift 2 ;;
+  *) each='' hours=${1-}; [ $# = 0 ] || shift ;;
+esac
+[[ $each =~ ^[1-9][0-9]*$ || ${hours-} =~ ^([0-9]+\.?[0-9]*|\.[0-9]+)$ ]] || usage
+
+build=build-fuzz
+cxx=${CXX:-clang++}
+[[ $cxx == *clang* ]] || cxx=clang++
+cc=${cxx/clang++/clang}
+probe='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
+if ! $cxx -fsanitize=fuzzer,address -x c++ - -o /dev/null <<<"$probe" 2>/dev/null; then
+  echo "1 skipped: no clang with libFuzzer (clang and libclang-rt-dev) (1)"
+  echo "0 passed, 0 failed"
+  exit
+fi
+if [ ! -f $build/build.ninja ]; then
+  CC=$cc CXX=$cxx meson setup $build -Dfuzz=true -Dtests=false -Dcuda=disabled -Dgloo=disabled -Dbuildtype=debugoptimized \
+    -Db_sanitize=address,undefined -Db_lundef=false -Doptimization=1 -Dcpp_args=-g1 >$build.log 2>&1 || { cat $build.log >&2; exit 1; }
+  mv $build.log $build/setup.log
+fi
+ninja -C $build fuzz >$build/compile.log 2>&1 || { grep -E 'error|FAILED|warning' -A 12 $build/compile.log >&2; exit 1; }
+
+seeds=$build/seeds
+tests/fuzz/seeds.py $seeds
+targets=("$@")
+[ $# -gt 0 ] || mapfile -t targets < <(find $seeds -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)
+each=${each:-$(awk -v hours="$hours" -v count=${#targets[@]} 'BEGIN { printf "%d", hours * 3600 / count + 1 }')}
+mkdir -p $build/found
+# What was freed is kept for a while, so that its use is found: 64 MiB of it.
+export ASAN_OPTIONS=quarantine_size_mb=64:allocator_may_return_null=1:${ASAN_OPTIONS-} UBSAN_OPTIONS=print_stacktrace=1
+
+passed=0 failed=0
+printf '%-16s %12s %9s %9s %9s %7s %8s\n' target executions 'per s' coverage corpus MiB crashes
+for target in "${targets[@]}"; do
+  log=$build/found/$target.log words=()
+  mkdir -p $build/corpus/"$target"
+  [ ! -f "$seeds/$target.dict" ] || words=(-dict="$seeds/$target.dict")
+  status=0
+  $build/tests/fuzz/fuzz_"$target" -max_total_time="$each" -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 \
+    -artifact_prefix="$build/found/$target-" "${words[@]}" $build/corpus/"$target" "$seeds/$target" >"$log" 2>&1 || status=$?
+  awk -v target="$target" -v crashes=$((status != 0)) '
+    /^#[0-9]+.* cov: / { for (i = 1; i < NF; ++i) { if ($i == "cov:") coverage = $(i + 1); if ($i == "corp:") corpus = $(i + 1) } }
+    /^stat::number_of_executed_units:/ { executions = $2 }
+    /^stat::average_exec_per_sec:/ { rate = $2 }
+    /^stat::peak_rss_mb:/ { memory = $2 }
+    END { printf "%-16s %12d %9d %9d %9d %7d %8d\n", target, executions, rate, coverage, corpus, memory, crashes }' "$log"
+  if [ $status = 0 ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    grep -E 'ERROR|runtime error|expected:|what\(\)|SUMMARY|Test unit written' "$log" | sed "s/^/failed: $target: /" >&2
+  fi
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
