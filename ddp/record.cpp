@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -45,6 +46,8 @@ template <class E>
 E limited(const Cell<std::uint8_t>& cell, E most) {
   return std::min(static_cast<E>(load(cell)), most);
 }
+/// Differences of times must not overflow, whatever was written over the record.
+std::int64_t time_in(const Cell<std::int64_t>& cell) { return std::max<std::int64_t>(0, load(cell)); }
 
 }  // namespace
 
@@ -188,9 +191,9 @@ RecordSnapshot Record::Memory::snapshot() const {
     call.count = load(line.count);
     call.step = load(line.step);
     call.progress = limited(line.progress, Progress::failed);
-    call.called_ns = load(line.called_ns);
-    call.began_ns = load(line.began_ns);
-    call.ended_ns = load(line.ended_ns);
+    call.called_ns = time_in(line.called_ns);
+    call.began_ns = time_in(line.began_ns);
+    call.ended_ns = time_in(line.ended_ns);
     if (load(line.number) == number) all.calls.push_back(call);
   }
   return all;

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +20,7 @@
 #include "tests/ddp/launches.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -126,6 +129,30 @@ TEST_CASE("groups note their collectives as their errors number them, on every b
     CHECK(describe(calls[2]) == concat("all_reduce #1 of ", rank == 0 ? 8 : 4, " f32 (sum)"));
     CHECK(calls[2].progress == Progress::failed);
   }
+}
+
+TEST_CASE("times of a record that was written over are from 0 on") {
+  const Scratch scratch;
+  const std::string path = scratch.path("record");
+  write_text(path, std::string(Record::bytes(), '\0'));
+  ::setenv(kRecordVariable, path.c_str(), 1);
+  const auto record = Record::make();
+  ::unsetenv(kRecordVariable);
+  record->enter(Phase::backward, 1);
+  record->add({.group = record->begin_group(), .sequence = 0, .count = 1});
+  // Calls lie at the end, 64 bytes each, the first of them with number 1; its times follow its number and count.
+  std::string bytes = read_text(path);
+  const std::size_t times = bytes.size() - (Record::kCalls - 1) * 64 + 2 * sizeof(std::int64_t);
+  REQUIRE(Record::read(path).calls.at(0).called_ns > 0);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max(), wrong[] = {-most, -most, -most};
+  bytes.replace(times, sizeof wrong, reinterpret_cast<const char*>(wrong), sizeof wrong);
+  write_text(path, bytes);
+  const RecordSnapshot read = Record::read(path);
+  REQUIRE(read.calls.size() == 1);
+  CHECK(read.calls[0].called_ns == 0);
+  CHECK(read.calls[0].began_ns == 0);
+  CHECK(read.calls[0].ended_ns == 0);
+  CHECK_THAT(account_of({{0, read}, {1, {}}}, 1, most), ContainsSubstring("waiting for rank 1"));  // no overflow
 }
 
 TEST_CASE("an account says who waited for whom") {
