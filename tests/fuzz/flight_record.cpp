@@ -1,6 +1,7 @@
 // Flight records, as ranks leave them that die in the middle of writing, or write where they should not.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,21 @@ using namespace duet_fuzz;
 
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3130'6372'7465'7564;  // as in ddp/record.cpp
+/// As a rank begins it.
+std::string new_record() {
+  MemoryFile file;
+  file.write(std::string(Record::bytes(), '\0'));
+  ::setenv(kRecordVariable, file.path().c_str(), 1);
+  Record::make();
+  ::unsetenv(kRecordVariable);
+  return file.read();
+}
 
-/// Bytes of a record: changes here and there in what is else zero.
+/// Bytes of a record: with some calls, and changes here and there.
 std::string record_of(Input& input) {
-  std::string record(Record::bytes(), '\0');
-  const bool magic = !input.flag();
-  if (magic) record.replace(0, sizeof kMagic, reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
+  static const std::string fresh = new_record();
+  std::string record = fresh;
+  if (input.flag()) record[0] = '?';
   const std::size_t lines = input.below(6);
   for (std::size_t line = 1; line <= lines; ++line) {
     const std::uint64_t number = line;

@@ -27,6 +27,13 @@ class MemoryFile {
                        ::pwrite(file_, content.data(), content.size(), 0) == static_cast<ssize_t>(content.size());
     expect(wrote, "room for a file in memory");
   }
+  std::string read() const {
+    struct stat status {};
+    expect(::fstat(file_, &status) == 0, "a file's size");
+    std::string content(static_cast<std::size_t>(status.st_size), '\0');
+    expect(::pread(file_, content.data(), content.size(), 0) == status.st_size, "a file's content");
+    return content;
+  }
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
 
  private:
