@@ -42,6 +42,11 @@ mkdir -p $build/found
 # What was freed is kept for a while, so that its use is found: 64 MiB of it.
 export ASAN_OPTIONS=quarantine_size_mb=64:allocator_may_return_null=1:${ASAN_OPTIONS-} UBSAN_OPTIONS=print_stacktrace=1
 
+# Checkpoints are made in a folder, with fsync: in memory where that can be had.
+scratch=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export TMPDIR=$scratch
+
 passed=0 failed=0
 printf '%-16s %12s %9s %9s %9s %7s %8s\n' target executions 'per s' coverage corpus MiB crashes
 for target in "${targets[@]}"; do
