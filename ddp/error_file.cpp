@@ -37,6 +37,13 @@ std::string contents(const std::string& path) {
   return text;
 }
 
+/// The member of an object; null where it has none. In place: copies of what is nested recurse, as deep as it is.
+const Json& member(const Json& object, const char* name) {
+  static const Json none;
+  const auto found = object.find(name);
+  return found == object.end() ? none : *found;
+}
+
 }  // namespace
 
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept {
@@ -59,15 +66,14 @@ bool write_error_file(const std::string& path, int rank, const RankError& error)
 
 std::optional<RankError> read_error_file(const std::string& path) {
   const Json whole = Json::parse(contents(path), nullptr, false);
-  if (!whole.is_object() || !whole.contains("message")) return {};
-  const Json& message = whole["message"];
+  const Json& message = member(whole, "message");
   if (message.is_string()) return RankError{.message = message};
-  if (!message.is_object() || !message.value("message", Json()).is_string()) return {};
-  RankError error{.message = message["message"]};
-  const Json extra = message.value("extraInfo", Json());
-  if (!extra.is_object()) return error;
-  if (const Json account = extra.value("account", Json()); account.is_string()) error.account = account;
-  const Json consequence = extra.value("consequence", Json()), when = extra.value("monotonic_ns", Json());
+  const Json &reason = member(message, "message"), &extra = member(message, "extraInfo");
+  if (!reason.is_string()) return {};
+  RankError error{.message = reason};
+  const Json& account = member(extra, "account");
+  const Json &consequence = member(extra, "consequence"), &when = member(extra, "monotonic_ns");
+  if (account.is_string()) error.account = account;
   if (consequence.is_boolean()) error.consequence = consequence;
   if (when.is_number_integer()) error.monotonic_ns = when;
   return error;

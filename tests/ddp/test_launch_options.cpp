@@ -118,6 +118,21 @@ TEST_CASE("an error file of torch's own form is read, and one of no form is not"
   }
 }
 
+TEST_CASE("an error file that is nested as deep as its size allows is read") {
+  const Scratch scratch;
+  const std::string deep = std::string(500'000, '[') + std::string(500'000, ']');
+  for (const std::string& extra : {deep, "{\"account\": " + deep + "}", "{\"monotonic_ns\": " + deep + "}"}) {
+    write_text(scratch.path("error"), "{\"message\": {\"message\": \"why\", \"extraInfo\": " + extra + "}}");
+    const auto error = read_error_file(scratch.path("error"));
+    REQUIRE(error);
+    CHECK(error->message == "why");
+    CHECK(error->account.empty());
+    CHECK(error->monotonic_ns == -1);
+  }
+  write_text(scratch.path("error"), "{\"message\": {\"message\": " + deep + "}}");
+  CHECK_FALSE(read_error_file(scratch.path("error")));
+}
+
 TEST_CASE("a stopped rank is told after a second, and ends the job at the limit") {
   const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec sleep 100"},
                               {.grace = 200ms, .stop_limit = 1500ms});
