@@ -160,7 +160,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
     const auto of_two = [&mode = mode](std::vector<std::string> arguments) {
       arguments.insert(arguments.end(), mode.begin(), mode.end());
       arguments.insert(arguments.end(), {"--devices", "2"});
-      return train(arguments, "20000");
+      return train(arguments, "6000");
     };
     const auto ran = duet_test::duet_interrupted(
         of_two({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}), progress, signal);
@@ -169,8 +169,9 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
     CHECK(duet_test::processes_with(folder.path()) == 0);
     const std::string epochs = epochs_begun(kept);
     const bool averaged = mode[1] == "seed";
+    if (!averaged && mode.back() != "shm") continue;  // the same checkpoint
     REQUIRE(duet_test::duet(averaged ? of_two({"--epochs", epochs, "--result", whole})
-                                     : train({"--epochs", epochs, "--result", whole}, "20000"))
+                                     : train({"--epochs", epochs, "--result", whole}, "6000"))
                 .status == 0);
     REQUIRE(duet_test::duet(of_two({"--epochs", epochs, "--resume", kept, "--result", resumed})).status == 0);
     CHECK(hash_of(resumed) == hash_of(whole));
