@@ -60,6 +60,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     expect(ranks.back().record.calls.size() <= Record::kCalls, "no more calls than are kept");
   }
   const int failed = static_cast<int>(input.below(5)) - 1;
-  account_of(ranks, failed, input.take<std::int64_t>());
+  account_of(ranks, failed, std::max<std::int64_t>(0, input.take<std::int64_t>()));
   return 0;
 }

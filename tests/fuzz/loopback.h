@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -43,6 +44,7 @@ class Loopback {
   void say(const std::string& bytes) {
     for (std::size_t done = 0; done < bytes.size();) {
       const ssize_t step = ::send(socket_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+      if (step < 0 && errno == EINTR) continue;  // by libFuzzer's timer
       if (step <= 0) return;
       done += static_cast<std::size_t>(step);
     }
@@ -54,8 +56,11 @@ class Loopback {
     std::size_t done = 0;
     while (done < most) {
       pollfd ready{.fd = socket_.get(), .events = POLLIN, .revents = 0};
-      if (::poll(&ready, 1, silence_ms) != 1) break;
+      const int count = ::poll(&ready, 1, silence_ms);
+      if (count < 0 && errno == EINTR) continue;
+      if (count != 1) break;
       const ssize_t step = ::recv(socket_.get(), text.data() + done, most - done, 0);
+      if (step < 0 && errno == EINTR) continue;
       if (step <= 0) break;
       done += static_cast<std::size_t>(step);
     }
