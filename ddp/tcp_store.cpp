@@ -295,7 +295,10 @@ void TcpStore::append(const std::string& key, const std::string& suffix) {
   parts_->ask(StoreOp::append, {key, suffix});
 }
 std::vector<std::string> TcpStore::multi_get(const std::vector<std::string>& keys) {
-  return parts_->ask(StoreOp::get, keys, timeout());
+  std::vector<std::string> values = parts_->ask(StoreOp::get, keys, timeout());
+  require<CommError>(values.size() == keys.size(), "the store answered ", values.size(), " values for ", keys.size(),
+                     " keys");
+  return values;
 }
 void TcpStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
   require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
