@@ -22,9 +22,10 @@ std::vector<std::string> train(const std::vector<std::string>& more, const std::
   return arguments;
 }
 
-constexpr int kStepsOfLarge = 313;  // in an epoch of 20,000 images
+const char* const kLarge = "6000";  // images
+constexpr int kStepsOfLarge = 94;   // in an epoch of them
 
-/// How many epochs there are to the end of that in which a training of 20,000 images was interrupted. In the first one
+/// How many epochs there are to the end of that in which a training of kLarge images was interrupted. In the first one
 /// it leaves one checkpoint and nothing else; where the signal comes late, there are those of whole epochs besides.
 std::string epochs_begun(const std::string& kept) {
   const auto checkpoints = duet_test::files_in(kept, "checkpoint-");
@@ -71,15 +72,15 @@ TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from
     const TemporaryFolder folder;
     const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
     const auto ran = duet_test::duet_interrupted(
-        train({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}, "20000"), progress, signal);
+        train({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}, kLarge), progress, signal);
     INFO(ran.err);
     CHECK(ran.status == 128 + signal);
     const std::string epochs = epochs_begun(kept);
     CHECK(duet_test::processes_with(folder.path()) == 0);
     if (signal != SIGINT) continue;
     const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
-    REQUIRE(duet_test::duet(train({"--epochs", epochs, "--result", whole}, "20000")).status == 0);
-    REQUIRE(duet_test::duet(train({"--epochs", epochs, "--resume", kept, "--result", resumed}, "20000")).status == 0);
+    REQUIRE(duet_test::duet(train({"--epochs", epochs, "--result", whole}, kLarge)).status == 0);
+    REQUIRE(duet_test::duet(train({"--epochs", epochs, "--resume", kept, "--result", resumed}, kLarge)).status == 0);
     CHECK(hash_of(resumed) == hash_of(whole));
   }
 }
@@ -160,7 +161,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
     const auto of_two = [&mode = mode](std::vector<std::string> arguments) {
       arguments.insert(arguments.end(), mode.begin(), mode.end());
       arguments.insert(arguments.end(), {"--devices", "2"});
-      return train(arguments, "6000");
+      return train(arguments, kLarge);
     };
     const auto ran = duet_test::duet_interrupted(
         of_two({"--epochs", "5000", "--checkpoint", kept, "--progress", progress}), progress, signal);
@@ -171,7 +172,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
     const bool averaged = mode[1] == "seed";
     if (!averaged && mode.back() != "shm") continue;  // the same checkpoint
     REQUIRE(duet_test::duet(averaged ? of_two({"--epochs", epochs, "--result", whole})
-                                     : train({"--epochs", epochs, "--result", whole}, "6000"))
+                                     : train({"--epochs", epochs, "--result", whole}, kLarge))
                 .status == 0);
     REQUIRE(duet_test::duet(of_two({"--epochs", epochs, "--resume", kept, "--result", resumed})).status == 0);
     CHECK(hash_of(resumed) == hash_of(whole));
@@ -185,7 +186,7 @@ TEST_CASE("a signal to one rank alone ends all of them with a checkpoint") {
   arguments.push_back("echo $$ > " + folder.path() + "/pid$RANK; exec \"$0\" \"$@\"");
   arguments.emplace_back(std::getenv("DUET_PROGRAM"));
   for (const std::string& word :
-       train({"--mode", "ddp", "--epochs", "5000", "--checkpoint", kept, "--progress", progress}, "20000"))
+       train({"--mode", "ddp", "--epochs", "5000", "--checkpoint", kept, "--progress", progress}, kLarge))
     arguments.push_back(word);
   const auto strike = [&] {
     if (!duet_test::there(progress)) return false;
