@@ -104,12 +104,12 @@ class GlooTransport final : public Transport {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
       context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
-      meet(store);
       // Gloo has no option for it, and does not give its sockets away.
       for (const int connection : tcp_connections())
         if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
+      meet(store);
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
       throw CommError(concat("rank ", rank, " could not connect with the other ", size - 1, " over Gloo at ",
                              options.address, ": ", plain(error)));
