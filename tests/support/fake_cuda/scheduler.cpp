@@ -57,13 +57,13 @@ void take_signal() {
   sigaction(SIGSEGV, &own, nullptr);
 }
 
-/// Runs the body, unless the device failed before.
-void execute(const OpPtr& op, cudaError_t& sticky) {
-  if (sticky != cudaSuccess || !op->body) return;
+/// Runs the operation's body, unless the device failed before.
+void execute(const OpPtr& op, const std::function<void()>& body, cudaError_t& sticky) {
+  if (sticky != cudaSuccess || !body) return;
   take_signal();
   current_op() = op.get();
   failure = cudaSuccess;
-  const bool good = pointers_sound(*op) && guarded(op->body);
+  const bool good = pointers_sound(*op) && guarded(body);
   if (!close_memory(*op) || !good) sticky = cudaErrorIllegalAddress;
   if (failure != cudaSuccess) sticky = failure;
   current_op() = nullptr;
@@ -92,8 +92,9 @@ void run(Lock& lock, std::size_t chosen) {
   s.runnable.erase(s.runnable.begin() + static_cast<std::ptrdiff_t>(chosen));
   s.executing = true;
   cudaError_t sticky = s.sticky[op->device];
+  const auto body = op->body;  // an abort meanwhile takes it from the operation
   lock.unlock();
-  execute(op, sticky);
+  execute(op, body, sticky);
   lock.lock();
   if (s.sticky[op->device] == cudaSuccess) s.sticky[op->device] = sticky;
   s.executing = false;
