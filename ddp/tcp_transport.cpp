@@ -45,10 +45,8 @@ class TcpTransport final : public Transport {
   TcpTransport(Store& store, int rank, int size, const TcpTransportOptions& options)
       : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
-    for (Descriptor& socket : connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout)) {
-      peers_.emplace_back();
-      peers_.back().socket = std::move(socket);
-    }
+    for (Descriptor& socket : connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout))
+      peers_.emplace_back().socket = std::move(socket);
     thread_ = start_thread("the thread of the connections between ranks", [this] { serve(); });
   }
   ~TcpTransport() override {
@@ -123,10 +121,11 @@ class TcpTransport final : public Transport {
     std::vector<std::byte> data;
   };
   struct Peer {
+    Peer() { out.reserve(64), in.reserve(64); }  // few at a time: steps allocate nothing
     Descriptor socket;
-    std::vector<Request> out, in;  // few, and steps allocate nothing
-    std::size_t written = 0;       // bytes of the first of `out`, head included
-    Head arriving;                 // of the message whose bytes come in now
+    std::vector<Request> out, in;
+    std::size_t written = 0;  // bytes of the first of `out`, head included
+    Head arriving;            // of the message that comes in now, of which so much has
     std::size_t arrived = 0;
     Request target = kNone;  // where they go; kNone: the last of `early`
     bool early_arrives = false;

@@ -35,8 +35,14 @@ class Loopback {
   static Loopback to(int port) {
     duet::ddp::Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_in address = loopback_address(port);
-    const int status = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-    expect(status == 0, "a listener that accepts");
+    int error = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+    if (error == EINTR) {  // by libFuzzer's timer: the connection is made all the same
+      pollfd connected{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+      while (::poll(&connected, 1, -1) < 0 && errno == EINTR) continue;
+      socklen_t size = sizeof error;
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+    expect(error == 0, "a listener that accepts");
     return Loopback(std::move(socket));
   }
 
