@@ -27,6 +27,7 @@ void use(duet::ddp::ProcessGroup& group) {
   const auto divided = group.split(12'345, 1'000'000 - group.rank());  // in the opposite order
   duet::require(divided->size() == 2 && divided->rank() == 1 - group.rank(), "rank ", group.rank(), " is rank ",
                 divided->rank(), " of ", divided->size());
+  group.barrier().wait();  // rank 0 has the store, which the others may still ask
 }
 
 }  // namespace
