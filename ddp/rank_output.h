@@ -20,7 +20,7 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
   RankOutput(const LaunchOptions& options, OutputThread& thread, const std::string& folder, int attempt,
              int first_rank);
   /// Passes a line on in the output thread, to a file, the terminal or both. Never throws or blocks: a full disk must
-  /// not end the job; it is told once.
+  /// not end the job; it is reported once.
   void print(int rank, bool is_stderr, std::string_view line);
   /// Where the rank leaves why it failed; empty without a folder.
   std::string error_file(int rank) const;

@@ -15,7 +15,7 @@ struct TcpStoreOptions {
   int port = 29500;    // 0 = pick a free one (with `serve`)
   int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
   std::string run{};   // names the run: a server turns clients of another one away
-  /// Known to all ranks and nobody else; needed where the ranks do not meet on a loopback address. Empty there: the
+  /// Shared by the ranks of the job only; needed where the ranks do not meet on a loopback address. Empty there: the
   /// user's own, which other users of the host cannot read. See ddp/secret.h.
   std::string secret{};
   /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.

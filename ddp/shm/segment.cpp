@@ -23,7 +23,7 @@ namespace {
 
 namespace ipc = boost::interprocess;
 
-// Nobody can shorten it later, whereupon a rank that touches its memory would end by SIGBUS.
+// Not to be shortened later: a rank that touches memory past the end would end by SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 /// A file in memory; other processes of this user reach it through /proc while it is open.

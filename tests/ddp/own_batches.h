@@ -116,11 +116,12 @@ inline void check_all_close(const std::vector<Values>& got, const Values& expect
   }
 }
 
-inline std::string failure_of(int size, const std::function<void(DistributedDataParallel&, int rank, Device)>& body,
-                              const DistributedDataParallelOptions& options = {}) {
+template <class Net = Plain>
+std::string failure_of(int size, const std::function<void(DistributedDataParallel&, int rank, Device)>& body,
+                       const DistributedDataParallelOptions& options = {}) {
   const auto failures = try_ranks(Over::shm, size, {}, [&](ProcessGroup& group) {
     const Device device{DeviceKind::cpu, group.rank()};
-    Plain model(kSeed);
+    Net model(kSeed);
     model.to(device);
     DistributedDataParallel net(model, group, options);
     body(net, group.rank(), device);

@@ -11,14 +11,9 @@
 #include "ddp/process_group.h"
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
+#include "tests/support/german.h"
 
 namespace {
-
-struct German : std::numpunct<char> {
-  char do_decimal_point() const override { return ','; }
-  char do_thousands_sep() const override { return '.'; }
-  std::string do_grouping() const override { return "\3"; }
-};
 
 void use(duet::ddp::ProcessGroup& group) {
   std::vector<double> numbers = {1000.5};
@@ -34,7 +29,7 @@ void use(duet::ddp::ProcessGroup& group) {
 
 int main() {
   std::setlocale(LC_ALL, "de_DE.UTF-8");  // where it is installed
-  std::locale::global(std::locale(std::locale::classic(), new German));
+  std::locale::global(std::locale(std::locale::classic(), new duet_test::German));
   const std::string text = duet::concat(300'000, " ", 0.5);
   try {
     duet::require(text == "300000 0.5", "a text is ", text);

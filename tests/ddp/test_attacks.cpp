@@ -125,7 +125,7 @@ TEST_CASE("no memory is mapped that rank 0 did not make for the ranks") {
     CHECK_THAT(why_not_mapped(store), ContainsSubstring("shared memory failed on rank 1"));
     struct stat status {};
     ::stat(path.c_str(), &status);
-    for (const ino_t number : {status.st_ino, status.st_ino + 1}) {  // both by somebody who knows the secret
+    for (const ino_t number : {status.st_ino, status.st_ino + 1}) {  // both with a proof by the secret
       const bool good = number == status.st_ino && path == place(right);
       store.set("k/path", proven(store, concat(path, ' ', number)));
       CHECK(why_not_mapped(store).empty() == good);

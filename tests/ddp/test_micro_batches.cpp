@@ -91,15 +91,10 @@ TEST_CASE("parts that are neither a rank's whole batch nor together one batch ar
 }
 
 TEST_CASE("a synchronised batch norm cannot weight micro-batches of ranks with different numbers of rows") {
-  const auto failures = try_ranks(Over::shm, 2, {}, [&](ProcessGroup& group) {
-    const Device device{DeviceKind::cpu, group.rank()};
-    SyncNet model(kSeed);
-    model.to(device);
-    DistributedDataParallel net(model, group);
-    accumulate_halves(net, own_batch({8, 14}, group.rank(), device));
-  });
-  for (const auto& failure : failures)
-    CHECK_THAT(text_of(failure), ContainsSubstring("a synchronised batch norm cannot weight parts"));
+  const auto step = [](DistributedDataParallel& net, int rank, Device device) {
+    accumulate_halves(net, own_batch({8, 14}, rank, device));
+  };
+  CHECK_THAT(failure_of<SyncNet>(2, step), ContainsSubstring("a synchronised batch norm cannot weight parts"));
 }
 
 TEST_CASE("a forward that no backward follows leaves the weights alone") {
@@ -161,16 +156,11 @@ TEST_CASE("zero_grad() drops the weights of what had accumulated") {
 }
 
 TEST_CASE("a forward past the wrapper is refused, as its rows are unknown") {
-  const auto failures = try_ranks(Over::shm, 2, {}, [&](ProcessGroup& group) {
-    const Device device{DeviceKind::cpu, group.rank()};
-    Plain model(kSeed);
-    model.to(device);
-    DistributedDataParallel net(model, group);
-    const Batch batch = rows_of({8, 5}, group.rank(), 0, false).to(device);
-    ops::nll_loss(model(batch.images), batch.labels).backward();
-  });
-  for (const auto& failure : failures)
-    CHECK_THAT(text_of(failure), ContainsSubstring("call the wrapper, not the module in it"));
+  const auto step = [](DistributedDataParallel& net, int rank, Device device) {
+    const Batch batch = rows_of({8, 5}, rank, 0, false).to(device);
+    ops::nll_loss(net.module()(batch.images), batch.labels).backward();
+  };
+  CHECK_THAT(failure_of(2, step), ContainsSubstring("call the wrapper, not the module in it"));
 }
 
 TEST_CASE("GradientRule::torch with a synchronised batch norm has the mean of the ranks' means") {

@@ -118,7 +118,7 @@ Ran shell(std::string line, const Scratch& scratch) {
 
 }  // namespace
 
-TEST_CASE("a launcher whose output nobody reads notices a killed rank") {
+TEST_CASE("a launcher whose output is not read notices a killed rank") {
   const Scratch scratch;
   const Launched launched(flood(scratch, "kill -9 $$"));
   wait_for(scratch.path("full"));
@@ -128,7 +128,7 @@ TEST_CASE("a launcher whose output nobody reads notices a killed rank") {
                                  ContainsSubstring(" bytes of output were not written"));
 }
 
-TEST_CASE("a launcher whose output nobody reads ends by SIGTERM and Ctrl-C") {
+TEST_CASE("a launcher whose output is not read ends by SIGTERM and Ctrl-C") {
   for (const int signal : {SIGTERM, SIGINT}) {
     const Scratch scratch;
     const Launched launched(flood(scratch, ""));

@@ -2,19 +2,14 @@
 // 0.5 "0,5".
 #include <cstdlib>
 #include <locale>
-#include <string>
+
+#include "tests/support/german.h"
 
 namespace {
 
-struct German : std::numpunct<char> {
-  char do_decimal_point() const override { return ','; }
-  char do_thousands_sep() const override { return '.'; }
-  std::string do_grouping() const override { return "\3"; }
-};
-
 [[maybe_unused]] const bool set = [] {
   if (std::getenv("DUET_TEST_LOCALE") == nullptr) return false;
-  std::locale::global(std::locale(std::locale::classic(), new German));
+  std::locale::global(std::locale(std::locale::classic(), new duet_test::German));
   return true;
 }();
 
