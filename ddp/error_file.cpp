@@ -1,16 +1,17 @@
 #include "ddp/error_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 
-#include "ddp/descriptor.h"
+#include "lib/atomic_file.h"
+#include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
@@ -21,20 +22,14 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 
 /// The first kMaxBytes; empty unless it is a regular file. Never blocks: a rank may have put a FIFO in its place.
 std::string contents(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  struct stat status {};
-  if (!file.open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return {};
-  std::string text(kMaxBytes, '\0');
-  std::size_t have = 0;
-  for (ssize_t got = 0; have < text.size(); have += static_cast<std::size_t>(got)) {
-    got = ::read(file.get(), text.data() + have, text.size() - have);
-    if (got < 0 && errno == EINTR)
-      got = 0;
-    else if (got <= 0)
-      break;
+  try {
+    FileReader file(path);
+    std::string text(std::min<std::uint64_t>(file.size(), kMaxBytes), '\0');
+    file.read(std::as_writable_bytes(std::span(text)));
+    return text;
+  } catch (const DataError&) {
+    return {};
   }
-  text.resize(have);
-  return text;
 }
 
 /// The member of an object; null where it has none. In place: copies of what is nested recurse, as deep as it is.

@@ -166,7 +166,7 @@ void require_writable(const std::string& folder, std::size_t bytes) {
 
 // A pipe without a writer would block the open.
 FileReader::FileReader(std::string path)
-    : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+    : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)) {
   File file(path_, descriptor_);
   struct stat status {};
   require<DataError>(::fstat(descriptor_, &status) == 0, "cannot read ", path_, ": ", last_errno);
