@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "lib/error.h"
+#include "lib/futex.h"
 #include "lib/start_thread.h"
 
 namespace duet {
@@ -48,13 +49,19 @@ TakenCores& taken_cores() {
 
 /// Waits until `value` differs from `old`: a short spin, because the next round usually comes within microseconds, then
 /// parked in the kernel. On an oversubscribed machine spinning only takes the core from the one waited for.
-template <class T>
-void wait_for_change(const std::atomic<T>& value, T old, bool spin) {
+void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, bool spin, std::atomic<int>& parked) {
   for (int i = 0; spin && i < 4000; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     pause_core();
   }
-  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+  parked.fetch_add(1);  // whoever changes the value after this sees it, and wakes
+  while (value.load() == old) futex_wait(value, old);
+  parked.fetch_sub(1);
+}
+
+/// After a change of `value`.
+void wake(const std::atomic<std::uint32_t>& value, const std::atomic<int>& parked) {
+  if (parked.load() > 0) futex_wake(value);
 }
 
 }  // namespace
@@ -112,8 +119,8 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
   stopping_.store(true, std::memory_order_release);
-  round_.fetch_add(1, std::memory_order_acq_rel);
-  round_.notify_all();
+  round_.fetch_add(1);
+  wake(round_, parked_);
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -127,15 +134,14 @@ void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
     ThreadPool& pool;
   } release{*this};
   job_ = {tasks, &task};
-  busy_.store(workers_ - 1, std::memory_order_relaxed);
+  busy_.store(static_cast<std::uint32_t>(workers_ - 1), std::memory_order_relaxed);
   if (workers_ > 1) {
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
+    round_.fetch_add(1);
+    wake(round_, parked_);
   }
   work(0);
   const bool spin = workers_ <= own_cores();
-  for (int left = busy_.load(std::memory_order_acquire); left != 0; left = busy_.load(std::memory_order_acquire))
-    wait_for_change(busy_, left, spin);
+  for (std::uint32_t left = busy_.load(); left != 0; left = busy_.load()) wait_for_change(busy_, left, spin, parked_);
   for (std::exception_ptr& failure : failures_) {
     if (!failure) continue;
     std::exception_ptr first = std::exchange(failure, nullptr);
@@ -155,13 +161,13 @@ void ThreadPool::work(int worker) {
 
 void ThreadPool::serve(int worker) {
   const bool spin = workers_ <= own_cores();
-  std::uint64_t seen = 0;
+  std::uint32_t seen = 0;
   for (;;) {
-    wait_for_change(round_, seen, spin);
+    wait_for_change(round_, seen, spin, parked_);
     ++seen;  // one round at a time: the caller waits for all workers before it starts the next
     if (stopping_.load(std::memory_order_acquire)) return;
     work(worker);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_all();
+    if (busy_.fetch_sub(1) == 1) wake(busy_, parked_);
   }
 }
 

@@ -63,8 +63,9 @@ class ThreadPool {
   std::atomic<std::thread::id> runner_{};  // the thread in run()
   Job job_;
   std::vector<std::exception_ptr> failures_;  // by worker; a worker stops at its first
-  std::atomic<std::uint64_t> round_{0};       // a new value starts a round
-  std::atomic<int> busy_{0};                  // workers that have not finished the round
+  std::atomic<std::uint32_t> round_{0};       // a new value starts a round; wraps around
+  std::atomic<std::uint32_t> busy_{0};        // workers that have not finished the round
+  std::atomic<int> parked_{0};                // threads that wait in the kernel for one of the two
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };

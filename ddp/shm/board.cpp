@@ -13,8 +13,8 @@
 
 #include "ddp/rank_names.h"
 #include "ddp/shm/byte_ring.h"
-#include "ddp/shm/futex.h"
 #include "lib/error.h"
+#include "lib/futex.h"
 
 namespace duet::ddp {
 namespace {

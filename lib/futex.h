@@ -1,0 +1,32 @@
+// Waiting for a number in memory, which several processes may map. std::atomic::wait() works within one process only,
+// and first yields the core: beside a busy program each yield costs a time slice (libstdc++, bits/atomic_wait.h).
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <optional>
+
+namespace duet {
+
+/// Parks the calling thread until futex_wake(value), at most for `limit`; returns at once if the value is no longer
+/// `old`. May return for no reason.
+inline void futex_wait(const std::atomic<std::uint32_t>& value, std::uint32_t old,
+                       std::optional<std::chrono::nanoseconds> limit = {}) {
+  static_assert(sizeof value == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
+  timespec time{};
+  if (limit) time = {limit->count() / 1'000'000'000, limit->count() % 1'000'000'000};
+  ::syscall(SYS_futex, &value, FUTEX_WAIT, old, limit ? &time : nullptr, nullptr, 0);
+}
+
+/// Wakes all threads, of all processes, that wait for `value`.
+inline void futex_wake(const std::atomic<std::uint32_t>& value) {
+  ::syscall(SYS_futex, &value, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace duet
