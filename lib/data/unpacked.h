@@ -9,11 +9,12 @@
 namespace duet::data {
 
 /// read_idx_images(path); but of a gzip file of kWorthKeeping bytes or more an unpacked copy is kept in `folder` and
-/// mapped the next time. The copy's name holds the size and time of change of `path`, so a changed file is unpacked
-/// anew and its old copy removed; a damaged copy is replaced. Where `folder` cannot be written, nothing is kept. Many
-/// processes may do this at once.
+/// mapped the next time. A copy is used if its CRC-32 is the one at the end of the gzip file (RFC 1952), else replaced.
+/// Copies above kMostKept in all go, those used least recently first. Files of several gzip members, and folders that
+/// cannot be written, have no copies. Many processes may do this at once.
 Tensor read_idx_images_once(const std::filesystem::path& path, const std::filesystem::path& folder);
 
-inline constexpr std::uintmax_t kWorthKeeping = 1 << 20;
+inline constexpr std::uintmax_t kWorthKeeping = 1 << 20;  // bytes
+inline constexpr std::uintmax_t kMostKept = 1 << 30;
 
 }  // namespace duet::data

@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <vector>
 
 #include "lib/data/idx.h"
 #include "lib/data/mnist.h"
 #include "lib/data/unpacked.h"
+#include "lib/error.h"
 #include "lib/random.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"
@@ -68,14 +70,14 @@ TEST_CASE("packed images are unpacked once, and anew when their file changed") {
   REQUIRE(files_in(cache).size() == 1);
   CHECK(pixels_of(read_idx_images(files_in(cache)[0])) == first);
 
-  // A mark in the copy tells that it is what the next reading takes.
-  Bytes marked = duet_test::read_file(files_in(cache)[0]);
-  marked.back() ^= 1;
-  duet_test::write_file(files_in(cache)[0], marked);
-  CHECK(pixels_of(read_idx_images_once(file, cache)).back() == (first.back() ^ 1));
+  // The next reading takes the copy: the packed file, damaged in its middle, would be refused.
+  Bytes packed = duet_test::read_file(file);
+  packed[packed.size() / 2] ^= 1;
+  duet_test::write_file(file, packed);
+  REQUIRE_THROWS_AS(read_idx_images(file), DataError);
+  CHECK(pixels_of(read_idx_images_once(file, cache)) == first);
 
   duet_test::write_file(file, duet_test::gzip(duet_test::idx({2051, kImages, 28, 28}, second)));
-  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1));
   CHECK(pixels_of(read_idx_images_once(file, cache)) == second);
   CHECK(files_in(cache).size() == 1);
 }
@@ -89,8 +91,44 @@ TEST_CASE("a damaged copy is replaced, and a cache that cannot be written is don
   fs::resize_file(files_in(cache).at(0), 5000);
   CHECK(pixels_of(read_idx_images_once(file, cache)) == pixels);
   CHECK(fs::file_size(files_in(cache).at(0)) == pixels.size() + 16);
+  Bytes damaged = duet_test::read_file(files_in(cache)[0]);
+  damaged[9000] ^= 4;
+  duet_test::write_file(files_in(cache)[0], damaged);
+  CHECK(pixels_of(read_idx_images_once(file, cache)) == pixels);
+  CHECK(duet_test::read_file(files_in(cache).at(0)) != damaged);
   duet_test::write_file(folder / "no folder", {1});
   CHECK(pixels_of(read_idx_images_once(file, folder / "no folder")) == pixels);
+}
+
+TEST_CASE("a file of several gzip members has no copy") {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "images.gz", cache = folder / "cache";
+  const Bytes pixels = noise(5);
+  Bytes packed = duet_test::gzip(duet_test::idx({2051, kImages, 28, 28}, {}));
+  const Bytes second = duet_test::gzip(pixels);
+  packed.insert(packed.end(), second.begin(), second.end());
+  duet_test::write_file(file, packed);
+  for (int i = 0; i < 2; ++i) CHECK(pixels_of(read_idx_images_once(file, cache)) == pixels);
+  CHECK(files_in(cache).empty());
+}
+
+TEST_CASE("copies that were used least recently go when all are too large, and so do dead writers' files") {
+  const TemporaryFolder folder;
+  const fs::path file = folder / "images.gz", cache = folder / "cache";
+  fs::create_directories(cache);
+  const auto now = fs::file_time_type::clock::now();
+  const std::vector<std::string> names = {"used", "unused", "images-1.tmp.1"};
+  for (const std::string& name : names) {
+    duet_test::write_file(cache / name, {1});
+    fs::resize_file(cache / name, kMostKept / 2);
+    fs::last_write_time(cache / name, now - std::chrono::hours(name == "used" ? 1 : 2));
+  }
+  const Bytes pixels = noise(6);
+  duet_test::write_file(file, duet_test::gzip(duet_test::idx({2051, kImages, 28, 28}, pixels)));
+  CHECK(pixels_of(read_idx_images_once(file, cache)) == pixels);
+  CHECK(fs::exists(cache / "used"));
+  CHECK_FALSE(fs::exists(cache / "unused"));
+  CHECK(files_in(cache).size() == 2);
 }
 
 TEST_CASE("copies are kept of large packed images only, in the cache that was named") {
