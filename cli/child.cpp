@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "cli/files.h"
-#include "cli/recorder.h"
 #include "cli/signals.h"
 #include "ddp/descriptor.h"
 #include "ddp/rank_resolver.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {

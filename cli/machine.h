@@ -4,10 +4,18 @@
 #include <string>
 #include <vector>
 
-#include "cli/results.h"
 #include "lib/device.h"
 
 namespace duet::cli {
+
+struct Machine {
+  std::string cpu;
+  int cores = 1;
+  std::string isa;
+  std::vector<std::string> gpus;
+  double memory_gb = 0;
+  std::string kernel;
+};
 
 /// Reads /proc and the devices. Cores are those that this process may use.
 Machine this_machine();

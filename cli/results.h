@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/machine.h"
+
 namespace duet::cli {
 
 /// Mean time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
@@ -68,15 +70,6 @@ struct Run {
 
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
-};
-
-struct Machine {
-  std::string cpu;
-  int cores = 1;
-  std::string isa;
-  std::vector<std::string> gpus;
-  double memory_gb = 0;
-  std::string kernel;
 };
 
 struct Settings {

@@ -28,6 +28,8 @@
 #include "ddp/solo_group.h"
 #include "ddp/tcp_store.h"
 #include "ddp/tcp_transport.h"
+#include "ddp/variables.h"
+#include "lib/environment.h"
 #include "lib/error.h"
 #include "lib/fault_point.h"
 

@@ -14,10 +14,6 @@ namespace duet::ddp {
 /// This process's place in the job, as resolve_rank() finds it. Without a launcher, the only rank.
 RankInfo rank_info();
 
-/// Set by launch().
-inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
-inline constexpr const char* kTimeoutVariable = "DUET_TIMEOUT_MS";
-
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "tcp": any hosts; "gloo": the same by Gloo, whose ports take any
   /// connection; "nccl": ranks with a CUDA device each; "solo": one rank. "auto": shm where it can be had, else tcp;

@@ -11,11 +11,11 @@
 #include <ios>
 
 #include "ddp/error_file.h"
-#include "ddp/init.h"
 #include "ddp/job_guard.h"
 #include "ddp/network_interface.h"
 #include "ddp/record.h"
 #include "ddp/secret.h"
+#include "ddp/variables.h"
 #include "ddp/work.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"

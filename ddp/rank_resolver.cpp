@@ -195,12 +195,6 @@ class Resolver {
 
 }  // namespace
 
-std::optional<std::string> environment_variable(const std::string& name) {
-  const char* const text = std::getenv(name.c_str());
-  if (text == nullptr || *text == '\0') return {};
-  return text;
-}
-
 LaunchedRank resolve_rank(const Variables& variables) { return Resolver(variables).resolve(); }
 
 std::string describe(const LaunchedRank& rank) {

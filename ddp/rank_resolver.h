@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "lib/environment.h"
+
 namespace duet::ddp {
 
 /// This process's place in the job.
@@ -23,14 +25,12 @@ struct LaunchedRank {
 };
 
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
-/// Those of this process. Empty ones count as not set.
-std::optional<std::string> environment_variable(const std::string& name);
 
-/// Looks for, in this order: duet launch, torchrun, Kubernetes' PyTorchJob and plain RANK and WORLD_SIZE; Open MPI
-/// (OMPI_COMM_WORLD_*); MPICH and Intel MPI (PMI_*, MPI_LOCAL*); Slurm (a step of several tasks; a batch script or a
-/// single task is no rank). The first counts, as launchers may start each other; but RANK and WORLD_SIZE of no launcher
-/// must agree with those of MPI. Throws UsageError that names the variables: half of them set, not a number, out of
-/// range, contradictory.
+/// `variables`: of this process unless given; empty ones count as not set. Looks for, in this order: duet launch,
+/// torchrun, Kubernetes' PyTorchJob and plain RANK and WORLD_SIZE; Open MPI (OMPI_COMM_WORLD_*); MPICH and Intel MPI
+/// (PMI_*, MPI_LOCAL*); Slurm (a step of several tasks; a batch script or a single task is no rank). The first counts,
+/// as launchers may start each other; but RANK and WORLD_SIZE of no launcher must agree with those of MPI. Throws
+/// UsageError that names the variables: half of them set, not a number, out of range, contradictory.
 LaunchedRank resolve_rank(const Variables& variables = environment_variable);
 
 /// "rank 1 of 4, local rank 1 of 2 on node 0, by Open MPI (OMPI_COMM_WORLD_RANK=1 ...)".

@@ -10,7 +10,7 @@
 
 #include "ddp/descriptor.h"
 #include "ddp/meeting_folder.h"
-#include "ddp/rank_resolver.h"
+#include "lib/environment.h"
 #include "lib/error.h"
 #include "lib/hex.h"
 #include "lib/last_errno.h"
