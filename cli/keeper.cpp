@@ -64,18 +64,33 @@ std::string checkpoint_folder(const TrainOptions& options) {
   return std::filesystem::is_directory(options.resume, ignored) ? options.resume : "";
 }
 
+/// What this job itself has written, where its launcher has restarted it. A launcher leaves its ranks their run's name
+/// then, so a checkpoint of another run is never taken.
+std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder) {
+  const std::string run = variable(kRunId), restarts = variable(kRestarts);
+  if (folder.empty() || restarts.empty() || restarts == "0") return {};
+  if (run.empty() || run == kNoRunId || !holds_checkpoint(folder)) return {};
+  LoadedCheckpoint loaded = load_checkpoint(folder);
+  const auto writer = loaded.checkpoint.settings.find(kRun);
+  if (writer == loaded.checkpoint.settings.end() || writer->second != run) return {};
+  require<UsageError>(!options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
+  return loaded;
+}
+
 }  // namespace
 
 void require_resumable(const TrainOptions& options) {
   require_generator(options);
+  const std::string folder = checkpoint_folder(options);
   std::int64_t step = 0;
-  if (!options.resume.empty()) {
-    const LoadedCheckpoint loaded = load_checkpoint(options.resume);
+  const std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder);
+  if (own || !options.resume.empty()) {
+    const LoadedCheckpoint loaded = own ? *own : load_checkpoint(options.resume);
     require_same_run(loaded, options);
-    require_epochs_left(loaded, options);
+    if (!own) require_epochs_left(loaded, options);
     step = loaded.checkpoint.step;
   }
-  if (const std::string folder = checkpoint_folder(options); !folder.empty()) prepare_checkpoint_folder(folder, step);
+  if (!folder.empty()) prepare_checkpoint_folder(folder, step);
 }
 
 Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
@@ -91,18 +106,6 @@ std::int64_t Keeper::total_steps(const Position& position) const {
   return position.epoch * setup_.loader->steps() + position.step;
 }
 
-/// A launcher that starts its ranks anew leaves them their run's name, so a checkpoint of another run is never taken.
-std::optional<LoadedCheckpoint> Keeper::own_checkpoint() const {
-  const std::string run = variable(kRunId), restarts = variable(kRestarts);
-  if (folder_.empty() || restarts.empty() || restarts == "0") return {};
-  if (run.empty() || run == kNoRunId || !holds_checkpoint(folder_)) return {};
-  LoadedCheckpoint loaded = load_checkpoint(folder_);
-  const auto writer = loaded.checkpoint.settings.find(kRun);
-  if (writer == loaded.checkpoint.settings.end() || writer->second != run) return {};
-  require<UsageError>(!options_.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
-  return loaded;
-}
-
 void Keeper::say_position(const std::string& path, bool restarted, const Position& position) const {
   if (restarted) {
     std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), printable(path).c_str());
@@ -116,7 +119,7 @@ void Keeper::say_position(const std::string& path, bool restarted, const Positio
 
 Position Keeper::resume() {
   Position position;
-  std::optional<LoadedCheckpoint> own = own_checkpoint();
+  std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_);
   if (own || !options_.resume.empty()) {
     LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume);
     if (leader_)

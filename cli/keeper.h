@@ -32,12 +32,11 @@ class Keeper {
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const Position& position, double accuracy);
+  /// Of the whole run.
+  std::int64_t total_steps(const Position& position) const;
 
  private:
-  /// What this job itself has written, where its launcher has started it anew.
-  std::optional<LoadedCheckpoint> own_checkpoint() const;
   void say_position(const std::string& path, bool restarted, const Position& position) const;
-  std::int64_t total_steps(const Position& position) const;
 
   const TrainOptions& options_;
   Setup& setup_;

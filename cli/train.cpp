@@ -20,6 +20,7 @@
 #include "cli/signals.h"
 #include "cli/trainer.h"
 #include "ddp/init.h"
+#include "ddp/job_guard.h"
 #include "ddp/launch.h"
 #include "ddp/nccl_group.h"
 #include "ddp/rank_threads.h"
@@ -233,11 +234,17 @@ std::vector<Output> outputs_of(const TrainOptions& options) {
           {.option = "--progress", .path = options.progress}};
 }
 
+/// Whether all ranks end as soon as one of them does: else they would wait in vain for a rank 0 that does not join.
+bool ends_together(const ddp::RankInfo& place) {
+  return std::getenv(ddp::kJobVariable) != nullptr && place.local_world_size == place.world_size;
+}
+
 /// Finds in one process what every rank would fail for.
 void require_files(const TrainOptions& options) {
-  if (ddp::is_launched_rank() && ddp::rank_info().rank != 0) return;
+  const bool launched = ddp::is_launched_rank();
+  if (launched && ddp::rank_info().rank != 0) return;
   require_outputs(outputs_of(options));
-  if (ddp::is_launched_rank()) return;
+  if (launched && !ends_together(ddp::rank_info())) return;
   require_data(options);
   require_resumable(options);
 }

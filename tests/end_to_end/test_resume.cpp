@@ -1,7 +1,10 @@
 // Checkpoints as a user meets them: going on in a folder, and being refused.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/end_to_end/program.h"
@@ -19,10 +22,17 @@ const std::vector<Arguments> kModes = {{},
                                        {"--mode", "seed", "--devices", "2"},
                                        {"--mode", "ddp", "--devices", "2", "--workers", "thread"}};
 
-/// Trains on 6 steps an epoch.
-duet_test::Ran train(const Arguments& mode, const Arguments& more) {
-  Arguments all = {"train",  "--data",  "synthetic", "--train-images", "333", "--test-images", "20", "--model",
-                   "linear", "--batch", "64",        "--lr",           "0.05"};
+#ifdef DUET_FAULT_POINTS
+constexpr bool kFaultPoints = true;
+#else
+constexpr bool kFaultPoints = false;
+#endif
+
+/// Trains on 6 steps an epoch, under a launcher if `before` starts one.
+duet_test::Ran train(const Arguments& mode, const Arguments& more, const Arguments& before = {}) {
+  Arguments all = before;
+  all.insert(all.end(), {"train", "--data", "synthetic", "--train-images", "333", "--test-images", "20", "--model",
+                         "linear", "--batch", "64", "--lr", "0.05"});
   all.insert(all.end(), mode.begin(), mode.end());
   all.insert(all.end(), more.begin(), more.end());
   return duet_test::duet(all);
@@ -38,6 +48,13 @@ std::string name_of(const Arguments& mode) {
 std::string without(std::string text, const std::string& folder) {
   for (std::size_t at = 0; (at = text.find(folder)) != std::string::npos;) text.replace(at, folder.size(), "FOLDER");
   return text;
+}
+
+int lines_with(const std::string& text, const std::string& part) {
+  std::istringstream in(text);
+  int count = 0;
+  for (std::string line; std::getline(in, line);) count += line.find(part) != std::string::npos;
+  return count;
 }
 
 }  // namespace
@@ -92,4 +109,45 @@ TEST_CASE("what keeps a training from its checkpoints is one line with one exit 
       CHECK(lines.emplace(cause, line).first->second == line);
     }
   }
+}
+
+TEST_CASE("what keeps a launched training from its checkpoints is said by rank 0 alone, with one exit code") {
+  const std::vector<std::pair<Arguments, std::string>> jobs = {{{"--mode", "single"}, "1"},
+                                                               {{"--mode", "dp", "--devices", "2"}, "1"},
+                                                               {{"--mode", "ddp"}, "1"},
+                                                               {{"--mode", "ddp"}, "3"},
+                                                               {{"--mode", "seed"}, "3"}};
+  for (const auto& [mode, ranks] : jobs) {
+    const TemporaryFolder folder;
+    const std::string run = folder.path() + "/run";
+    REQUIRE(train({}, {"--epochs", "1", "--checkpoint", run}).status == 0);
+    const std::map<std::string, std::pair<Arguments, std::string>> causes = {
+        {"has finished 1 epochs, --epochs is 1: nothing left to do", {{"--epochs", "1", "--resume", run}, "2"}},
+        {"holds a checkpoint of step 6", {{"--epochs", "1", "--checkpoint", run}, "1"}},
+        {"no checkpoint at", {{"--epochs", "1", "--resume", run + "/nothing"}, "1"}},
+        {"--data /no/such/folder", {{"--data", "/no/such/folder"}, "1"}}};
+    for (const auto& [cause, attempt] : causes) {
+      const auto ran = train(mode, attempt.first, {"launch", "-n", ranks, "--", std::getenv("DUET_PROGRAM")});
+      INFO(ranks << " " << name_of(mode) << cause << "\n" << ran.err);
+      CHECK(ran.status == 1);
+      CHECK_THAT(ran.err, duet_test::ContainsSubstring("duet: rank 0 ended with exit code " + attempt.second + ": "));
+      CHECK(lines_with(ran.err, cause) == 2);  // the rank's and the launcher's
+      CHECK(lines_with(ran.err, ": ") == 2);
+    }
+  }
+}
+
+TEST_CASE("a restarted job whose last checkpoint is of its end has nothing to be refused for") {
+  if (!kFaultPoints) DUET_SKIP("a release build has no fault points");
+  const TemporaryFolder folder;
+  const std::string run = folder.path() + "/run";
+  REQUIRE(train({}, {"--epochs", "1", "--checkpoint", run}).status == 0);
+  ::setenv("DUET_FAULT", "end:1:1:9", 1);
+  const auto ran = train({"--mode", "ddp"}, {"--epochs", "2", "--resume", run},
+                         {"launch", "-n", "2", "--max-restarts", "1", "--", std::getenv("DUET_PROGRAM")});
+  ::unsetenv("DUET_FAULT");
+  INFO(ran.out << ran.err);
+  CHECK(ran.status == 0);
+  CHECK_THAT(ran.err, duet_test::ContainsSubstring("restart 1 of 1"));
+  CHECK_THAT(ran.out, duet_test::ContainsSubstring("restart 1: goes on from"));
 }
