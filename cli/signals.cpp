@@ -7,8 +7,10 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace duet::cli {
 namespace {
@@ -55,8 +57,20 @@ void CommonEnd::exchange(int own) {
   std::array<double, 3> numbers = {own == SIGINT ? 1.0 : 0, own == SIGTERM ? 1.0 : 0, 0};
   if (rank_ == 0) numbers[2] = static_cast<double>(next_interval());
   sum_(numbers);
-  if (numbers[0] + numbers[1] > 0) signal_ = numbers[1] > 0 ? SIGTERM : SIGINT;
   next_ = asked_ + static_cast<std::int64_t>(numbers[2]);
+  if (numbers[0] + numbers[1] == 0) return;
+  signal_ = numbers[1] > 0 ? SIGTERM : SIGINT;
+  find_signalled(own);
+}
+
+/// By a second sum, with a place for each rank, which only a run that ends has to pay for.
+void CommonEnd::find_signalled(int own) {
+  std::vector<double> noted(static_cast<std::size_t>(size_), 0);
+  noted[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;
+  sum_(noted);
+  signalled_.clear();
+  for (int rank = 0; rank < size_; ++rank)
+    if (noted[static_cast<std::size_t>(rank)] > 0) signalled_.push_back(rank);
 }
 
 /// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.

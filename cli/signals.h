@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 namespace duet::cli {
 
@@ -30,15 +31,19 @@ class CommonEnd {
   void exchange(int own);
   /// What any rank had noted at the last exchange, the same on all ranks; 0: nothing.
   int signal() const { return signal_; }
+  /// The ranks that had noted it, the same on all ranks.
+  const std::vector<int>& signalled() const { return signalled_; }
 
  private:
   std::int64_t next_interval();
+  void find_signalled(int own);
 
   int rank_, size_;
   std::function<void(std::span<double>)> sum_;
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   std::int64_t asked_ = 0, next_ = 1, interval_ = 1;
   int signal_ = 0;
+  std::vector<int> signalled_;
 };
 
 }  // namespace duet::cli

@@ -15,10 +15,14 @@
 #include "cli/signals.h"
 #include "cli/text.h"
 #include "cli/trace.h"
+#include "ddp/error_file.h"
+#include "ddp/launch.h"
+#include "ddp/rank_names.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/fault_point.h"
+#include "lib/signal_text.h"
 
 namespace duet::cli {
 namespace {
@@ -101,9 +105,26 @@ class Trainer {
   /// Whether this run was interrupted: the same on all ranks.
   bool ends() {
     if (!end_.due()) return false;
-    end_.exchange(noted_signal());
+    const int own = noted_signal();
+    if (own != 0) leave_signal(own);  // before another rank can end because of it
+    end_.exchange(own);
     if (team_.size > 1) recorder_.lap(&StepParts::communication);
     return end_.signal() != 0;
+  }
+
+  void leave_signal(int signal) {
+    received_ = true;
+    ddp::leave_error(ddp::RankError{
+        .message = "received " + signal_text(signal), .by_signal = true, .monotonic_ns = monotonic_ns()});
+  }
+
+  /// Of a rank that ends because others received a signal.
+  void leave_consequence(const Position& position) const {
+    ddp::leave_error(
+        ddp::RankError{.message = concat("ended after step ", keeper_.total_steps(position), ": ",
+                                         ddp::rank_names(end_.signalled()), " received ", signal_text(end_.signal())),
+                       .consequence = true,
+                       .monotonic_ns = monotonic_ns()});
   }
 
   /// Once: what follows is not finite either.
@@ -222,6 +243,7 @@ class Trainer {
 
   Outcome interrupted(const Position& position) {
     progress_.clear();
+    if (!received_) leave_consequence(position);
     if (position.step > 0) keeper_.save(position, 0);
     double written = 0;
     team_.sum({&written, 1});  // the first rank to leave may end the others
@@ -262,7 +284,8 @@ class Trainer {
   std::vector<double> rates_;  // images per second of each epoch
   std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
   double steps_ = 0;
-  bool warned_ = false;  // that the loss is not finite
+  bool warned_ = false;    // that the loss is not finite
+  bool received_ = false;  // a signal that it had noted by the last exchange
   std::string fingerprints_;
 };
 

@@ -49,6 +49,7 @@ bool write_error_file(const std::string& path, int rank, const RankError& error)
                         {"account", error.account},
                         {"rank", rank},
                         {"consequence", error.consequence},
+                        {"by_signal", error.by_signal},
                         {"monotonic_ns", error.monotonic_ns}};
     const Json whole = {{"message", {{"message", error.message}, {"extraInfo", extra}}}};
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
@@ -67,9 +68,11 @@ std::optional<RankError> read_error_file(const std::string& path) {
   if (!reason.is_string()) return {};
   RankError error{.message = reason};
   const Json& account = member(extra, "account");
-  const Json &consequence = member(extra, "consequence"), &when = member(extra, "monotonic_ns");
+  const Json &consequence = member(extra, "consequence"), &by_signal = member(extra, "by_signal"),
+             &when = member(extra, "monotonic_ns");
   if (account.is_string()) error.account = account;
   if (consequence.is_boolean()) error.consequence = consequence;
+  if (by_signal.is_boolean()) error.by_signal = by_signal;
   if (when.is_number_integer()) error.monotonic_ns = when;
   return error;
 }

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -19,6 +18,7 @@
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/printable.h"
+#include "lib/signal_text.h"
 
 namespace duet::ddp {
 namespace {
@@ -29,11 +29,6 @@ constexpr Milliseconds kStopTold{1000};
 // A rank's error may be the consequence of another's, which may still be on its way out: that shows soon.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // of a rank that is seen on its way out by an exception
-
-std::string signal_text(int signal) {
-  const char* name = ::sigabbrev_np(signal);
-  return concat("signal ", signal, " (SIG", name ? name : "?", ")");
-}
 
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options) {
@@ -165,10 +160,13 @@ void Job::look_for_failures() {
     failure.when = failure.seen = Clock::now();
     if (const auto error = error_files_[i].path.empty() ? std::nullopt : read_error_file(error_files_[i].path)) {
       failure.consequence = error->consequence;
+      failure.by_signal = error->by_signal;
       failure.text = error->message;
       std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
       failure.text = printable(failure.text);
       if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
+      const bool own_signal = failure.by_signal && told_to_end_ && failure.when >= *told_to_end_;
+      if (own_signal) failure.text.clear();
     }
     if (told_to_end_ || interrupted_ != 0) continue;
     const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
@@ -266,6 +264,7 @@ std::string Job::message_of(std::size_t i) const {
     const std::string cause = text.empty() ? "" : ": " + text;
     return concat(rank, " was killed by ", signal_text(ranks_[i].signal()), cause);
   }
+  if (failed_[i].by_signal) return concat(rank, " ", text);
   if (ranks_[i].signal() != 0) return concat(rank, " failed: ", text);
   return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
 }

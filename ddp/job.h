@@ -38,6 +38,7 @@ class Job {
   struct Failure {
     bool failed = false;
     bool consequence = false;  // its own report says that it lost a peer
+    bool by_signal = false;    // its own report says which signal it received
     Clock::time_point when, seen;
     std::string text;
   };

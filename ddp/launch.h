@@ -14,6 +14,8 @@
 
 namespace duet::ddp {
 
+struct RankError;
+
 /// Output streams of ranks, as bits: 1 is stdout, 2 is stderr.
 struct RankStreams {
   int every = 0;
@@ -107,7 +109,8 @@ bool is_launched_rank();
 /// Its rank; nothing in other processes, or where the variables make no sense.
 std::optional<int> launched_rank() noexcept;
 
-/// Leaves an exception in the launcher's error file, where there is one.
+/// Leaves an error, with where this rank was, in the launcher's error file, where there is one.
+void leave_error(const RankError& error) noexcept;
 void leave_error(const std::exception& error) noexcept;
 
 /// Where this rank was, in lines as LaunchResult::account: on rank 0 of a job that another launcher than duet's

@@ -92,15 +92,23 @@ std::string untold_account() noexcept {
   return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_account(0) : std::string();
 }
 
-void leave_error(const std::exception& error) noexcept {
+void leave_error(const RankError& error) noexcept {
   const char* const path = std::getenv(kErrorFileVariable);
   if (path == nullptr || *path == '\0') return;
+  const int rank = launched_rank().value_or(-1);
+  write_error_file(path, rank,
+                   {.message = error.message,
+                    .account = own_account(rank),
+                    .consequence = error.consequence,
+                    .by_signal = error.by_signal,
+                    .monotonic_ns = error.monotonic_ns});
+}
+
+void leave_error(const std::exception& error) noexcept {
   const auto* const own = dynamic_cast<const Error*>(&error);
-  write_error_file(path, launched_rank().value_or(-1),
-                   {.message = error.what(),
-                    .account = own_account(launched_rank().value_or(-1)),
-                    .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
-                    .monotonic_ns = own ? own->when() : monotonic_ns()});
+  leave_error(RankError{.message = error.what(),
+                        .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                        .monotonic_ns = own ? own->when() : monotonic_ns()});
 }
 
 int report_failure(const std::exception& error) noexcept {

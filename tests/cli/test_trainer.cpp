@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/signals.h"
@@ -48,6 +49,7 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
 TEST_CASE("all ranks end after the same step for the same signal, wherever it finds them") {
   const auto of = [](int rank, std::array<double, 3>& numbers, const std::array<double, 3>& other) {
     return CommonEnd(rank, 2, [&numbers, other](std::span<double> own) {
+      if (own.size() != numbers.size()) return;  // the sum that follows a signal
       std::transform(own.begin(), own.end(), other.begin(), own.begin(), std::plus<>());
       std::copy(own.begin(), own.end(), numbers.begin());
     });
@@ -76,6 +78,28 @@ TEST_CASE("all ranks end after the same step for the same signal, wherever it fi
     CHECK(alone.due());  // at every step: nothing is exchanged
     alone.exchange(0);
   }
+}
+
+TEST_CASE("all ranks name the same ranks as those that received the signal") {
+  const auto with = [](std::vector<int> received, int rank) {
+    int sums = 0;
+    const auto sum = [&](std::span<double> numbers) {
+      std::fill(numbers.begin(), numbers.end(), 0);
+      for (std::size_t other = 0; other < received.size(); ++other) {
+        if (sums == 0 && received[other] != 0) ++numbers[received[other] == SIGTERM ? 1 : 0];
+        if (sums == 1 && received[other] == SIGTERM) numbers[other] = 1;
+      }
+      ++sums;
+    };
+    CommonEnd end(rank, static_cast<int>(received.size()), sum);
+    end.exchange(received[static_cast<std::size_t>(rank)]);
+    return std::pair(end.signal(), end.signalled());
+  };
+  using Ranks = std::vector<int>;
+  CHECK(with({0, 0, 0}, 1) == std::pair(0, Ranks{}));
+  CHECK(with({0, 0, SIGTERM}, 0) == std::pair(SIGTERM, Ranks{2}));
+  CHECK(with({0, SIGTERM, SIGTERM}, 2) == std::pair(SIGTERM, Ranks{1, 2}));
+  CHECK(with({SIGINT, 0, SIGTERM}, 0) == std::pair(SIGTERM, Ranks{2}));
 }
 
 TEST_CASE("ranks that drifted apart are found at the end of the epoch") {

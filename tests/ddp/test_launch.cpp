@@ -75,6 +75,35 @@ TEST_CASE("a rank that stands still on its way out is the cause all the same") {
   CHECK(outcome.result.message == "rank 1 ended with exit code 1: label 10 of image 7");
 }
 
+TEST_CASE("a rank that received a signal is the cause, not those that ended with it, whichever ends first") {
+  const Scratch scratch;
+  const std::string form =
+      "echo '{\"message\": {\"message\": \"MESSAGE\", \"extraInfo\": {EXTRA}}}' "
+      ">$TORCHELASTIC_ERROR_FILE; ";
+  const auto file = [&](const std::string& message, const std::string& extra) {
+    std::string text = form;
+    text.replace(text.find("MESSAGE"), 7, message);
+    return text.replace(text.find("EXTRA"), 5, extra);
+  };
+  const std::string ready = scratch.path("ready"), wait = "until [ -e " + ready + " ]; do sleep 0.02; done; ";
+  const std::string stay = "touch " + ready + "; while :; do sleep 0.05; done";
+  const auto of_two = [&](const std::string& first, const std::string& second) {
+    return run(2, {"/bin/sh", "-c", "if [ $RANK = 0 ]; then " + wait + first + "fi; " + second});
+  };
+  const std::string received = "received signal 15 (SIGTERM)";
+  const Outcome outcome = of_two(
+      file("ended after step 3: rank 1 " + received, "\"consequence\": true, \"monotonic_ns\": 1") + "exit 143; ",
+      file(received, "\"by_signal\": true, \"monotonic_ns\": 2") + stay);
+  CHECK(outcome.result.message == "rank 1 " + received);
+  CHECK(outcome.result.failed_rank == 1);
+  // Such a file of a later time than the launcher's own SIGTERM is about that.
+  const Outcome stopped =
+      of_two(file("lost rank 7", "\"consequence\": true, \"monotonic_ns\": 1") + "exit 1; ",
+             "late() { " + file(received, "\"by_signal\": true, \"monotonic_ns\": 9000000000000000000") +
+                 "exit 143; }; trap late TERM; " + stay);
+  CHECK(stopped.result.message == "rank 0 ended with exit code 1: lost rank 7");
+}
+
 TEST_CASE("an exit code is told") {
   const Outcome outcome = run_worker(2, {"exit"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 3");

@@ -122,7 +122,7 @@ def is_named(text, code, target, rank, which):
         return code == -which or (which == signal.SIGTERM and "duet: ended by signal 15 (SIGTERM)" in text)
     if which == signal.SIGSTOP:
         return f"duet: rank {rank} was stopped by a signal for more than 500 ms" in text
-    if which == signal.SIGTERM and f"duet: rank {rank} ended with exit code 143" in text:
+    if which == signal.SIGTERM and f"duet: rank {rank} received signal 15 (SIGTERM)" in text:
         return True
     return f"duet: rank {rank} was killed by signal {int(which)} (" in text
 

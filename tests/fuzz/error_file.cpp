@@ -19,7 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expect(write_error_file(copy.path(), 1, *error), "an error that can be told");
   const std::optional<RankError> again = read_error_file(copy.path());
   expect(again && again->message == error->message && again->account == error->account &&
-             again->consequence == error->consequence && again->monotonic_ns == error->monotonic_ns,
+             again->consequence == error->consequence && again->by_signal == error->by_signal &&
+             again->monotonic_ns == error->monotonic_ns,
          "an error that is told as it was read");
   return 0;
 }

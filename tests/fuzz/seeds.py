@@ -124,7 +124,8 @@ def file_store():
 
 
 def error_file():
-    extra = {"timestamp": "1", "py_callstack": "t", "account": "a", "rank": 1, "consequence": True, "monotonic_ns": 5}
+    extra = {"timestamp": "1", "py_callstack": "t", "account": "a", "rank": 1, "consequence": True,
+             "by_signal": True, "monotonic_ns": 5}
     yield json.dumps({"message": {"message": "rank 1 failed", "extraInfo": extra}}).encode()
     yield json.dumps({"message": "text"}).encode()
     yield json.dumps({"message": {"message": "\u00e9", "extraInfo": []}}).encode()
@@ -189,7 +190,7 @@ def shm_board():
 
 WORDS = {
     "safetensors": '"dtype" "shape" "data_offsets" "__metadata__" F32 F64 I64 I32 U8 F16 BF16 "duet.sha256" [0,8] module.'.split(),
-    "error_file": '"message" "extraInfo" "account" "consequence" "monotonic_ns" true false null'.split(),
+    "error_file": '"message" "extraInfo" "account" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
     "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/rank_resolver.cpp")))),
     "command_line": sorted(set(re.findall(r'"(-[-a-z,]+)"', source(
         "cli/options.cpp", "cli/launch_options.cpp", "cli/collective_options.cpp", "cli/command_line.cpp")))),
