@@ -13,16 +13,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <iterator>
-#include <list>
 #include <mutex>
 #include <new>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "ddp/descriptor.h"
 #include "ddp/tcp_mesh.h"
+#include "ddp/tcp_receiver.h"
 #include "lib/error.h"
 #include "lib/last_errno.h"
 #include "lib/start_thread.h"
@@ -32,13 +33,7 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;  // of one system call, during which the mutex is held
 constexpr int kPieces = 16;                   // to or from one peer, before the others have their turn
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 40;
 const char* const kClosed = "this rank has closed its connections";
-
-/// What goes before every message; of this machine's order.
-struct Head {
-  std::uint64_t tag = 0, bytes = 0;
-};
 
 class TcpTransport final : public Transport {
  public:
@@ -73,21 +68,18 @@ class TcpTransport final : public Transport {
     require<CommError>(!closed_, kClosed);
     Peer& from = peers_[static_cast<std::size_t>(peer)];
     const Request request = take({.peer = peer, .head = {tag, bytes}, .data = static_cast<std::byte*>(data)});
-    const auto early = std::find_if(from.early.begin(), from.early.end(), [&](const Early& one) {
-      return one.head.tag == tag && !(from.early_arrives && &one == &from.early.back());
-    });
-    if (early != from.early.end())
-      take_early(from, early, at(request));
-    else if (from.end.empty())
-      expect(from, request);
+    TcpMessage& message = at(request);
+    if (from.receiver.take_early(message)) return request;
+    if (from.end.empty())
+      expect(from, message);
     else
-      at(request).failure = from.end;
+      message.failure = from.end;
     return request;
   }
 
   void wait(Request request, Clock::time_point deadline) override {
     std::unique_lock lock(mutex_);
-    Message& message = at(request);
+    TcpMessage& message = at(request);
     const bool ended = changed_.wait_until(lock, deadline, [&] { return message.done || !message.failure.empty(); });
     const char* const what = message.sends ? " took nothing" : " sent nothing";
     if (!ended) shut_down();  // nothing may arrive any more in memory that the caller gives up
@@ -107,41 +99,24 @@ class TcpTransport final : public Transport {
   }
 
  private:
-  struct Message {
-    int peer = 0;
-    bool sends = false;
-    Head head;
-    std::byte* data = nullptr;
-    std::string failure{};
-    bool busy = true, done = false;
-  };
-  /// A message that came before its receive() was called.
-  struct Early {
-    Head head;
-    std::vector<std::byte> data;
-  };
   struct Peer {
-    Peer() { out.reserve(64), in.reserve(64); }  // few at a time: steps allocate nothing
+    Peer() { out.reserve(64); }  // few at a time: steps allocate nothing
     Descriptor socket;
-    std::vector<Request> out, in;
+    std::vector<Request> out;
     std::size_t written = 0;  // bytes of the first of `out`, head included
-    Head arriving;            // of the message that comes in now, of which so much has
-    std::size_t arrived = 0;
-    Request target = kNone;  // where they go; kNone: the last of `early`
-    bool early_arrives = false;
-    bool parked = false;  // its bytes stay where they are until the next receive()
-    std::list<Early> early;
+    TcpReceiver receiver;
     std::string end;  // why the connection has ended
   };
-  static constexpr Request kNone = -1;
 
   // As sendmsg() wants it, which writes nothing there.
   static std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
 
-  Message& at(Request request) { return messages_[static_cast<std::size_t>(request)]; }  // a deque: growth moves none
+  TcpMessage& at(Request request) {
+    return messages_[static_cast<std::size_t>(request)];
+  }  // a deque: growth moves none
 
-  Request take(Message message) {
-    const auto idle = std::find_if(messages_.begin(), messages_.end(), [](const Message& one) { return !one.busy; });
+  Request take(TcpMessage message) {
+    const auto idle = std::find_if(messages_.begin(), messages_.end(), [](const TcpMessage& one) { return !one.busy; });
     const auto request = static_cast<Request>(idle - messages_.begin());
     if (idle == messages_.end())
       messages_.push_back(std::move(message));
@@ -171,13 +146,9 @@ class TcpTransport final : public Transport {
     if (!peer.end.empty()) return;
     peer.end = reason;
     ::shutdown(peer.socket.get(), SHUT_RDWR);
-    for (const auto* list : {&peer.out, &peer.in})
-      for (const Request request : *list) at(request).failure = reason;
+    for (const Request request : peer.out) at(request).failure = reason;
     peer.out.clear();
-    peer.in.clear();
-    if (peer.early_arrives) peer.early.pop_back();
-    peer.early_arrives = peer.parked = false;
-    peer.target = kNone;
+    peer.receiver.stop(reason);
     changed_.notify_all();
   }
 
@@ -187,27 +158,13 @@ class TcpTransport final : public Transport {
     wake();
   }
 
-  void take_early(Peer& from, std::list<Early>::iterator early, Message& message) {
-    if (early->head.bytes == message.head.bytes) {
-      std::copy(early->data.begin(), early->data.end(), message.data);
-      message.done = true;
-    } else {
-      message.failure = mismatch(early->head, message.head);
-    }
-    from.early.erase(early);
-  }
-
-  static std::string mismatch(const Head& came, const Head& expected) {
-    return concat("it sent ", came.bytes, " bytes, expected ", expected.bytes);
-  }
-
   /// As much as can be written without waiting, in pieces.
   void write(Peer& peer) {
     for (int i = 0; i < kPieces && !peer.out.empty(); ++i) {
-      Message& message = at(peer.out.front());
-      const std::size_t head = std::min(peer.written, sizeof(Head)), done = peer.written - head;
+      TcpMessage& message = at(peer.out.front());
+      const std::size_t head = std::min(peer.written, sizeof(TcpHead)), done = peer.written - head;
       std::array<iovec, 2> parts{
-          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(Head) - head},
+          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(TcpHead) - head},
            {message.data + done, std::min<std::size_t>(kPieceBytes, message.head.bytes - done)}}};
       msghdr text{};
       text.msg_iov = parts.data();
@@ -219,7 +176,7 @@ class TcpTransport final : public Transport {
         return;
       }
       peer.written += static_cast<std::size_t>(wrote);
-      if (peer.written < sizeof(Head) + message.head.bytes) continue;
+      if (peer.written < sizeof(TcpHead) + message.head.bytes) continue;
       peer.written = 0;
       finish(peer.out.front());
       peer.out.erase(peer.out.begin());
@@ -228,78 +185,38 @@ class TcpTransport final : public Transport {
 
   /// As much as is there, in pieces.
   void read(Peer& peer) {
-    for (int i = 0; i < kPieces && peer.end.empty() && !peer.parked; ++i) {
-      std::byte* to = reinterpret_cast<std::byte*>(&peer.arriving) + peer.arrived;
-      std::size_t most = sizeof(Head) - peer.arrived;
-      if (peer.arrived >= sizeof(Head)) {
-        const std::size_t done = peer.arrived - sizeof(Head);
-        to = (peer.early_arrives ? peer.early.back().data.data() : at(peer.target).data) + done;
-        most = std::min<std::size_t>(kPieceBytes, peer.arriving.bytes - done);
-      }
-      const ssize_t got = ::recv(peer.socket.get(), to, most, MSG_DONTWAIT);
+    for (int i = 0; i < kPieces && peer.end.empty() && !peer.receiver.parked(); ++i) {
+      const std::span<std::byte> room = peer.receiver.room();
+      const ssize_t got = ::recv(peer.socket.get(), room.data(), std::min(kPieceBytes, room.size()), MSG_DONTWAIT);
       if (got == 0) return end(peer, "connection closed by peer");
       if (got < 0) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN) end(peer, errno_text(errno));
         return;
       }
-      peer.arrived += static_cast<std::size_t>(got);
-      if (peer.arrived == sizeof(Head)) begin_arrival(peer);
-      if (peer.end.empty() && peer.arrived == sizeof(Head) + peer.arriving.bytes) end_arrival(peer);
+      if (peer.receiver.advance(static_cast<std::size_t>(got))) changed_.notify_all();
     }
   }
 
-  void begin_arrival(Peer& peer) {
-    const Head& head = peer.arriving;
-    if (head.bytes == 0 || head.bytes > kMostBytes)
-      return end(peer, concat("it announced a message of ", head.bytes, " bytes"));
-    const auto wanted = find(peer, head.tag);
-    if (wanted != peer.in.end()) {
-      if (at(*wanted).head.bytes != head.bytes) return end(peer, mismatch(head, at(*wanted).head));
-      peer.target = *wanted;
-      return;
-    }
-    if (peer.in.empty())
-      peer.parked = true;
-    else
-      keep_early(peer);
+  void expect(Peer& from, TcpMessage& message) {
+    const bool parked = from.receiver.parked();
+    or_end(from, [&] {
+      from.receiver.expect(message);
+      if (parked) read(from);
+    });
+    if (parked) wake();
   }
 
-  void expect(Peer& from, Request request) {
-    from.in.push_back(request);
-    if (!std::exchange(from.parked, false)) return;
-    begin_arrival(from);
-    read(from);
-    wake();
-  }
-
-  /// The receives come in another order than the messages.
-  void keep_early(Peer& peer) {
-    const Head& head = peer.arriving;
+  /// Ends the connection to a peer that sends what no rank sends, or more than there is memory for.
+  template <class Action>
+  void or_end(Peer& peer, Action&& action) {
     try {
-      peer.early.push_back({head, std::vector<std::byte>(head.bytes)});
-      peer.early_arrives = true;
+      action();
+    } catch (const CommError& error) {
+      end(peer, error.what());
     } catch (const std::bad_alloc&) {
-      end(peer, concat("no memory for ", head.bytes, " bytes that nothing waits for"));
+      end(peer, concat("no memory for ", peer.receiver.announced(), " bytes that nothing waits for"));
     }
-  }
-
-  void end_arrival(Peer& peer) {
-    peer.arrived = 0;
-    const auto wanted = find(peer, peer.arriving.tag);
-    if (std::exchange(peer.early_arrives, false)) {
-      if (wanted == peer.in.end()) return;
-      // Its receive has been called while it was on the way.
-      take_early(peer, std::prev(peer.early.end()), at(*wanted));
-      changed_.notify_all();
-    } else {
-      finish(std::exchange(peer.target, kNone));
-    }
-    peer.in.erase(wanted);
-  }
-
-  std::vector<Request>::iterator find(Peer& peer, std::uint64_t tag) {
-    return std::find_if(peer.in.begin(), peer.in.end(), [&](Request one) { return at(one).head.tag == tag; });
   }
 
   /// The thread that moves what the callers' threads have not moved.
@@ -310,7 +227,7 @@ class TcpTransport final : public Transport {
       files.back() = {wake_.get(), POLLIN, 0};
       for (std::size_t i = 0; i < peers_.size(); ++i) {
         const Peer& peer = peers_[i];
-        const int events = (peer.parked ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
+        const int events = (peer.receiver.parked() ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
         files[i] = {peer.end.empty() ? peer.socket.get() : -1, static_cast<short>(events), 0};
       }
       lock.unlock();
@@ -323,8 +240,10 @@ class TcpTransport final : public Transport {
         if ((files[i].revents & POLLOUT) != 0 && peer.end.empty()) write(peer);
         if ((files[i].revents & ~POLLOUT) == 0 || !peer.end.empty()) continue;
         // The connection has ended, after what is still to be read.
-        if ((files[i].revents & (POLLERR | POLLHUP)) != 0 && std::exchange(peer.parked, false)) keep_early(peer);
-        read(peer);
+        or_end(peer, [&] {
+          if ((files[i].revents & (POLLERR | POLLHUP)) != 0) peer.receiver.keep_parked();
+          read(peer);
+        });
       }
     }
   }
@@ -335,7 +254,7 @@ class TcpTransport final : public Transport {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Peer> peers_;  // by rank; this one's own has no socket
-  std::deque<Message> messages_;
+  std::deque<TcpMessage> messages_;
   bool closed_ = false;
   std::thread thread_;
 };

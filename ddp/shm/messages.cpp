@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <span>
 
@@ -72,11 +71,10 @@ std::uint64_t Messages::match(int peer, const Header& header, void* data) {
   Line& line = lines_[static_cast<std::size_t>(peer)];
   const auto early =
       std::find_if(line.early.begin(), line.early.end(), [&](const Early& one) { return is_same(one.header, header); });
-  const bool whole =
-      early != line.early.end() && !(line.arrived > 0 && line.target == nullptr && &*early == &line.early.back());
+  const bool whole = early != line.early.end() && !(early_arrives(line) && &*early == &line.early.back());
   if (whole) {
     check_expected(peer, header, early->header);
-    if (!early->data.empty()) std::memcpy(data, early->data.data(), early->data.size());
+    early->data.copy_to(static_cast<std::byte*>(data));
     line.early.erase(early);
     return next_++;
   }
@@ -123,12 +121,11 @@ void Messages::read(int peer, Line& line) {
     if (line.arrived < sizeof(Header)) {
       rest = std::span(reinterpret_cast<std::byte*>(&line.arriving) + line.arrived, sizeof(Header) - line.arrived);
     } else {
-      const std::size_t done = line.arrived - sizeof(Header);
-      std::byte* const to = line.target ? line.target->data : line.early.back().data.data();
-      rest = std::span(to + done, bytes_of(line.arriving) - done);
+      rest = room(peer, line);
     }
     const std::size_t bytes = rest.empty() ? 0 : ring_from(peer).read(rest);
     moved |= bytes > 0;
+    if (early_arrives(line)) line.early.back().data.advance(bytes);
     line.arrived += bytes;
     if (line.arrived < sizeof(Header) || (bytes == 0 && !rest.empty())) {
       if (bytes == 0) break;
@@ -153,8 +150,14 @@ void Messages::begin_arrival(int peer, Line& line) {
     return;
   }
   line.target = nullptr;
+  line.early.push_back({line.arriving, EarlyData(bytes_of(line.arriving))});
+}
+
+std::span<std::byte> Messages::room(int peer, Line& line) {
+  const std::size_t done = line.arrived - sizeof(Header);
+  if (line.target != nullptr) return {line.target->data + done, bytes_of(line.arriving) - done};
   try {
-    line.early.push_back({line.arriving, std::vector<std::byte>(bytes_of(line.arriving))});
+    return line.early.back().data.room();
   } catch (const std::bad_alloc&) {
     throw CommError(concat("rank ", peer, " sends ", bytes_of(line.arriving),
                            " bytes that nothing waits for, and there is no memory to keep them"));
@@ -175,7 +178,7 @@ void Messages::end_arrival(int peer, Line& line) {
                                    [&](const Message& one) { return is_same(one.header, early.header); });
   if (wanted == line.in.end()) return;
   check_expected(peer, wanted->header, early.header);
-  if (!early.data.empty()) std::memcpy(wanted->data, early.data.data(), early.data.size());
+  early.data.copy_to(wanted->data);
   line.in.erase(wanted);
   line.early.pop_back();
 }

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "ddp/collectives.h"
+#include "ddp/early_data.h"
 #include "ddp/shm/board.h"
 #include "ddp/shm/byte_ring.h"
 
@@ -42,7 +44,7 @@ class Messages {
   /// A message that came before its receive() was called.
   struct Early {
     Header header;
-    std::vector<std::byte> data;
+    EarlyData data;
   };
   /// What goes on with one peer.
   struct Line {
@@ -53,12 +55,16 @@ class Messages {
     Message* target = nullptr;  // where they go; null: the last of `early`
   };
   static std::size_t bytes_of(const Header& header);
+  /// Whether the payload of the last early message is on its way.
+  static bool early_arrives(const Line& line) { return line.arrived >= sizeof(Header) && line.target == nullptr; }
   /// Runs `action`, and stops if it throws.
   template <class Action>
   auto or_stop(Action&& action);
   std::uint64_t match(int peer, const Header& header, void* data);
   void write(int peer, Line& line);
   void read(int peer, Line& line);
+  /// Where the next bytes of the payload go.
+  std::span<std::byte> room(int peer, Line& line);
   void begin_arrival(int peer, Line& line);
   void end_arrival(int peer, Line& line);
   ByteRing ring_to(int peer) const { return ByteRing(board_.ring_memory(board_.rank(), peer)); }
