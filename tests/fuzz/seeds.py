@@ -188,6 +188,30 @@ def shm_board():
     yield b"\1" + u16(0) + text(b"\xff\xff\xff\xff") + b"\10" + b"\2" + u16(128) + text(b"\1") + b"\6" + message(0, b"\1") + b"\10"
 
 
+def tcp_receiver():
+    def head(tag, size):
+        return b"\4" + bytes([tag]) + struct.pack("<Q", size)
+
+    def receive(tag, size):
+        return b"\0" + bytes([tag, 1]) + u16(size) + u16(31)
+
+    def message(tag, size):
+        return b"\7" + u16(size) + bytes([tag]) + u16(31)
+
+    large = b"\3" + u16(2) + u16(3) + b"\1" + u16(100)
+    yield receive(0, 8) + message(0, 8) + message(1, 4) + receive(1, 4)
+    yield receive(0, 8) + large + message(0, 8) + b"\0\1\3" + u16(2) + u16(3) + u16(9)
+    yield message(2, 9) + b"\2" + u16(9) + message(3, 9) + receive(3, 9) + receive(2, 9)
+    yield receive(0, 8) + head(1, 1 << 40) + u16(9) + b"\1" + text("abcd") + u16(0)
+    yield head(1, 0) + receive(1, 4)
+
+
+def tcp_mesh():
+    for wrong in range(8):
+        yield u16(1) + bytes([wrong]) + text(b"GET / HTTP/1.1\r\n\r\n") + text(bytes(32)) + bytes([0]) + text("short")
+    yield u16(3) + b"\2" + text("-0000001") + text(bytes(64)) + b"\4" + text("n") + b"\5" + b"\6" + text(bytes(64))
+
+
 WORDS = {
     "safetensors": '"dtype" "shape" "data_offsets" "__metadata__" F32 F64 I64 I32 U8 F16 BF16 "duet.sha256" [0,8] module.'.split(),
     "error_file": '"message" "extraInfo" "account" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
@@ -196,7 +220,7 @@ WORDS = {
         "cli/options.cpp", "cli/launch_options.cpp", "cli/collective_options.cpp", "cli/command_line.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, store_wire, store_server, store_client, file_store, error_file, flight_record,
-           rank_resolver, command_line, shm_board)
+           rank_resolver, command_line, shm_board, tcp_mesh, tcp_receiver)
 
 
 def main(folder):
