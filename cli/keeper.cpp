@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cli/network.h"
 #include "cli/text.h"
 #include "lib/checkpoint.h"
 #include "lib/error.h"
@@ -66,11 +67,12 @@ std::string checkpoint_folder(const TrainOptions& options) {
 
 /// What this job itself has written, where its launcher has restarted it. A launcher leaves its ranks their run's name
 /// then, so a checkpoint of another run is never taken.
-std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder) {
+std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder,
+                                               const std::string& arch, const NamedTensors& model) {
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
   if (folder.empty() || restarts.empty() || restarts == "0") return {};
   if (run.empty() || run == kNoRunId || !holds_checkpoint(folder)) return {};
-  LoadedCheckpoint loaded = load_checkpoint(folder);
+  LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
   const auto writer = loaded.checkpoint.settings.find(kRun);
   if (writer == loaded.checkpoint.settings.end() || writer->second != run) return {};
   require<UsageError>(!options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
@@ -82,15 +84,18 @@ std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, cons
 void require_resumable(const TrainOptions& options) {
   require_generator(options);
   const std::string folder = checkpoint_folder(options);
+  if (options.resume.empty() && folder.empty()) return;
+  const Network network = make_network(options.model, options.seed);
+  const NamedTensors model = network.model->state_dict();
   std::int64_t step = 0;
-  const std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder);
+  const std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder, network.arch, model);
   if (own || !options.resume.empty()) {
-    const LoadedCheckpoint loaded = own ? *own : load_checkpoint(options.resume);
+    const LoadedCheckpoint loaded = own ? *own : load_checkpoint(options.resume, network.arch, model);
     require_same_run(loaded, options);
     if (!own) require_epochs_left(loaded, options);
     step = loaded.checkpoint.step;
   }
-  if (!folder.empty()) prepare_checkpoint_folder(folder, step);
+  if (!folder.empty()) prepare_checkpoint_folder(folder, step, model);
 }
 
 Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
@@ -119,9 +124,10 @@ void Keeper::say_position(const std::string& path, bool restarted, const Positio
 
 Position Keeper::resume() {
   Position position;
-  std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_);
+  const NamedTensors model = setup_.model().state_dict();
+  std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_, setup_.network.arch, model);
   if (own || !options_.resume.empty()) {
-    LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume);
+    LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume, setup_.network.arch, model);
     if (leader_)
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
     require_same_run(loaded, options_);
@@ -135,11 +141,11 @@ Position Keeper::resume() {
     const NamedTensors momentum = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
-    restore(loaded, setup_.network.arch, setup_.model().state_dict());
+    restore(loaded, setup_.network.arch, model);
     setup_.optimizer->load_state(momentum);
     setup_.loader->start_at(position.epoch, position.step);
   }
-  if (leader_ && !folder_.empty()) prepare_checkpoint_folder(folder_, total_steps(position));
+  if (leader_ && !folder_.empty()) prepare_checkpoint_folder(folder_, total_steps(position), model);
   return position;
 }
 

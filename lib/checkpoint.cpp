@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -20,6 +21,7 @@ constexpr std::string_view kStem = "checkpoint-";
 constexpr std::string_view kEnding = ".safetensors";
 constexpr std::string_view kBest = "model_best.safetensors";
 constexpr std::string_view kOptimizer = "optimizer.";
+constexpr std::string_view kWrapper = "module.";  // restore() drops it
 constexpr std::string_view kSetting = "setting.";
 constexpr std::size_t kKept = 2;
 
@@ -83,8 +85,37 @@ std::string exact_text(double number) {
   return {text.data(), end};
 }
 
-Checkpoint read_checkpoint(const std::string& path) {
-  TensorFile file = load_tensors(path, Checksum::required);
+std::string_view without(std::string_view start, std::string_view name) {
+  return starts_with(name, start) ? name.substr(start.size()) : name;
+}
+
+void check_arch(const std::string& path, const std::string& arch, const std::string& expected) {
+  require<DataError>(arch == expected, path, " is of the model \"", arch, "\", expected \"", expected, "\"");
+}
+
+/// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
+void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
+  for (const TensorInfo& given : tensors) {
+    const std::string_view name = without(kWrapper, without(kOptimizer, given.name));
+    const auto own = std::find_if(model.begin(), model.end(), [&](const NamedTensor& one) { return one.name == name; });
+    require<DataError>(own != model.end(), path, " is of another model: it has the tensor \"", given.name,
+                       "\" that this one lacks");
+    require<DataError>(own->tensor.shape() == given.shape && own->tensor.dtype() == given.dtype, path,
+                       " is of another model: \"", given.name, "\" is ", given.dtype, given.shape, ", expected ",
+                       own->tensor.dtype(), own->tensor.shape());
+  }
+}
+
+/// Whether a file announces more than a checkpoint of the model can hold: each tensor once more for the optimizer.
+bool is_larger(std::span<const TensorInfo> tensors, const NamedTensors& model) {
+  std::uint64_t given = 0, own = 0;
+  for (const TensorInfo& one : tensors) given += static_cast<std::uint64_t>(one.shape.count()) * size_of(one.dtype);
+  for (const NamedTensor& one : model) own += 2 * one.tensor.bytes();
+  return given > own;
+}
+
+Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
+  TensorFile file = load_tensors(path, Checksum::required, check);
   Checkpoint checkpoint;
   checkpoint.epoch = metadata_number<std::int64_t>(path, file.metadata, "epoch");
   checkpoint.step = metadata_number<std::int64_t>(path, file.metadata, "step");
@@ -103,16 +134,19 @@ Checkpoint read_checkpoint(const std::string& path) {
 
 }  // namespace
 
-void prepare_checkpoint_folder(const std::string& folder, std::int64_t step) {
+void prepare_checkpoint_folder(const std::string& folder, std::int64_t step, const NamedTensors& model) {
   require_writable(folder);
   remove_orphans(folder);
   for (const Found& found : list_checkpoints(folder)) {
     if (found.step <= step) break;
-    bool valid = true;
+    bool valid = true, larger = false;
     try {
-      read_checkpoint(found.path.string());
+      read_checkpoint(found.path.string(), [&](std::span<const TensorInfo> tensors, const Metadata&) {
+        larger = !model.empty() && is_larger(tensors, model);
+        require<DataError>(!larger, "too large to be read");
+      });
     } catch (const DataError&) {
-      valid = false;  // of no use to anybody: a run may write over it
+      valid = larger;  // a damaged one is of no use to anybody: a run may write over it
     }
     require<DataError>(!valid, "folder ", folder, " holds a checkpoint of step ", found.step, " (", found.path.string(),
                        "), later than step ", step, " where this run begins: resume from it or use another folder");
@@ -149,12 +183,20 @@ bool holds_checkpoint(const std::string& folder) {
   return fs::is_directory(folder, error) && !list_checkpoints(folder).empty();
 }
 
-LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
+namespace {
+
+/// `check` also gets the path of the file.
+template <class Check>
+LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
+  const auto read = [&](const std::string& path) {
+    return read_checkpoint(
+        path, [&](std::span<const TensorInfo> tensors, const Metadata& metadata) { check(path, tensors, metadata); });
+  };
   std::error_code error;
   const bool exists = fs::exists(file_or_folder, error);
   require<DataError>(exists, "no checkpoint at ", file_or_folder, ": ",
                      error ? error.message() : "no such file or folder");
-  if (!fs::is_directory(file_or_folder, error)) return {read_checkpoint(file_or_folder), file_or_folder, {}};
+  if (!fs::is_directory(file_or_folder, error)) return {read(file_or_folder), file_or_folder, {}};
 
   const std::vector<Found> all = list_checkpoints(file_or_folder);
   require<DataError>(!all.empty(), "folder ", file_or_folder, " holds no checkpoint, expected ", kStem, "STEP",
@@ -163,10 +205,10 @@ LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
   for (const Found& found : all) {
     try {
       loaded.path = found.path.string();
-      loaded.checkpoint = read_checkpoint(loaded.path);
+      loaded.checkpoint = read(loaded.path);
       return loaded;
     } catch (const DataError& damage) {
-      loaded.warnings.push_back(concat("passed over a damaged checkpoint: ", damage.what()));
+      loaded.warnings.push_back(concat("passed over a checkpoint: ", damage.what()));
     }
   }
   std::string reasons;
@@ -174,9 +216,23 @@ LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
   throw DataError(concat("folder ", file_or_folder, " holds no valid checkpoint", reasons));
 }
 
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
+  return load(file_or_folder, [](const std::string&, std::span<const TensorInfo>, const Metadata&) {});
+}
+
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch,
+                                 const NamedTensors& model) {
+  return load(file_or_folder,
+              [&](const std::string& path, std::span<const TensorInfo> tensors, const Metadata& metadata) {
+                if (const auto own = metadata.find("arch"); own != metadata.end()) check_arch(path, own->second, arch);
+                check_tensors(path, tensors, model);
+              });
+}
+
 void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model) {
-  require<DataError>(loaded.checkpoint.arch == arch, loaded.path, " is of the model \"", loaded.checkpoint.arch,
-                     "\", expected \"", arch, "\"");
+  check_arch(loaded.path, loaded.checkpoint.arch, arch);
   restore(loaded.checkpoint.model, model, loaded.path);
 }
 

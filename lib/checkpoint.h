@@ -23,8 +23,8 @@ struct Checkpoint {
 
 /// Makes the folder, proves that it can be written, and removes temporary files of processes that died. Throws
 /// DataError when that fails, or when it holds a valid checkpoint of a later step than `step`, which the new run would
-/// hide.
-void prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0);
+/// hide. With a `model`, one that announces more data than a checkpoint of it counts as valid without being read.
+void prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {});
 
 /// Writes `folder`/checkpoint-STEP.safetensors atomically, and `folder`/model_best.safetensors too when `best`; then
 /// removes all but this and the checkpoint before it. Returns the path. Throws DataError; older files are then
@@ -34,11 +34,14 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
 struct LoadedCheckpoint {
   Checkpoint checkpoint;
   std::string path;
-  std::vector<std::string> warnings;  // one line for each newer file that was damaged and passed over
+  std::vector<std::string> warnings;  // one line for each newer file that was passed over
 };
 
 /// Reads a file, or the newest valid checkpoint of a folder. Throws DataError with every reason when there is none.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
+/// The same for the model `arch` with this state dictionary: a file whose header names another model, or tensors that
+/// neither the model nor its optimizer has, is refused before they are read, and passed over in a folder.
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch, const NamedTensors& model);
 /// Whether a folder holds any, by their names; false if there is no such folder.
 bool holds_checkpoint(const std::string& folder);
 

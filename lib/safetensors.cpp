@@ -43,10 +43,7 @@ const char* format_name(DType dtype) {
   return std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& t) { return t.dtype == dtype; })->name;
 }
 
-struct Entry {
-  std::string name;
-  DType dtype;
-  Shape shape;
+struct Entry : TensorInfo {
   std::uint64_t begin;
   std::uint64_t end;
 };
@@ -141,7 +138,7 @@ class HeaderReader {
     require<DataError>(offsets[1] - offsets[0] == expected, where, " has ", offsets[1] - offsets[0],
                        " bytes by its data_offsets, expected ", expected, " by shape ", shape, " and dtype ",
                        type->name);
-    return {name, type->dtype, shape, offsets[0], offsets[1]};
+    return {{name, type->dtype, shape}, offsets[0], offsets[1]};
   }
 
   static std::vector<std::uint64_t> read_numbers(const std::string& where, const json& value) {
@@ -285,7 +282,7 @@ void save_tensors(const std::string& path, const NamedTensors& tensors, const Me
   write_atomically(path, file);
 }
 
-TensorFile load_tensors(const std::string& path, Checksum checksum) {
+TensorFile load_tensors(const std::string& path, Checksum checksum, const HeaderCheck& check) {
   FileReader reader(path);
   require<DataError>(reader.size() >= 8, path, " holds ", reader.size(), " bytes, expected 8 or more");
   require<DataError>(reader.size() <= kMaxFile, path, " holds ", reader.size(), " bytes, expected at most ", kMaxFile);
@@ -301,6 +298,7 @@ TensorFile load_tensors(const std::string& path, Checksum checksum) {
   reader.read(std::span(bytes).subspan(8));
   HeaderReader header(path, {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<std::size_t>(header_bytes)});
   header.read(static_cast<std::size_t>(reader.size()) - header_end);  // the file's size is what the header says
+  if (check) check(std::vector<TensorInfo>(header.entries().begin(), header.entries().end()), header.metadata());
   bytes.resize(static_cast<std::size_t>(reader.size()));
   reader.read(std::span(bytes).subspan(header_end));
 

@@ -1,7 +1,9 @@
 // Named tensors in files of the safetensors format (github.com/huggingface/safetensors, README "Format").
 #pragma once
 
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 
 #include "lib/named_tensor.h"
@@ -24,9 +26,19 @@ enum class Checksum { required, if_present };
 /// under kChecksumKey. Throws DataError for double or reserved names and when the file cannot be written.
 void save_tensors(const std::string& path, const NamedTensors& tensors, const Metadata& metadata = {});
 
+/// What a file's header says of a tensor.
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+};
+/// Called with what a valid header says, before any tensor is read; what it throws ends the reading.
+using HeaderCheck = std::function<void(std::span<const TensorInfo>, const Metadata&)>;
+
 /// Reads a file. Every rejection is a DataError that names file, field and value. Beyond the format's own rules a
 /// header is at most 1 MiB long and 4 levels deep, and a tensor has at most Shape::kMaxRank dimensions.
-TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::if_present);
+TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::if_present,
+                        const HeaderCheck& check = {});
 
 inline constexpr const char* kChecksumKey = "duet.sha256";
 

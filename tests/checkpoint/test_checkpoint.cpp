@@ -196,3 +196,39 @@ TEST_CASE("a folder that cannot be written is found before training") {
   if (user == 0) REQUIRE(::seteuid(user) == 0);
   CHECK_THAT(said, ContainsSubstring(scratch.path("locked")) && ContainsSubstring("Permission denied"));
 }
+
+TEST_CASE("a file that announces other tensors than the model has is refused after its header") {
+  const Scratch scratch;
+  constexpr off_t kBytes = off_t{1} << 36;  // of zeros, which take no room on the disk
+  const auto huge = [&](const std::string& path, const std::string& name, off_t bytes) {
+    const std::string metadata = R"("__metadata__":{"arch":"SimpleCNN","epoch":"0","step":"10","best_acc1":"0"})";
+    std::string header = duet::concat("{", metadata, ",\"", name, R"(":{"dtype":"U8","shape":[)", bytes,
+                                      R"(],"data_offsets":[0,)", bytes, "]}}");
+    std::string file;
+    for (std::size_t i = 0; i < 8; ++i) file += static_cast<char>(header.size() >> (8 * i) & 0xff);
+    write_text(path, file + header);
+    REQUIRE(::truncate(path.c_str(), static_cast<off_t>(8 + header.size()) + bytes) == 0);
+  };
+  const duet::NamedTensors model = {{"fc.weight", duet::zeros({2})}};
+  const auto load = [&](const std::string& from) { return duet::load_checkpoint(from, "SimpleCNN", model); };
+  const std::string path = scratch.path("checkpoint-00000010.safetensors");
+  huge(path, "foreign", kBytes);
+  CHECK_THROWS_WITH(load(path), ContainsSubstring("is of another model: it has the tensor \"foreign\""));
+  for (const char* name : {"fc.weight", "optimizer.fc.weight", "module.fc.weight"}) {
+    huge(path, name, kBytes);
+    CHECK_THROWS_WITH(load(path), ContainsSubstring("u8[68719476736], expected f32[2]"));
+  }
+  CHECK_THROWS_WITH(load(scratch.folder()),
+                    ContainsSubstring("holds no valid checkpoint") && ContainsSubstring("expected f32[2]"));
+  duet::Checkpoint own = at_step(9);
+  own.optimizer = {{"fc.weight", duet::zeros({2})}};
+  duet::save_checkpoint(scratch.folder(), own);
+  const auto loaded = load(scratch.folder());
+  CHECK(loaded.checkpoint.step == 9);
+  REQUIRE(loaded.warnings.size() == 1);
+  CHECK_THAT(loaded.warnings[0], ContainsSubstring(path) && ContainsSubstring("is of another model"));
+  CHECK_THROWS_WITH(duet::prepare_checkpoint_folder(scratch.folder(), 9, model),
+                    ContainsSubstring("holds a checkpoint of step 10"));
+  CHECK_THROWS_WITH(duet::load_checkpoint(loaded.path, "ASimpleNet", model),
+                    ContainsSubstring("is of the model \"SimpleCNN\", expected \"ASimpleNet\""));
+}
