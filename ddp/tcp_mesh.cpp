@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstddef>
@@ -136,11 +135,11 @@ class Mesh {
     talk->peer = peer;
     const std::string place = store_.get(keys()[static_cast<std::size_t>(peer)]);
     unsigned short port = 0;
-    const std::size_t blank = std::min(place.find(' '), place.size() - 1);
-    std::from_chars(place.data(), place.data() + blank, port);
+    const char* const end = place.data() + place.size();
+    const char* const blank = std::from_chars(place.data(), end, port).ptr;
     error_code error;
-    const auto address = asio::ip::make_address(place.substr(blank + 1), error);
-    require<CommError>(!error && port != 0, "rank ", peer, " has no address, got \"", place, "\"");
+    const auto address = asio::ip::make_address(std::string(blank == end ? end : blank + 1, end), error);
+    require<CommError>(!error && port != 0 && *blank == ' ', "rank ", peer, " has no address, got \"", place, "\"");
     talk->socket.async_connect({address, port}, [this, talk](error_code failure) {
       if (failure) return again(*talk, errno_text(failure.value()));
       talk->own_number = random_bytes(kStoreNumberBytes);

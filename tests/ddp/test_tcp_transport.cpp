@@ -178,3 +178,13 @@ TEST_CASE("a rank names the ranks that do not connect") {
   CHECK_THROWS_WITH(make_tcp_transport(store, 0, 3, {.connect_timeout = 300ms}),
                     ContainsSubstring("rank 0 could not connect with ranks 1, 2 within 300 ms"));
 }
+
+TEST_CASE("a rank refuses what is in the place of another rank's address") {
+  for (const std::string place : {"", " ", "1", "x", "0 127.0.0.1", "70000 127.0.0.1", "-1 127.0.0.1", "1x 127.0.0.1",
+                                  "1 127.0.0.1 ", "1  127.0.0.1", "1 localhost"}) {
+    MemoryStore store(60s);
+    store.set("tcp/address/0", place);
+    CHECK_THROWS_WITH(make_tcp_transport(store, 1, 2, {.connect_timeout = 300ms}),
+                      "rank 0 has no address, got \"" + place + "\"");
+  }
+}
