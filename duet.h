@@ -2,12 +2,12 @@
 #pragma once
 
 // Tensors, devices, random numbers, files.
-#include "lib/checkpoint.h"
+#include "lib/base/sha256.h"
 #include "lib/device.h"
 #include "lib/error.h"
+#include "lib/io/checkpoint.h"
+#include "lib/io/safetensors.h"
 #include "lib/random.h"
-#include "lib/safetensors.h"
-#include "lib/sha256.h"
 #include "lib/shape.h"
 #include "lib/tensor.h"
 
@@ -35,9 +35,9 @@
 
 // Data and the order in which it is read.
 #include "lib/data/dataset.h"
-#include "lib/data/drawn_digits.h"
 #include "lib/data/loader.h"
-#include "lib/data/mnist.h"
+#include "lib/data/mnist/drawn_digits.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/data/partitioner.h"
 #include "samplers/batch.h"
 #include "samplers/data_loader.h"
@@ -49,16 +49,16 @@
 #include "dp/data_parallel.h"
 
 // DistributedDataParallel, and how ranks are started and meet.
-#include "ddp/average_gradients.h"
 #include "ddp/comm_hook.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/file_store.h"
-#include "ddp/gloo_group.h"
+#include "ddp/gloo/load.h"
+#include "ddp/group/process_group.h"
 #include "ddp/init.h"
-#include "ddp/launch.h"
-#include "ddp/nccl_group.h"
-#include "ddp/process_group.h"
+#include "ddp/launch/launch.h"
+#include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
-#include "ddp/ring.h"
 #include "ddp/sharded_update.h"
-#include "ddp/tcp_store.h"
+#include "ddp/store/file_store.h"
+#include "ddp/store/tcp_store.h"
+#include "ddp/tutorial/average_gradients.h"
+#include "ddp/tutorial/ring.h"

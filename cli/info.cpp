@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.h"
-#include "cli/machine.h"
-#include "cli/output.h"
-#include "cli/text.h"
+#include "cli/options/commands.h"
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "cli/system/output.h"
 #include "lib/backend/backend.h"
 
 namespace duet::cli {

@@ -1,14 +1,14 @@
 // duet launch: the ranks of any program, as processes of this machine.
-#include "ddp/launch.h"
+#include "ddp/launch/launch.h"
 
 #include <unistd.h>
 
 #include <cmath>
 #include <string>
 
-#include "cli/commands.h"
-#include "cli/launch_options.h"
-#include "ddp/output_thread.h"
+#include "cli/options/commands.h"
+#include "cli/options/launch_options.h"
+#include "ddp/launch/output_thread.h"
 #include "lib/error.h"
 
 namespace duet::cli {

@@ -5,11 +5,11 @@
 #include <string>
 #include <variant>
 
-#include "cli/commands.h"
-#include "ddp/launch.h"
+#include "cli/options/commands.h"
+#include "ddp/launch/launch.h"
+#include "lib/base/printable.h"
+#include "lib/base/standard_streams.h"
 #include "lib/error.h"
-#include "lib/printable.h"
-#include "lib/standard_streams.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ddp/reduce_kernels.h"
+#include "ddp/group/reduce_kernels.h"
 #include "lib/error.h"
 #include "lib/half.h"
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 
 namespace duet::ddp {
 

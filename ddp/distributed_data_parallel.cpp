@@ -7,17 +7,17 @@
 #include <string>
 #include <utility>
 
-#include "ddp/group_sums.h"
+#include "ddp/group/gather_text.h"
+#include "ddp/group/group_sums.h"
+#include "ddp/group/rank_names.h"
 #include "ddp/output_of_batch.h"
-#include "ddp/rank_names.h"
 #include "ddp/rank_weights.h"
-#include "ddp/texts.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_recorder.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
-#include "lib/sha256.h"
 
 namespace duet::ddp {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/reducer.h"
 #include "ddp/sharded_update.h"
+#include "lib/base/scoped_value.h"
 #include "lib/nn/module.h"
-#include "lib/scoped_value.h"
 
 namespace duet::ddp {
 

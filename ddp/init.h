@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "ddp/process_group.h"
-#include "ddp/rank_resolver.h"
-#include "ddp/store.h"
+#include "ddp/group/process_group.h"
+#include "ddp/launch/rank_resolver.h"
+#include "ddp/store/store.h"
 
 namespace duet::ddp {
 

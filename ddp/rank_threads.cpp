@@ -10,17 +10,17 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo_group.h"
-#include "ddp/memory_store.h"
-#include "ddp/memory_transport.h"
-#include "ddp/nccl_group.h"
-#include "ddp/shm_group.h"
-#include "ddp/solo_group.h"
-#include "ddp/tcp_transport.h"
-#include "ddp/transport_group.h"
+#include "ddp/gloo/load.h"
+#include "ddp/group/solo_group.h"
+#include "ddp/nccl/load.h"
+#include "ddp/shm/shm_group.h"
+#include "ddp/store/memory_store.h"
+#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/memory_transport.h"
+#include "ddp/transport/transport_group.h"
+#include "lib/base/start_thread.h"
+#include "lib/base/with_prefix.h"
 #include "lib/error.h"
-#include "lib/start_thread.h"
-#include "lib/with_prefix.h"
 
 namespace duet::ddp {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/process_group.h"
-#include "ddp/transport_group.h"
+#include "ddp/group/process_group.h"
+#include "ddp/transport/transport_group.h"
 
 namespace duet::ddp {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/rank_names.h"
+#include "ddp/group/rank_names.h"
 #include "lib/autograd/node.h"
 #include "lib/error.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 #include "lib/rows.h"
 
 namespace duet::ddp {

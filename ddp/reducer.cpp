@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
-#include "lib/fault_point.h"
-#include "lib/trace.h"
 
 namespace duet::ddp {
 namespace {

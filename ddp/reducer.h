@@ -8,7 +8,7 @@
 
 #include "ddp/bucket.h"
 #include "ddp/comm_hook.h"
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 
 namespace duet::ddp {
 

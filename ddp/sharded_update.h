@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ddp/comm_hook.h"
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 #include "lib/nn/parameters.h"
 
 namespace duet::ddp {

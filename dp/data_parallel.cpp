@@ -5,9 +5,9 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/ops/mean_of_shards.h"
-#include "lib/trace.h"
 
 namespace duet::dp {
 namespace {

@@ -12,11 +12,11 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
+#include "lib/base/trace.h"
+#include "lib/base/with_prefix.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/rows.h"
-#include "lib/trace.h"
-#include "lib/with_prefix.h"
 
 namespace duet::dp {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "dp/replica_sums.h"
 #include "lib/backend/backend.h"
+#include "lib/base/thread_pool.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
-#include "lib/thread_pool.h"
 
 namespace duet::dp {
 

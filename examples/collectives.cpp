@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <duet/ddp/init.h>
-#include <duet/ddp/launch.h>
+#include <duet/ddp/launch/launch.h>
 
 #include "in_order.h"
 #include "program.h"

@@ -10,9 +10,9 @@
 
 #include <duet/ddp/distributed_data_parallel.h>
 #include <duet/ddp/init.h>
-#include <duet/ddp/launch.h>
-#include <duet/lib/data/drawn_digits.h>
+#include <duet/ddp/launch/launch.h>
 #include <duet/lib/data/loader.h>
+#include <duet/lib/data/mnist/drawn_digits.h>
 #include <duet/lib/nn/simple_cnn.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/sgd.h>

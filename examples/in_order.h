@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <duet/ddp/process_group.h>
+#include <duet/ddp/group/process_group.h>
 
 namespace examples {
 

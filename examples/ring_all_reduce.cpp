@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <duet/ddp/init.h>
-#include <duet/ddp/launch.h>
-#include <duet/ddp/ring.h>
+#include <duet/ddp/launch/launch.h>
+#include <duet/ddp/tutorial/ring.h>
 #include <duet/lib/random.h>
 
 #include "in_order.h"

@@ -10,14 +10,14 @@
 
 #include <duet/ddp/distributed_data_parallel.h>
 #include <duet/ddp/init.h>
-#include <duet/ddp/launch.h>
+#include <duet/ddp/launch/launch.h>
 #include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/base/sha256.h>
 #include <duet/lib/data/loader.h>
-#include <duet/lib/data/mnist.h>
+#include <duet/lib/data/mnist/mnist.h>
 #include <duet/lib/nn/simple_cnn.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/sgd.h>
-#include <duet/lib/sha256.h>
 #include <duet/samplers/batch.h>
 #include <duet/samplers/random.h>
 #include <duet/samplers/sequential.h>

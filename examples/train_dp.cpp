@@ -10,12 +10,12 @@
 
 #include <duet/dp/data_parallel.h>
 #include <duet/lib/autograd/grad_mode.h>
+#include <duet/lib/base/sha256.h>
 #include <duet/lib/data/loader.h>
-#include <duet/lib/data/mnist.h>
+#include <duet/lib/data/mnist/mnist.h>
 #include <duet/lib/nn/simple_cnn.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/sgd.h>
-#include <duet/lib/sha256.h>
 #include <duet/samplers/batch.h>
 #include <duet/samplers/random.h>
 #include <duet/samplers/sequential.h>

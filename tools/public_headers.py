@@ -13,7 +13,7 @@ import sys
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 UMBRELLA = "duet.h"
 # Never installed: of programs, of the backends' insides, of single source files.
-PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|nccl)/.*|ddp/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
+PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|nccl)/(?!load\.h).*|ddp/store/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
 INCLUDE = re.compile(r'^(\s*#\s*include\s*)"([^"\n]+)"', re.M)
 ONCE = "#pragma once\n"
 # An older standard is reported once, not once more by every line that needs this one.

@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "ddp/gloo/module.h"
-#include "ddp/keep_alive.h"
-#include "ddp/rank_names.h"
+#include "ddp/group/rank_names.h"
+#include "ddp/tcp/keep_alive.h"
+#include "lib/base/start_thread.h"
 #include "lib/error.h"
-#include "lib/start_thread.h"
 
 namespace duet::ddp {
 namespace {

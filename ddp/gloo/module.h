@@ -1,7 +1,7 @@
 // The one door between libduet and its Gloo module.
 #pragma once
 
-#include "ddp/gloo_group.h"
+#include "ddp/gloo/load.h"
 
 namespace duet::ddp {
 

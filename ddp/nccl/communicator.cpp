@@ -7,7 +7,7 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
-#include "lib/start_thread.h"
+#include "lib/base/start_thread.h"
 
 namespace duet::ddp::nccl {
 namespace {

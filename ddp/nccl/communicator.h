@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/header_log.h"
+#include "ddp/group/call_log.h"
+#include "ddp/nccl/load.h"
 #include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
-#include "ddp/nccl_group.h"
 #include "lib/error.h"
 
 namespace duet::ddp::nccl {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "ddp/nccl_group.h"
+#include "ddp/nccl/load.h"
 
 namespace duet::ddp {
 

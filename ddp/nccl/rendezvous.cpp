@@ -6,9 +6,9 @@
 #include <exception>
 #include <vector>
 
+#include "ddp/group/rank_names.h"
 #include "ddp/nccl/check.h"
-#include "ddp/rank_names.h"
-#include "ddp/shm/segment.h"
+#include "ddp/shm/shared_segment.h"
 
 namespace duet::ddp::nccl {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/store.h"
+#include "ddp/store/store.h"
 
 namespace duet::ddp::nccl {
 
@@ -33,7 +33,7 @@ class Rendezvous {
   /// have, or if nobody can tell any more.
   std::string ranks_before(std::uint64_t number);
 
-  /// Tells the others this rank's headers (ddp/header_log.h), and gives those that all ranks have told last.
+  /// Tells the others this rank's headers (ddp/group/call_log.h), and gives those that all ranks have told last.
   std::vector<std::string> exchange_headers(const std::string& own);
 
   /// Tells the others that this rank's group is dead. Never throws.

@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "ddp/collectives.h"
-#include "ddp/early_data.h"
-#include "ddp/shm/board.h"
 #include "ddp/shm/byte_ring.h"
+#include "ddp/shm/control_block.h"
+#include "ddp/transport/early_data.h"
+#include "ddp/transport/message_collectives.h"
 
 namespace duet::ddp {
 

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ddp/bytes.h"
-#include "ddp/reduce_kernels.h"
+#include "ddp/group/buffer_bytes.h"
+#include "ddp/group/reduce_kernels.h"
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
 #include "lib/error.h"
-#include "lib/fault_point.h"
 
 namespace duet::ddp {
 namespace {

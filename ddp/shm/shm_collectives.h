@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/collectives.h"
-#include "ddp/shm/board.h"
+#include "ddp/shm/control_block.h"
+#include "ddp/transport/message_collectives.h"
 
 namespace duet::ddp {
 

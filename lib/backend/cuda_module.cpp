@@ -1,6 +1,6 @@
 #include "lib/backend/cuda_module.h"
 
-#include "lib/module_loader.h"
+#include "lib/base/module_loader.h"
 
 namespace duet {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "lib/backend/backend.h"
 #include "lib/backend/step_recorder.h"
+#include "lib/base/thread_pool.h"
 #include "lib/tensor.h"
-#include "lib/thread_pool.h"
 
 namespace duet {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lib/thread_pool.h"
+#include "lib/base/thread_pool.h"
 
 namespace duet {
 

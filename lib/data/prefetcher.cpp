@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "lib/start_thread.h"
+#include "lib/base/start_thread.h"
 
 namespace duet::data {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
+#include "lib/base/with_prefix.h"
 #include "lib/error.h"
-#include "lib/with_prefix.h"
 
 namespace duet::nn {
 

@@ -21,9 +21,9 @@
 
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
+#include "lib/base/thread_pool.h"
 #include "lib/named_tensor.h"
 #include "lib/nn/sharded_update.h"
-#include "lib/thread_pool.h"
 
 namespace duet::nn {
 

@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
+#include "lib/base/thread_pool.h"
 #include "lib/tensor.h"
-#include "lib/thread_pool.h"
 
 namespace duet::nn {
 

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/flatten.h"
-#include "lib/ops/linear_log_softmax.h"
-#include "lib/ops/linear_relu_dropout.h"
+#include "lib/ops/fused/conv_pool_relu.h"
+#include "lib/ops/fused/linear_log_softmax.h"
+#include "lib/ops/fused/linear_relu_dropout.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/max_pool2d.h"
 #include "lib/ops/relu.h"

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "lib/sha256.h"
+#include "lib/base/sha256.h"
 #include "tests/backend/bits.h"
 
 using namespace duet;

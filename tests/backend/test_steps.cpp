@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/bare_step.h"
+#include "cli/bench/bare_step.h"
 #include "lib/backend/backend.h"
-#include "lib/data/drawn_digits.h"
+#include "lib/data/mnist/drawn_digits.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"

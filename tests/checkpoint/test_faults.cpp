@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/atomic_file.h"
-#include "lib/checkpoint.h"
+#include "lib/io/atomic_file.h"
+#include "lib/io/checkpoint.h"
 #include "tests/checkpoint/faulty_files.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"

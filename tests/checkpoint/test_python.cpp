@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "lib/checkpoint.h"
+#include "lib/io/checkpoint.h"
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "tests/support/catch2.h"

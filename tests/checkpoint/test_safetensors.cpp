@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/safetensors.h"
+#include "lib/io/safetensors.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 

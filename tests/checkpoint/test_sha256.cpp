@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/hex.h"
-#include "lib/sha256.h"
+#include "lib/base/hex.h"
+#include "lib/base/sha256.h"
 #include "tests/support/catch2.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // A comparison that never ran: two cores, single, seed, dp and ddp on 1, 2 and 4 devices, one of them failed.
 #pragma once
 
-#include "cli/results.h"
+#include "cli/report/results.h"
 
 namespace duet_test {
 

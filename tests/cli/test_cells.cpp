@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "cli/cells.h"
-#include "cli/recorder.h"
+#include "cli/compare/cells.h"
+#include "cli/train/step_clock.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/collective_rows.h"
-#include "ddp/solo_group.h"
+#include "cli/bench/collective_rows.h"
+#include "ddp/group/solo_group.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 

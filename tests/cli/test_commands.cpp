@@ -4,13 +4,13 @@
 #include <variant>
 #include <vector>
 
-#include "cli/devices.h"
-#include "cli/launch_options.h"
-#include "cli/machine.h"
-#include "cli/options.h"
+#include "cli/options/launch_options.h"
+#include "cli/options/options.h"
+#include "cli/system/devices.h"
+#include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
-#include "lib/thread_pool.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -1,8 +1,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/devices.h"
-#include "cli/machine.h"
+#include "cli/system/devices.h"
+#include "cli/system/machine.h"
 #include "lib/backend/cuda_module.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"

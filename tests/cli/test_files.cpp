@@ -11,11 +11,11 @@
 #include <string>
 #include <utility>
 
-#include "cli/cells.h"
-#include "cli/child.h"
-#include "cli/files.h"
-#include "lib/atomic_file.h"
+#include "cli/compare/cells.h"
+#include "cli/system/child_process.h"
+#include "cli/system/files.h"
 #include "lib/error.h"
+#include "lib/io/atomic_file.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

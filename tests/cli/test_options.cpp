@@ -3,8 +3,8 @@
 #include <variant>
 #include <vector>
 
-#include "cli/launch_options.h"
-#include "cli/options.h"
+#include "cli/options/launch_options.h"
+#include "cli/options/options.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 

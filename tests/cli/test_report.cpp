@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/charts.h"
-#include "cli/findings.h"
-#include "cli/page.h"
-#include "cli/svg.h"
-#include "cli/table.h"
+#include "cli/report/charts.h"
+#include "cli/report/findings.h"
+#include "cli/report/page.h"
+#include "cli/report/svg.h"
+#include "cli/report/table.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
 

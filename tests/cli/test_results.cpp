@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <string>
 
-#include "cli/results.h"
+#include "cli/report/results.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/files.h"
-#include "cli/step_rows.h"
-#include "cli/torch_peer.h"
-#include "lib/atomic_file.h"
+#include "cli/bench/step_rows.h"
+#include "cli/bench/torch_peer.h"
+#include "cli/system/files.h"
 #include "lib/error.h"
+#include "lib/io/atomic_file.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "cli/terminal.h"
-#include "cli/text.h"
+#include "cli/system/number_text.h"
+#include "cli/system/terminal.h"
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/charts.h"
-#include "cli/trace.h"
+#include "cli/report/charts.h"
+#include "cli/train/trace_file.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/signals.h"
-#include "cli/trainer.h"
-#include "ddp/solo_group.h"
+#include "cli/system/signals.h"
+#include "cli/train/trainer.h"
+#include "ddp/group/solo_group.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 

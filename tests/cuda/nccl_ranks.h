@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/nccl_group.h"
+#include "ddp/nccl/load.h"
 #include "tests/cuda/gpu.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

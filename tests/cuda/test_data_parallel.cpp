@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "dp/data_parallel.h"
+#include "lib/io/safetensors.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
-#include "lib/safetensors.h"
 #include "tests/cuda/gpu.h"
 #include "tests/cuda/small_cnn.h"
 #include "tests/support/batch.h"

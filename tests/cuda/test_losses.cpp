@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "lib/ops/fused/linear_log_softmax.h"
 #include "lib/ops/linear.h"
-#include "lib/ops/linear_log_softmax.h"
 #include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
 #include "tests/cuda/gpu.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ddp/init.h"
-#include "ddp/network_interface.h"
+#include "ddp/store/network_interface.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/support/fake_cuda/simulator.h"
 #include "tests/support/scratch.h"

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lib/data/mnist.h"
+#include "lib/data/mnist/mnist.h"
 
 namespace duet_test {
 

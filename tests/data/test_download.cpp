@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "lib/data/byte_reader.h"
-#include "lib/data/download.h"
-#include "lib/data/fetch.h"
-#include "lib/data/md5.h"
+#include "lib/data/mnist/byte_reader.h"
+#include "lib/data/mnist/download.h"
+#include "lib/data/mnist/fetch.h"
+#include "lib/data/mnist/md5.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"

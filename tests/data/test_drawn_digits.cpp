@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "lib/data/drawn_digits.h"
-#include "lib/data/md5.h"
+#include "lib/data/mnist/drawn_digits.h"
+#include "lib/data/mnist/md5.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "lib/data/idx.h"
+#include "lib/data/mnist/idx.h"
 #include "lib/random.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "lib/data/idx.h"
-#include "lib/data/md5.h"
-#include "lib/data/mnist.h"
+#include "lib/data/mnist/idx.h"
+#include "lib/data/mnist/md5.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"

@@ -7,9 +7,9 @@
 #include <system_error>
 #include <vector>
 
-#include "lib/data/idx.h"
-#include "lib/data/mnist.h"
-#include "lib/data/unpacked.h"
+#include "lib/data/mnist/idx.h"
+#include "lib/data/mnist/mnist.h"
+#include "lib/data/mnist/unpacked.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "tests/data/files.h"

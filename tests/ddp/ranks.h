@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo_group.h"
-#include "ddp/memory_store.h"
-#include "ddp/memory_transport.h"
-#include "ddp/shm_group.h"
-#include "ddp/tcp_transport.h"
-#include "ddp/transport_group.h"
+#include "ddp/gloo/load.h"
+#include "ddp/shm/shm_group.h"
+#include "ddp/store/memory_store.h"
+#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/memory_transport.h"
+#include "ddp/transport/transport_group.h"
 
 namespace duet_test {
 

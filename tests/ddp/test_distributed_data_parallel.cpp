@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/launch.h"
-#include "ddp/solo_group.h"
+#include "ddp/group/solo_group.h"
+#include "ddp/launch/launch.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"

@@ -6,11 +6,11 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/file_store.h"
-#include "ddp/gloo_group.h"
+#include "ddp/gloo/load.h"
 #include "ddp/init.h"
-#include "ddp/rank_environment.h"
-#include "ddp/tcp_store.h"
+#include "ddp/launch/rank_environment.h"
+#include "ddp/store/file_store.h"
+#include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/tutorial/average_gradients.h"
 #include "dp/data_parallel.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"

@@ -8,9 +8,9 @@
 #include <set>
 #include <string>
 
-#include "ddp/gloo_group.h"
-#include "ddp/keep_alive.h"
+#include "ddp/gloo/load.h"
 #include "ddp/rank_threads.h"
+#include "ddp/tcp/keep_alive.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"

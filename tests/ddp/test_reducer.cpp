@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/group/solo_group.h"
 #include "ddp/reducer.h"
-#include "ddp/solo_group.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/allocations.h"

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <string>
 
+#include "lib/base/sha256.h"
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "lib/rows.h"
-#include "lib/sha256.h"
 #include "tests/support/batch.h"
 
 namespace duet_test {

@@ -17,11 +17,11 @@
 #include <span>
 #include <thread>
 
-#include "ddp/error_file.h"
 #include "ddp/init.h"
-#include "ddp/launch.h"
+#include "ddp/launch/error_file.h"
+#include "ddp/launch/launch.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
-#include "lib/sha256.h"
 #include "tests/support/resident.h"
 
 using namespace duet;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/process_group.h"
+#include "ddp/group/process_group.h"
 
 namespace duet_test {
 

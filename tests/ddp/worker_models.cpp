@@ -6,9 +6,9 @@
 #include <map>
 #include <string>
 
-#include "ddp/average_gradients.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
+#include "ddp/tutorial/average_gradients.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"

@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/gloo_group.h"
+#include "ddp/gloo/load.h"
 #include "ddp/init.h"
-#include "ddp/secret.h"
-#include "ddp/tcp_store.h"
+#include "ddp/store/secret.h"
+#include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
-#include "tests/ddp/proxy.h"
 #include "tests/ddp/train.h"
+#include "tests/ddp/transport/proxy.h"
 #include "tests/ddp/worker.h"
 
 using namespace duet;

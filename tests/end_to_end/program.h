@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/files.h"
+#include "cli/system/files.h"
 
 namespace duet_test {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/results.h"
-#include "cli/table.h"
+#include "cli/report/results.h"
+#include "cli/report/table.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/thread_pool.h"
+#include "lib/base/thread_pool.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

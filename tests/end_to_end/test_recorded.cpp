@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/loop.h"
-#include "cli/setup.h"
-#include "ddp/process_group.h"
-#include "lib/data/mnist.h"
+#include "cli/train/setup.h"
+#include "cli/train/training_step.h"
+#include "ddp/group/process_group.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/ops/losses.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/machine.h"
+#include "cli/system/machine.h"
 #include "lib/allocator.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"

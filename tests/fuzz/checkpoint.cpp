@@ -1,5 +1,5 @@
 // Checkpoints of any content, damaged or not: what is accepted is what was written.
-#include "lib/checkpoint.h"
+#include "lib/io/checkpoint.h"
 
 #include <unistd.h>
 

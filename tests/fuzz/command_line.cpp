@@ -4,7 +4,7 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options.h"
+#include "cli/options/options.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet::cli;

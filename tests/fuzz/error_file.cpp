@@ -1,5 +1,5 @@
 // Error files, which ranks of any program may have written.
-#include "ddp/error_file.h"
+#include "ddp/launch/error_file.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,5 @@
 // The store in a file that other processes have written, in any state.
-#include "ddp/file_store.h"
+#include "ddp/store/file_store.h"
 
 #include <cstdint>
 #include <string>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/account.h"
-#include "ddp/record.h"
+#include "ddp/group/failure_report.h"
+#include "ddp/group/flight_recorder.h"
 #include "tests/fuzz/memory_file.h"
 
 using namespace duet::ddp;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ddp/tcp_store_wire.h"
+#include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/input.h"
 
 namespace duet_fuzz {

@@ -1,5 +1,5 @@
 // Images and labels, packed or not.
-#include "lib/data/idx.h"
+#include "lib/data/mnist/idx.h"
 
 #include <zlib.h>
 

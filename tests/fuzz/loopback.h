@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "ddp/descriptor.h"
+#include "lib/base/descriptor.h"
 #include "tests/fuzz/input.h"
 
 namespace duet_fuzz {

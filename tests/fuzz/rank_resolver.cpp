@@ -1,5 +1,5 @@
 // Environments: lines of NAME=VALUE.
-#include "ddp/rank_resolver.h"
+#include "ddp/launch/rank_resolver.h"
 
 #include <cstdint>
 #include <map>

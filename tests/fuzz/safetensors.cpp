@@ -1,5 +1,5 @@
 // Files of tensors, as any program may have written them.
-#include "lib/safetensors.h"
+#include "lib/io/safetensors.h"
 
 #include <cstddef>
 #include <cstdint>

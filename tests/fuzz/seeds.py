@@ -215,9 +215,9 @@ def tcp_mesh():
 WORDS = {
     "safetensors": '"dtype" "shape" "data_offsets" "__metadata__" F32 F64 I64 I32 U8 F16 BF16 "duet.sha256" [0,8] module.'.split(),
     "error_file": '"message" "extraInfo" "account" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
-    "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/rank_resolver.cpp")))),
+    "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/launch/rank_resolver.cpp")))),
     "command_line": sorted(set(re.findall(r'"(-[-a-z,]+)"', source(
-        "cli/options.cpp", "cli/launch_options.cpp", "cli/collective_options.cpp", "cli/command_line.cpp")))),
+        "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/collective_options.cpp", "cli/options/command_line.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, store_wire, store_server, store_client, file_store, error_file, flight_record,
            rank_resolver, command_line, shm_board, tcp_mesh, tcp_receiver)

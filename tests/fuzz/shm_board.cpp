@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/memory_store.h"
-#include "ddp/shm/board.h"
 #include "ddp/shm/byte_ring.h"
+#include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
-#include "ddp/shm/segment.h"
+#include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"
+#include "ddp/store/memory_store.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;

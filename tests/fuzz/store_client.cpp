@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/secret.h"
-#include "ddp/tcp_store.h"
+#include "ddp/store/secret.h"
+#include "ddp/store/tcp_store.h"
 #include "tests/fuzz/frames.h"
 #include "tests/fuzz/loopback.h"
 

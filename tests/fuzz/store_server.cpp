@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/tcp_store.h"
-#include "ddp/tcp_store_server.h"
+#include "ddp/store/tcp_store.h"
+#include "ddp/store/tcp_store_server.h"
 #include "tests/fuzz/frames.h"
 #include "tests/fuzz/loopback.h"
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/header_log.h"
-#include "ddp/tcp_store_wire.h"
+#include "ddp/group/call_log.h"
+#include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;

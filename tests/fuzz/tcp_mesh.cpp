@@ -1,5 +1,5 @@
 // A rank that connects with another one, among strangers that say anything before, during and after the handshake.
-#include "ddp/tcp_mesh.h"
+#include "ddp/tcp/tcp_mesh.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/descriptor.h"
-#include "ddp/memory_store.h"
-#include "ddp/tcp_store_wire.h"
+#include "ddp/store/memory_store.h"
+#include "ddp/store/tcp_store_wire.h"
+#include "lib/base/descriptor.h"
 #include "tests/fuzz/loopback.h"
 
 using namespace duet;

@@ -1,5 +1,5 @@
 // The stream of bytes from a peer over TCP that writes anything, and receives in any order.
-#include "ddp/tcp_receiver.h"
+#include "ddp/tcp/tcp_receiver.h"
 
 #include <algorithm>
 #include <cstddef>

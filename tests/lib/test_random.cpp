@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/random.h"
-#include "lib/sha256.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/pool.h"
-#include "lib/thread_pool.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"
 

@@ -3,7 +3,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/trace.h"
+#include "lib/base/trace.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -8,7 +8,7 @@
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
-#include "lib/checkpoint.h"
+#include "lib/io/checkpoint.h"
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "tests/support/catch2.h"

@@ -6,11 +6,11 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
+#include "lib/base/with_prefix.h"
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/add.h"
-#include "lib/with_prefix.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/sha256.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "lib/random.h"
-#include "lib/sha256.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

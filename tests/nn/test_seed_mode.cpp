@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/data/mnist.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/data/partitioner.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "lib/ops/dropout.h"
+#include "lib/ops/fused/linear_relu_dropout.h"
 #include "lib/ops/linear.h"
-#include "lib/ops/linear_relu_dropout.h"
 #include "lib/ops/relu.h"
 #include "tests/ops/check.h"
 

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "lib/ops/conv2d.h"
-#include "lib/ops/conv_pool_relu.h"
 #include "lib/ops/dropout.h"
+#include "lib/ops/fused/conv_pool_relu.h"
 #include "lib/ops/max_pool2d.h"
 #include "lib/ops/relu.h"
 #include "tests/ops/check.h"

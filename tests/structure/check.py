@@ -31,19 +31,27 @@ MAY_INCLUDE = {
     "examples": (),
     UMBRELLA: ("lib", "samplers", "dp", "ddp"),
 }
-# Inside lib: a layer may include itself and those before it. Files directly in lib are the base.
-LAYERS = ("base", "backend", "autograd", "ops", "nn", "optim")
-LAYERS_OF_DATA = ("base", "backend", "data")
+# The folders of a part of the tree, from the lowest up: a file may include its own folder and those before it. What is
+# not listed belongs to the folder above it.
+ORDER = {
+    "lib": ("lib", "lib/base", "lib/io", "lib/backend", "lib/autograd", "lib/ops", "lib/ops/fused", "lib/nn", "lib/optim"),
+    "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist"),
+    "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
+            "ddp/tutorial", "ddp"),
+    "cli": ("cli/system", "cli/options", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
+}
+MAX_FILES = 30
+MAX_FUNCTION = 60  # lines
 
 # Vendor header -> files that may include it.
 VENDORS = {
     r"(oneapi/)?dnnl": r"lib/backend/.*",
-    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl.*|tests/(cuda|fake_cuda|support/fake_cuda)/.*",
+    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl/.*|tests/(cuda|fake_cuda|support/fake_cuda)/.*",
     r"gloo/": r"ddp/gloo/.*",
-    r"boost/": r"ddp/.*\.cpp|ddp/asio\.h|cli/.*\.cpp",
+    r"boost/": r"ddp/.*\.cpp|ddp/store/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
-    r"nlohmann/": r"lib/safetensors\.cpp|ddp/error_file\.cpp|cli/.*\.cpp|tests/.*\.cpp",
+    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
@@ -66,9 +74,12 @@ def read(root, path):
         return file.read()
 
 
-def layer_of(path):
-    parts = path.split("/")
-    return "base" if len(parts) == 2 else parts[1]
+def part_of(path):
+    return max((part for part in ORDER if path.startswith(part + "/")), key=len, default=None)
+
+
+def room_of(path):
+    return max((room for room in ORDER[part_of(path)] if path.startswith(room + "/")), key=len)
 
 
 def includes(root):
@@ -87,17 +98,13 @@ def check_folders(root):
             yield f'{path} includes "{header}": {own} may not include {target}'
 
 
-def check_layers(root):
-    """base <- backend <- autograd <- ops <- nn <- optim inside lib"""
-    for path, bracket, header in includes(root):
-        if not path.startswith("lib/") or not header.startswith("lib/"):
+def check_order(root):
+    """a folder includes itself and those below it"""
+    for path, _, header in includes(root):
+        if part_of(path) is None or header.split("/")[0] != path.split("/")[0]:
             continue
-        own, target = layer_of(path), layer_of(header)
-        if own == "data":
-            good = target in LAYERS_OF_DATA
-        else:
-            good = own in LAYERS and target in LAYERS[: LAYERS.index(own) + 1]
-        if not good:
+        order, own, target = ORDER[part_of(path)], room_of(path), room_of(header)
+        if target not in order[: order.index(own) + 1]:
             yield f'{path} includes "{header}": {own} may not include {target}'
 
 
@@ -161,6 +168,31 @@ def check_sizes(root):
             yield f"{path} has {lines} lines"
 
 
+def check_folder_sizes(root):
+    """no folder of more than 30 files"""
+    folders = {}
+    for path in sources(root):
+        folders.setdefault(os.path.dirname(path), []).append(path)
+    for folder, files in folders.items():
+        if len(files) > MAX_FILES:
+            yield f"{folder} has {len(files)} files"
+
+
+def check_functions(root):
+    """no function past 60 lines, but in tests"""
+    head = re.compile(r"( {0,2})(?!namespace|class|struct|enum|union|extern)\S.*(?:\)|const|noexcept|override|final) \{$")
+    block = re.compile(r"\s*(if|for|while|switch|else|\}|catch|do)\b")
+    for path in sources(root):
+        lines = read(root, path).splitlines()
+        for number, line in enumerate(lines):
+            found = head.match(line)
+            if not found or block.match(line) or path.startswith("tests/"):
+                continue
+            end = next((i for i in range(number + 1, len(lines)) if lines[i].startswith(found[1] + "}")), number)
+            if end - number - 1 > MAX_FUNCTION:
+                yield f"{path}:{number + 1}: {end - number - 1} lines"
+
+
 def check_words(root):
     """no unfinished work, no detail namespaces, no standard distributions or hashes, no sig_atomic_t"""
     unwanted = re.compile(r"\b(TODO|FIXME|XXX)\b|namespace detail\b|std::shuffle\b|std::\w+_distribution\b|"
@@ -209,8 +241,8 @@ def check_format(root):
             yield os.path.relpath(line.split(": ")[0], root)
 
 
-CHECKS = (check_folders, check_layers, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
-          check_catch, check_sizes, check_words, check_types,
+CHECKS = (check_folders, check_order, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
+          check_catch, check_sizes, check_folder_sizes, check_functions, check_words, check_types,
           check_format)
 
 
@@ -232,7 +264,6 @@ def check_tree(root):
 
 PLANTED = {
     check_folders: ("dp/a.cpp", '#include "ddp/b.h"\n'),
-    check_layers: ("lib/ops/a.cpp", '#include "lib/nn/b.h"\n'),
     check_vendors: ("lib/nn/a.cpp", "#include <dnnl.hpp>\n"),
     check_public_headers: (UMBRELLA, "#include <nlohmann/json.hpp>\n"),
     check_examples: ("examples/a.cpp", "#include <duet/lib/backend/cpu/kernels/kernels.h>\n"),
@@ -240,6 +271,7 @@ PLANTED = {
     check_own_includes: ("lib/a.cpp", "std::int64_t a;\n"),
     check_catch: ("tests/lib/a.cpp", "int a = Approx(1);\n"),
     check_sizes: ("lib/a.cpp", "\n" * (MAX_LINES + 1)),
+    check_functions: ("lib/a.cpp", "int a() {\n" + "\n" * (MAX_FUNCTION + 1) + "}\n"),
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
     check_types: ("lib/a.cpp", "namespace duet {\nstruct A {\n};\n}  // namespace duet\n"
                   "namespace {\nstruct A {};\n}  // namespace\nnamespace duet {\nclass A final : B {\n"),
@@ -273,6 +305,12 @@ def plant(check, files):
 
 def self_test():
     cases = [(check, (file,), 1) for check, file in PLANTED.items()]
+    for part, order in ORDER.items():  # every folder but the last of each part includes the next one up
+        for low, high in zip(order, order[1:]):
+            path = f"{low}/a.cpp" if low.startswith(part) else f"{part}/a.cpp"
+            high = high if low.startswith(part) else "lib/nn"
+            cases.append((check_order, ((path, f'#include "{high}/b.h"\n'),), 1))
+    cases.append((check_folder_sizes, [(f"lib/{i}.h", "") for i in range(MAX_FILES + 1)], 1))
     cases += [(check, files, 0) for check, files in HARMLESS.items()]
     failed = 0
     for check, files, expected in cases:

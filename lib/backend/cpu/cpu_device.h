@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "lib/backend/cpu/conv_plan.h"
+#include "lib/base/thread_pool.h"
 #include "lib/tensor.h"
-#include "lib/thread_pool.h"
 
 namespace duet::cpu {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/reduce_kernels.h"
+#include "ddp/group/reduce_kernels.h"
 
 namespace duet_sim {
 namespace {

@@ -1,0 +1,42 @@
+// What duet bench measures of one collective, as its ranks measure it and its reports show it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "ddp/group/process_group.h"
+
+namespace duet::cli {
+
+/// One size. Bandwidths as nccl-tests define them (its doc/PERFORMANCE.md).
+struct CollectiveRow {
+  std::string backend, algorithm;
+  int ranks = 1;
+  std::int64_t bytes = 0, count = 0;  // of a rank's longer buffer
+  double time_us = 0;                 // of one call, mean over calls and ranks
+  // Of the shortest and the longest call, mean over ranks; not of GPUs, which work on calls one after the other by
+  // themselves.
+  std::optional<double> min_us{}, max_us{};
+  double algorithm_gb_s = 0, bus_gb_s = 0;
+  std::int64_t wrong = -1;  // elements on all ranks; -1: not checked
+};
+
+/// Bus bandwidth over algorithm bandwidth: the share of a rank's bytes that must cross its link.
+double bus_factor(const std::string& collective, int ranks);
+
+/// Measures all sizes as one rank of `group`, with buffers on `device`, and gives each row to `take`, on rank 0.
+void measure_collective(const CollectiveOptions& options, const std::string& algorithm, ddp::ProcessGroup& group,
+                        Device device, const std::function<void(const CollectiveRow&)>& take);
+
+std::string row_json(const CollectiveRow& row);
+/// Throws DataError.
+CollectiveRow parse_row(const std::string& json);
+std::string rows_json(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows);
+std::string rows_html(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows,
+                      const std::string& command_line);
+
+}  // namespace duet::cli

@@ -1,0 +1,48 @@
+// What duet bench step found: a line for every way of running a step, and how they compare inside each round.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/bench/operators.h"
+#include "cli/options/options.h"
+#include "cli/report/results.h"
+
+namespace duet::cli {
+
+/// One way of running the step, over all rounds. A round runs every way once, so that a machine that slows down slows
+/// all of them.
+struct StepRow {
+  std::string name;  // "dp", "torch ddp, tuned"
+  int devices = 1, threads_per_device = 1;
+  bool torch = false;
+  std::string error{};              // why it failed; then there are no times
+  std::vector<double> rounds_us{};  // the median step of each round
+  double fastest_us = 0, slowest_us = 0;
+  std::vector<double> startups_s{};  // from exec to the end of the first step, by rounds
+  std::optional<Run> run{};          // duet's own: medians over rounds
+
+  int workers() const { return devices * threads_per_device; }
+  /// Adds a round.
+  void add(const std::vector<double>& steps_us, double startup_s);
+};
+
+/// How many times as fast `row` is as `other`, by rounds.
+struct Ratio {
+  double middle = 0, low = 0, high = 0;
+};
+/// None where one of them failed.
+std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other);
+
+struct StepTimes {
+  std::vector<StepRow> rows;
+  std::string torch;  // version; empty without a peer
+  std::optional<OperatorTable> operators;
+};
+
+/// The tables of rows and of ratios.
+std::string to_text(const BenchOptions& options, const StepTimes& times);
+std::string to_json(const BenchOptions& options, const StepTimes& times);
+
+}  // namespace duet::cli

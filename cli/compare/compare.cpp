@@ -1,0 +1,190 @@
+// duet compare: the same network in all modes on several numbers of devices; table and report.
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/compare/cells.h"
+#include "cli/options/commands.h"
+#include "cli/report/findings.h"
+#include "cli/report/page.h"
+#include "cli/report/table.h"
+#include "cli/system/devices.h"
+#include "cli/system/files.h"
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "cli/system/output.h"
+#include "cli/system/signals.h"
+#include "cli/train/find_images.h"
+#include "lib/backend/backend.h"
+#include "lib/base/printable.h"
+#include "lib/error.h"
+#include "lib/io/atomic_file.h"
+
+namespace duet::cli {
+namespace {
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+std::string machine_line(const CompareOptions& options, const Machine& machine) {
+  int most = 1;
+  for (const int devices : options.devices) most = std::max(most, devices);
+  std::string gloo;
+  for (const Library& library : libraries())
+    if (library.name == "Gloo") gloo = library.present ? " · Gloo" : " · no Gloo";
+  std::string names;
+  if (options.device == DeviceKind::cuda) {
+    for (const Device device : devices_for(options.device, most)) names += " " + device.str();
+    const int gpus = physical_devices(options.device, most);
+    std::string text = concat("duet ", DUET_VERSION, " · ", most, most > gpus ? " logical" : "",
+                              most == 1 ? " device:" : " devices:", names, " on ", gpus, gpus == 1 ? " GPU" : " GPUs");
+    for (int i = 0; i < gpus; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
+    return concat(text, " · precision ", name(options.precision), " · ", backend(options.device).libraries(), gloo);
+  }
+  for (const Device device : first_devices(options.device, most)) names += " " + device.str();
+  return concat("duet ", DUET_VERSION, " · ", most, most == 1 ? " device:" : " devices:", names, " (", machine.isa,
+                ", ", options.threads_per_device, options.threads_per_device == 1 ? " thread each)" : " threads each)",
+                " on ", machine.cores, machine.cores == 1 ? " core" : " cores", " · ",
+                backend(DeviceKind::cpu).libraries(), gloo, machine.gpus.empty() ? " · no GPU" : "");
+}
+
+/// Where parameters differ from single's, runs both once more with a fingerprint of every step.
+void find_first_differences(Results& results, const std::vector<Cell>& cells, CellRunner& runner) {
+  const Run* single = find_run(results, "single", 1);
+  if (!single) return;
+  std::vector<std::string> expected;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    Run& run = results.runs[i];
+    const bool comparable = run.ok && run.on_cpu() && cells[i].mode != Mode::seed && &run != single;
+    if (!comparable || run.parameters_sha256 == single->parameters_sha256) continue;
+    if (expected.empty()) expected = runner.fingerprints({Mode::single, 1, single->threads_per_device});
+    run.first_differing_step = first_difference(expected, runner.fingerprints(cells[i]));
+  }
+}
+
+Settings settings_of(const CompareOptions& options, const Images& images) {
+  Settings settings;
+  settings.batch = options.batch;
+  settings.epochs = options.epochs;
+  settings.lr = options.lr;
+  settings.momentum = options.momentum;
+  settings.seed = options.seed;
+  settings.precision = name(options.precision);
+  settings.data = images.name;
+  settings.train_images = images.train->size();
+  return settings;
+}
+
+void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
+  write_output(options.out + "/results.json", to_json(results));
+  write_output(options.out + "/results.csv", to_csv(results));
+  const Provenance provenance{
+      .command_line = command_line, .versions = libraries_line(), .date = utc_now(), .repeats = options.repeats};
+  write_output(options.out + "/index.html", to_html(results, provenance));
+}
+
+void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  std::fprintf(out, "\n%s", table(results, style).c_str());
+  const std::vector<std::string> sentences = findings(results);
+  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("What the clock says", style).c_str());
+  for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
+}
+
+/// "2.76 s, loss 0.1422", or why it failed.
+std::string outcome(const Run& run) {
+  if (!run.ok) return "failed: " + run.error;
+  const std::string time = run.timed() ? seconds(median(run.epoch_s)) + " s, " : "";
+  return concat(time, "loss ", run.train_loss.empty() ? "-" : fixed(run.train_loss.back(), 4));
+}
+
+class Comparison {
+ public:
+  Comparison(const CompareOptions& options, const Machine& machine, const Settings& settings)
+      : options_(options),
+        style_(terminal_style(stderr, options.quiet)),
+        line_(stderr, style_),
+        cells_(cells_of(options, machine.cores)),
+        repeats_(cells_.size()),
+        runner_(options, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats),
+        results_{.duet = DUET_VERSION, .machine = machine, .settings = settings, .runs = {}, .model = {}} {}
+
+  /// Results of all cells, or, marked as partial, of those that had ended when a signal came.
+  Results run() {
+    try {
+      for (int repeat = 0; repeat < options_.repeats; ++repeat)
+        for (std::size_t i = 0; i < cells_.size(); ++i)
+          if (repeats_[i].empty() || repeats_[i].back().ok) run_cell(i);
+    } catch (const Interrupted&) {
+      results_.partial = true;
+    }
+    std::vector<Cell> ended;
+    for (std::size_t i = 0; i < cells_.size(); ++i) {
+      if (repeats_[i].empty()) continue;
+      ended.push_back(cells_[i]);
+      results_.runs.push_back(combined(repeats_[i]));
+    }
+    try {
+      if (!results_.partial) find_first_differences(results_, ended, runner_);
+    } catch (const Interrupted&) {
+      results_.partial = true;
+    }
+    compare_with_single(results_);
+    return std::move(results_);
+  }
+
+ private:
+  void run_cell(std::size_t i) {
+    repeats_[i].push_back(runner_.run(cells_[i]));
+    if (style_.rewrite || options_.quiet) return;
+    std::fprintf(stderr, "%s: %s\n", runner_.last_title().c_str(), outcome(repeats_[i].back()).c_str());
+  }
+
+  const CompareOptions& options_;
+  const TemporaryFolder folder_;
+  TerminalStyle style_;
+  ProgressLine line_;
+  std::vector<Cell> cells_;
+  std::vector<std::vector<Run>> repeats_;  // by cell
+  CellRunner runner_;
+  Results results_;
+};
+
+}  // namespace
+
+int compare(const CompareOptions& options, const std::string& command_line) {
+  std::FILE* const out = text_stream(options.json);
+  std::string why;
+  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_writable(options.out, 1 << 20);
+  require_json_output(options.json);  // which may lie in that folder
+  const Machine machine = this_machine();
+  Settings settings;
+  {
+    const Images images = find_images(options);
+    settings = settings_of(options, images);
+    std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), printable(images.description).c_str());
+    std::fflush(out);
+  }
+  note_signals();
+  const Results results = Comparison(options, machine, settings).run();
+  if (!results.runs.empty()) {
+    print_report(options, results, out);  // first, so that a disk that is full by now does not take it along
+    write_report(options, results, command_line);
+    std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
+                 options.out.c_str(), options.out.c_str());
+    write_json(options.json, to_json(results));
+  }
+  if (results.partial) return 128 + noted_signal();
+  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; }) ? 0 : 1;
+}
+
+}  // namespace duet::cli

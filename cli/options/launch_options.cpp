@@ -1,0 +1,215 @@
+#include "cli/options/launch_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <system_error>
+
+#include "cli/system/machine.h"
+#include "ddp/launch/launch.h"
+#include "lib/backend/backend.h"
+#include "lib/base/thread_pool.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kMaxRanks = 1024;
+constexpr int kMaxPort = 65535;
+constexpr int kDefaultPort = 29500;  // torchrun's, where hosts must agree on one
+constexpr double kMaxSeconds = 8e5;
+
+void check_streams(const char* option, const std::string& text, const LaunchOptions& options) {
+  if (text.empty()) return;
+  ddp::RankStreams streams;
+  try {
+    streams = ddp::parse_streams(text);
+  } catch (const UsageError& error) {
+    throw UsageError(concat(option, ": ", error.what()));
+  }
+  const int first = options.node_rank * options.processes;
+  for (const auto& [rank, bits] : streams.ranks)
+    require<UsageError>(rank >= first && rank < first + options.processes, option, " is ", text, ", but rank ", rank,
+                        " is not one of the ranks ", first, " to ", first + options.processes - 1, " here");
+  require<UsageError>(!streams.any() || !options.log_dir.empty(), option, " is ", text,
+                      ", but no --log-dir says where the files go");
+}
+
+/// Options that only one of may say where the ranks meet.
+void check_meeting(const LaunchOptions& options) {
+  const bool master = !options.master_addr.empty() || options.master_port != 0;
+  const std::string given = !options.rdzv_endpoint.empty() ? "--rdzv-endpoint is " + options.rdzv_endpoint
+                            : !options.master_addr.empty() ? "--master-addr is " + options.master_addr
+                                                           : concat("--master-port is ", options.master_port);
+  require<UsageError>(options.rdzv_endpoint.empty() || !master, given,
+                      ", but --master-addr and --master-port say the same; use one of them");
+  require<UsageError>(!options.standalone || (options.rdzv_endpoint.empty() && !master), given,
+                      ", but --standalone takes a free port of this host");
+  require<UsageError>(!options.standalone || options.nodes == 1, "--nnodes is ", options.nodes,
+                      ", but --standalone is for one");
+  require<UsageError>(options.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
+                      "--nnodes is ", options.nodes, ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
+  const bool c10d = options.rdzv_backend == "c10d";
+  require<UsageError>(c10d || options.rdzv_backend == "static", "--rdzv-backend: unknown '", options.rdzv_backend,
+                      "', expected static or c10d");
+  require<UsageError>(!c10d || options.nodes == 1 || options.node_rank_given, "--rdzv-backend is c10d with --nnodes ",
+                      options.nodes, ", but no --node-rank says which host this is: duet launch does not assign them");
+  require<UsageError>(options.master_port >= 0 && options.master_port <= kMaxPort, "--master-port is ",
+                      options.master_port, ", expected 0 to ", kMaxPort);
+  endpoint_of(options);
+}
+
+void check_seconds(const char* option, double seconds, double least = 0) {
+  require<UsageError>(seconds >= least && seconds <= kMaxSeconds, option, " is ", seconds, ", expected ", least, " to ",
+                      kMaxSeconds, " seconds");
+}
+
+/// Shows an option by its names without underscores.
+class OneSpelling final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    const std::string all = CLI::Formatter::make_option_name(option, is_positional);
+    std::string shown;
+    for (std::size_t begin = 0; begin < all.size();) {
+      const std::size_t end = std::min(all.find(',', begin), all.size());
+      const std::string name = all.substr(begin, end - begin);
+      if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name;
+      begin = end + 1;
+    }
+    return shown;
+  }
+};
+
+/// Names of an option, and those with underscores in place of their inner dashes.
+std::string both(const std::string& names) {
+  std::string underscores = names;
+  for (std::size_t i = 1; i + 1 < names.size(); ++i)
+    if (names[i] == '-' && names[i - 1] != '-' && names[i - 1] != ',' && names[i + 1] != '-') underscores[i] = '_';
+  return concat(names, ",", underscores.substr(underscores.rfind(',') + 1));
+}
+
+/// What -n says: a number, or what this host has.
+int count_of(const std::string& text) {
+  int count = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
+  if (error == std::errc() && stop == end) return count;
+  require<UsageError>(text == "auto" || text == "gpu" || text == "cpu", "-n: unknown '", text,
+                      "', expected a number, auto, gpu or cpu");
+  std::string why;
+  const bool gpus = text != "cpu" && kind_available(DeviceKind::cuda, why);
+  require<DeviceError>(gpus || text != "gpu", "-n gpu: there is no GPU: ", why);
+  return gpus ? backend(DeviceKind::cuda).device_count() : usable_cores();
+}
+
+/// How the ranks find each other.
+void add_meeting(CLI::App& app, LaunchOptions& options) {
+  app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
+                 "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; with several "
+                 "hosts it must be told, with port 29500 if there is none");
+  app.add_option(both("--rdzv-backend"), options.rdzv_backend,
+                 "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
+                 "that --node-rank says which host this is")
+      ->capture_default_str();
+  app.add_option(both("--rdzv-id"), options.rdzv_id,
+                 "name of the job, the same on all hosts: ranks get it as TORCHELASTIC_RUN_ID, ranks of another name "
+                 "do not join, and after a restart only checkpoints of this name are gone on from. Default: a new one");
+  app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
+  app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")->capture_default_str();
+  app.add_option("--interface", options.interface,
+                 "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
+                 "NCCL's is loopback on one host, else its own choice. Beyond loopback "
+                 "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
+  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
+}
+
+}  // namespace
+
+Endpoint endpoint_of(const LaunchOptions& options) {
+  Endpoint endpoint;
+  const int otherwise = options.nodes > 1 ? kDefaultPort : 0;
+  endpoint.port = options.master_port != 0 ? options.master_port : otherwise;
+  if (!options.master_addr.empty()) endpoint.address = options.master_addr;
+  if (options.rdzv_endpoint.empty()) return endpoint;
+  const std::string& text = options.rdzv_endpoint;
+  const std::size_t bracket = text.rfind(']');  // of an IPv6 address: [::1]:29500
+  const std::size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
+  endpoint.address = text.substr(0, colon);
+  if (bracket != std::string::npos && text[0] == '[') endpoint.address = text.substr(1, bracket - 1);
+  require<UsageError>(!endpoint.address.empty(), "--rdzv-endpoint is ", text, ", expected HOST or HOST:PORT");
+  if (colon == std::string::npos) return endpoint;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, endpoint.port);
+  require<UsageError>(error == std::errc() && stop == end && endpoint.port >= 0 && endpoint.port <= kMaxPort,
+                      "--rdzv-endpoint is ", text, ", expected a port from 0 to ", kMaxPort, " after the colon");
+  require<UsageError>(options.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
+                      ", but several hosts must be told one port");
+  return endpoint;
+}
+
+void add_launch(CLI::App& app, LaunchOptions& options) {
+  app.formatter(std::make_shared<OneSpelling>());
+  app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
+  app.add_option_function<std::string>(
+         both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.processes = count_of(text); },
+         "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
+         "there are any, else cpu")
+      ->default_str(std::to_string(options.processes));
+  app.add_option("--nnodes", options.nodes, "number of hosts, each with a duet launch of the same -n")
+      ->capture_default_str();
+  const CLI::Option* const node_rank =
+      app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0")->capture_default_str();
+  app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
+  add_meeting(app, options);
+  app.add_option(
+         both("--max-restarts"), options.max_restarts,
+         "how often a failed job is started anew (one host only); duet train then goes on from its --checkpoint")
+      ->capture_default_str();
+  app.add_option(both("--log-dir"), options.log_dir,
+                 "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
+  app.add_option(
+      "--redirects", options.redirects,
+      "what goes into these files only: 0 nothing, 1 stdout, 2 stderr, 3 both, or RANK:NUMBER,... Default: 0");
+  app.add_option("--tee", options.tee,
+                 "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
+  app.add_flag(both("--no-pin"), options.no_pin,
+               "leave every rank all cores; by default each gets an equal share, its own where there are enough");
+  app.add_option(both("--rdzv-timeout"), options.rdzv_timeout_s,
+                 "seconds that ranks wait for each other before they name those that have not come")
+      ->capture_default_str();
+  app.add_option("--timeout", options.timeout_s,
+                 "seconds that one collective may take before it fails and names the ranks that it waits for; never "
+                 "less than ten times the median of a rank's last 15 steps")
+      ->capture_default_str();
+  app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
+      ->capture_default_str();
+  app.add_option(both("--stop-limit"), options.stop_limit_s,
+                 "seconds that a rank may be stopped (SIGSTOP) before the job ends")
+      ->capture_default_str();
+  app.add_flag("--verbose", options.verbose, "also tell each rank's cores and folder");
+  app.add_option("command", options.command, "program and its arguments, after --");
+  app.positionals_at_end();
+}
+
+void check(const LaunchOptions& options) {
+  require<UsageError>(options.processes >= 1 && options.processes <= kMaxRanks, "-n is ", options.processes,
+                      ", expected 1 to ", kMaxRanks, " processes");
+  require<UsageError>(options.nodes >= 1 && options.nodes <= kMaxRanks, "--nnodes is ", options.nodes,
+                      ", expected 1 to ", kMaxRanks);
+  require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "--node-rank is ", options.node_rank,
+                      ", expected 0 to ", options.nodes - 1, " with --nnodes ", options.nodes);
+  check_meeting(options);
+  require<UsageError>(options.max_restarts >= 0, "--max-restarts is ", options.max_restarts, ", expected 0 or more");
+  require<UsageError>(options.max_restarts == 0 || options.nodes == 1, "--max-restarts is ", options.max_restarts,
+                      ", but with --nnodes ", options.nodes, " the launchers do not know of each other's failures");
+  check_streams("--tee", options.tee, options);
+  check_streams("--redirects", options.redirects, options);
+  check_seconds("--rdzv-timeout", options.rdzv_timeout_s, 0.001);
+  check_seconds("--timeout", options.timeout_s, 0.001);
+  check_seconds("--grace", options.grace_s);
+  check_seconds("--stop-limit", options.stop_limit_s);
+  require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,143 @@
+// What a person may say to the program `duet`: one struct per command, and the reader of the command line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lib/backend/backend.h"
+#include "lib/device.h"
+#include "lib/tensor.h"
+
+namespace duet::cli {
+
+enum class Mode { single, seed, dp, ddp };
+const char* name(Mode mode);
+/// Whether its devices are driven by ranks.
+bool has_ranks(Mode mode);
+/// Throws UsageError that lists the four modes.
+Mode parse_mode(const std::string& text);
+
+/// What every run of a training needs, whoever starts it.
+struct Training {
+  std::string model = "simple_cnn";  // or "linear"
+  DeviceKind device = DeviceKind::cpu;
+  int threads_per_device = 1;
+  Precision precision = Precision::fp32;
+  std::string backend = "auto";     // of the ranks' process group: see ddp/init.h
+  std::string workers = "process";  // what a rank is, or "thread"
+  std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"
+  std::int64_t graph_steps = 0;     // of one graph; 0: chosen by duet
+  std::string data;                 // folder; empty: search order of lib/data/mnist/mnist.h; "synthetic": drawn digits
+  bool download = false;
+  int epochs = 10;
+  std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
+  double lr = 0.01;
+  double momentum = 0.5;
+  std::uint64_t seed = 1234;
+  std::int64_t train_images = 0;  // 0: all
+  std::int64_t test_images = 0;   // 0: all
+  bool compat_torch = false;
+  bool check_finite = false;
+  bool quiet = false;
+  bool verbose = false;
+};
+
+struct TrainOptions : Training {
+  Mode mode = Mode::single;
+  int devices = 1;
+  double timeout_s = 0;               // of one collective of ranks; 0: the launcher's
+  std::string replicas = "resident";  // dp: or "per_forward"
+  std::string loss = "gathered";      // dp: or "in_replica"
+  std::string sum = "tree";           // dp on GPUs: or "nccl"
+  std::string update = "replicated";  // ddp on CPU devices that share memory: or "sharded"
+  std::string checkpoint;             // folder
+  std::string resume;                 // file or folder
+  std::string result;                 // file for the run's record
+  std::string fingerprints;           // file for one hash of all parameters per step
+  std::string step_times;             // file for the time of every step but the first, in microseconds
+  std::int64_t compare_every = 0;     // ddp: steps from one comparison of all ranks' parameters to the next
+  std::string trace;                  // file for the trace of all ranks
+  std::string progress;               // file that always holds one line: where the training stands
+};
+
+struct CompareOptions : Training {
+  std::vector<Mode> modes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
+  std::vector<int> devices = {1, 2, 4};
+  std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
+  int repeats = 1;
+  std::string out = "out";
+  std::string json;  // see cli/system/output.h
+};
+
+struct LaunchOptions {
+  int processes = 1;             // on this host
+  int nodes = 1, node_rank = 0;  // hosts, and which of them this is
+  bool node_rank_given = false;
+  std::string rdzv_id;                  // of the job; empty: one of its own
+  std::string rdzv_backend = "static";  // or "c10d"
+  std::string rdzv_endpoint;            // HOST or HOST:PORT
+  std::string master_addr;              // empty: 127.0.0.1
+  int master_port = 0;                  // 0: a free one
+  std::string interface;                // empty: as the way to rank 0 goes
+  bool standalone = false;
+  int max_restarts = 0;
+  std::string log_dir, redirects, tee;
+  bool no_pin = false;
+  double rdzv_timeout_s = 300, timeout_s = 300, grace_s = 1, stop_limit_s = 30;
+  bool verbose = false;
+  std::vector<std::string> command;
+};
+
+struct BenchOptions : Training {
+  bool overhead = false;  // else whole steps and operators
+  std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
+  std::vector<int> devices = {1, 2};
+  int repeats = 3;
+  int steps = 100;
+  std::string vs_torch;  // a Python with PyTorch; empty: no peer
+  std::string json;      // see cli/system/output.h
+};
+
+/// duet bench of one collective.
+struct CollectiveOptions {
+  std::string collective{};  // "all_reduce", ...
+  int devices = 2;
+  DeviceKind device = DeviceKind::cpu;  // where the buffers lie
+  std::string workers = "process";      // what a rank is, or "thread"
+  DType dtype = DType::f32;
+  std::vector<std::string> backends = {"auto"}, algorithms = {"library"};
+  std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
+  int factor = 2, iterations = 20, warm_up = 5, check = 1;
+  std::string json{};  // see cli/system/output.h
+  std::string html{};  // file
+};
+
+struct InfoOptions {
+  std::string json;  // see cli/system/output.h
+};
+
+/// The program printed what was asked (--help, --version) and has nothing more to do.
+struct Printed {
+  std::string text;
+};
+
+using Command =
+    std::variant<Printed, TrainOptions, CompareOptions, LaunchOptions, BenchOptions, CollectiveOptions, InfoOptions>;
+
+/// Reads and checks a command line (without the program's name). Throws UsageError with one line.
+Command parse(const std::vector<std::string>& arguments);
+
+/// Why the steps of such a run are not replayed as CUDA graphs, in plain words; empty where they are. `carrier`: the
+/// backend of the ranks' process group, once they have one.
+std::string why_no_graph(const TrainOptions& options, std::string carrier = "");
+
+/// What parse() checks after reading, for options made elsewhere. Throws UsageError.
+void check(const TrainOptions& options);
+void check(const CompareOptions& options);
+void check(const BenchOptions& options);
+void check(const CollectiveOptions& options);
+void check(const LaunchOptions& options);
+
+}  // namespace duet::cli

@@ -1,0 +1,121 @@
+// What a comparison found: the data behind the table, results.json, results.csv and index.html.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/system/machine.h"
+
+namespace duet::cli {
+
+/// Mean time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
+/// add up to the step.
+struct StepParts {
+  double input = 0, scatter = 0, replicate = 0, forward = 0, gather = 0, loss = 0, backward = 0, communication = 0,
+         update = 0;
+  double sum() const {
+    return input + scatter + replicate + forward + gather + loss + backward + communication + update;
+  }
+};
+struct PartName {
+  const char* name;
+  double StepParts::*member;
+};
+/// The nine parts in the order in which they occur.
+const std::vector<PartName>& step_part_names();
+
+/// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
+/// communication". An event that lies within another of its lane comes after it.
+struct StepEvent {
+  std::string lane, name;
+  double begin_us = 0, end_us = 0;
+};
+
+/// One row: a mode on a number of devices. Where a cell was repeated, `epoch_s` lists the epochs of all repeats and the
+/// other numbers are medians over repeats.
+struct Run {
+  std::string mode;
+  std::string device = "cpu";  // "cuda", "cuda (simulated)"
+  int devices = 1;
+  int physical_devices = 1;  // that they occupy; fewer where logical devices or ranks share GPUs
+  std::string precision = "fp32";
+  bool graph = false;  // steps were replayed as CUDA graphs
+  int threads_per_device = 1;
+  std::string workers = "process";  // what a rank is, or "thread"
+  std::string backend;              // what carried the ranks' collectives: "shm", "gloo", ...; empty: one rank
+  bool ok = true;
+  std::string error;            // why not, in plain words
+  double startup_s = 0;         // exec to the end of the first step, less a median step
+  std::vector<double> epoch_s;  // training only, first step of the run excluded;
+                                // none of an epoch of that step alone
+  double samples_per_s = 0;
+  std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
+  std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
+  double waiting_share = 0;          // of the step in which compute stands still for communication; not told of graphs
+  double communication_us = 0;       // of a step, hidden or not; not told of graphs
+  std::string parameters_sha256;
+  std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
+  StepParts step_us;
+  std::vector<StepEvent> median_step;  // of the first repeat
+  std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
+  std::vector<double> test_accuracy;   // 0..1, after each epoch
+  std::vector<double> peak_memory_mb;  // per process
+  // CUDA, per device; empty on CPU.
+  std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
+  std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
+
+  bool timed() const { return samples_per_s > 0; }  // else its only step was the first
+
+  bool on_cpu() const { return device == "cpu"; }
+  double threads() const { return static_cast<double>(devices) * threads_per_device; }
+};
+
+struct Settings {
+  std::int64_t batch = 128;
+  int epochs = 1;
+  double lr = 0.01;
+  double momentum = 0.5;
+  std::uint64_t seed = 1234;
+  std::string precision = "fp32";
+  std::string data;
+  std::int64_t train_images = 0;
+};
+
+/// Cost of one step, fitted over several batch sizes.
+struct Model {
+  double fixed_us = 0, per_sample_us = 0, communication_us = 0, break_even_batch = 0;
+};
+
+struct Results {
+  std::string duet;  // version
+  Machine machine;
+  Settings settings;
+  std::vector<Run> runs;
+  std::optional<Model> model;  // null until it is fitted
+  bool partial = false;        // interrupted: runs of cells that had not ended are missing
+};
+
+/// results.json, and one run of it. Reading throws DataError that names the field.
+std::string to_json(const Results& results);
+std::string to_json(const Run& run);
+Results results_from_json(const std::string& text);
+Run run_from_json(const std::string& text);
+
+/// results.csv: one line per run; lists joined by spaces.
+std::string to_csv(const Results& results);
+
+/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device.
+void compare_with_single(Results& results);
+
+/// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
+const Run* find_run(const Results& results, const std::string& mode, int devices);
+/// True for the extra row "single, all cores".
+bool all_cores_row(const Results& results, const Run& run);
+/// True where devices (times threads) outnumber the cores, or share GPUs: what is measured then is overhead.
+bool oversubscribed(const Results& results, const Run& run);
+/// "2 logical devices on 1 GPU", "4 ranks on 1 GPU"; empty unless GPUs are shared.
+std::string sharing(const Run& run);
+
+}  // namespace duet::cli

@@ -1,0 +1,128 @@
+#include "cli/report/table.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/system/number_text.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kNothing = "-";
+
+std::string spread(const std::vector<double>& values, std::string (*format)(double)) {
+  if (values.empty()) return kNothing;
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  std::string text = format(median(values)) + " s";
+  if (values.size() > 1 && format(*low) != format(*high)) text += " (" + format(*low) + ".." + format(*high) + ")";
+  return text;
+}
+
+std::string percent(double share, int digits) { return fixed(100 * share, digits) + " %"; }
+
+bool has_device_memory(const Results& results) {
+  return std::any_of(results.runs.begin(), results.runs.end(),
+                     [](const Run& run) { return !run.device_memory_mb.empty(); });
+}
+
+std::string largest(const std::vector<double>& values, double per_mb) {
+  if (values.empty()) return kNothing;
+  const double most = *std::max_element(values.begin(), values.end()) / per_mb;
+  return fixed(most, most < 100 ? 2 : 0) + " MB";
+}
+
+/// Equal bits are not promised on GPUs.
+bool close_losses(const Run& a, const Run& b) {
+  if (a.train_loss.empty() || b.train_loss.empty()) return false;
+  const double expected = a.train_loss.back();
+  return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
+}
+
+std::string pad(const std::string& text, std::size_t to, bool left) {
+  const std::string space(to - std::min(to, width(text)), ' ');
+  return left ? text + space : space + text;
+}
+
+/// Whether ranks of ddp were run over more than one backend.
+bool several_backends(const Results& results) {
+  const Run* first = nullptr;
+  for (const Run& run : results.runs) {
+    if (run.mode != "ddp" || run.backend.empty()) continue;
+    if (!first) first = &run;
+    if (run.backend != first->backend) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> table_columns(const Results& results) {
+  std::vector<std::string> columns = {"mode",       "devices", "start", "epoch",    "samples/s", "speed-up",
+                                      "efficiency", "waiting", "loss",  "accuracy", "memory"};
+  if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
+  columns.push_back("same result");
+  return columns;
+}
+
+std::string row_name(const Results& results, const Run& run) {
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
+         (run.workers == "thread" ? ", threads" : "") +
+         (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
+}
+
+std::string same_result(const Results& results, const Run& run) {
+  const Run* single = find_run(results, "single", 1);
+  if (!run.ok || !single || &run == single) return kNothing;
+  if (run.parameters_sha256 == single->parameters_sha256) return "yes";
+  if (run.mode == "seed") return "own data split";
+  if (!run.on_cpu()) return close_losses(*single, run) ? "loss within 0.1 %" : "no";
+  return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
+}
+
+std::vector<std::string> table_row(const Results& results, const Run& run) {
+  std::vector<std::string> row = {row_name(results, run), std::to_string(run.devices)};
+  if (!run.ok) return row;
+  const bool over = oversubscribed(results, run);
+  const double memory =
+      run.peak_memory_mb.empty() ? 0 : *std::max_element(run.peak_memory_mb.begin(), run.peak_memory_mb.end());
+  row.insert(row.end(), {seconds(run.startup_s) + " s", spread(run.epoch_s, seconds),
+                         run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
+                         run.speedup ? fixed(*run.speedup, 2) + "x" : kNothing,
+                         !sharing(run).empty() ? sharing(run)
+                         : over                ? "oversubscribed"
+                         : run.efficiency      ? percent(*run.efficiency, 0)
+                                               : kNothing,
+                         run.devices > 1 && run.timed() && !run.graph ? percent(run.waiting_share, 1) : kNothing,
+                         run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
+                         run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
+                         memory > 0 ? fixed(memory, 0) + " MB" : kNothing});
+  if (has_device_memory(results))
+    row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
+  row.push_back(same_result(results, run));
+  return row;
+}
+
+std::string table(const Results& results, TerminalStyle style) {
+  std::vector<std::vector<std::string>> rows = {table_columns(results)};
+  for (const Run& run : results.runs) rows.push_back(table_row(results, run));
+  std::vector<std::size_t> widths(rows[0].size(), 0);
+  for (const auto& row : rows)
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
+  std::string out;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    std::string line;
+    for (std::size_t c = 0; c < rows[r].size(); ++c) {
+      std::string cell = pad(rows[r][c], c + 1 == widths.size() ? 0 : widths[c], c == 0 || c + 1 == widths.size());
+      if (r == 0) cell = bold(cell, style);
+      if (c + 1 == widths.size() && rows[r][c] == "yes") cell = green(cell, style);
+      if (c + 1 == widths.size() && rows[r][c].starts_with("no")) cell = red(cell, style);
+      line += (c == 0 ? " " : "  ") + cell;
+    }
+    if (r > 0 && !results.runs[r - 1].ok) line += "  " + red("failed: " + results.runs[r - 1].error, style);
+    out += line + "\n";
+  }
+  if (results.partial) out += " " + red(kPartial, style) + "\n";
+  return out;
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,29 @@
+// Files that the program reads back and folders of its own.
+#pragma once
+
+#include <string>
+
+#include "lib/base/descriptor.h"
+
+namespace duet::cli {
+
+/// Throws DataError.
+std::string read_file(const std::string& path);
+
+/// A folder of one's own under $TMPDIR or /tmp, removed with all its files at the end. Where the process is killed
+/// before, the next one of the same user that makes such a folder removes it: a lock says whether its process lives.
+class TemporaryFolder {
+ public:
+  /// Throws DataError.
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  ddp::Descriptor lock_;
+};
+
+}  // namespace duet::cli

@@ -1,0 +1,58 @@
+#include "cli/system/number_text.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+namespace duet::cli {
+
+std::string fixed(double value, int digits) {
+  if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+  char text[400];
+  const auto result = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits);
+  return {text, result.ptr};
+}
+
+std::string shortest(double value) {
+  char text[64];
+  const auto result = std::to_chars(text, text + sizeof text, value);
+  return {text, result.ptr};
+}
+
+std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
+
+std::string and_list(const std::vector<std::string>& items) {
+  std::string out;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) out += i + 1 == items.size() ? " and " : ", ";
+    out += items[i];
+  }
+  return out;
+}
+
+std::string python_float(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  const double size = std::fabs(value);
+  const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
+  char text[64];
+  const auto format = exponent ? std::chars_format::scientific : std::chars_format::fixed;
+  const auto result = std::to_chars(text, text + sizeof text, value, format);
+  std::string out(text, result.ptr);
+  if (!exponent && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
+std::size_t width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace duet::cli

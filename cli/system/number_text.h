@@ -1,0 +1,31 @@
+// Numbers and lists as people read them, independent of the locale.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/base/grouped.h"
+
+namespace duet::cli {
+
+/// Said of a run whose only step is the first, which is not timed.
+inline constexpr const char* kNothingToTime = "one step an epoch: nothing to time";
+
+/// 1234.5678, 2 digits -> "1234.57".
+std::string fixed(double value, int digits);
+/// Shortest text that reads back as the same number.
+std::string shortest(double value);
+/// Seconds with three significant digits: "0.184", "5.87", "124".
+std::string seconds(double value);
+/// "1", "1 and 2", "1, 2 and 4".
+std::string and_list(const std::vector<std::string>& items);
+/// As Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
+std::string python_float(double value);
+/// Number of characters (code points) of UTF-8 text, for columns.
+std::size_t width(const std::string& text);
+
+/// Median (mean of the middle two); 0 for an empty list.
+double median(std::vector<double> values);
+
+}  // namespace duet::cli

@@ -1,0 +1,86 @@
+#include "cli/system/signals.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace duet::cli {
+namespace {
+
+constexpr std::chrono::duration<double> kInterval{0.1};
+
+std::atomic<int> noted{0};  // written by a signal handler, read by all threads
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void note(int signal) { noted = signal; }
+
+/// The access that failed is made again after it, and then ends the process.
+void explain(int) {
+  constexpr std::string_view kText =
+      "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+}
+
+}  // namespace
+
+void note_signals() {
+  struct sigaction action {};
+  action.sa_handler = note;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+int noted_signal() { return noted; }
+
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_handler = explain;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
+    : rank_(rank), size_(size), sum_(std::move(sum)) {}
+
+void CommonEnd::exchange(int own) {
+  std::array<double, 3> numbers = {own == SIGINT ? 1.0 : 0, own == SIGTERM ? 1.0 : 0, 0};
+  if (rank_ == 0) numbers[2] = static_cast<double>(next_interval());
+  sum_(numbers);
+  next_ = asked_ + static_cast<std::int64_t>(numbers[2]);
+  if (numbers[0] + numbers[1] == 0) return;
+  signal_ = numbers[1] > 0 ? SIGTERM : SIGINT;
+  find_signalled(own);
+}
+
+/// By a second sum, with a place for each rank, which only a run that ends has to pay for.
+void CommonEnd::find_signalled(int own) {
+  std::vector<double> noted(static_cast<std::size_t>(size_), 0);
+  noted[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;
+  sum_(noted);
+  signalled_.clear();
+  for (int rank = 0; rank < size_; ++rank)
+    if (noted[static_cast<std::size_t>(rank)] > 0) signalled_.push_back(rank);
+}
+
+/// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.
+std::int64_t CommonEnd::next_interval() {
+  if (size_ == 1) return 1;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> taken = now - std::exchange(last_, now);
+  const double fitting = kInterval / taken * static_cast<double>(interval_);
+  interval_ = static_cast<std::int64_t>(std::clamp(fitting, 1.0, 2.0 * static_cast<double>(interval_)));
+  return interval_;
+}
+
+}  // namespace duet::cli

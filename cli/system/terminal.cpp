@@ -1,0 +1,87 @@
+#include "cli/system/terminal.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <locale>
+#include <sstream>
+#include <string_view>
+
+#include "cli/system/number_text.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kBarWidth = 20;
+
+std::string painted(const std::string& text, const char* code, TerminalStyle style) {
+  return style.colour ? std::string("\x1b[") + code + "m" + text + "\x1b[0m" : text;
+}
+
+}  // namespace
+
+TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color, const char* term) {
+  const bool dumb = term == nullptr || std::string_view(term) == "dumb" || std::string_view(term).empty();
+  if (!is_terminal || quiet || dumb) return {};
+  return {.colour = no_color == nullptr || *no_color == '\0', .rewrite = true};
+}
+
+TerminalStyle terminal_style(std::FILE* stream, bool quiet) {
+  return terminal_style(isatty(fileno(stream)) == 1, quiet, std::getenv("NO_COLOR"), std::getenv("TERM"));
+}
+
+std::string bold(const std::string& text, TerminalStyle style) { return painted(text, "1", style); }
+std::string green(const std::string& text, TerminalStyle style) { return painted(text, "32", style); }
+std::string red(const std::string& text, TerminalStyle style) { return painted(text, "31", style); }
+
+std::string to_line(const Progress& p) {
+  return "progress " + std::to_string(p.epoch) + " " + std::to_string(p.epochs) + " " + std::to_string(p.step) + " " +
+         std::to_string(p.steps) + " " + fixed(p.loss, 6) + " " + fixed(p.samples_per_s, 1) + " " + fixed(p.left_s, 1) +
+         "\n";
+}
+
+bool from_line(const std::string& line, Progress& progress) {
+  std::istringstream in(line);
+  in.imbue(std::locale::classic());
+  std::string word, loss;
+  Progress p;
+  if (!(in >> word >> p.epoch >> p.epochs >> p.step >> p.steps >> loss >> p.samples_per_s >> p.left_s) ||
+      word != "progress")
+    return false;
+  p.loss = std::strtod(loss.c_str(), nullptr);  // streams do not read "nan"
+  progress = p;
+  return true;
+}
+
+std::string progress_text(const std::string& what, const Progress& p) {
+  const double share = p.steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.steps) : 0;
+  const int full = std::clamp(static_cast<int>(share * kBarWidth + 0.5), 0, kBarWidth);
+  std::string bar;
+  for (int i = 0; i < kBarWidth; ++i) bar += i < full ? "█" : " ";
+  std::string text = " " + what + " ▕" + bar + "▏ epoch " + std::to_string(p.epoch) + "/" + std::to_string(p.epochs) +
+                     "  " + std::to_string(p.step) + "/" + std::to_string(p.steps) + "  loss " + fixed(p.loss, 3);
+  if (p.samples_per_s > 0)
+    text += "  " + fixed(p.samples_per_s / 1000, 1) + "k samples/s  ETA " + fixed(std::ceil(p.left_s), 0) + " s";
+  return text;
+}
+
+void ProgressLine::show(const std::string& what, const Progress& progress) {
+  if (!style_.rewrite) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  shown_ = true;
+  std::fprintf(stream_, "\r\x1b[K%s", progress_text(what, progress).c_str());
+  std::fflush(stream_);
+}
+
+void ProgressLine::clear() {
+  if (!shown_) return;
+  shown_ = false;
+  std::fputs("\r\x1b[K", stream_);
+  std::fflush(stream_);
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,170 @@
+#include "cli/train/checkpointer.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "cli/system/number_text.h"
+#include "cli/train/network.h"
+#include "lib/base/printable.h"
+#include "lib/error.h"
+#include "lib/io/checkpoint.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kRunId = "TORCHELASTIC_RUN_ID";
+constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
+constexpr const char* kNoRunId = "none";  // torchrun's, where it was given none
+constexpr const char* kRun = "run";       // of a checkpoint: the run that wrote it
+constexpr const char* kTrainImages = "train_images";
+constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
+
+std::string variable(const char* name) {
+  const char* const text = std::getenv(name);
+  return text ? text : "";
+}
+
+/// What must stay the same for a resumed run to end with the bits of an uninterrupted one, but the images.
+Metadata settings_of(const TrainOptions& options) {
+  return {{"seed", std::to_string(options.seed)},
+          {"batch", std::to_string(options.batch)},
+          {"lr", shortest(options.lr)},
+          {"momentum", shortest(options.momentum)}};
+}
+
+void require_same(const LoadedCheckpoint& loaded, const std::string& key, const std::string& value) {
+  const auto found = loaded.checkpoint.settings.find(key);
+  if (found == loaded.checkpoint.settings.end()) return;
+  require<DataError>(found->second == value, loaded.path, " is of a run with ", key, " ", found->second,
+                     ", this run has ", value);
+}
+
+void require_same_run(const LoadedCheckpoint& loaded, const TrainOptions& options) {
+  require<DataError>(loaded.checkpoint.arch == arch_of(options.model), loaded.path, " is of the model \"",
+                     loaded.checkpoint.arch, "\", expected \"", arch_of(options.model), "\"");
+  for (const auto& [key, value] : settings_of(options)) require_same(loaded, key, value);
+}
+
+/// A job may have been struck between its last checkpoint and its end: only where a user asks for more is that wrong.
+void require_epochs_left(const LoadedCheckpoint& loaded, const TrainOptions& options) {
+  require<UsageError>(loaded.checkpoint.epoch < options.epochs, loaded.path, " has finished ", loaded.checkpoint.epoch,
+                      " epochs, --epochs is ", options.epochs, ": nothing left to do");
+}
+
+void require_generator(const TrainOptions& options) {
+  require<UsageError>(options.resume.empty() || !options.compat_torch, "--resume with --compat torch: ", kNoGenerator);
+}
+
+/// Where checkpoints are written: a run that goes on in a folder also leaves its own there.
+std::string checkpoint_folder(const TrainOptions& options) {
+  std::error_code ignored;
+  if (!options.checkpoint.empty()) return options.checkpoint;
+  return std::filesystem::is_directory(options.resume, ignored) ? options.resume : "";
+}
+
+/// What this job itself has written, where its launcher has restarted it. A launcher leaves its ranks their run's name
+/// then, so a checkpoint of another run is never taken.
+std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder,
+                                               const std::string& arch, const NamedTensors& model) {
+  const std::string run = variable(kRunId), restarts = variable(kRestarts);
+  if (folder.empty() || restarts.empty() || restarts == "0") return {};
+  if (run.empty() || run == kNoRunId || !holds_checkpoint(folder)) return {};
+  LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
+  const auto writer = loaded.checkpoint.settings.find(kRun);
+  if (writer == loaded.checkpoint.settings.end() || writer->second != run) return {};
+  require<UsageError>(!options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
+  return loaded;
+}
+
+}  // namespace
+
+void require_resumable(const TrainOptions& options) {
+  require_generator(options);
+  const std::string folder = checkpoint_folder(options);
+  if (options.resume.empty() && folder.empty()) return;
+  const Network network = make_network(options.model, options.seed);
+  const NamedTensors model = network.model->state_dict();
+  std::int64_t step = 0;
+  const std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder, network.arch, model);
+  if (own || !options.resume.empty()) {
+    const LoadedCheckpoint loaded = own ? *own : load_checkpoint(options.resume, network.arch, model);
+    require_same_run(loaded, options);
+    if (!own) require_epochs_left(loaded, options);
+    step = loaded.checkpoint.step;
+  }
+  if (!folder.empty()) prepare_checkpoint_folder(folder, step, model);
+}
+
+Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
+    : options_(options),
+      setup_(setup),
+      train_images_(train_images),
+      leader_(leader),
+      folder_(checkpoint_folder(options)) {
+  require_generator(options);
+}
+
+std::int64_t Keeper::total_steps(const Position& position) const {
+  return position.epoch * setup_.loader->steps() + position.step;
+}
+
+void Keeper::say_position(const std::string& path, bool restarted, const Position& position) const {
+  if (restarted) {
+    std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), printable(path).c_str());
+    return;
+  }
+  const std::string after =
+      position.step > 0 ? concat(" after step ", position.step, " of ", setup_.loader->steps()) : "";
+  std::printf("resumed from %s, epoch %lld%s\n", printable(path).c_str(), static_cast<long long>(position.epoch + 1),
+              after.c_str());
+}
+
+Position Keeper::resume() {
+  Position position;
+  const NamedTensors model = setup_.model().state_dict();
+  std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_, setup_.network.arch, model);
+  if (own || !options_.resume.empty()) {
+    LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume, setup_.network.arch, model);
+    if (leader_)
+      for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
+    require_same_run(loaded, options_);
+    require_same(loaded, kTrainImages, std::to_string(train_images_));
+    const std::int64_t steps = setup_.loader->steps();
+    position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
+    require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
+                       " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
+    if (!own) require_epochs_left(loaded, options_);
+    if (leader_) say_position(loaded.path, own.has_value(), position);
+    const NamedTensors momentum = loaded.checkpoint.optimizer;
+    best_ = loaded.checkpoint.best_acc1;
+    loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
+    restore(loaded, setup_.network.arch, model);
+    setup_.optimizer->load_state(momentum);
+    setup_.loader->start_at(position.epoch, position.step);
+  }
+  if (leader_ && !folder_.empty()) prepare_checkpoint_folder(folder_, total_steps(position), model);
+  return position;
+}
+
+void Keeper::save(const Position& position, double accuracy) {
+  if (!leader_ || folder_.empty()) return;
+  const bool best = position.step == 0 && 100 * accuracy > best_;
+  if (best) best_ = 100 * accuracy;
+  Metadata settings = settings_of(options_);
+  settings[kTrainImages] = std::to_string(train_images_);
+  if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
+  save_checkpoint(folder_,
+                  {.epoch = position.epoch,
+                   .step = total_steps(position),
+                   .arch = setup_.network.arch,
+                   .best_acc1 = best_,
+                   .model = setup_.model().state_dict(),
+                   .optimizer = setup_.optimizer->state(),
+                   .settings = std::move(settings)},
+                  best);
+}
+
+}  // namespace duet::cli

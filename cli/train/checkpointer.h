@@ -1,0 +1,49 @@
+// Checkpoints of a training: where it goes on from, and what it leaves behind.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cli/train/setup.h"
+#include "lib/io/checkpoint.h"
+
+namespace duet::cli {
+
+/// How far a training is.
+struct Position {
+  std::int64_t epoch = 0;  // epochs finished
+  std::int64_t step = 0;   // steps of the running epoch that are done
+};
+
+/// Throws what would end this run in Keeper::resume(), as far as it can be found without data and ranks: so it is found
+/// before they are there, and said once. Makes the folder of checkpoints.
+void require_resumable(const TrainOptions& options);
+
+/// Every rank makes one and resumes; rank 0 alone writes.
+class Keeper {
+ public:
+  /// Throws DataError for a folder that cannot be written.
+  Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
+
+  /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
+  /// Throws DataError for a checkpoint of another model or run, or none.
+  Position resume();
+  /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
+  /// is that of the last finished epoch.
+  void save(const Position& position, double accuracy);
+  /// Of the whole run.
+  std::int64_t total_steps(const Position& position) const;
+
+ private:
+  void say_position(const std::string& path, bool restarted, const Position& position) const;
+
+  const TrainOptions& options_;
+  Setup& setup_;
+  std::int64_t train_images_;
+  bool leader_;
+  std::string folder_;  // of the checkpoints that it writes; empty: none
+  double best_ = 0;     // per cent
+};
+
+}  // namespace duet::cli

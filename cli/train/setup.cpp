@@ -1,0 +1,143 @@
+#include "cli/train/setup.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/distributed_data_parallel.h"
+#include "ddp/tutorial/average_gradients.h"
+#include "dp/data_parallel.h"
+#include "lib/backend/backend.h"
+#include "lib/data/partitioner.h"
+#include "lib/ops/losses.h"
+#include "samplers/batch.h"
+#include "samplers/data_loader.h"
+#include "samplers/distributed.h"
+#include "samplers/random.h"
+
+namespace duet::cli {
+namespace {
+
+/// Where this process stands among its ranks.
+struct Place {
+  int rank = 0, size = 1;
+};
+
+/// PyTorch's DataLoader(shuffle=True), with its draws.
+std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_t batch, Mt19937& generator) {
+  return std::unique_ptr<data::Loader>(
+      new data::Loader(samplers::data_loader(set, {.batch_size = batch, .shuffle = true, .generator = &generator})));
+}
+
+/// The same global batches in every mode: rank r reads its run of consecutive rows of each.
+std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options, Place place,
+                                             bool deferred) {
+  auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
+  return std::make_unique<data::Loader>(
+      set,
+      std::make_unique<samplers::BlockedBatches>(
+          std::move(order),
+          samplers::BlockedOptions{.global_batch = options.batch, .world_size = place.size, .rank = place.rank}),
+      data::LoaderOptions{.deferred = deferred});
+}
+
+/// PyTorch's DistributedSampler under a DataLoader. A rank's batch is stamped as a whole one of its own, so that its
+/// loss is divided by its own rows, as PyTorch's, and GradientRule::torch divides by the number of ranks.
+std::unique_ptr<data::Loader> strided_loader(const data::Dataset& set, const TrainOptions& options, Place place,
+                                             Mt19937& generator) {
+  auto order = std::make_unique<samplers::DistributedSampler>(
+      set.size(), samplers::DistributedOptions{.world_size = place.size, .rank = place.rank, .seed = options.seed});
+  samplers::BatchOptions batches{.batch_size = options.batch / place.size};
+  return std::make_unique<data::Loader>(set, std::make_unique<samplers::Batches>(std::move(order), batches),
+                                        data::LoaderOptions{.generator = &generator});
+}
+
+/// The tutorial's split: every rank shuffles its own part, and all ranks have the same seed.
+void read_own_part(Setup& setup, const TrainOptions& options, const data::Dataset& train, Place place) {
+  data::PartitionOptions partition{.seed = options.seed};
+  if (place.rank != 0) partition.warn = [](const std::string&) {};
+  setup.part = std::make_unique<data::Subset>(
+      train, data::partition_indices(train.size(), data::equal_fractions(place.size), partition)
+                 .at(static_cast<std::size_t>(place.rank)));
+  require<DataError>(setup.part->size() > 0, train.size(), " training images leave rank ", place.rank, " of ",
+                     place.size, " without any");
+  const std::int64_t batch = options.batch / place.size;
+  if (setup.generator) {
+    setup.loader = torch_loader(*setup.part, batch, *setup.generator);
+    return;
+  }
+  auto order = std::make_unique<samplers::RandomSampler>(setup.part->size(), options.seed);
+  setup.loader = std::make_unique<data::Loader>(
+      *setup.part, std::make_unique<samplers::Batches>(std::move(order), samplers::BatchOptions{.batch_size = batch}));
+}
+
+void wrap_dp(Setup& setup, const TrainOptions& options) {
+  dp::DataParallelOptions wrap{.devices = setup.devices};
+  wrap.replicas = options.replicas == "resident" ? dp::Refresh::resident : dp::Refresh::per_forward;
+  wrap.sum = options.sum == "nccl" ? DeviceSum::nccl : DeviceSum::tree;
+  setup.loss_in_replica = options.loss == "in_replica";
+  if (setup.loss_in_replica)
+    wrap.loss = [](const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); };
+  auto wrapper = std::make_unique<dp::DataParallel>(setup.model(), wrap);
+  setup.times = [net = wrapper.get()] {
+    const dp::DataParallelTimes& times = net->times();
+    return WrapperTimes{.scatter = times.scatter_us,
+                        .replicate = times.replicate_us,
+                        .gather = times.gather_us,
+                        .communication = net->backward_times().sum_us};
+  };
+  setup.require_same_replicas = [net = wrapper.get()] { net->require_same_replicas(); };
+  setup.wrapper = std::move(wrapper);
+}
+
+void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& group) {
+  ddp::DistributedDataParallelOptions wrap;
+  if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
+  wrap.compare_parameters_every = options.compare_every;
+  if (options.update == "sharded") wrap.update = ddp::UpdateKind::sharded;
+  auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
+  if (!setup.graph) {  // within which nobody can tell
+    setup.times = [net = wrapper.get(), &group] {
+      const ddp::ShardedUpdateTimes update = net->update_times();
+      return WrapperTimes{.communication = net->reducer().times().waiting_us,
+                          .communication_in_update = update.communication_us,
+                          .communication_busy = group.busy_us() - update.update_us};
+    };
+  }
+  setup.wrapper = std::move(wrapper);
+}
+
+}  // namespace
+
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group,
+                 std::vector<Device> devices) {
+  const Place place{group.rank(), group.size()};
+  Setup setup;
+  setup.devices = std::move(devices);
+  if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
+  setup.network = make_network(options.model, options.seed, setup.generator.get());
+  setup.model().to(setup.devices.at(0));
+  if (why_no_graph(options, group.backend()).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
+  setup.own_batches = options.mode == Mode::seed || (options.mode == Mode::ddp && options.compat_torch);
+  if (options.mode == Mode::seed)
+    read_own_part(setup, options, train, place);
+  else if (!setup.generator)
+    setup.loader = blocked_loader(train, options, place, setup.graph != nullptr);
+  else if (options.mode == Mode::ddp)
+    setup.loader = strided_loader(train, options, place, *setup.generator);
+  else
+    setup.loader = torch_loader(train, options.batch, *setup.generator);
+  setup.optimizer = std::make_unique<optim::SGD>(
+      setup.model(),
+      optim::SGDOptions{.lr = static_cast<float>(options.lr), .momentum = static_cast<float>(options.momentum)});
+  if (options.mode == Mode::dp) wrap_dp(setup, options);
+  if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
+  if (options.mode == Mode::seed)
+    setup.average = [model = setup.network.model.get(), &group] { ddp::average_gradients(*model, group); };
+  return setup;
+}
+
+}  // namespace duet::cli

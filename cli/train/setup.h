@@ -1,0 +1,42 @@
+// What differs between the modes: the wrapper around the model, and the order of the images.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cli/train/find_images.h"
+#include "cli/train/network.h"
+#include "cli/train/step_clock.h"
+#include "ddp/group/process_group.h"
+#include "lib/backend/step_graph.h"
+#include "lib/data/loader.h"
+#include "lib/optim/sgd.h"
+
+namespace duet::cli {
+
+/// Everything that one process trains with. Members are destroyed in reverse: the wrapper before its model.
+struct Setup {
+  std::unique_ptr<Mt19937> generator;         // --compat torch: PyTorch's default generator
+  Network network;                            // the model alone
+  std::unique_ptr<nn::Module> wrapper;        // dp and ddp
+  std::unique_ptr<const data::Dataset> part;  // seed: this rank's images
+  std::unique_ptr<data::Loader> loader;
+  std::unique_ptr<optim::SGD> optimizer;
+  std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
+  std::function<void()> average;                // seed
+  std::function<WrapperTimes()> times;          // dp and ddp
+  std::function<void()> require_same_replicas;  // dp
+  bool loss_in_replica = false;
+  bool own_batches = false;     // this rank's batches are not stamped as shards of the ranks' global ones
+  std::vector<Device> devices;  // of this process; the first holds the model
+
+  nn::Module& model() { return *network.model; }
+  nn::Module& net() { return wrapper ? *wrapper : *network.model; }
+};
+
+/// `group`: the ranks, or a group of one; `devices`: those of this process. Throws what the wrappers throw.
+Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group,
+                 std::vector<Device> devices = {Device{}});
+
+}  // namespace duet::cli

@@ -1,0 +1,81 @@
+// The clock and the diary of a training: where each step's time went, and the loss along the way.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "cli/report/results.h"
+#include "lib/device.h"
+#include "lib/monotonic.h"
+
+namespace duet::cli {
+
+/// Times that a wrapper measured inside forward and backward, in microseconds, summed over all steps so far.
+struct WrapperTimes {
+  double scatter = 0, replicate = 0, gather = 0;  // inside forward
+  double communication = 0;                       // inside backward, while compute stood still
+  double communication_in_update = 0;             // the same of a sharded update
+  double communication_busy = 0;                  // communication in all, hidden beside backward or not
+};
+
+/// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.
+class Recorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kLossPoints = 20;  // per epoch
+
+  /// `started_ns`: when the program was started. `wrapper` may be empty. Laps and steps are traced as those of
+  /// `device`.
+  Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
+
+  /// An epoch of `steps` steps of which the first `done` are behind us.
+  void begin_epoch(std::int64_t steps, std::int64_t done);
+  /// The time since the last lap belongs to this part of the step, or of `steps` steps that are told of together.
+  void lap(double StepParts::*part, std::int64_t steps = 1);
+  /// The step is over. `loss` is the mean over this process's `rows` of `global` rows.
+  void end_step(double loss, std::int64_t rows, std::int64_t global) { end_steps(1, loss, rows, global); }
+  /// `steps` alike are over, of which only all together were timed: each counts as their mean. `losses` is the sum of
+  /// their losses. They belong to one point of the loss curve, as wants_loss() says.
+  void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
+  /// Whether losses should be known when `pending` steps are over that were not told yet.
+  bool wants_loss(std::int64_t pending) const;
+
+  std::int64_t epoch_step() const { return step_; }
+  std::int64_t epoch_steps() const { return steps_; }
+  /// Sums of loss times rows at the points of this epoch, and the global rows; for adding up over ranks.
+  std::vector<double>& loss_sums() { return loss_sums_; }
+  const std::vector<double>& loss_rows() const { return loss_rows_; }
+  /// Of this process, over this epoch so far.
+  double epoch_loss() const;
+  /// Of every step but the first of the run.
+  const std::vector<float>& steps_us() const { return step_us_; }
+  double epoch_seconds() const { return epoch_us_ / 1e6; }
+  /// Global images per second over this epoch so far, first step of the run excluded.
+  double samples_per_s() const { return epoch_us_ > 0 ? epoch_images_ / epoch_us_ * 1e6 : 0; }
+
+  /// Fills what this process knows: startup_s, waiting_share, communication_us and step_us.
+  void fill(Run& run) const;
+
+ private:
+  std::int64_t point_of(std::int64_t step) const;
+  void trace_steps(std::int64_t steps);
+
+  std::int64_t started_ns_;
+  std::function<WrapperTimes()> wrapper_;
+  Device device_;
+  Clock::time_point last_{}, step_begin_{};
+  bool first_ = true;       // the step that runs is the first of the run
+  double first_end_s_ = 0;  // from the start of the program to the end of the first step
+  WrapperTimes wrapper_first_;
+  StepParts total_;             // of all steps but the first
+  std::vector<float> step_us_;  // of each step but the first
+  double now_us_ = 0;           // of the step that runs
+  double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
+  std::int64_t step_ = 0, steps_ = 1;  // of the epoch
+  std::int64_t run_step_ = 0;
+  std::vector<double> loss_sums_, loss_rows_;
+};
+
+}  // namespace duet::cli

@@ -1,0 +1,273 @@
+// duet train: one run, in one mode.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/options/commands.h"
+#include "cli/system/devices.h"
+#include "cli/system/machine.h"
+#include "cli/system/output.h"
+#include "cli/system/signals.h"
+#include "cli/train/checkpointer.h"
+#include "cli/train/progress_reporter.h"
+#include "cli/train/trainer.h"
+#include "ddp/group/gather_text.h"
+#include "ddp/group/same_settings.h"
+#include "ddp/group/solo_group.h"
+#include "ddp/init.h"
+#include "ddp/launch/job_guard.h"
+#include "ddp/launch/launch.h"
+#include "ddp/nccl/load.h"
+#include "ddp/rank_threads.h"
+#include "lib/backend/backend.h"
+#include "lib/base/printable.h"
+#include "lib/base/thread_pool.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kStarted = "DUET_STARTED_NS";
+constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
+
+/// When the program was started: as its starter says, so that the time of exec counts, else now.
+std::int64_t started_ns() {
+  const char* given = std::getenv(kStarted);
+  if (!given) {
+    setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
+    given = std::getenv(kStarted);
+  }
+  return std::strtoll(given, nullptr, 10);
+}
+
+Team team_of(ddp::ProcessGroup& group) {
+  return {.rank = group.rank(),
+          .size = group.size(),
+          .sum =
+              [&group](std::span<double> numbers) {
+                if (group.size() > 1) group.all_reduce(numbers).wait();
+              },
+          .gather = [&group](const std::string& text) { return ddp::all_gather_texts(group, text); },
+          .backend = group.size() > 1 ? group.backend() : ""};
+}
+
+/// The devices that this process drives. Ranks share GPUs that are too few for them.
+std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
+  if (options.mode == Mode::dp) return devices_for(options.device, options.devices);
+  if (group.size() == 1) return devices_for(options.device, 1);
+  const ddp::RankInfo place = ddp::rank_info();
+  return {device_of_rank(options.device, place.local_rank, place.local_world_size)};
+}
+
+/// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
+void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
+  std::string names;
+  for (const Device device : devices) names += " " + device.str();
+  const bool logical = devices.size() > 1 && devices[1].logical >= 0;
+  if (logical)
+    names +=
+        concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
+  const std::string steps = no_graph.empty() ? "steps as CUDA graphs" : "no CUDA graphs: " + no_graph;
+  std::printf("devices:%s (%s), precision %s; %s\n", names.c_str(),
+              backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
+              name(options.precision),
+              (options.sum == "nccl" ? "gradients added up by NCCL; " + steps : steps).c_str());
+}
+
+/// 0: as the launcher says.
+ddp::Milliseconds timeout_of(const TrainOptions& options) {
+  return ddp::Milliseconds(std::llround(options.timeout_s * 1000));
+}
+
+/// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.
+ddp::InitOptions group_options(const TrainOptions& options) {
+  const ddp::RankInfo place = ddp::rank_info();
+  const int ranks = place.local_world_size;
+  const bool picks = options.backend == "auto" && can_use_nccl(options.device, ranks);
+  const ddp::Milliseconds timeout = timeout_of(options);
+  if (!picks && options.backend != "nccl") return {.backend = options.backend, .timeout = timeout};
+  return {.backend = "nccl", .timeout = timeout, .device = device_of_rank(options.device, place.local_rank, ranks)};
+}
+
+/// Before the first kernel.
+void set_up(const TrainOptions& options) {
+  Backend& kernels = backend(options.device);
+  kernels.set_threads_per_device(options.threads_per_device);
+  kernels.set_precision(options.precision);
+}
+
+/// Files may have other names on other hosts; but the ranks gather what some of them hold.
+const char* given(const std::string& path) { return path.empty() ? "not given" : "given"; }
+
+/// What makes another training where it differs.
+std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images& images) {
+  return {{"duet", DUET_VERSION},
+          {"--mode", name(options.mode)},
+          {"--model", options.model},
+          {"--device", duet::name(options.device)},
+          {"--precision", name(options.precision)},
+          {"--batch", concat(options.batch)},
+          {"--epochs", concat(options.epochs)},
+          {"--lr", concat(options.lr)},
+          {"--momentum", concat(options.momentum)},
+          {"--seed", concat(options.seed)},
+          {"--compat", options.compat_torch ? "torch" : "duet"},
+          {"--update", options.update},
+          {"--check-finite", options.check_finite ? "on" : "off"},
+          {"--compare-every", concat(options.compare_every)},
+          {"--checkpoint", given(options.checkpoint)},
+          {"--resume", given(options.resume)},
+          {"--result", given(options.result)},
+          {"--trace", given(options.trace)},
+          {"--fingerprints", given(options.fingerprints)},
+          {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(), " images")}};
+}
+
+/// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
+int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
+  set_up(options);
+  const std::vector<Device> devices = devices_of(options, group);
+  backend(options.device).bind_thread(devices[0]);
+  const std::string no_graph = why_no_graph(options, group.backend());
+  require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
+  const Images images = find_images(options, devices[0]);
+  note_signals();  // on all ranks before one of them trains
+  ddp::require_same_settings(group, settings_of(options, images));
+  if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
+    say_devices(options, devices, no_graph);
+  if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", printable(images.description).c_str());
+  Setup setup = make_setup(options, *images.train, group, devices);
+  return train_and_report(options, images, setup, team_of(group), started).signal;
+}
+
+/// Runs the ranks in processes of their own; in such a process, runs this rank.
+int train_in_ranks(TrainOptions options, std::int64_t started) {
+  const int launched = ddp::is_launched_rank() ? ddp::rank_info().world_size : options.devices;
+  require<UsageError>(options.devices == 1 || options.devices == launched, "--devices is ", options.devices,
+                      ", but the launcher started ", launched, " ranks");
+  options.devices = launched;
+  if (options.verbose && ddp::is_launched_rank())
+    std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());
+  check(options);
+  ProgressRelay progress(options);
+  ddp::LaunchOptions launching = progress.launch_options();
+  launching.interrupt_grace = kInterruptGrace;
+  int signal = 0;
+  const int code = ddp::spawn(
+      [&](int) {
+        const auto group = ddp::init_process_group(group_options(options));
+        const ddp::RankInfo place = ddp::rank_info();
+        const int threads = options.threads_per_device;
+        // Where the ranks of this machine outnumber its cores, they share them.
+        if (options.device == DeviceKind::cpu && place.local_world_size * threads <= usable_cores())
+          take_cores(place.local_rank * threads, threads);
+        signal = train_as_rank(options, *group, started);
+      },
+      options.devices, launching);
+  return code == 0 && signal != 0 ? 128 + signal : code;
+}
+
+/// Shares a process's trace out among its ranks.
+class SharedTrace {
+ public:
+  std::vector<TraceEvent> take(int rank) {
+    std::call_once(taken_, [this] { events_ = Trace::take(); });
+    std::vector<TraceEvent> own;
+    std::copy_if(events_.begin(), events_.end(), std::back_inserter(own),
+                 [rank](const TraceEvent& event) { return event.device.index == rank; });
+    return own;
+  }
+
+ private:
+  std::once_flag taken_;
+  std::vector<TraceEvent> events_;
+};
+
+/// Runs the ranks as threads of this process. Returns the signal that ended the run early, or 0.
+int train_in_threads(const TrainOptions& options, std::int64_t started) {
+  set_up(options);
+  note_signals();
+  start_trace(options);
+  const Images images = find_images(options);
+  if (options.progress.empty()) std::printf("data: %s\n", printable(images.description).c_str());
+  SharedTrace trace;
+  int signal = 0;
+  ddp::GroupOptions group_options;
+  if (options.timeout_s > 0) group_options.timeout = timeout_of(options);
+  ddp::run_rank_threads(options.devices,
+                        [&](ddp::ProcessGroup& group) {
+                          const int rank = group.rank();
+                          const Device device{.kind = options.device, .index = rank};
+                          backend(options.device).bind_thread(device);
+                          Setup setup = make_setup(options, *images.train, group, {device});
+                          Team team = team_of(group);
+                          team.threads = true;
+                          team.take_trace = [&trace, rank] { return trace.take(rank); };
+                          const Outcome outcome = train_and_report(options, images, setup, team, started);
+                          if (rank == 0) signal = outcome.signal;
+                        },
+                        {.backend = options.backend, .group = group_options});
+  return signal;
+}
+
+/// The files of a training, with their sizes as far as they can be told before the data are read.
+std::vector<Output> outputs_of(const TrainOptions& options) {
+  constexpr std::uint64_t kMnistImages = 60'000, kHashLine = 65, kTimeLine = 10, kRun = 65'536, kEpoch = 512;
+  constexpr std::uint64_t kTracedStep = 1'500, kMostTraced = 100'000'000;  // of a device
+  const std::uint64_t images =
+      options.train_images > 0 ? static_cast<std::uint64_t>(options.train_images) : kMnistImages;
+  const auto batch = static_cast<std::uint64_t>(options.batch), epochs = static_cast<std::uint64_t>(options.epochs);
+  const std::uint64_t steps = epochs * ((std::min(images, kMnistImages) + batch - 1) / batch);
+  const std::uint64_t traced = std::min(steps * kTracedStep, kMostTraced) * static_cast<std::uint64_t>(options.devices);
+  return {{.option = "--result", .path = options.result, .bytes = kRun + epochs * kEpoch},
+          {.option = "--fingerprints", .path = options.fingerprints, .bytes = steps * kHashLine},
+          {.option = "--step-times", .path = options.step_times, .bytes = steps * kTimeLine},
+          {.option = "--trace", .path = options.trace, .bytes = traced},
+          {.option = "--progress", .path = options.progress}};
+}
+
+/// Whether all ranks end as soon as one of them does: else they would wait in vain for a rank 0 that does not join.
+bool ends_together(const ddp::RankInfo& place) {
+  return std::getenv(ddp::kJobVariable) != nullptr && place.local_world_size == place.world_size;
+}
+
+/// Finds in one process what every rank would fail for.
+void require_files(const TrainOptions& options) {
+  const bool launched = ddp::is_launched_rank();
+  if (launched && ddp::rank_info().rank != 0) return;
+  require_outputs(outputs_of(options));
+  if (launched && !ends_together(ddp::rank_info())) return;
+  require_data(options);
+  require_resumable(options);
+}
+
+}  // namespace
+
+int train(const TrainOptions& options) {
+  const std::int64_t started = started_ns();
+  std::string why;
+  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_files(options);
+  explain_bus_errors();
+  if (options.workers == "thread") {
+    require<UsageError>(!ddp::is_launched_rank(),
+                        "--workers thread, but a launcher has started this process as a rank");
+    const int signal = train_in_threads(options, started);
+    return signal == 0 ? 0 : 128 + signal;
+  }
+  if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
+    return train_in_ranks(options, started);
+  ddp::SoloGroup alone;
+  const int signal = train_as_rank(options, alone, started);
+  return signal == 0 ? 0 : 128 + signal;
+}
+
+}  // namespace duet::cli

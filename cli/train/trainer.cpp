@@ -1,0 +1,303 @@
+#include "cli/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+
+#include "cli/system/devices.h"
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "cli/system/output.h"
+#include "cli/system/signals.h"
+#include "cli/train/checkpointer.h"
+#include "cli/train/progress_reporter.h"
+#include "cli/train/trace_file.h"
+#include "cli/train/training_step.h"
+#include "ddp/group/rank_names.h"
+#include "ddp/launch/error_file.h"
+#include "ddp/launch/launch.h"
+#include "lib/autograd/check_finite.h"
+#include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
+#include "lib/base/signal_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+// One launch and one copy of numbers for so many steps leave little to save.
+constexpr std::int64_t kMostGraphSteps = 8;
+constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
+
+bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
+
+class Trainer {
+ public:
+  Trainer(const TrainOptions& options, const Images& images, Setup& setup, const Team& team, std::int64_t started_ns)
+      : options_(options),
+        images_(images),
+        setup_(setup),
+        team_(team),
+        keeper_(options, setup, images.train->size(), team.rank == 0),
+        recorder_(started_ns, setup.times, setup.devices.at(0)),
+        progress_(options, team.rank == 0),
+        end_(team.rank, team.size, team.sum) {}
+
+  Outcome run() {
+    const std::int64_t begin_ns = monotonic_ns();
+    if (!team_.threads) start_trace(options_);
+    const CheckFinite check_finite(options_.check_finite);
+    Position position = keeper_.resume();
+    const Trainee trainee{.net = setup_.net(),
+                          .optimizer = *setup_.optimizer,
+                          .loss_in_replica = setup_.loss_in_replica,
+                          .average = setup_.average,
+                          .device = setup_.devices.at(0),
+                          .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
+                          .graph = setup_.graph.get(),
+                          .graph_steps = graph_steps(setup_.loader->steps())};
+    const std::int64_t steps = setup_.loader->steps();
+    while (position.epoch < options_.epochs) {
+      const int epoch = static_cast<int>(position.epoch);
+      recorder_.begin_epoch(steps, position.step);
+      const std::vector<double> before = moved_bytes();
+      train_epoch(trainee, *setup_.loader, recorder_, [&] { return after_step(epoch); });
+      add_moved_bytes(before, recorder_.epoch_step() - position.step);
+      position.step = recorder_.epoch_step();
+      if (position.step < steps) return interrupted(position);
+      position = {position.epoch + 1, 0};
+      end_epoch(epoch);
+      keeper_.save(position, run_.test_accuracy.back());
+      if (ends()) return interrupted(position);
+    }
+    progress_.clear();
+    if (options_.mode == Mode::seed && leader())
+      std::printf("Total execution time for %d %s: %s seconds\n", team_.size,
+                  options_.device == DeviceKind::cuda ? "GPUs" : "CPU devices",
+                  fixed(static_cast<double>(monotonic_ns() - begin_ns) / 1e9, 1).c_str());
+    return finish();
+  }
+
+ private:
+  bool leader() const { return team_.rank == 0; }
+  /// A wrapper that computes the loss in its replicas does not give outputs.
+  nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
+
+  /// Of one graph, in epochs of so many: what lies between two readings of the loss, in equal parts.
+  std::int64_t graph_steps(std::int64_t epoch_steps) const {
+    if (!options_.fingerprints.empty()) return 1;  // of every step
+    if (options_.graph_steps > 0) return options_.graph_steps;
+    const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / Recorder::kLossPoints);
+    return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
+  }
+
+  bool after_step(int epoch) {
+    if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
+    if (leader()) {
+      warn_unless_finite(epoch, recorder_.epoch_loss());
+      progress_.report(recorder_, epoch, options_.epochs);
+    }
+    return !ends();
+  }
+
+  /// Whether this run was interrupted: the same on all ranks.
+  bool ends() {
+    if (!end_.due()) return false;
+    const int own = noted_signal();
+    if (own != 0) leave_signal(own);  // before another rank can end because of it
+    end_.exchange(own);
+    if (team_.size > 1) recorder_.lap(&StepParts::communication);
+    return end_.signal() != 0;
+  }
+
+  void leave_signal(int signal) {
+    received_ = true;
+    ddp::leave_error(ddp::RankError{
+        .message = "received " + signal_text(signal), .by_signal = true, .monotonic_ns = monotonic_ns()});
+  }
+
+  /// Of a rank that ends because others received a signal.
+  void leave_consequence(const Position& position) const {
+    ddp::leave_error(
+        ddp::RankError{.message = concat("ended after step ", keeper_.total_steps(position), ": ",
+                                         ddp::rank_names(end_.signalled()), " received ", signal_text(end_.signal())),
+                       .consequence = true,
+                       .monotonic_ns = monotonic_ns()});
+  }
+
+  /// Once: what follows is not finite either.
+  void warn_unless_finite(int epoch, double loss) {
+    if (warned_ || std::isfinite(loss)) return;
+    warned_ = true;
+    progress_.clear();
+    std::fprintf(stderr,
+                 "duet: the loss is %s in epoch %d; --check-finite ends a training at the first such value and says "
+                 "where it arose\n",
+                 fixed(loss, 4).c_str(), epoch + 1);
+  }
+
+  /// All ranks and replicas must hold the same bits: a reduction that went wrong is found here, not in a worse
+  /// accuracy.
+  void require_same_parameters() {
+    if (setup_.require_same_replicas) setup_.require_same_replicas();
+    if (team_.size == 1) return;
+    const std::vector<std::string> hashes = team_.gather(parameters_sha256(setup_.model()));
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank)
+      require<CommError>(hashes[rank] == hashes[0], "after step ", recorder_.epoch_step(), " of the epoch rank ", rank,
+                         " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
+  }
+
+  void end_epoch(int epoch) {
+    require_same_parameters();
+    const double own_loss = recorder_.epoch_loss();
+    std::vector<double> sums = recorder_.loss_sums();
+    team_.sum(sums);
+    const double ranks = setup_.own_batches ? team_.size : 1;
+    double loss = 0, rows = 0;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const double point_rows = recorder_.loss_rows()[i] * ranks;
+      run_.train_loss.push_back(sums[i] / point_rows);
+      loss += sums[i];
+      rows += point_rows;
+    }
+    const bool timed = recorder_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
+    if (timed) {
+      run_.epoch_s.push_back(recorder_.epoch_seconds());
+      rates_.push_back(recorder_.samples_per_s() * ranks);
+    }
+    double correct = static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size));
+    team_.sum({&correct, 1});
+    run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
+    say(epoch, own_loss, loss / rows, timed);
+  }
+
+  void say(int epoch, double own_loss, double loss, bool timed) {
+    std::vector<double> losses(static_cast<std::size_t>(team_.size), 0);
+    losses[static_cast<std::size_t>(team_.rank)] = own_loss;
+    if (options_.mode == Mode::seed) team_.sum(losses);
+    if (!leader()) return;
+    progress_.clear();
+    warn_unless_finite(epoch, loss);
+    if (options_.mode == Mode::seed)
+      for (int rank = 0; rank < team_.size; ++rank)
+        std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
+                    python_float(losses[static_cast<std::size_t>(rank)]).c_str());
+    std::string time = options_.epochs == 1 && recorder_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
+    if (timed) time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
+    std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s\n", epoch + 1, options_.epochs, fixed(loss, 4).c_str(),
+                fixed(100 * run_.test_accuracy.back(), 2).c_str(), time.c_str());
+    std::fflush(stdout);
+  }
+
+  /// Copied to and from this process's devices so far.
+  std::vector<double> moved_bytes() const {
+    std::vector<double> bytes;
+    if (options_.device == DeviceKind::cpu) return bytes;
+    for (const Device device : setup_.devices)
+      bytes.push_back(static_cast<double>(backend(options_.device).use(device).moved));
+    return bytes;
+  }
+
+  void add_moved_bytes(const std::vector<double>& before, std::int64_t steps) {
+    const std::vector<double> after = moved_bytes();
+    moved_.resize(after.size(), 0);
+    for (std::size_t i = 0; i < after.size(); ++i) moved_[i] += after[i] - before[i];
+    steps_ += static_cast<double>(steps);
+  }
+
+  /// Memory and traffic of every device of all ranks.
+  void fill_devices() {
+    if (options_.device == DeviceKind::cpu) return;
+    const std::size_t own = setup_.devices.size(), first = static_cast<std::size_t>(team_.rank) * own;
+    run_.device_memory_mb.assign(static_cast<std::size_t>(team_.size) * own, 0);
+    run_.moved_bytes_per_step = run_.device_memory_mb;
+    for (std::size_t i = 0; i < own; ++i) {
+      const DeviceUse use = backend(options_.device).use(setup_.devices[i]);
+      run_.device_memory_mb[first + i] = static_cast<double>(use.peak) / 1e6;
+      run_.moved_bytes_per_step[first + i] = steps_ > 0 ? moved_.at(i) / steps_ : 0;
+    }
+    team_.sum(run_.device_memory_mb);
+    team_.sum(run_.moved_bytes_per_step);
+  }
+
+  /// A file that cannot be written does not keep the others from being written.
+  void write_files() {
+    std::vector<std::string> traced;
+    if (traces(options_)) traced = team_.gather(trace_text(team_.take_trace()));
+    if (!leader()) return;
+    if (!traced.empty()) run_.median_step = median_step(traced);
+    write_outputs(
+        {{{.option = "--result", .path = options_.result, .content = [&] { return to_json(run_); }},
+          {.option = "--fingerprints", .path = options_.fingerprints, .content = [&] { return fingerprints_; }},
+          {.option = "--step-times", .path = options_.step_times, .content = [&] { return step_times(); }},
+          {.option = "--trace", .path = options_.trace, .content = [&] { return chrome_trace(traced); }}}});
+  }
+
+  std::string step_times() const {
+    std::string lines;
+    for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
+    return lines;
+  }
+
+  Outcome interrupted(const Position& position) {
+    progress_.clear();
+    if (!received_) leave_consequence(position);
+    if (position.step > 0) keeper_.save(position, 0);
+    double written = 0;
+    team_.sum({&written, 1});  // the first rank to leave may end the others
+    return {run_, end_.signal()};
+  }
+
+  Outcome finish() {
+    fault_point("end");
+    run_.mode = name(options_.mode);
+    run_.device = kind_title(options_.device);
+    run_.devices = options_.devices;
+    run_.physical_devices = physical_devices(options_.device, options_.devices);
+    run_.precision = duet::name(options_.precision);
+    run_.graph = setup_.graph && setup_.graph->replays() > 0;
+    run_.threads_per_device = options_.threads_per_device;
+    run_.samples_per_s = median(rates_);
+    recorder_.fill(run_);
+    run_.parameters_sha256 = parameters_sha256(setup_.model());
+    run_.workers = team_.threads ? "thread" : "process";
+    run_.backend = team_.backend;
+    run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.threads ? 1 : team_.size), 0);
+    if (leader() || !team_.threads) run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
+    team_.sum(run_.peak_memory_mb);
+    fill_devices();
+    write_files();
+    return {run_, 0};
+  }
+
+  const TrainOptions& options_;
+  const Images& images_;
+  Setup& setup_;
+  const Team& team_;
+  Keeper keeper_;
+  Recorder recorder_;
+  ProgressReporter progress_;
+  CommonEnd end_;
+  Run run_;
+  std::vector<double> rates_;  // images per second of each epoch
+  std::vector<double> moved_;  // bytes, by device of this process, over steps_ training steps
+  double steps_ = 0;
+  bool warned_ = false;    // that the loss is not finite
+  bool received_ = false;  // a signal that it had noted by the last exchange
+  std::string fingerprints_;
+};
+
+}  // namespace
+
+void start_trace(const TrainOptions& options) {
+  if (traces(options)) Trace::start(kTraceEvents);
+}
+
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+                         std::int64_t started_ns) {
+  return Trainer(options, images, setup, team, started_ns).run();
+}
+
+}  // namespace duet::cli

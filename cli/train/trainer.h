@@ -1,0 +1,44 @@
+// A whole training run of one process, with what it says, measures and leaves behind.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/report/results.h"
+#include "cli/train/setup.h"
+#include "lib/base/trace.h"
+
+namespace duet::cli {
+
+/// The ranks of a run, as far as a training needs them.
+struct Team {
+  int rank = 0, size = 1;
+  /// Adds numbers up over all ranks, on all ranks.
+  std::function<void(std::span<double>)> sum = [](std::span<double>) {};
+  /// Every rank's text, in rank order, on all ranks.
+  std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
+    return std::vector<std::string>{text};
+  };
+  bool threads = false;   // of one process, else each is a process
+  std::string backend{};  // of their process group; empty: one rank
+  /// Stops the trace and gives this rank's part of it.
+  std::function<std::vector<TraceEvent>()> take_trace = Trace::take;
+};
+
+struct Outcome {
+  Run run;         // complete on rank 0
+  int signal = 0;  // the signal that ended the run early, or 0
+};
+
+/// Starts this process's trace where the options need one. Threads that are ranks have it started before them.
+void start_trace(const TrainOptions& options);
+
+/// Trains from where --resume left off, or from the start. Rank 0 prints, writes checkpoints, fingerprints and the
+/// result. `started_ns`: monotonic_ns() when the program was started.
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+                         std::int64_t started_ns);
+
+}  // namespace duet::cli

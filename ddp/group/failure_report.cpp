@@ -1,0 +1,134 @@
+#include "ddp/group/failure_report.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ddp/group/call_header.h"
+#include "ddp/group/rank_names.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// Where a rank was, and what it waited for, so that ranks of the same account are told together.
+struct Standing {
+  std::string text;
+  std::vector<int> ranks{}, awaited{};
+  std::int64_t waited_ns = 0;
+};
+
+std::string place_of(Phase phase, std::int64_t step) {
+  switch (phase) {
+    case Phase::none: return "had not begun to join the others";
+    case Phase::joining: return "was joining the others";
+    case Phase::ready: return "was before its first step";
+    case Phase::forward: return concat("was in forward of step ", step);
+    case Phase::backward: return concat("was in backward of step ", step);
+    case Phase::after: return concat("was after backward of step ", step);
+  }
+  return "?";
+}
+
+/// The first collective of the group of all ranks that has not ended well.
+std::optional<RecordedCall> pending_call(const RecordSnapshot& record) {
+  std::optional<RecordedCall> first;
+  for (const RecordedCall& call : record.calls) {
+    const bool pending = call.group == record.group && call.sequence >= 0 && call.progress != Progress::ended;
+    if (pending && (!first || call.sequence < first->sequence)) first = call;
+  }
+  return first;
+}
+
+bool has_called(const RecordSnapshot& record, std::int64_t sequence) {
+  return std::any_of(record.calls.begin(), record.calls.end(),
+                     [&](const RecordedCall& call) { return call.group == record.group && call.sequence >= sequence; });
+}
+
+/// The other ranks without which the collective cannot go on.
+std::vector<int> awaited_in(const RecordedCall& call, const std::vector<RankAccount>& ranks, int self,
+                            int failed_rank) {
+  std::vector<int> late;
+  for (const RankAccount& other : ranks)
+    if (other.rank != self && !has_called(other.record, call.sequence)) late.push_back(other.rank);
+  if (late.empty() && failed_rank >= 0 && failed_rank != self) late.push_back(failed_rank);
+  return late;
+}
+
+Standing standing_of(const RankAccount& one, const std::vector<RankAccount>& ranks, int failed_rank,
+                     std::int64_t now_ns) {
+  Standing standing{.text = place_of(one.record.phase, one.record.step), .ranks = {one.rank}};
+  if (const auto call = pending_call(one.record)) {
+    standing.awaited = awaited_in(*call, ranks, one.rank, failed_rank);
+    const std::int64_t end = call->ended_ns > 0 ? call->ended_ns : now_ns;
+    standing.waited_ns = std::max<std::int64_t>(0, end - call->called_ns);
+    standing.text +=
+        standing.awaited.empty() ? ", in " : concat(", waiting for ", rank_names(standing.awaited), " in ");
+    standing.text += describe(*call);
+  } else if (!one.record.calls.empty()) {
+    standing.text += concat("; its last call, ", describe(one.record.calls.back()), ", had ended");
+  }
+  return standing;
+}
+
+std::string sentence_of(const Standing& standing) {
+  std::string text = "  " + rank_names(standing.ranks) + " " + standing.text;
+  if (standing.ranks.size() > 1) {
+    for (const auto& [one, many] : {std::pair(" was ", " were "), std::pair(" before its first", " before their first"),
+                                    std::pair("; its last call", "; their last call")})
+      if (const auto at = text.find(one); at != std::string::npos) text.replace(at, std::string(one).size(), many);
+  }
+  if (standing.awaited.empty()) return text;
+  const std::int64_t tenths = standing.waited_ns / 100'000;
+  return text + concat(", for ", tenths / 10, ".", tenths % 10, " ms");
+}
+
+}  // namespace
+
+std::string describe(const RecordedCall& call) {
+  const std::string text =
+      describe(static_cast<Collective>(call.op), call.count, static_cast<DType>(call.dtype),
+               static_cast<ReduceOp>(call.reduce), call.root, call.sequence >= 0 ? concat(" #", call.sequence) : "");
+  return call.bucket >= 0 ? concat(text, ", bucket ", call.bucket) : text;
+}
+
+std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns) {
+  std::optional<Wait> first;
+  for (const RankAccount& one : ranks) {
+    const auto call = pending_call(one.record);
+    if (!call || call->progress == Progress::failed || (first && call->sequence > first->sequence)) continue;
+    if (!first || call->sequence < first->sequence)
+      first = Wait{
+          .sequence = call->sequence, .awaited = awaited_in(*call, ranks, one.rank, -1), .operation = describe(*call)};
+    first->waiting.push_back(one.rank);
+    first->waited_ns = std::max(first->waited_ns, now_ns - call->called_ns);
+    first->median_step_ns = std::max(first->median_step_ns, one.record.median_step_ns);
+  }
+  return first;
+}
+
+std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns) {
+  std::vector<Standing> standings;
+  bool any = false;
+  for (const RankAccount& one : ranks) {
+    any = any || one.record.phase != Phase::none;
+    Standing standing = standing_of(one, ranks, failed_rank, now_ns);
+    const auto same = std::find_if(standings.begin(), standings.end(), [&](const Standing& other) {
+      return other.text == standing.text && other.ranks[0] != failed_rank && one.rank != failed_rank;
+    });
+    if (same == standings.end()) {
+      standings.push_back(std::move(standing));
+      continue;
+    }
+    same->ranks.push_back(one.rank);
+    same->waited_ns = std::max(same->waited_ns, standing.waited_ns);
+  }
+  if (!any) return {};
+  std::stable_partition(standings.begin(), standings.end(),
+                        [&](const Standing& standing) { return standing.ranks[0] == failed_rank; });
+  std::string text;
+  for (const Standing& standing : standings) text += (text.empty() ? "" : "\n") + sentence_of(standing);
+  return text;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,38 @@
+// What the records of a job's ranks tell about its failure, for people.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/group/flight_recorder.h"
+
+namespace duet::ddp {
+
+struct RankAccount {
+  int rank = 0;
+  RecordSnapshot record{};
+};
+
+/// "all_reduce #35 of 105666 f32 (sum), bucket 1".
+std::string describe(const RecordedCall& call);
+
+/// Where each rank was, the first that failed (-1: it is not known) before the others, in which collective the others
+/// were, and for whom they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
+/// record. `now_ns` is when the calls that have not ended are looked at.
+std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns);
+
+/// One collective of the group of all ranks that has not ended.
+struct Wait {
+  std::int64_t sequence = -1;
+  std::vector<int> waiting{}, awaited{};  // awaited: of these ranks, those that have not called it
+  std::int64_t waited_ns = 0;
+  std::int64_t median_step_ns = 0;  // of the ranks that wait
+  std::string operation{};          // "all_reduce #35 of ..."
+};
+
+/// The first collective in which ranks wait at `now_ns`; none where all ranks compute.
+std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns);
+
+}  // namespace duet::ddp

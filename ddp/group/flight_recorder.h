@@ -1,0 +1,111 @@
+// What a rank did last, noted at all times: its step and phase, and its last collectives with their times. Under `duet
+// launch` it lies in memory that the launcher keeps, so it outlives a rank that is killed.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace duet::ddp {
+
+/// Names that memory to a rank: a file of Record::bytes() zero bytes.
+inline constexpr const char* kRecordVariable = "DUET_RECORD_FILE";
+
+/// Where a rank is between two collectives.
+enum class Phase : std::uint8_t { none, joining, ready, forward, backward, after };
+/// How far a call has come. Over NCCL it has ended when the device's stream waits for it.
+enum class Progress : std::uint8_t { called, running, ended, failed };
+
+/// One call of a process group. What the numbers mean, ddp/group/process_group.h says.
+struct RecordedCall {
+  std::uint32_t group = 0;     // a number of the group; equal on all its ranks
+  std::int64_t sequence = -1;  // among the group's collectives, as in error messages; -1: a message
+  std::uint8_t op = 0, dtype = 0, reduce = 0;
+  Phase phase = Phase::none;
+  std::int16_t bucket = -1;  // of a Reducer; -1: none
+  std::int16_t root = 0;
+  std::int64_t count = 0;
+  std::int64_t step = 0;
+  Progress progress = Progress::called;
+  std::int64_t called_ns = 0, began_ns = 0, ended_ns = 0;  // of the monotonic clock; 0: not yet
+};
+
+/// A record as it was at one moment.
+struct RecordSnapshot {
+  Phase phase = Phase::none;
+  std::int64_t step = 0;              // the first is 1
+  std::uint32_t group = 0;            // of all ranks
+  bool leaving = false;               // an exception drops a group: why is not told yet
+  std::int64_t median_step_ns = 0;    // of the last steps; 0: there were none
+  std::vector<RecordedCall> calls{};  // the oldest first
+};
+
+class Record;
+
+/// Tells the record how one call goes on. Copies mean the same call; an empty one means none.
+class RecordMark {
+ public:
+  RecordMark() = default;
+  void running() const;
+  void ended(bool failed) const;
+  /// How long the call may take: `timeout`, or kStepsPerTimeout times the median step of its rank where that is longer.
+  std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
+
+ private:
+  friend class Record;
+  RecordMark(std::shared_ptr<Record> record, std::uint64_t number) : record_(std::move(record)), number_(number) {}
+  std::shared_ptr<Record> record_;
+  std::uint64_t number_ = 0;
+};
+
+/// Thread-safe; a call costs three readings of the clock, three locks that are hardly ever held, and some stores.
+class Record : public std::enable_shared_from_this<Record> {
+ public:
+  static constexpr std::size_t kCalls = 128;  // older ones are forgotten
+  static constexpr std::size_t kSteps = 15;   // whose median counts
+  static constexpr int kStepsPerTimeout = 10;
+  static std::size_t bytes();
+  /// In the file of kRecordVariable where that can be had, else in memory of its own.
+  static std::shared_ptr<Record> make();
+  ~Record();
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  void enter(Phase phase, std::int64_t step = 0);
+  /// A new group of all ranks begins; returns its number.
+  std::uint32_t begin_group();
+  /// An exception drops a group, of all ranks or not.
+  void leave();
+  /// Notes a call; its phase, step, progress and times are filled in here.
+  RecordMark add(const RecordedCall& call);
+  /// The next call is this bucket's.
+  void next_bucket(int bucket);
+  RecordSnapshot snapshot() const;
+  /// Of a rank, alive or dead, that has its record in this file; Phase::none and no calls if it never had one.
+  static RecordSnapshot read(const std::string& path);
+
+ private:
+  friend class RecordMark;
+  struct Memory;
+  explicit Record(Memory* memory, bool mapped) : memory_(memory), mapped_(mapped) {}
+  void mark(std::uint64_t number, Progress progress);
+  void note_step();
+  Memory* memory_;
+  bool mapped_;
+  std::array<std::int64_t, kSteps> steps_{};  // how long the last ones took
+  std::size_t steps_noted_ = 0;
+  std::int64_t step_began_ns_ = 0;
+  std::mutex writing_;  // a writer that is overtaken by kCalls others would spoil a later call; readers need no lock
+};
+
+/// The record of this process as a rank; made when first asked for.
+const std::shared_ptr<Record>& process_record();
+
+}  // namespace duet::ddp

@@ -1,0 +1,248 @@
+#include "ddp/group/process_group.h"
+
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <functional>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+void check_buffer(const Call& call, const Buffer& buffer, const char* which) {
+  require<UsageError>(buffer.count >= 0 && (buffer.data != nullptr || buffer.count == 0), name(call.op), ": the ",
+                      which, " buffer has ", buffer.count, " elements at ", buffer.data);
+}
+
+/// `large` holds the pieces of all ranks, `small` one of them.
+void check_pieces(const Call& call, const Buffer& large, const Buffer& small, int size) {
+  require<UsageError>(large.dtype == small.dtype && large.count == small.count * size, name(call.op), " among ", size,
+                      " ranks: ", small.count, " ", small.dtype, " per rank do not fit ", large.count, " ",
+                      large.dtype);
+}
+
+/// A rank must not write where it has still to read.
+void check_apart(const Call& call, const Buffer& a, const Buffer& b) {
+  const auto* const left = static_cast<const std::byte*>(a.data);
+  const auto* const right = static_cast<const std::byte*>(b.data);
+  const std::less<> before;
+  require<UsageError>(!before(left, right + b.bytes()) || !before(right, left + a.bytes()), name(call.op),
+                      ": input and output overlap");
+}
+
+void check_reduce_scatter(const Call& call, int rank) {
+  const auto* const own =
+      static_cast<const std::byte*>(call.in.data) + call.out.bytes() * static_cast<std::size_t>(rank);
+  if (own != call.out.data) check_apart(call, call.in, call.out);
+}
+
+void check_all_to_all(const Call& call, int size) {
+  require<UsageError>(call.in.dtype == call.out.dtype && call.in.count == call.out.count && call.in.count % size == 0,
+                      "all_to_all among ", size, " ranks: ", call.in.count, " ", call.in.dtype, " and ", call.out.count,
+                      " ", call.out.dtype, " are not as many equal pieces");
+  check_apart(call, call.in, call.out);
+}
+
+}  // namespace
+
+const char* name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::product: return "product";
+    case ReduceOp::min: return "min";
+    case ReduceOp::max: return "max";
+    case ReduceOp::avg: return "avg";
+  }
+  return "?";
+}
+
+const char* name(Collective op) {
+  switch (op) {
+    case Collective::broadcast: return "broadcast";
+    case Collective::all_reduce: return "all_reduce";
+    case Collective::reduce: return "reduce";
+    case Collective::gather: return "gather";
+    case Collective::scatter: return "scatter";
+    case Collective::all_gather: return "all_gather";
+    case Collective::reduce_scatter: return "reduce_scatter";
+    case Collective::all_to_all: return "all_to_all";
+    case Collective::barrier: return "barrier";
+    case Collective::send: return "send";
+    case Collective::recv: return "recv";
+    case Collective::reduce_update: return "reduce_update";
+  }
+  return "?";
+}
+
+bool reduces(Collective op) {
+  return op == Collective::all_reduce || op == Collective::reduce || op == Collective::reduce_scatter ||
+         op == Collective::reduce_update;
+}
+
+bool has_root(Collective op) {
+  switch (op) {
+    case Collective::broadcast:
+    case Collective::reduce:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::send:
+    case Collective::recv: return true;
+    default: return false;
+  }
+}
+
+ProcessGroup::ProcessGroup(int rank, int size)
+    : rank_(rank), size_(size), exceptions_at_birth_(std::uncaught_exceptions()) {
+  require<UsageError>(size >= 1, "a process group has at least 1 rank, got ", size);
+  require<UsageError>(rank >= 0 && rank < size, "Invalid rank ", rank, ", rank should be in the interval [0, ",
+                      size - 1, "]");
+}
+
+void ProcessGroup::set_record(std::shared_ptr<Record> record, std::uint32_t number) {
+  record_ = std::move(record);
+  record_number_ = number;
+}
+
+bool ProcessGroup::is_dropped() const {
+  if (std::uncaught_exceptions() <= exceptions_at_birth_) return false;
+  if (record_) record_->leave();
+  return true;
+}
+
+std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }
+
+std::shared_ptr<Storage> ProcessGroup::common_storage(std::size_t) {
+  throw UsageError(concat("ranks over ", backend(), " share no memory"));
+}
+
+Work ProcessGroup::checked(const Call& call) {
+  require<UsageError>(call.root >= 0 && call.root < size_, name(call.op), ": rank ", call.root,
+                      " is not one of the group's ", size_);
+  check_buffer(call, call.in, "input");
+  check_buffer(call, call.out, "output");
+  require<UsageError>(call.reduce != ReduceOp::avg || is_floating(call.in.dtype), name(call.op),
+                      ": avg is for f32, f64, f16 and bf16, got ", call.in.dtype);
+  const bool on_root = call.root == rank_;
+  if (call.op == Collective::all_gather || (call.op == Collective::gather && on_root))
+    check_pieces(call, call.out, call.in, size_);
+  if (call.op == Collective::reduce_scatter || (call.op == Collective::scatter && on_root))
+    check_pieces(call, call.in, call.out, size_);
+  if (call.op == Collective::reduce_scatter) check_reduce_scatter(call, rank_);
+  if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
+  const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
+  Call marked = call;
+  if (record_) marked.mark = noted(call);
+  try {
+    Work work = direct(call.in) && direct(call.out) ? start(marked) : start_staged(marked);
+    work.set_mark(std::move(marked.mark));
+    return work;
+  } catch (...) {
+    marked.mark.ended(true);
+    throw;
+  }
+}
+
+RecordMark ProcessGroup::noted(const Call& call) {
+  const Buffer& common = common_buffer(call);
+  const bool message = call.op == Collective::send || call.op == Collective::recv;
+  return record_->add({.group = record_number_,
+                       .sequence = message ? -1 : noted_++,
+                       .op = static_cast<std::uint8_t>(call.op),
+                       .dtype = static_cast<std::uint8_t>(common.dtype),
+                       .reduce = static_cast<std::uint8_t>(call.reduce),
+                       .root = static_cast<std::int16_t>(call.root),
+                       .count = common.count});
+}
+
+namespace {
+
+Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
+
+/// Whether a collective leaves its result in `in`.
+bool in_place(const Call& call, bool on_root) {
+  switch (call.op) {
+    case Collective::all_reduce:
+    case Collective::recv: return true;
+    case Collective::broadcast: return !on_root;
+    case Collective::reduce: return on_root;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+Work ProcessGroup::start_staged(const Call& call) {
+  struct Staged {
+    Tensor in, out;
+    Work work;
+  };
+  const auto staged = std::make_shared<Staged>();
+  Call there = call;
+  const auto stage = [this](const Buffer& given, Tensor& copied, Buffer& used) {
+    if (given.count > 0 && !takes(given.device.kind)) used = copied = tensor_of(given).to(staging_device());
+  };
+  stage(call.in, staged->in, there.in);
+  stage(call.out, staged->out, there.out);
+  staged->work = start_for_host(there);
+  auto state = std::make_shared<WorkState>();
+  state->begin(name(call.op), [staged, call, changes_in = in_place(call, call.root == rank_)](Clock::time_point limit) {
+    if (limit == Clock::time_point::max())
+      staged->work.wait();
+    else
+      staged->work.wait(std::chrono::ceil<Milliseconds>(limit - Clock::now()));
+    if (changes_in && staged->in.defined()) copy(staged->in, tensor_of(call.in));
+    if (staged->out.defined()) copy(staged->out, tensor_of(call.out));
+    return true;
+  });
+  return Work(std::move(state));
+}
+
+Work ProcessGroup::broadcast(const Buffer& buffer, int root) {
+  return checked({.op = Collective::broadcast, .in = buffer, .root = root});
+}
+Work ProcessGroup::all_reduce(const Buffer& buffer, ReduceOp op) {
+  return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
+}
+Work ProcessGroup::reduce(const Buffer& buffer, int root, ReduceOp op) {
+  return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});
+}
+Work ProcessGroup::gather(const Buffer& in, const Buffer& out, int root) {
+  return checked({.op = Collective::gather, .in = in, .out = out, .root = root});
+}
+Work ProcessGroup::scatter(const Buffer& in, const Buffer& out, int root) {
+  return checked({.op = Collective::scatter, .in = in, .out = out, .root = root});
+}
+Work ProcessGroup::all_gather(const Buffer& in, const Buffer& out) {
+  return checked({.op = Collective::all_gather, .in = in, .out = out});
+}
+Work ProcessGroup::reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op) {
+  return checked({.op = Collective::reduce_scatter, .in = in, .out = out, .reduce = op});
+}
+Work ProcessGroup::all_to_all(const Buffer& in, const Buffer& out) {
+  return checked({.op = Collective::all_to_all, .in = in, .out = out});
+}
+void ProcessGroup::reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule,
+                                 ShardUpdate update) {
+  require<UsageError>(shares_memory(), "reduce_update: ranks over ", backend(), " share no memory");
+  require<UsageError>(gradients.dtype == DType::f32 && values.dtype == DType::f32 && gradients.count == values.count,
+                      "reduce_update: ", gradients.count, " gradients of ", gradients.dtype, " for ", values.count,
+                      " values of ", values.dtype, ", expected as many f32");
+  checked({.op = Collective::reduce_update,
+           .in = gradients,
+           .out = values,
+           .tag = static_cast<std::int32_t>(rule),
+           .update = &update})
+      .wait();
+}
+Work ProcessGroup::barrier() { return checked({.op = Collective::barrier}); }
+Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {
+  require<UsageError>(to != rank_, "send: rank ", to, " is this rank itself");
+  return checked({.op = Collective::send, .in = buffer, .root = to, .tag = tag});
+}
+Work ProcessGroup::recv(const Buffer& buffer, int from, int tag) {
+  require<UsageError>(from != rank_, "recv: rank ", from, " is this rank itself");
+  return checked({.op = Collective::recv, .in = buffer, .root = from, .tag = tag});
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,205 @@
+// The ranks of one job and what they do together.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/subset.h"
+#include "ddp/group/work.h"
+#include "ddp/store/store.h"
+#include "lib/base/thread_pool.h"
+#include "lib/tensor.h"
+
+namespace duet::ddp {
+
+inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
+
+/// `avg` is the sum divided by the number of ranks, not for integers.
+enum class ReduceOp : std::uint8_t { sum, product, min, max, avg };
+const char* name(ReduceOp op);
+
+/// `count` elements in a row, owned by the caller.
+struct Buffer {
+  void* data = nullptr;
+  std::int64_t count = 0;
+  DType dtype = DType::f32;
+  Device device{};
+
+  Buffer() = default;
+  Buffer(void* memory, std::int64_t elements, DType type, Device place = {})
+      : data(memory), count(elements), dtype(type), device(place) {}
+  /// All elements of a tensor, which must outlive the operation.
+  Buffer(const Tensor& tensor)  // NOLINT(google-explicit-constructor): tensors are what is sent
+      : Buffer(tensor.raw(), tensor.count(), tensor.dtype(), tensor.device()) {}
+  template <class T>
+  Buffer(std::span<T> values)  // NOLINT(google-explicit-constructor)
+      : Buffer(values.data(), static_cast<std::int64_t>(values.size()), dtype_of<T>()) {}
+
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * size_of(dtype); }
+};
+
+enum class Collective : std::uint8_t {
+  broadcast,
+  all_reduce,
+  reduce,
+  gather,
+  scatter,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  send,
+  recv,
+  reduce_update
+};
+const char* name(Collective op);
+/// Whether it has a ReduceOp.
+bool reduces(Collective op);
+/// Whether one rank has another part in it than the others.
+bool has_root(Collective op);
+
+/// What a rank does with its shard of a sum: `sums` are its elements from `begin` on, in memory that is used again.
+using ShardUpdate = FunctionRef<void(std::int64_t begin, const Tensor& sums)>;
+
+/// One call, as an implementation gets it: already checked.
+struct Call {
+  Collective op = Collective::barrier;
+  Buffer in{}, out{};  // broadcast, all_reduce, reduce, send and recv use `in` only, in place
+  ReduceOp reduce = ReduceOp::sum;
+  int root = 0;                         // the peer of send and recv
+  int tag = 0;                          // of send and recv; the rule of reduce_update
+  const ShardUpdate* update = nullptr;  // of reduce_update
+  RecordMark mark{};
+};
+
+/// The buffer that is equally long on all ranks and has elements on all.
+inline const Buffer& common_buffer(const Call& call) {
+  return call.op == Collective::scatter || call.op == Collective::reduce_scatter ? call.out : call.in;
+}
+
+/// What one rank puts into a collective or takes out of it, whichever is more.
+inline std::int64_t bytes_of(const Call& call) {
+  return static_cast<std::int64_t>(std::max(call.in.bytes(), call.out.bytes()));
+}
+
+/// Collectives are started in the same order, with the same arguments, on all ranks; each runs in the background, one
+/// after the other, and has ended when wait() on its Work has returned. Sums are made in the same order on every rank
+/// and are bitwise equal everywhere: for 2, 4, 8... ranks the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+....
+/// Those of f16 and bf16, averages and products too, are made in f32 and rounded once, to nearest, ties to even. NCCL
+/// has an order and roundings of its own, see nccl_group.h.
+/// Buffers on a GPU go through the host's memory where the group does not take them as they are, and those in the
+/// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
+/// has put the result there.
+/// A group is used by one thread at a time. Wrong arguments throw UsageError at once; Work::wait() throws CommError
+/// that names operation and rank: ranks that disagree about the call, a lost peer, a timeout. After that the group is
+/// dead and every later call fails with the first reason. The destructor finishes what was started and takes leave of
+/// the peers; while an exception unwinds the stack it drops the connections at once, so that the peers fail at once
+/// too.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
+  virtual double busy_us() const { return 0; }
+  /// "shm", "tcp", "tcp+shm", "gloo", "nccl", "solo", "memory".
+  virtual const char* backend() const = 0;
+
+  /// The store through which the ranks met. Threads of one process may set one for make_memory_transports().
+  const std::shared_ptr<Store>& store() const { return store_; }
+  void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
+
+  /// Where this rank notes its calls, if anywhere. `number` is that of the group on all its ranks.
+  const std::shared_ptr<Record>& record() const { return record_; }
+  void set_record(std::shared_ptr<Record> record, std::uint32_t number);
+
+  /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
+  /// number of bytes. It may outlive the group.
+  virtual std::shared_ptr<Storage> shared_storage(std::size_t bytes);
+  /// Whether the ranks share memory, which common_storage() and reduce_update() need.
+  virtual bool shares_memory() const { return false; }
+  /// Zeroed CPU memory that is the same for all ranks, who order what they do there themselves. All ranks ask for the
+  /// same number of bytes. It may outlive the group. Throws UsageError where the ranks share no memory.
+  virtual std::shared_ptr<Storage> common_storage(std::size_t bytes);
+
+  /// Copies the root's buffer to all ranks.
+  [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
+  /// Replaces every rank's buffer by the reduction of all.
+  [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum);
+  /// As all_reduce, on the root only; the other buffers stay as they are.
+  [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum);
+  /// The root's `out` becomes the ranks' `in` in rank order, size() times as long; elsewhere `out` may be empty.
+  [[nodiscard]] Work gather(const Buffer& in, const Buffer& out, int root);
+  /// `out` becomes this rank's piece of the root's `in`, which is size() times as long; elsewhere `in` may be empty.
+  [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root);
+  /// As gather, on all ranks.
+  [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out);
+  /// `out` becomes this rank's piece of the reduction of all ranks' `in`, which is size() times as long. It may be that
+  /// piece of `in`.
+  [[nodiscard]] Work reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum);
+  /// Of size() pieces, rank r gets this rank's r-th, and gives the r-th in `out`. The buffers must not overlap.
+  [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out);
+  /// Returns when all ranks have started it.
+  [[nodiscard]] Work barrier();
+  /// Sums the ranks' gradients shard by shard, each rank one of them, in the order of all_reduce. Every rank calls
+  /// `update` with its sums, piece by piece, whereupon it writes its values of those elements; then all ranks hold all
+  /// new values. Both buffers are f32 in shared_storage(); the gradients stay as they are. `rule` says what `update`
+  /// does: ranks that give different ones disagree. Returns when this rank's values are complete; other ranks write
+  /// them from the call on. After an error they may be old in part and new in part. Throws UsageError where the ranks
+  /// share no memory, and CommError.
+  void reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule, ShardUpdate update);
+  /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
+  /// beside the collectives (others call that isend and irecv); wait() returns when the memory may be used again.
+  [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
+  [[nodiscard]] Work recv(const Buffer& buffer, int from, int tag = 0);
+
+  /// Waits for all ranks, at most `timeout`, and throws CommError that names all that have not come; the group goes on
+  /// all the same. Costs a few trips to the store, which it needs.
+  void monitored_barrier(Milliseconds timeout);
+
+  /// The ranks that give the same color as a group of their own, ordered by key, then by rank; null for a negative
+  /// color. All ranks call it. The new group has this one's backend and timeouts, connections of its own, and the store
+  /// under a prefix; either may go first.
+  std::unique_ptr<ProcessGroup> split(int color, int key = 0);
+  /// Those ranks as a group of their own, in that order; null on the others. All ranks call it, with the same list.
+  std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
+
+ protected:
+  ProcessGroup(int rank, int size);
+  /// A group of the same kind, whose ranks all call this at once.
+  virtual std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const = 0;
+  /// The call's buffers are on devices of which takes() is true.
+  virtual Work start(const Call& call) = 0;
+  /// Whether start() reads and writes memory of such devices itself.
+  virtual bool takes(DeviceKind kind) const { return kind == DeviceKind::cpu; }
+  /// Where copies of other buffers are made for start().
+  virtual Device staging_device() const { return {}; }
+  /// As start(); the host looks at the result as soon as wait() has returned.
+  virtual Work start_for_host(const Call& call) { return start(call); }
+  /// For the destructor: whether an exception unwinds the stack. Notes it before the peers can find out.
+  bool is_dropped() const;
+
+ private:
+  Work checked(const Call& call);
+  RecordMark noted(const Call& call);
+  Work start_staged(const Call& call);
+  void require_store(const char* what) const;
+  int rank_;
+  int size_;
+  int exceptions_at_birth_;
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<Record> record_;
+  std::uint32_t record_number_ = 0;
+  std::int64_t noted_ = 0;  // collectives
+  int splits_ = 0, monitored_barriers_ = 0;
+};
+
+}  // namespace duet::ddp

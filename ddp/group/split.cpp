@@ -1,0 +1,95 @@
+// Groups within a group, and the barrier that names who did not come: both meet in the store.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <locale>
+#include <memory>
+#include <span>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "ddp/group/gather_text.h"
+#include "ddp/group/process_group.h"
+#include "ddp/group/rank_names.h"
+#include "lib/base/sha256.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::uint32_t kSubgroup = 0x8000'0000;  // apart from the numbers of groups of all ranks
+
+struct Place {
+  int color = 0, key = 0, rank = 0;
+};
+
+/// A number of a new group for the record, equal on all of its ranks: a hash, as they need not have made the same
+/// groups before.
+std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name) {
+  const std::string text = concat(whole, "/", name);
+  const std::string hex = sha256_hex(std::as_bytes(std::span(text)));
+  return kSubgroup | static_cast<std::uint32_t>(std::stoul(hex.substr(0, 8), nullptr, 16));
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
+  require_store("split");
+  const std::vector<std::string> texts = all_gather_texts(*this, concat(color, " ", key));
+  std::vector<Place> members;
+  for (int rank = 0; rank < size_; ++rank) {
+    Place place{.rank = rank};
+    std::istringstream numbers(texts[static_cast<std::size_t>(rank)]);
+    numbers.imbue(std::locale::classic());  // in another one a blank may be within a number
+    numbers >> place.color >> place.key;
+    if (place.color == color) members.push_back(place);
+  }
+  const int number = splits_++;
+  if (color < 0) return nullptr;
+  std::stable_sort(members.begin(), members.end(), [](const Place& a, const Place& b) { return a.key < b.key; });
+  Subset subset;
+  for (const Place& place : members) {
+    if (place.rank == rank_) subset.rank = subset.size();
+    subset.ranks.push_back(place.rank);
+  }
+  subset.name = concat("duet/split/", number, "/", color, "/");
+  subset.store = std::make_shared<PrefixStore>(store_, subset.name);
+  auto group = connect_subset(subset);
+  group->set_store(subset.store);
+  if (record_) group->set_record(record_, subgroup_number(record_number_, subset.name));
+  return group;
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
+  const std::vector<std::string> lists = all_gather_texts(*this, rank_names(ranks));
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string& list = lists[static_cast<std::size_t>(rank)];
+    require<UsageError>(list == lists[0], "new_group: rank 0 names ", lists[0], ", rank ", rank, " names ", list);
+  }
+  for (const int rank : ranks)
+    require<UsageError>(rank >= 0 && rank < size_ && std::count(ranks.begin(), ranks.end(), rank) == 1,
+                        "new_group: ", rank_names(ranks), " are not different ranks of the group's ", size_);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  return split(own == ranks.end() ? -1 : 0, static_cast<int>(own - ranks.begin()));
+}
+
+void ProcessGroup::monitored_barrier(Milliseconds timeout) {
+  require_store("monitored_barrier");
+  const std::vector<std::string> keys = rank_keys(concat("duet/monitored_barrier/", monitored_barriers_++), size_);
+  store_->set(keys[static_cast<std::size_t>(rank_)], "");
+  try {
+    store_->wait(keys, timeout);
+  } catch (const CommError&) {
+    const std::vector<int> missing = ranks_without_key(*store_, keys);
+    if (missing.empty()) throw;
+    throw CommError(concat("[Rank ", rank_, "]: ", rank_names(missing), " failed to pass monitored_barrier in ",
+                           timeout.count(), " ms"));
+  }
+}
+
+void ProcessGroup::require_store(const char* what) const {
+  require<UsageError>(store_ != nullptr, what, ": this group has no store, see set_store()");
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,33 @@
+// Noticing that ranks wait for long.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/failure_report.h"
+#include "ddp/group/work.h"
+
+namespace duet::ddp {
+
+/// Looks at the ranks' records from time to time and remarks on a collective in which ranks wait for longer than
+/// `remark_after`, than ten times the median of their last steps, and than twice the longest wait that has ended well:
+/// once when it begins to last, and once when it is over.
+class WaitWatch {
+ public:
+  /// `elsewhere` is what it calls the ranks that have no record here; empty: all have one.
+  WaitWatch(Milliseconds remark_after, std::string elsewhere)
+      : remark_after_(remark_after), elsewhere_(std::move(elsewhere)) {}
+  /// The remark that is due at `now_ns`; empty: none.
+  std::string look(const std::vector<RankAccount>& ranks, std::int64_t now_ns);
+
+ private:
+  std::chrono::nanoseconds remark_after_;
+  std::string elsewhere_;
+  std::optional<Wait> told_;
+};
+
+}  // namespace duet::ddp

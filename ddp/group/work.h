@@ -1,0 +1,74 @@
+// Handles of communication that runs in the background.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/flight_recorder.h"
+#include "ddp/store/store.h"
+
+namespace duet::ddp {
+
+using Clock = std::chrono::steady_clock;
+
+/// Where one operation stands. Thread-safe; reused by WorkPool.
+class WorkState {
+ public:
+  /// Makes the state that of a new operation. With `finisher`, whoever waits first runs it: if it returns true or
+  /// throws, that ends the operation; after false somebody else calls end().
+  void begin(std::string_view name, std::function<bool(Clock::time_point deadline)> finisher = {});
+  /// Ends the operation and wakes those who wait.
+  void end(std::exception_ptr failure = nullptr);
+  bool done() const;
+  void wait(Clock::time_point deadline, Milliseconds timeout);
+  /// The operation's place in the rank's record, which is told how it ends.
+  void set_mark(RecordMark mark);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  std::string name_;
+  bool done_ = false;
+  std::exception_ptr failure_;
+  std::function<bool(Clock::time_point)> finisher_;
+  RecordMark mark_;
+};
+
+/// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
+class Work {
+ public:
+  /// Nothing to wait for.
+  Work() = default;
+  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
+  /// Stays false until wait() where only that looks for the end: send, recv, NCCL, buffers that are copied.
+  bool done() const { return !state_ || state_->done(); }
+  /// Blocks to the end of the operation and rethrows what it threw.
+  void wait();
+  /// As wait(); throws CommError if the operation has not ended by then. It goes on in the background.
+  void wait(Milliseconds timeout);
+  /// As WorkState's.
+  void set_mark(RecordMark mark);
+
+ private:
+  std::shared_ptr<WorkState> state_;
+};
+
+/// Hands out states and takes back those of ended operations that nobody holds any more, so that a training step
+/// allocates none. Used by one thread at a time.
+class WorkPool {
+ public:
+  std::shared_ptr<WorkState> take();
+
+ private:
+  std::vector<std::shared_ptr<WorkState>> states_;
+};
+
+}  // namespace duet::ddp

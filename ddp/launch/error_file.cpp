@@ -1,0 +1,80 @@
+#include "ddp/launch/error_file.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+
+#include "lib/error.h"
+#include "lib/io/atomic_file.h"
+
+namespace duet::ddp {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+
+/// The first kMaxBytes; empty unless it is a regular file. Never blocks: a rank may have put a FIFO in its place.
+std::string contents(const std::string& path) {
+  try {
+    FileReader file(path);
+    std::string text(std::min<std::uint64_t>(file.size(), kMaxBytes), '\0');
+    file.read(std::as_writable_bytes(std::span(text)));
+    return text;
+  } catch (const DataError&) {
+    return {};
+  }
+}
+
+/// The member of an object; null where it has none. In place: copies of what is nested recurse, as deep as it is.
+const Json& member(const Json& object, const char* name) {
+  static const Json none;
+  const auto found = object.find(name);
+  return found == object.end() ? none : *found;
+}
+
+}  // namespace
+
+bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept {
+  try {
+    const std::string whole_text = error.message + (error.account.empty() ? "" : "\n") + error.account;
+    const Json extra = {{"timestamp", std::to_string(std::time(nullptr))},
+                        {"py_callstack", whole_text},  // the part that torchrun prints
+                        {"account", error.account},
+                        {"rank", rank},
+                        {"consequence", error.consequence},
+                        {"by_signal", error.by_signal},
+                        {"monotonic_ns", error.monotonic_ns}};
+    const Json whole = {{"message", {{"message", error.message}, {"extraInfo", extra}}}};
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file << whole.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+    return static_cast<bool>(file.flush());
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+std::optional<RankError> read_error_file(const std::string& path) {
+  const Json whole = Json::parse(contents(path), nullptr, false);
+  const Json& message = member(whole, "message");
+  if (message.is_string()) return RankError{.message = message};
+  const Json &reason = member(message, "message"), &extra = member(message, "extraInfo");
+  if (!reason.is_string()) return {};
+  RankError error{.message = reason};
+  const Json& account = member(extra, "account");
+  const Json &consequence = member(extra, "consequence"), &by_signal = member(extra, "by_signal"),
+             &when = member(extra, "monotonic_ns");
+  if (account.is_string()) error.account = account;
+  if (consequence.is_boolean()) error.consequence = consequence;
+  if (by_signal.is_boolean()) error.by_signal = by_signal;
+  if (when.is_number_integer()) error.monotonic_ns = when;
+  return error;
+}
+
+}  // namespace duet::ddp

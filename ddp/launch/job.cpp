@@ -1,0 +1,305 @@
+#include "ddp/launch/job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "ddp/group/failure_report.h"
+#include "ddp/group/flight_recorder.h"
+#include "ddp/group/rank_names.h"
+#include "lib/base/printable.h"
+#include "lib/base/signal_text.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr Milliseconds kPoll{50};   // where the kernel cannot tell that a process has ended
+constexpr Milliseconds kLook{250};  // whether a process is stopped, it does not tell
+constexpr Milliseconds kStopTold{1000};
+// A rank's error may be the consequence of another's, which may still be on its way out: that shows soon.
+constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
+constexpr Milliseconds kCauseLimit{10'000};  // of a rank that is seen on its way out by an exception
+
+/// What remarks call the ranks of other launchers; empty if there are none.
+std::string ranks_elsewhere(const LaunchOptions& options) {
+  std::vector<int> others;
+  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
+    if (rank / options.ranks != options.node_rank) others.push_back(rank);
+  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
+
+}  // namespace
+
+Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+         RankVariables common, const std::vector<std::vector<int>>& cores, const std::string& folder)
+    : options_(options),
+      signals_(signals),
+      thread_(output),
+      guard_(guard),
+      output_(std::make_shared<RankOutput>(options, output, folder, common.attempt, options.node_rank * options.ranks)),
+      waits_(options.remark_after, ranks_elsewhere(options)) {
+  const auto count = static_cast<std::size_t>(options.ranks);
+  failed_.resize(count);
+  stopped_.resize(count);
+  stop_told_.resize(count);
+  ranks_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    error_files_.push_back(make_error_file(global(i)));
+    common.local_rank = static_cast<int>(i);
+    common.error_file = error_files_.back().path;
+    record_files_.push_back(make_record_file());
+    common.record_file = record_files_.back().path;
+    ranks_.emplace_back(options.command, rank_environment(options, common),
+                        cores.empty() ? std::vector<int>{} : cores[i]);
+  }
+}
+
+Job::File Job::make_memory_file(const char* name) {
+  File file;
+  file.memory = Descriptor(::memfd_create(name, MFD_CLOEXEC));
+  if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
+  return file;
+}
+
+Job::File Job::make_error_file(int rank) const {
+  const std::string path = output_->error_file(rank);
+  if (path.empty()) return make_memory_file("duet-rank-error");
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  return {{}, path};
+}
+
+/// Without one, where memory is short, the job goes on all the same.
+Job::File Job::make_record_file() {
+  File file = make_memory_file("duet-rank-record");
+  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(Record::bytes())) != 0) return {};
+  return file;
+}
+
+LaunchResult Job::run() {
+  while (any_alive()) {
+    wait_for_events();
+    read_lines(false);
+    pass_on_signals();
+    look_for_stopped();
+    look_for_waits();
+    look_at_guard();
+    end_overdue();
+  }
+  read_lines(true);
+  return result();
+}
+
+bool Job::any_alive() {
+  bool any = false;
+  for (RankProcess& rank : ranks_) any = !rank.look() || any;
+  look_for_failures();
+  return any;
+}
+
+void Job::wait_for_events() {
+  std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
+  bool blind = false;
+  const bool reads = thread_.has_room();
+  if (!reads) events.push_back({thread_.descriptor(), POLLIN, 0});
+  for (RankProcess& rank : ranks_) {
+    if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+    if (reads && rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+    if (rank.ended()) continue;
+    if (rank.end_descriptor() >= 0)
+      events.push_back({rank.end_descriptor(), POLLIN, 0});
+    else
+      blind = true;
+  }
+  // poll() rounds down to 0 what is left below 1 ms.
+  Milliseconds limit = blind ? kPoll : kLook;
+  if (kill_at_ || terminate_at_) {
+    const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
+    limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
+  }
+  ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+  thread_.acknowledge();
+}
+
+void Job::read_lines(bool all) {
+  const auto read = [&](LineReader& source, std::size_t i, bool is_stderr) {
+    if (all || thread_.has_room())
+      source.read([&](std::string_view line) { output_->print(global(i), is_stderr, line); });
+  };
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    read(ranks_[i].output(), i, false);
+    read(ranks_[i].errors(), i, true);
+  }
+}
+
+void Job::pass_on_signals() {
+  while (const int signal = signals_.next()) {
+    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // the second time means it
+    interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+    for (const RankProcess& rank : ranks_) rank.send(signal == SIGINT ? SIGINT : SIGTERM);
+    if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
+  }
+}
+
+void Job::look_for_failures() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    RankProcess& rank = ranks_[i];
+    Failure& failure = failed_[i];
+    if (failure.failed || !rank.ended() || rank.exit_code() == 0) continue;
+    failure.failed = true;
+    failure.when = failure.seen = Clock::now();
+    if (const auto error = error_files_[i].path.empty() ? std::nullopt : read_error_file(error_files_[i].path)) {
+      failure.consequence = error->consequence;
+      failure.by_signal = error->by_signal;
+      failure.text = error->message;
+      std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
+      failure.text = printable(failure.text);
+      if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
+      const bool own_signal = failure.by_signal && told_to_end_ && failure.when >= *told_to_end_;
+      if (own_signal) failure.text.clear();
+    }
+    if (told_to_end_ || interrupted_ != 0) continue;
+    const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
+    const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : settle);
+    terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+    if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
+  }
+}
+
+void Job::look_for_stopped() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].stopped()) {
+      if (stop_told_[i] && !ranks_[i].ended() && !told_to_end_) remark(concat("rank ", global(i), " goes on"));
+      stopped_[i].reset();
+      stop_told_[i] = false;
+      continue;
+    }
+    const auto now = Clock::now();
+    if (!stopped_[i]) stopped_[i] = now;
+    if (!stop_told_[i] && now - *stopped_[i] >= kStopTold) {
+      stop_told_[i] = true;
+      remark(concat("rank ", global(i), " has been stopped by a signal for ", kStopTold.count(),
+                    " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+    }
+    if (now - *stopped_[i] < options_.stop_limit || told_to_end_ || terminate_at_ || overdue_rank_ >= 0) continue;
+    overdue_rank_ = static_cast<int>(i);
+    terminate_at_ = now;
+  }
+}
+
+void Job::look_for_waits() {
+  const auto now = Clock::now();
+  if (now < next_look_ || told_to_end_ || terminate_at_ || interrupted_ != 0) return;
+  next_look_ = now + kLook;
+  if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
+}
+
+void Job::look_at_guard() {
+  try {
+    if (const std::string end = guard_.replace_if_ended(); !end.empty())
+      remark(concat("the job's guard process ", end, "; another one was started"));
+  } catch (const CommError& error) {
+    remark(concat("the job's guard process has ended, and there is no other: ", error.what()));
+  }
+}
+
+/// Whether all that is known are consequences, and a rank that lives has dropped its group by an exception.
+bool Job::cause_is_on_its_way() const {
+  bool leaving = false;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (failed_[i].failed && !failed_[i].consequence) return false;
+    leaving = leaving || (!ranks_[i].ended() && Record::read(record_files_[i].path).leaving);
+  }
+  return leaving;
+}
+
+void Job::end_overdue() {
+  const auto now = Clock::now();
+  if (terminate_at_ && *terminate_at_ <= now && overdue_rank_ < 0 && cause_until_ && now < *cause_until_ &&
+      cause_is_on_its_way())
+    terminate_at_ = now + kPoll;
+  if (terminate_at_ && *terminate_at_ <= now) {
+    terminate_at_.reset();
+    told_to_end_ = now;
+    for (const RankProcess& rank : ranks_) rank.send(SIGTERM);
+    if (!kill_at_) kill_at_ = now + options_.grace;
+  }
+  if (kill_at_ && *kill_at_ <= now) {
+    for (const RankProcess& rank : ranks_) rank.send(SIGKILL);
+    kill_at_ = now + options_.grace;
+  }
+}
+
+void Job::remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
+
+/// Whether the rank ended after it was told to. One that had reported a failure by then was still on its way out.
+bool Job::ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].seen >= *told_to_end_; }
+
+/// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
+int Job::guilt(std::size_t i) const {
+  const Failure& failure = failed_[i];
+  if (overdue_rank_ == static_cast<int>(i)) return 4;
+  if (!failure.failed) return -1;
+  if (ended_when_told(i) && failure.text.empty()) return -1;
+  if (ranks_[i].signal() != 0 && !ended_when_told(i)) return 3;
+  return failure.consequence ? 1 : 2;
+}
+
+std::string Job::message_of(std::size_t i) const {
+  const std::string rank = concat("rank ", global(i));
+  if (overdue_rank_ == static_cast<int>(i))
+    return concat(rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
+  const std::string& text = failed_[i].text;
+  if (ranks_[i].signal() != 0 && !ended_when_told(i)) {
+    const std::string cause = text.empty() ? "" : ": " + text;
+    return concat(rank, " was killed by ", signal_text(ranks_[i].signal()), cause);
+  }
+  if (failed_[i].by_signal) return concat(rank, " ", text);
+  if (ranks_[i].signal() != 0) return concat(rank, " failed: ", text);
+  return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
+}
+
+std::vector<RankAccount> Job::records() const {
+  std::vector<RankAccount> ranks;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) ranks.push_back({global(i), Record::read(record_files_[i].path)});
+  return ranks;
+}
+
+std::string Job::account(int failed_rank) const {
+  return account_of(records(), failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
+}
+
+LaunchResult interrupted_by(int signal) {
+  return {.exit_code = 128 + signal, .signal = signal, .message = concat("ended by ", signal_text(signal))};
+}
+
+LaunchResult Job::result() const {
+  if (interrupted_ != 0) return interrupted_by(interrupted_);
+  LaunchResult result;
+  std::optional<std::size_t> first;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (guilt(i) < 0) continue;
+    const bool guiltier =
+        !first || guilt(i) > guilt(*first) || (guilt(i) == guilt(*first) && failed_[i].when < failed_[*first].when);
+    if (guiltier) first = i;
+  }
+  if (!first) return result;
+  result.exit_code = 1;
+  result.failed_rank = global(*first);
+  result.signal = ended_when_told(*first) ? 0 : ranks_[*first].signal();
+  result.message = message_of(*first);
+  result.account = account(result.failed_rank);
+  return result;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,157 @@
+#include "ddp/launch/job_guard.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+// After a fork from a program with threads only system calls are safe: no opendir(), no memory from the heap.
+
+constexpr int kRounds = 200;  // of 10 ms: a process that a dying one has just started is found in the next
+constexpr long kRoundNs = 10'000'000;
+
+/// What getdents64 gives.
+struct Entry {
+  std::uint64_t inode;
+  std::int64_t offset;
+  std::uint16_t bytes;
+  unsigned char type;
+  char name[1];
+};
+constexpr std::size_t kNameOffset = 19;
+
+/// Whether a file of /proc holds `text`, which must be shorter than 512 bytes.
+bool holds(const char* path, const char* text, std::size_t length) {
+  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;  // of another user, or gone
+  std::array<char, 8192> bytes;
+  std::size_t have = 0;
+  bool found = false;
+  for (ssize_t got; !found && (got = ::read(file, bytes.data() + have, bytes.size() - have)) > 0;) {
+    have += static_cast<std::size_t>(got);
+    found = ::memmem(bytes.data(), have, text, length) != nullptr;
+    const std::size_t keep = std::min(have, length - 1);  // the text may lie across two reads
+    std::memmove(bytes.data(), bytes.data() + have - keep, keep);
+    have = keep;
+  }
+  ::close(file);
+  return found;
+}
+
+/// The number that a name of /proc spells, or -1.
+pid_t number(const char* name) {
+  pid_t value = 0;
+  for (; *name >= '0' && *name <= '9'; ++name) value = value * 10 + (*name - '0');
+  return *name == '\0' && value > 0 ? value : -1;
+}
+
+/// One look at all processes. Returns how many it killed.
+int kill_all(const char* text, std::size_t length) {
+  const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return 0;
+  int killed = 0;
+  alignas(Entry) std::array<char, 16384> bytes;
+  for (long got; (got = ::syscall(SYS_getdents64, folder, bytes.data(), bytes.size())) > 0;) {
+    for (long at = 0; at < got;) {
+      const char* const entry = bytes.data() + at;
+      const char* const name = entry + kNameOffset;
+      std::uint16_t step = 0;
+      std::memcpy(&step, entry + offsetof(Entry, bytes), sizeof(step));
+      at += step;
+      const pid_t pid = number(name);
+      const std::size_t name_length = std::strlen(name);
+      if (pid < 0 || pid == ::getpid() || name_length > 12) continue;
+      std::array<char, 40> path{};
+      std::memcpy(path.data(), "/proc/", 6);
+      std::memcpy(path.data() + 6, name, name_length);
+      std::memcpy(path.data() + 6 + name_length, "/environ", 9);
+      if (holds(path.data(), text, length) && ::kill(pid, SIGKILL) == 0) ++killed;
+    }
+  }
+  ::close(folder);
+  return killed;
+}
+
+int kill_until_none(const char* text, std::size_t length) {
+  int found = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const int killed = kill_all(text, length);
+    if (killed == 0) return found;
+    found += killed;
+    const timespec pause{0, kRoundNs};
+    ::nanosleep(&pause, nullptr);
+  }
+  return found;
+}
+
+[[noreturn]] void guard(int alive, const char* text, std::size_t length) {
+  ::setsid();  // Ctrl-C at the terminal is not for this process
+  sigset_t all;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  ::prctl(PR_SET_NAME, "duet-guard");
+  // Whoever reads what the launcher prints must see its end.
+  const int low = ::dup2(alive, 0);
+  if (::syscall(SYS_close_range, 1U, ~0U, 0U) != 0)
+    for (int number = 1; number < 4096; ++number) ::close(number);
+  char byte = 0;
+  while (low == 0 && ::read(0, &byte, 1) < 0 && errno == EINTR) {
+  }
+  kill_until_none(text, length);
+  ::_exit(0);
+}
+
+std::string entry_of(const std::string& job) { return concat(kJobVariable, "=", job); }
+
+}  // namespace
+
+int end_processes_of(const std::string& job) noexcept {
+  const std::string text = entry_of(job);
+  return kill_until_none(text.data(), text.size());
+}
+
+JobGuard::JobGuard(const std::string& job) : text_(entry_of(job)) {
+  require<UsageError>(text_.size() < 512, "the name of a job has ", job.size(), " bytes");
+  start();
+}
+
+void JobGuard::start() {
+  Pipe pipe = make_pipe();
+  ::fcntl(pipe.read.get(), F_SETFL, 0);
+  pid_ = ::fork();
+  if (pid_ == 0) guard(pipe.read.get(), text_.data(), text_.size());
+  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
+  alive_ = std::move(pipe.write);
+}
+
+std::string JobGuard::replace_if_ended() {
+  int status = 0;
+  if (pid_ < 0 || ::waitpid(pid_, &status, WNOHANG) != pid_) return {};
+  pid_ = -1;
+  start();
+  return WIFSIGNALED(status) ? concat("was killed by signal ", WTERMSIG(status)) : "ended";
+}
+
+JobGuard::~JobGuard() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,124 @@
+// Starting the ranks of a job as processes of this machine, and ending them together.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ddp/store/store.h"
+
+namespace duet::ddp {
+
+struct RankError;
+
+/// Output streams of ranks, as bits: 1 is stdout, 2 is stderr.
+struct RankStreams {
+  int every = 0;
+  std::map<int, int> ranks{};  // where other than `every`
+  int of(int rank) const;
+  bool any() const;
+};
+/// Reads torchrun's notation: "3", or "0:1,1:2" with the ranks that are not named left out. Throws UsageError.
+RankStreams parse_streams(const std::string& text);
+
+struct LaunchOptions {
+  int ranks = 1;                       // on this host
+  std::vector<std::string> command{};  // program, looked up in PATH, and its arguments
+  int nodes = 1, node_rank = 0;        // hosts with a launcher and `ranks` ranks each, and which of them this is
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be told
+  /// Names the job to its ranks, in TORCHELASTIC_RUN_ID; the same on all hosts. Empty: a name of duet's own.
+  std::string run_id{};
+  /// Set for every rank besides torchrun's variables.
+  std::vector<std::pair<std::string, std::string>> environment{};
+  /// Network interface of the data that ranks exchange; empty: see ddp/store/network_interface.h.
+  std::string interface {};
+  /// How often a failed job is started anew. TORCHELASTIC_RESTART_COUNT tells the ranks which time it is.
+  int max_restarts = 0;
+  /// How long ranks wait for each other before they name those that have not come, unless they say so themselves.
+  Milliseconds join_timeout = kStoreTimeout;
+  /// How long an operation of a process group may take, unless the ranks say so themselves: see ddp/init.h.
+  Milliseconds timeout{300'000};
+  /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
+  /// median of its last 15 steps, nor than twice the longest wait that has ended well.
+  Milliseconds remark_after{2000};
+  /// Between SIGTERM and SIGKILL when the job is ended.
+  Milliseconds grace{1000};
+  /// The same after a signal to the launcher, where it is longer: time for ranks to end a step and write a checkpoint.
+  Milliseconds interrupt_grace{0};
+  /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.
+  Milliseconds stop_limit{30'000};
+  /// Puts "[rank 1] " before each line that a rank prints.
+  bool label_lines = false;
+  /// Into files of log_folder: instead of passing lines on, or besides, with labels.
+  RankStreams redirects{}, tee{};
+  /// Gets a folder for the job with attempt_A/rank_R/{stdout.log,stderr.log,error.json}; empty: no files.
+  std::string log_folder{};
+  /// Gives every rank cores of its own: see ddp/launch/cores.h.
+  bool pin = false;
+  /// Also remarks on what goes as it should: cores, folders.
+  bool verbose = false;
+  // The next two are called in a thread of their own, one at a time: one that blocks holds up no supervision.
+  /// Gets each line without its end, instead of this program's stdout and stderr.
+  std::function<void(int rank, bool is_stderr, std::string_view line)> on_line{};
+  /// Gets the launcher's own remarks (restarts, stopped ranks; spawn()'s also how a job failed), instead of stderr.
+  std::function<void(const std::string& remark)> on_remark{};
+};
+
+/// How a job ended.
+struct LaunchResult {
+  int exit_code = 0;     // 0, 1 for a failed rank, 129 to 143 after SIGHUP, SIGINT, SIGQUIT or SIGTERM
+  int failed_rank = -1;  // whose failure ended the job
+  int signal = 0;        // that killed it
+  /// "rank 1 was killed by signal 9 (SIGKILL)", "rank 0 ended with exit code 1: ..."; empty for success.
+  std::string message{};
+  /// In which step and collective the ranks of this host were, and who waited for whom: lines that begin with blanks;
+  /// empty for success, and for programs that do not use this library.
+  std::string account{};
+  int restarts = 0;  // that it took
+};
+
+/// Runs `command` once per rank with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...)
+/// and OMP_NUM_THREADS=1 unless set, and returns when all ranks have ended. The first rank to fail ends the job: the
+/// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP and SIGQUIT to this process are passed on to
+/// the ranks and end the job likewise. Nothing that the ranks have started outlives this process, however it ends: they
+/// die with it, and a guard ends what they have left behind (see ddp/launch/job_guard.h). Each is a process group of
+/// its own, reads /dev/null and has its output passed on in whole lines. Where nothing reads that output, the ranks'
+/// writes block once 1 MiB is queued; what is queued at the end of a failed job is dropped when its reader takes
+/// nothing for 10 s. The cause of a failure is the rank that failed first by itself: killed, or with an error of its
+/// own in the file that TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer. Call it from a thread
+/// that lives on until it returns, once at a time. Throws UsageError for a bad option or a program that cannot be
+/// started, CommError when the port is taken, DataError for a folder that cannot be written.
+LaunchResult launch(const LaunchOptions& options);
+
+/// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are told on
+/// stderr in one line. The processes are this program, started again with the same arguments: it runs up to this very
+/// call, calls `body`, and the call returns there too. So main() ends with `return spawn(...)`, or asks
+/// is_launched_rank() before it goes on. Within a launcher's job this process is one rank already and calls `body`
+/// itself.
+int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
+
+/// True in a process that a launcher (this one, torchrun, MPI, Slurm, ...) started as a rank: see
+/// ddp/launch/rank_resolver.h. Throws UsageError for variables that make no sense.
+bool is_launched_rank();
+/// Its rank; nothing in other processes, or where the variables make no sense.
+std::optional<int> launched_rank() noexcept;
+
+/// Leaves an error, with where this rank was, in the launcher's error file, where there is one.
+void leave_error(const RankError& error) noexcept;
+void leave_error(const std::exception& error) noexcept;
+
+/// Where this rank was, in lines as LaunchResult::account: on rank 0 of a job that another launcher than duet's
+/// started, else empty.
+std::string untold_account() noexcept;
+
+/// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
+/// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
+int report_failure(const std::exception& error) noexcept;
+
+}  // namespace duet::ddp

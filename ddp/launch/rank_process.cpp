@@ -1,0 +1,150 @@
+#include "ddp/launch/rank_process.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr int kReadsAtOnce = 16;  // more than a full pipe, but a rank that never stops must not hold up the others
+constexpr std::size_t kMaxLine = std::size_t{1} << 20;
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (const std::string& text : texts) list.push_back(const_cast<char*>(text.c_str()));
+  list.push_back(nullptr);
+  return list;
+}
+
+/// All that the child does between fork and exec: only calls that are safe there.
+[[noreturn]] void become(char* const* command, char* const* environment, const std::array<int, 2>& outputs,
+                         const cpu_set_t* cores, int parent, int errors) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // the launcher died before the line above took effect
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  // Without these cores it runs all the same, only slower.
+  if (cores != nullptr) ::sched_setaffinity(0, sizeof(*cores), cores);
+  const int null = ::open("/dev/null", O_RDONLY);
+  const bool ready = null >= 0 && ::dup2(null, STDIN_FILENO) >= 0 && ::dup2(outputs[0], STDOUT_FILENO) >= 0 &&
+                     ::dup2(outputs[1], STDERR_FILENO) >= 0;
+  if (null > STDERR_FILENO) ::close(null);
+  if (ready) ::execvpe(command[0], command, environment);
+  const int reason = errno;
+  [[maybe_unused]] const ssize_t told = ::write(errors, &reason, sizeof(reason));
+  ::_exit(127);
+}
+
+}  // namespace
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  require<CommError>(::pipe2(ends.data(), O_CLOEXEC) == 0, "cannot make a pipe: ", last_errno);
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+void LineReader::read(const std::function<void(std::string_view)>& on_line) {
+  std::array<char, 16384> bytes;
+  for (int reads = 0; source_.open() && reads < kReadsAtOnce;) {
+    const ssize_t got = ::read(source_.get(), bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      source_.close();
+      if (!rest_.empty()) on_line(rest_);
+      rest_.clear();
+      return;
+    }
+    ++reads;
+    rest_.append(bytes.data(), static_cast<std::size_t>(got));
+    std::size_t begin = 0;
+    for (std::size_t end; (end = rest_.find('\n', begin)) != std::string::npos; begin = end + 1)
+      on_line(std::string_view(rest_).substr(begin, end - begin));
+    rest_.erase(0, begin);
+    if (rest_.size() < kMaxLine) continue;
+    on_line(rest_);
+    rest_.clear();
+  }
+}
+
+RankProcess::RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                         const std::vector<int>& cores) {
+  Pipe out = make_pipe(), err = make_pipe(), failure = make_pipe();
+  const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
+  const std::array<int, 2> outputs = {out.write.get(), err.write.get()};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(static_cast<std::size_t>(core), &set);
+  const int parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ == 0)
+    become(arguments.data(), variables.data(), outputs, cores.empty() ? nullptr : &set, parent, failure.write.get());
+  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
+  ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
+  end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  lines_ = {LineReader(std::move(out.read)), LineReader(std::move(err.read))};
+  failure.write.close();
+  ::fcntl(failure.read.get(), F_SETFL, 0);  // blocks until exec has closed the other end, or told why it could not
+  int reason = 0;
+  ssize_t got = 0;
+  while ((got = ::read(failure.read.get(), &reason, sizeof(reason))) < 0 && errno == EINTR) {
+  }
+  if (got == 0) return;
+  ::waitpid(pid_, &status_, 0);
+  ended_ = true;
+  throw UsageError(concat("cannot run ", command[0], ": ", errno_text(reason)));
+}
+
+RankProcess::RankProcess(RankProcess&& other) noexcept
+    : pid_(other.pid_),
+      ended_(std::exchange(other.ended_, true)),
+      status_(other.status_),
+      end_(std::move(other.end_)),
+      lines_(std::move(other.lines_)) {}
+
+RankProcess::~RankProcess() {
+  if (ended_) return;
+  send(SIGKILL);
+  ::waitpid(pid_, &status_, 0);
+}
+
+bool RankProcess::look() {
+  siginfo_t info{};
+  if (ended_ || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid != pid_)
+    return ended_;
+  ::kill(-pid_,
+         SIGKILL);  // what the rank itself has started must not outlive it; its number is not free before waitpid
+  ::waitpid(pid_, &status_, 0);
+  ended_ = true;
+  end_.close();
+  return true;
+}
+
+bool RankProcess::stopped() const {
+  siginfo_t info{};
+  return !ended_ && ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == pid_;
+}
+
+int RankProcess::signal() const { return WIFSIGNALED(status_) ? WTERMSIG(status_) : 0; }
+int RankProcess::exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + signal(); }
+void RankProcess::send(int signal) const {
+  if (!ended_) ::kill(-pid_, signal);
+}
+
+}  // namespace duet::ddp

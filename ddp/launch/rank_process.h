@@ -1,0 +1,72 @@
+// One rank's process as the launcher sees it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lib/base/descriptor.h"
+
+namespace duet::ddp {
+
+struct Pipe {
+  Descriptor read, write;  // close-on-exec; reading never blocks
+};
+/// Throws CommError when there are no descriptors left.
+Pipe make_pipe();
+
+/// Hands on what a pipe brings in whole lines.
+class LineReader {
+ public:
+  LineReader() = default;
+  explicit LineReader(Descriptor source) : source_(std::move(source)) {}
+  int descriptor() const { return source_.get(); }
+  bool open() const { return source_.open(); }
+  /// Reads what is there; closes the source at its end. A last line without an end counts as one.
+  void read(const std::function<void(std::string_view line)>& on_line);
+
+ private:
+  Descriptor source_;
+  std::string rest_;
+};
+
+class RankProcess {
+ public:
+  /// Starts `command` with exactly these variables, on these cores (none: on all). Throws UsageError when the program
+  /// cannot be run. Kills the process group when destroyed before the process has ended.
+  RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+              const std::vector<int>& cores = {});
+  RankProcess(RankProcess&& other) noexcept;
+  RankProcess& operator=(RankProcess&&) = delete;
+  ~RankProcess();
+
+  /// Looks whether the process has ended; never blocks.
+  bool look();
+  /// What the last look() saw.
+  bool ended() const { return ended_; }
+  /// Whether a signal has stopped the process, and nothing has let it go on.
+  bool stopped() const;
+  /// Of an ended process: the signal that killed it or 0, and the exit code.
+  int signal() const;
+  int exit_code() const;
+  /// Sends a signal to its whole process group.
+  void send(int signal) const;
+  /// Becomes readable when the process ends; -1 where the kernel has no such thing.
+  int end_descriptor() const { return end_.get(); }
+  LineReader& output() { return lines_[0]; }
+  LineReader& errors() { return lines_[1]; }
+
+ private:
+  pid_t pid_ = -1;
+  bool ended_ = false;
+  int status_ = 0;
+  Descriptor end_;
+  std::array<LineReader, 2> lines_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,139 @@
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/failure_report.h"
+#include "ddp/group/work.h"
+#include "ddp/launch/error_file.h"
+#include "ddp/launch/job.h"
+#include "ddp/launch/job_guard.h"
+#include "ddp/launch/launch.h"
+#include "ddp/launch/rank_resolver.h"
+#include "lib/base/printable.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in the program this process is to run
+
+int variable(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text ? std::atoi(text) : otherwise;
+}
+
+/// This program's arguments as it was started.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> command;
+  std::string argument;
+  for (const char byte : bytes) {
+    if (byte != '\0') {
+      argument += byte;
+      continue;
+    }
+    command.push_back(std::exchange(argument, {}));
+  }
+  require<UsageError>(!command.empty(), "cannot read /proc/self/cmdline");
+  command[0] = std::filesystem::read_symlink("/proc/self/exe").string();
+  return command;
+}
+
+int run_rank(const std::function<void(int)>& body) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // lines get out even if the rank dies
+  try {
+    body(resolve_rank().place.rank);
+    return 0;
+  } catch (const std::exception& error) {
+    return report_failure(error);
+  }
+}
+
+std::atomic<int> calls{0};
+
+}  // namespace
+
+bool is_launched_rank() { return !resolve_rank().launcher.empty(); }
+
+std::optional<int> launched_rank() noexcept {
+  try {
+    const LaunchedRank launched = resolve_rank();
+    if (!launched.launcher.empty()) return launched.place.rank;
+  } catch (const std::exception&) {  // the variables are the failure
+  }
+  return {};
+}
+
+namespace {
+
+/// By its own record.
+std::string own_account(int rank) noexcept {
+  try {
+    return account_of({{rank, process_record()->snapshot()}}, rank, monotonic_ns());
+  } catch (const std::exception&) {  // out of memory, say
+    return {};
+  }
+}
+
+}  // namespace
+
+std::string untold_account() noexcept {
+  return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_account(0) : std::string();
+}
+
+void leave_error(const RankError& error) noexcept {
+  const char* const path = std::getenv(kErrorFileVariable);
+  if (path == nullptr || *path == '\0') return;
+  const int rank = launched_rank().value_or(-1);
+  write_error_file(path, rank,
+                   {.message = error.message,
+                    .account = own_account(rank),
+                    .consequence = error.consequence,
+                    .by_signal = error.by_signal,
+                    .monotonic_ns = error.monotonic_ns});
+}
+
+void leave_error(const std::exception& error) noexcept {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  leave_error(RankError{.message = error.what(),
+                        .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                        .monotonic_ns = own ? own->when() : monotonic_ns()});
+}
+
+int report_failure(const std::exception& error) noexcept {
+  if (const auto rank = launched_rank())
+    std::fprintf(stderr, "rank %d: %s\n", *rank, printable(error.what()).c_str());
+  else
+    std::fprintf(stderr, "%s\n", printable(error.what()).c_str());
+  if (const std::string account = untold_account(); !account.empty()) std::fprintf(stderr, "%s\n", account.c_str());
+  leave_error(error);
+  return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
+}
+
+int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
+  const int call = calls++;
+  if (is_launched_rank()) {
+    const int wanted = variable(kCall, call);  // without the variable another launcher made this rank
+    return wanted == call ? run_rank(body) : 0;
+  }
+  options.ranks = ranks;
+  options.command = own_command();
+  options.environment.emplace_back(kCall, std::to_string(call));
+  const LaunchResult result = launch(options);
+  for (const std::string& text : {result.message, result.account})
+    if (!text.empty()) remark(options, text);
+  return result.exit_code;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,40 @@
+// Process groups over NCCL, which is a module that is loaded when first needed.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ddp/group/process_group.h"
+#include "ddp/store/store.h"
+#include "ddp/transport/transport_group.h"
+
+namespace duet::ddp {
+
+struct NcclOptions {
+  Device device = {DeviceKind::cuda, 0};  // this rank's
+  Milliseconds connect_timeout{30'000};
+  GroupOptions group{};
+  /// Network interface of NCCL's sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME goes first, and so does what the
+  /// first group of this process was told, as NCCL asks only once.
+  std::string interface {};
+};
+
+/// Connects this rank with the others, who call this with the same store. Beside what ProcessGroup says:
+/// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
+/// - Collectives run on a stream of their own, after what the device was asked before; wait() returns at once and lets
+///   the device wait. Only a barrier and what leaves a result in the host's memory keep the host waiting.
+/// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
+/// - NCCL does not compare what ranks call. A thread of each rank does, through the store, at most 20 times a second: a
+///   disagreement ends the group with both sides named, but results from before may be wrong.
+/// - A failure ends all ranks' groups. Work whose wait() has returned before it may hold anything; the next call
+/// throws.
+/// - Messages have no tags (UsageError). Those that are started without a wait between them go together.
+/// Throws CommError that names the ranks that do not come, DeviceError when the module is not there, when the libraries
+/// do not fit, and when ranks share a GPU and NCCL does not allow it.
+std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
+                                              const NcclOptions& options);
+
+/// Empty if NCCL can be used, else why not. Touches no GPU.
+std::string why_no_nccl();
+
+}  // namespace duet::ddp

@@ -1,0 +1,156 @@
+#include "ddp/shm/control_block.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "ddp/group/rank_names.h"
+#include "ddp/shm/byte_ring.h"
+#include "lib/base/futex.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr int kSpins = 4000;  // about the time that ranks of one step are apart
+constexpr auto kParked = std::chrono::milliseconds(50);
+constexpr std::size_t kLine = 128;  // two cache lines: processors fetch them in pairs
+
+}  // namespace
+
+struct alignas(kLine) Board::Cell {
+  std::atomic<std::uint32_t> clock{0};
+  std::atomic<std::uint32_t> closed{0};
+  std::atomic<std::int32_t> process{0};
+  alignas(kLine) std::atomic<std::uint32_t> bell{0};
+  std::atomic<std::uint32_t> asleep{0};
+  alignas(kLine) Notice notices[2];
+};
+
+// Cells, then two halves of staging memory for each rank, then the rings.
+std::size_t Board::bytes(int size) {
+  const auto ranks = static_cast<std::size_t>(size);
+  return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * ByteRing::kBytes;
+}
+
+Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      size_(size),
+      names_(std::move(names)),
+      processes_(static_cast<std::size_t>(size), -1) {
+  cell(rank).process.store(::getpid());
+}
+
+Board::~Board() {
+  close();  // also where a constructor has failed: the peers must not wait for this rank
+  for (const int process : processes_)
+    if (process >= 0) ::close(process);
+}
+
+// Zeroed memory is a new cell, so no rank needs to wait until another has made its own.
+Board::Cell& Board::cell(int rank) const {
+  return *reinterpret_cast<Cell*>(segment_->data() + static_cast<std::size_t>(rank) * sizeof(Cell));
+}
+
+Notice& Board::notice(int rank, std::uint64_t sequence) { return cell(rank).notices[sequence % 2]; }
+
+std::byte* Board::staging(int rank) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  return segment_->data() + ranks * sizeof(Cell) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
+}
+
+std::byte* Board::ring_memory(int from, int to) const {
+  const auto ranks = static_cast<std::size_t>(size_);
+  const std::size_t number = static_cast<std::size_t>(from) * ranks + static_cast<std::size_t>(to);
+  return segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes) + number * ByteRing::kBytes;
+}
+
+void Board::post() {
+  cell(rank_).clock.fetch_add(1);
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) ring(peer);
+}
+
+void Board::ring(int peer) {
+  Cell& other = cell(peer);
+  if (other.asleep.load() == 0) return;
+  other.bell.fetch_add(1);
+  futex_wake(other.bell);
+}
+
+void Board::await_posts(Clock::time_point deadline, bool spin) {
+  const std::uint32_t mine = cell(rank_).clock.load(std::memory_order_relaxed);
+  // Clocks wrap around, and are never half their range apart.
+  const auto behind = [&](int peer) {
+    return static_cast<std::int32_t>(cell(peer).clock.load(std::memory_order_acquire) - mine) < 0;
+  };
+  int next = 0;  // all ranks before it have posted
+  const auto ready = [&] {
+    while (next < size_ && !behind(next)) ++next;
+    return next == size_;
+  };
+  const auto check = [&] {
+    for (int peer = next; peer < size_; ++peer)
+      if (peer != rank_ && behind(peer)) check_alive(peer);
+    if (Clock::now() < deadline) return;
+    std::vector<int> late;
+    for (int peer = next; peer < size_; ++peer)
+      if (behind(peer)) late.push_back(name_of(peer));
+    require<CommError>(late.empty(), rank_names(late), " did not come in time");
+  };
+  await(ready, check, deadline, spin);
+}
+
+void Board::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::time_point deadline, bool spin) {
+  for (int i = 0; i < (spin ? kSpins : 1); ++i) {
+    if (ready()) return;
+    pause_core();
+  }
+  Cell& own = cell(rank_);
+  for (;;) {
+    const std::uint32_t bell = own.bell.load();
+    own.asleep.fetch_add(1);  // whoever makes ready() true after this sees it, and rings
+    const bool done = ready();
+    if (!done)
+      futex_wait(own.bell, bell, std::clamp<Clock::duration>(deadline - Clock::now(), Clock::duration(0), kParked));
+    own.asleep.fetch_sub(1);
+    if (done || ready()) return;
+    try {
+      check();
+    } catch (const CommError&) {  // it may have come, and gone, since the last look
+      if (ready()) return;
+      throw;
+    }
+  }
+}
+
+void Board::check_alive(int peer) {
+  require<CommError>(!closed(rank_), "this rank has closed its connections");
+  require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
+  const pid_t process = cell(peer).process.load();
+  if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread beside this one
+  const std::lock_guard lock(processes_mutex_);
+  int& descriptor = processes_[static_cast<std::size_t>(peer)];
+  if (descriptor < 0) descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+  pollfd ended{.fd = descriptor, .events = POLLIN, .revents = 0};
+  const bool gone = descriptor < 0 ? errno == ESRCH : ::poll(&ended, 1, 0) == 1;
+  // It may have closed properly, after the last look.
+  require<CommError>(!gone || closed(peer), "rank ", name_of(peer), " (process ", process, ") has ended");
+}
+
+void Board::close() {
+  cell(rank_).closed.store(1);
+  for (int peer = 0; peer < size_; ++peer) ring(peer);
+}
+
+bool Board::closed(int rank) const { return cell(rank).closed.load() != 0; }
+
+}  // namespace duet::ddp

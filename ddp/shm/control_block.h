@@ -1,0 +1,81 @@
+// Where the ranks of one host tell each other how far they are.
+//
+// Note [Steps on the board]: a rank's clock counts its posts. All ranks post in the same order, so "everybody's clock
+// has reached mine" means that all have done what I have done. Staging memory and headers come in two halves, used in
+// turn: when I use a half again, all ranks have posted once in between, and have read what it held.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ddp/group/work.h"
+#include "ddp/shm/shared_segment.h"
+#include "ddp/transport/message_collectives.h"
+#include "lib/base/thread_pool.h"
+
+namespace duet::ddp {
+
+/// What a rank shows the others of the collective it is in.
+struct Notice {
+  Header header;
+  std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
+  std::uint64_t out_at = 0;     // of reduce_update: the same for the values
+};
+
+/// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.
+class Board {
+ public:
+  static constexpr std::size_t kHalfBytes = 512 << 10;  // of staging memory; a rank has two
+
+  static std::size_t bytes(int size);
+  /// `names` is what errors call the ranks; empty: by their own numbers.
+  Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
+  ~Board();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<std::size_t>(rank)]; }
+
+  /// The notice of collective `sequence`; this rank's is written before its first post.
+  Notice& notice(int rank, std::uint64_t sequence);
+  /// A rank's staging memory of the current half.
+  std::byte* staging(int rank) const;
+  /// Ends the use of the current half.
+  void turn_half() { half_ ^= 1; }
+
+  /// Shows what was written to all others.
+  void post();
+  /// Waits until all ranks have posted as often as this one. Throws CommError: a rank closed or died, or the deadline
+  /// passed.
+  void await_posts(Clock::time_point deadline, bool spin);
+  /// Waits until ready() is true, which another rank makes true and then calls ring() for. As await_posts().
+  void await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::time_point deadline, bool spin);
+  /// Wakes a rank that may be waiting.
+  void ring(int peer);
+  /// Throws CommError if the rank has closed or its process has ended.
+  void check_alive(int peer);
+
+  /// Tells all others that this rank does nothing more. Any thread may call it.
+  void close();
+  bool closed(int rank) const;
+
+  /// Memory of the ByteRing from one rank to another.
+  std::byte* ring_memory(int from, int to) const;
+
+ private:
+  struct Cell;
+  Cell& cell(int rank) const;
+
+  std::unique_ptr<SharedSegment> segment_;
+  int rank_, size_;
+  std::vector<int> names_;
+  std::uint32_t half_ = 0;
+  std::mutex processes_mutex_;
+  std::vector<int> processes_;  // by rank: a descriptor that is readable once the process has ended; -1: none
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,163 @@
+#include "ddp/shm/multi_host_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "ddp/shm/control_block.h"
+#include "ddp/shm/messages.h"
+#include "lib/base/thread_pool.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+class MixedTransport final : public Transport {
+ public:
+  MixedTransport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store, std::vector<int> hosts,
+                 Milliseconds connect_timeout)
+      : network_(std::move(network)), hosts_(std::move(hosts)), connect_timeout_(connect_timeout) {
+    const int host = hosts_[static_cast<std::size_t>(rank())];
+    std::vector<int> here;
+    for (int peer = 0; peer < size(); ++peer) {
+      const bool local = hosts_[static_cast<std::size_t>(peer)] == host;
+      place_.push_back(local ? static_cast<int>(here.size()) : -1);
+      if (local) here.push_back(peer);
+    }
+    const int count = static_cast<int>(here.size()), own = place_[static_cast<std::size_t>(rank())];
+    spins_ = count <= usable_cores();
+    if (count == 1) return;
+    try {
+      PrefixStore mine(store, concat("mixed/", host, "/"));
+      board_ = std::make_unique<Board>(
+          std::make_unique<SharedSegment>(mine, "shm", own, count, Board::bytes(count), connect_timeout), own, count,
+          here);
+      messages_ = std::make_unique<Messages>(*board_);
+    } catch (const CommError&) {  // on all ranks of the host alike
+      std::fill(place_.begin(), place_.end(), -1);
+    }
+  }
+  ~MixedTransport() override { close(); }
+
+  int rank() const override { return network_->rank(); }
+  int size() const override { return network_->size(); }
+  const char* name() const override { return "tcp+shm"; }
+  const std::vector<int>& hosts() const override { return hosts_; }
+
+  Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    if (place_of(peer) < 0) return 2 * network_->send(peer, tag, data, bytes);
+    const std::lock_guard lock(mutex_);
+    check_open();
+    const std::uint64_t number = messages_->send(place_of(peer), header_of(tag, bytes), const_cast<void*>(data));
+    messages_->progress();
+    return take(number);
+  }
+
+  Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
+    if (place_of(peer) < 0) return 2 * network_->receive(peer, tag, data, bytes);
+    const std::lock_guard lock(mutex_);
+    check_open();
+    return take(messages_->receive(place_of(peer), header_of(tag, bytes), data));
+  }
+
+  // Nothing is locked while this thread sleeps: another one may start a message without which this one's cannot come.
+  void wait(Request request, Clock::time_point deadline) override {
+    if (request % 2 == 0) return network_->wait(request / 2, deadline);
+    std::uint64_t& slot = under_way(request);
+    const std::uint64_t number = slot;
+    const auto ready = [&] {
+      const std::lock_guard lock(mutex_);
+      check_open();
+      messages_->progress();
+      if (waiting_.load() > 1) board_->ring(board_->rank());  // what another thread waits for may have come too
+      return !messages_->pending(number);
+    };
+    const auto check = [&] {
+      const std::lock_guard lock(mutex_);
+      const int peer = messages_->peer_of(number);
+      if (peer < 0) return;
+      board_->check_alive(peer);
+      require<CommError>(Clock::now() < deadline, "rank ", board_->name_of(peer), " did not come in time");
+    };
+    waiting_.fetch_add(1);
+    try {
+      board_->await(ready, check, deadline, spins_);
+    } catch (...) {
+      waiting_.fetch_sub(1);
+      throw;
+    }
+    waiting_.fetch_sub(1);
+    const std::lock_guard lock(mutex_);
+    slot = kFree;
+  }
+
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    std::vector<int> hosts;
+    for (const int rank : subset.ranks) hosts.push_back(hosts_[static_cast<std::size_t>(rank)]);
+    return std::make_unique<MixedTransport>(network_->connect_subset(subset), subset.store, std::move(hosts),
+                                            connect_timeout_);
+  }
+
+  void close() override {
+    network_->close();
+    if (!board_) return;
+    const std::lock_guard lock(mutex_);
+    closed_ = true;  // from now on nothing is moved: the memory of what is under way may be gone
+    board_->close();
+  }
+
+ private:
+  static constexpr std::uint64_t kFree = 0;
+
+  void check_open() const { require<CommError>(!closed_, "this rank has closed its connections"); }
+  int place_of(int peer) const { return place_[static_cast<std::size_t>(peer)]; }
+
+  static Header header_of(std::uint64_t tag, std::size_t bytes) {
+    Header header;
+    header.sequence = tag;
+    header.count = static_cast<std::int64_t>(bytes);
+    header.op = static_cast<std::uint8_t>(Collective::send);
+    header.dtype = static_cast<std::uint8_t>(DType::u8);
+    return header;
+  }
+
+  Request take(std::uint64_t number) {
+    const auto free = std::find(numbers_.begin(), numbers_.end(), kFree);
+    const auto at = static_cast<Request>(free - numbers_.begin());
+    if (free == numbers_.end())
+      numbers_.push_back(number);
+    else
+      *free = number;
+    return 2 * at + 1;
+  }
+  std::uint64_t& under_way(Request request) {
+    const std::lock_guard lock(mutex_);
+    return numbers_[static_cast<std::size_t>(request / 2)];  // a deque: growth moves none
+  }
+
+  const std::unique_ptr<Transport> network_;
+  const std::vector<int> hosts_;
+  const Milliseconds connect_timeout_;
+  std::vector<int> place_;  // by rank: its number on this host's board; -1: it is reached over the network
+  bool spins_ = false;
+  std::unique_ptr<Board> board_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::unique_ptr<Messages> messages_;
+  std::deque<std::uint64_t> numbers_;  // by request: of the message
+  std::atomic<int> waiting_{0};
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mixed_transport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store,
+                                                std::vector<int> hosts, Milliseconds connect_timeout) {
+  require<UsageError>(static_cast<int>(hosts.size()) == network->size(), "there are ", network->size(), " ranks and ",
+                      hosts.size(), " numbers of hosts");
+  return std::make_unique<MixedTransport>(std::move(network), store, std::move(hosts), connect_timeout);
+}
+
+}  // namespace duet::ddp

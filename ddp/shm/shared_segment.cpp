@@ -1,0 +1,141 @@
+#include "ddp/shm/shared_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/interprocess/mapped_region.hpp>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/rank_names.h"
+#include "ddp/store/secret.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+namespace ipc = boost::interprocess;
+
+// Not to be shortened later: a rank that touches memory past the end would end by SIGBUS.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+/// A file in memory; other processes of this user reach it through /proc while it is open.
+Descriptor make_memory(std::size_t bytes) {
+  Descriptor memory(::memfd_create("duet", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  require<CommError>(memory.open(), "no shared memory: ", last_errno);
+  // Reserved now: a page that is missing later would end the process by SIGBUS.
+  const int failure = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(bytes));
+  require<CommError>(failure == 0, "no ", bytes, " bytes of shared memory: ", errno_text(failure));
+  require<CommError>(::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0, "cannot seal shared memory: ", last_errno);
+  return memory;
+}
+
+std::string name_of(const Descriptor& file) {
+  std::string name(64, '\0');
+  const ssize_t bytes = ::readlink(concat("/proc/self/fd/", file.get()).c_str(), name.data(), name.size());
+  name.resize(static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)));
+  return name;
+}
+
+struct stat status_of(const Descriptor& file) {
+  struct stat status {};
+  require<CommError>(::fstat(file.get(), &status) == 0, "cannot look at shared memory: ", last_errno);
+  return status;
+}
+
+/// What rank 0 tells the others: the path and the number of its file, and a proof that a rank says so.
+std::string signed_place(Store& store, const std::string& key, const std::string& path, ino_t number) {
+  const std::string place = concat(path, ' ', number);
+  return concat(place, ' ', proof_of(store.secret(), concat("segment ", key, ' ', place)));
+}
+
+/// The file that rank 0 has made, and no other: a path in /proc means something else in another PID namespace.
+Descriptor open_memory(Store& store, const std::string& key, const std::string& told, std::size_t bytes) {
+  const std::string path = told.substr(0, told.find(' '));
+  require<CommError>(path.starts_with("/proc/"), "\"", path, "\" is not the memory of rank 0");
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  require<CommError>(file.open(), "cannot open ", path, ": ", last_errno);
+  const struct stat status = status_of(file);
+  const bool own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid() &&
+                   (::fcntl(file.get(), F_GET_SEALS) & kSeals) == kSeals && name_of(file) == "/memfd:duet (deleted)";
+  require<CommError>(own && equal_secrets(told, signed_place(store, key, path, status.st_ino)), path,
+                     " is not the memory of rank 0");
+  require<CommError>(static_cast<std::size_t>(status.st_size) == bytes, path, " has ", status.st_size,
+                     " bytes, expected ", bytes);
+  return file;
+}
+
+/// As Boost.Interprocess wants it.
+struct OpenFile {
+  ipc::mapping_handle_t get_mapping_handle() const { return {descriptor.get(), false}; }
+  ipc::mode_t get_mode() const { return ipc::read_write; }
+  const Descriptor& descriptor;
+};
+
+ipc::mapped_region map(const Descriptor& file, const std::string& path) {
+  try {
+    return {OpenFile{file}, ipc::read_write};
+  } catch (const ipc::interprocess_exception& error) {
+    throw CommError(concat("cannot map shared memory at ", path, ": ", error.what()));
+  }
+}
+
+}  // namespace
+
+struct SharedSegment::Mapping {
+  ipc::mapped_region region;
+};
+
+// Every rank says how it went under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
+SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes,
+                             Milliseconds timeout) {
+  Descriptor made;
+  std::string failure;
+  try {
+    if (rank == 0) {
+      made = make_memory(bytes);
+      const std::string path = concat("/proc/", ::getpid(), "/fd/", made.get());
+      store.set(key + "/path", signed_place(store, key, path, status_of(made).st_ino));
+    } else {
+      store.wait({key + "/path"}, timeout);
+    }
+    const std::string place = store.get(key + "/path");
+    require<CommError>(!place.empty(), "rank 0 has none");
+    mapping_ = std::make_unique<Mapping>(Mapping{map(open_memory(store, key, place, bytes), place)});
+  } catch (const CommError& error) {
+    failure = error.what();
+    if (rank == 0) store.set(key + "/path", "");
+  }
+  store.set(concat(key, "/", rank), failure);
+  const std::vector<std::string> keys = rank_keys(key, size);
+  store.wait(keys, timeout);
+  const std::vector<std::string> failures = store.multi_get(keys);
+  for (int peer = 0; peer < size; ++peer) {
+    const std::string& text = failures[static_cast<std::size_t>(peer)];
+    require<CommError>(text.empty(), "shared memory failed on rank ", peer, ": ", text);
+  }
+}
+
+SharedSegment::~SharedSegment() = default;
+
+std::byte* SharedSegment::data() const { return static_cast<std::byte*>(mapping_->region.get_address()); }
+std::size_t SharedSegment::bytes() const { return mapping_->region.get_size(); }
+
+std::string host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
+  struct stat processes {
+  }, network{};
+  ::stat("/proc/self/ns/pid", &processes);
+  ::stat("/proc/self/ns/net", &network);
+  return concat(boot, "/", processes.st_ino, "/", network.st_ino, "/", ::geteuid());
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,322 @@
+#include "ddp/shm/shm_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/shm/control_block.h"
+#include "ddp/shm/messages.h"
+#include "ddp/shm/shm_collectives.h"
+#include "lib/base/start_thread.h"
+#include "lib/base/trace.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr const char* kFailed = "the process group is of no more use since ";
+constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
+
+/// Memory of a segment, which it keeps alive.
+std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segment, std::byte* data, std::size_t bytes) {
+  return {new Storage(Device{}, data, bytes), [segment](Storage* used) { delete used; }};
+}
+
+class ShmGroup final : public ProcessGroup {
+ public:
+  ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
+           const GroupOptions& options);
+  ~ShmGroup() override;
+  const char* backend() const override { return "shm"; }
+  double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
+  bool shares_memory() const override { return true; }
+  std::shared_ptr<Storage> common_storage(std::size_t bytes) override;
+
+ protected:
+  Work start(const Call& call) override;
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
+    return make_shm_group(subset.store, subset.rank, subset.size(), connect_timeout_, options_);
+  }
+
+ private:
+  struct Task {
+    Call call;
+    WorkState* state = nullptr;  // works_ keeps it until it has ended
+    bool begun = false;
+  };
+  Work start_message(const Call& call);
+  /// Carries out the collectives up to `number`; engine_ is held.
+  void run_until(std::uint64_t number, bool spin);
+  void run(const Task& task, bool spin);
+  bool finish(std::uint64_t number, Clock::time_point deadline);
+  bool finish_message(std::uint64_t number, Clock::time_point deadline);
+  /// Ends the group, and returns the text of the error; messages_mutex_ is not held.
+  std::string fail(const std::string& operation, const std::exception& error);
+  /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
+  void close();
+  std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
+  void check_alive() const;
+  /// The helper's thread: what nobody waits for goes on too.
+  void help();
+  void help_messages();
+
+  const std::unique_ptr<Board> board_;
+  const std::shared_ptr<Store> arena_store_;
+  const Milliseconds connect_timeout_;
+  const GroupOptions options_;
+  const bool spins_;
+  int arenas_ = 0;
+
+  // Held by whoever carries out collectives, or messages, for as long as that takes.
+  std::mutex engine_;
+  ShmCollectives collectives_;
+  std::mutex messages_mutex_;
+  Messages messages_;
+
+  mutable std::mutex mutex_;            // of what follows; the last one taken, and never held while waiting
+  std::vector<Task> tasks_;             // in the order of the calls
+  std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
+  std::string failure_;
+  WorkPool works_;
+  std::atomic<std::int64_t> busy_ns_{0};
+  std::condition_variable wake_helper_;
+  bool urgent_ = false, stopping_ = false;
+  std::thread helper_;
+};
+
+ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
+                   const GroupOptions& options)
+    : ProcessGroup(board->rank(), board->size()),
+      board_(std::move(board)),
+      arena_store_(store),
+      connect_timeout_(connect_timeout),
+      options_(options),
+      spins_(board_->size() <= usable_cores()),
+      collectives_(*board_),
+      messages_(*board_) {
+  set_store(std::move(store));
+  helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
+                         [this] { help(); });
+}
+
+ShmGroup::~ShmGroup() {
+  if (is_dropped()) close();
+  {
+    const std::lock_guard engine(engine_);
+    run_until(~std::uint64_t{0}, spins_);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_helper_.notify_all();
+  }
+  helper_.join();
+  for (const auto deadline = Clock::now() + options_.leave_timeout;
+       messages_.any_pending() && !board_->closed(rank()) && Clock::now() < deadline;) {
+    help_messages();
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  board_->close();
+}
+
+std::shared_ptr<SharedSegment> ShmGroup::make_segment(std::size_t bytes) {
+  return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
+                                         options_.timeout);
+}
+
+std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
+  const std::size_t room = (bytes + 4095) / 4096 * 4096;
+  const SharedArena arena{make_segment(room * static_cast<std::size_t>(size())), room};
+  const std::lock_guard engine(engine_);
+  collectives_.add_arena(arena);
+  return storage_in(arena.segment, arena.of(rank()), bytes);
+}
+
+std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
+  const auto segment = make_segment(bytes);
+  return storage_in(segment, segment->data(), bytes);
+}
+
+void ShmGroup::check_alive() const {
+  const std::lock_guard lock(mutex_);
+  require<CommError>(failure_.empty(), kFailed, failure_);
+}
+
+std::string ShmGroup::fail(const std::string& operation, const std::exception& error) {
+  std::string text = concat(operation, " failed on rank ", rank(), ": ", error.what());
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty())
+      failure_ = text;
+    else  // a consequence of the first
+      text = concat(kFailed, failure_);
+  }
+  close();  // the peers must not wait for this rank
+  return text;
+}
+
+void ShmGroup::close() {
+  board_->close();  // ends the wait of a thread that holds the mutex
+  const std::lock_guard lock(messages_mutex_);
+  messages_.stop();
+}
+
+Work ShmGroup::start(const Call& call) {
+  if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
+  const std::unique_lock engine(engine_, std::try_to_lock);
+  const std::lock_guard lock(mutex_);
+  auto state = works_.take();
+  state->begin(name(call.op), [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+  tasks_.push_back({call, state.get()});
+  // The others need not wait for this rank's contribution until this rank waits for theirs.
+  if (engine.owns_lock() && asked_ == done_ && failure_.empty()) {
+    collectives_.begin(call, asked_);
+    tasks_.back().begun = true;
+  }
+  ++asked_;
+  return Work(std::move(state));
+}
+
+bool ShmGroup::finish(std::uint64_t number, Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) {
+    const std::lock_guard engine(engine_);
+    run_until(number, spins_);
+  } else {  // it goes on after the deadline, so somebody else must do it
+    const std::lock_guard lock(mutex_);
+    urgent_ = true;
+    wake_helper_.notify_one();
+  }
+  return false;
+}
+
+void ShmGroup::run_until(std::uint64_t number, bool spin) {
+  for (;;) {
+    Task task;
+    {
+      const std::lock_guard lock(mutex_);
+      if (tasks_.empty() || done_ > number) return;
+      task = tasks_.front();
+    }
+    run(task, spin);
+  }
+}
+
+void ShmGroup::run(const Task& task, bool spin) {
+  std::exception_ptr failure;
+  try {
+    check_alive();
+    try {
+      const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
+                           bytes_of(task.call));
+      const Clock::time_point start = Clock::now();
+      task.call.mark.running();
+      if (!task.begun) collectives_.begin(task.call, done_);
+      collectives_.finish(task.call, done_, start + task.call.mark.limit(options_.timeout), spin);
+      busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+    } catch (const std::exception& error) {
+      throw CommError(fail(concat(name(task.call.op), " #", done_), error));
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.erase(tasks_.begin());
+    ++done_;
+  }
+  task.state->end(failure);
+}
+
+Work ShmGroup::start_message(const Call& call) {
+  check_alive();
+  Call both = call;  // as both sides describe it
+  both.op = Collective::send;
+  both.root = 0;
+  const Header header = header_of(both, 0);
+  const bool sends = call.op == Collective::send;
+  const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
+  auto state = std::make_shared<WorkState>();
+  state->begin(name(call.op));
+  try {
+    const std::lock_guard lock(messages_mutex_);
+    const std::uint64_t number =
+        sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
+    if (sends) messages_.progress();
+    state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
+      check_alive();
+      try {
+        return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
+      } catch (const std::exception& error) {
+        throw CommError(fail(title, error));
+      }
+    });
+  } catch (const std::exception& error) {
+    state->end(std::make_exception_ptr(CommError(fail(title, error))));
+  }
+  return Work(std::move(state));
+}
+
+bool ShmGroup::finish_message(std::uint64_t number, Clock::time_point deadline) {
+  const std::lock_guard lock(messages_mutex_);
+  const auto ready = [&] {
+    messages_.progress();
+    return !messages_.pending(number);
+  };
+  const auto check = [&] {
+    const int peer = messages_.peer_of(number);
+    board_->check_alive(peer);
+    require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
+  };
+  board_->await(ready, check, deadline, spins_);
+  return true;
+}
+
+void ShmGroup::help() {
+  std::unique_lock lock(mutex_);
+  std::uint64_t seen = ~std::uint64_t{0};
+  while (!stopping_) {
+    wake_helper_.wait_for(lock, kPatience, [this] { return urgent_ || stopping_; });
+    if (stopping_) return;
+    const bool waits = !tasks_.empty() && (urgent_ || seen == done_);
+    seen = done_;
+    urgent_ = false;
+    const std::uint64_t last = asked_;
+    lock.unlock();
+    if (waits) {
+      const std::lock_guard engine(engine_);
+      run_until(last, false);
+    }
+    help_messages();
+    lock.lock();
+  }
+}
+
+void ShmGroup::help_messages() {
+  try {
+    const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+    if (lock.owns_lock() && messages_.any_pending()) messages_.progress();
+  } catch (const std::exception& error) {
+    fail("a message", error);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_shm_group(std::shared_ptr<Store> store, int rank, int size,
+                                             Milliseconds connect_timeout, const GroupOptions& options) {
+  auto segment = std::make_unique<SharedSegment>(*store, "shm/board", rank, size, Board::bytes(size), connect_timeout);
+  auto board = std::make_unique<Board>(std::move(segment), rank, size);
+  return std::make_unique<ShmGroup>(std::move(board), std::move(store), connect_timeout, options);
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,238 @@
+#include "ddp/store/file_store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+// The file: the magic, then records {op, run id bytes, key bytes, value bytes (u32 each, of this machine's order),
+// run id, key, value}. A record is written by one write() under the exclusive lock.
+constexpr char kMagic[] = "duet-store-log-1\n";
+constexpr std::size_t kMagicBytes = sizeof(kMagic) - 1;
+constexpr std::size_t kHeadBytes = 1 + 3 * sizeof(std::uint32_t);
+constexpr char kSet = 's';
+constexpr char kErase = 'd';
+constexpr Milliseconds kPoll{10};
+const char* const kClosedKey = "/duet/closed";
+
+std::string bytes_at(int file, std::int64_t from, std::size_t count) {
+  std::string bytes(count, '\0');
+  std::size_t done = 0;
+  while (done < count) {
+    const ssize_t got = ::pread(file, bytes.data() + done, count - done, from + static_cast<std::int64_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+std::uint32_t number_at(const std::string& bytes, std::size_t from) {
+  std::uint32_t number = 0;
+  std::memcpy(&number, bytes.data() + from, sizeof(number));
+  return number;
+}
+
+void put_number(std::string& bytes, std::size_t number) {
+  const auto narrow = static_cast<std::uint32_t>(number);
+  bytes.append(reinterpret_cast<const char*>(&narrow), sizeof(narrow));
+}
+
+}  // namespace
+
+/// Both locks for as long as it lives, with the table up to date.
+class FileStore::Locked {
+ public:
+  explicit Locked(FileStore& store) : store_(store), lock_(store.mutex_) {
+    while (::flock(store_.file_, LOCK_EX) != 0) {
+      require<CommError>(errno == EINTR, "cannot lock the store ", store_.path_, ": ", last_errno);
+    }
+    try {
+      store_.catch_up();
+    } catch (...) {
+      ::flock(store_.file_, LOCK_UN);
+      throw;
+    }
+  }
+  ~Locked() { ::flock(store_.file_, LOCK_UN); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  FileStore& store_;
+  std::lock_guard<std::mutex> lock_;
+};
+
+FileStore::FileStore(std::string path, std::string run_id, int world_size, Milliseconds timeout)
+    : Store(timeout), path_(std::move(path)), run_id_(std::move(run_id)), world_size_(world_size) {
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  require<CommError>(file_ >= 0, "cannot open the store ", path_, ": ", last_errno);
+  try {
+    check_owner();
+    const Locked locked(*this);
+  } catch (...) {
+    ::close(file_);
+    throw;
+  }
+}
+
+void FileStore::check_owner() const {
+  struct stat status {};
+  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
+  require<CommError>(status.st_uid == ::geteuid(), "the store ", path_, " is another user's");
+  require<CommError>((status.st_mode & 077) == 0, "the store ", path_,
+                     ": others than its owner can read or write it; chmod 600 would help");
+}
+
+FileStore::~FileStore() {
+  try {
+    if (world_size_ > 0 && add(kClosedKey, 1) == world_size_) ::unlink(path_.c_str());
+  } catch (const Error&) {  // a left-over file does no harm: its run id is spent
+  }
+  ::close(file_);
+}
+
+void FileStore::catch_up() {
+  struct stat status {};
+  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
+  if (status.st_size == 0) {
+    require<CommError>(::pwrite(file_, kMagic, kMagicBytes, 0) == static_cast<ssize_t>(kMagicBytes),
+                       "cannot write the store ", path_, ": ", last_errno);
+    read_ = static_cast<std::int64_t>(kMagicBytes);
+    return;
+  }
+  if (read_ == 0) {
+    require<CommError>(bytes_at(file_, 0, kMagicBytes) == kMagic, path_, " is not a duet store");
+    read_ = static_cast<std::int64_t>(kMagicBytes);
+  }
+  while (read_ < status.st_size) {
+    const std::string head = bytes_at(file_, read_, kHeadBytes);
+    const bool whole = head.size() == kHeadBytes;
+    const std::size_t run = whole ? number_at(head, 1) : 0;
+    const std::size_t key = whole ? number_at(head, 5) : 0;
+    const std::size_t value = whole ? number_at(head, 9) : 0;
+    require<CommError>(run <= kMaxKeyBytes && key <= kMaxKeyBytes && value <= kMaxValueBytes, "the store ", path_,
+                       " is damaged at byte ", read_);
+    const std::string body = bytes_at(file_, read_ + static_cast<std::int64_t>(kHeadBytes), run + key + value);
+    if (!whole || body.size() < run + key + value) {  // its writer was killed in the middle
+      require<CommError>(::ftruncate(file_, read_) == 0, "cannot repair the store ", path_, ": ", last_errno);
+      return;
+    }
+    if (body.compare(0, run, run_id_) == 0) {
+      if (head[0] == kErase)
+        table_.erase(body.substr(run, key));
+      else
+        table_.set(body.substr(run, key), body.substr(run + key));
+    }
+    read_ += static_cast<std::int64_t>(kHeadBytes + body.size());
+  }
+}
+
+void FileStore::write_record(char op, const std::string& key, const std::string& value) {
+  std::string record(1, op);
+  put_number(record, run_id_.size());
+  put_number(record, key.size());
+  put_number(record, value.size());
+  record += run_id_ + key + value;
+  const ssize_t wrote = ::pwrite(file_, record.data(), record.size(), read_);
+  if (wrote != static_cast<ssize_t>(record.size())) {
+    const std::string reason = wrote < 0 ? errno_text(errno) : "the disk is full";
+    // A torn record is cut off by the next reader, should this fail too.
+    [[maybe_unused]] const int cut = ::ftruncate(file_, read_);
+    throw CommError(concat("cannot write the store ", path_, ": ", reason));
+  }
+  read_ += wrote;
+}
+
+void FileStore::publish(const std::string& key) { write_record(kSet, key, *table_.find(key)); }
+
+void FileStore::set(const std::string& key, const std::string& value) { multi_set({key}, {value}); }
+std::string FileStore::get(const std::string& key) { return multi_get({key}).front(); }
+
+void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (!check(keys)) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      const Locked locked(*this);
+      throw CommError(timeout_message(table_.missing(keys), timeout) + " (file " + path_ + ")");
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
+  const Locked locked(*this);
+  const std::int64_t sum = table_.add(key, amount);
+  publish(key);
+  return sum;
+}
+
+bool FileStore::check(const std::vector<std::string>& keys) {
+  const Locked locked(*this);
+  return table_.has_all(keys);
+}
+
+std::string FileStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
+  const Locked locked(*this);
+  const std::string now = table_.compare_set(key, expected, desired);
+  if (table_.find(key)) publish(key);
+  return now;
+}
+
+bool FileStore::delete_key(const std::string& key) {
+  const Locked locked(*this);
+  if (!table_.erase(key)) return false;
+  write_record(kErase, key, "");
+  return true;
+}
+
+std::int64_t FileStore::num_keys() {
+  const Locked locked(*this);
+  return static_cast<std::int64_t>(table_.size()) - (table_.find(kClosedKey) ? 1 : 0);
+}
+
+void FileStore::append(const std::string& key, const std::string& suffix) {
+  const Locked locked(*this);
+  table_.append(key, suffix);
+  publish(key);
+}
+
+std::vector<std::string> FileStore::multi_get(const std::vector<std::string>& keys) {
+  wait(keys, timeout());
+  const Locked locked(*this);
+  std::vector<std::string> values;
+  for (const std::string& key : keys) {
+    const std::string* value = table_.find(key);
+    require<CommError>(value != nullptr, "the store's key ", key, " was deleted while it was read");
+    values.push_back(*value);
+  }
+  return values;
+}
+
+void FileStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
+  require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
+                      " values");
+  const Locked locked(*this);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    table_.set(keys[i], values[i]);
+    publish(keys[i]);
+  }
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,74 @@
+#include "ddp/store/network_interface.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <memory>
+#include <set>
+
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+struct Free {
+  void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
+};
+
+/// Empty for what is neither IPv4 nor IPv6.
+std::string text_of(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address->sa_family == AF_INET)
+    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof(text));
+  if (address->sa_family == AF_INET6)
+    ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof(text));
+  return text;
+}
+
+std::unique_ptr<ifaddrs, Free> interfaces() {
+  ifaddrs* list = nullptr;
+  require<UsageError>(::getifaddrs(&list) == 0, "cannot list network interfaces: ", last_errno);
+  return std::unique_ptr<ifaddrs, Free>(list);
+}
+
+bool is_up(const ifaddrs& one) { return one.ifa_addr != nullptr && (one.ifa_flags & IFF_UP) != 0; }
+
+}  // namespace
+
+std::string address_of(const std::string& interface, const std::string& like) {
+  const auto list = interfaces();
+  const bool six = like.find(':') != std::string::npos;
+  std::set<std::string> names;
+  std::string best;
+  int best_rank = 0;
+  for (const ifaddrs* one = list.get(); one != nullptr; one = one->ifa_next) {
+    if (!is_up(*one)) continue;
+    const std::string text = text_of(one->ifa_addr);
+    if (text.empty()) continue;
+    names.insert(one->ifa_name);
+    if (interface != one->ifa_name) continue;
+    const bool is_six = one->ifa_addr->sa_family == AF_INET6;
+    const int rank = 1 + 2 * static_cast<int>(is_six == six) + static_cast<int>(!text.starts_with("fe80:"));
+    if (rank <= best_rank) continue;
+    best_rank = rank;
+    best = text;
+  }
+  std::string known;
+  for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
+  require<UsageError>(!best.empty(), kInterfaceVariable, " is ", interface,
+                      ", but the interfaces of this host that are up and have an address are ", known);
+  return best;
+}
+
+std::string loopback_interface() {
+  const auto list = interfaces();
+  for (const ifaddrs* one = list.get(); one != nullptr; one = one->ifa_next)
+    if (is_up(*one) && (one->ifa_flags & IFF_LOOPBACK) != 0 && one->ifa_addr->sa_family == AF_INET)
+      return one->ifa_name;
+  return {};
+}
+
+}  // namespace duet::ddp

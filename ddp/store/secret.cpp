@@ -1,0 +1,100 @@
+#include "ddp/store/secret.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <span>
+
+#include "ddp/store/meeting_folder.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/environment.h"
+#include "lib/base/hex.h"
+#include "lib/base/last_errno.h"
+#include "lib/base/sha256.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::size_t kLeastBytes = 16, kMostBytes = 4096;
+
+/// `source` is what errors begin with.
+std::string read_secret(const std::string& path, const char* source) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  require<UsageError>(file.open(), source, ": cannot open ", path, ": ", last_errno);
+  struct stat status {};
+  require<UsageError>(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), source, ": ", path,
+                      " is not a file");
+  require<UsageError>((status.st_mode & 077) == 0, source, ": others than its owner can read ", path,
+                      "; chmod 600 would help");
+  std::string text(kMostBytes + 1, '\0');
+  const ssize_t got = ::read(file.get(), text.data(), text.size());
+  require<UsageError>(got >= 0, source, ": cannot read ", path, ": ", last_errno);
+  text.resize(static_cast<std::size_t>(got));
+  return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+}
+
+std::string random_hex(std::size_t bytes) {
+  const std::string raw = random_bytes(bytes);
+  return to_hex(std::as_bytes(std::span(raw)));
+}
+
+/// Writes a new secret to `path`, unless another process has done so before: the file is never there half written.
+void make_secret(const std::string& path) {
+  const std::string draft = concat(path, ".", random_hex(8)), text = random_hex(kSecretBytes);
+  const Descriptor file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  require<CommError>(file.open(), "cannot make ", draft, ": ", last_errno);
+  const ssize_t wrote = ::write(file.get(), text.data(), text.size());
+  const bool made =
+      wrote == static_cast<ssize_t>(text.size()) && (::link(draft.c_str(), path.c_str()) == 0 || errno == EEXIST);
+  const std::string failure =
+      made ? "" : errno_text(wrote < 0 || wrote == static_cast<ssize_t>(text.size()) ? errno : ENOSPC);
+  ::unlink(draft.c_str());
+  require<CommError>(made, "cannot make the secret of this user's ranks, ", path, ": ", failure);
+}
+
+}  // namespace
+
+std::string given_secret() {
+  const auto path = environment_variable(kSecretFileVariable);
+  const auto text = environment_variable(kSecretVariable);
+  if (!path && !text) return {};
+  const std::string secret = path ? read_secret(*path, kSecretFileVariable) : *text;
+  require<UsageError>(secret.size() >= kLeastBytes && secret.size() <= kMostBytes,
+                      path ? kSecretFileVariable : kSecretVariable, ": a secret has ", kLeastBytes, " to ", kMostBytes,
+                      " bytes, got ", secret.size());
+  return secret;
+}
+
+std::string user_secret() {
+  const std::string path = private_folder("") + "/secret";
+  if (::access(path.c_str(), F_OK) != 0) make_secret(path);
+  std::string secret = read_secret(path, "the secret of this user's ranks");
+  require<UsageError>(secret.size() == 2 * kSecretBytes, "the secret of this user's ranks: ", path, " has ",
+                      secret.size(), " bytes, expected ", 2 * kSecretBytes, "; removing it would help");
+  return secret;
+}
+
+std::string random_bytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  require<CommError>(::getrandom(bytes.data(), count, 0) == static_cast<ssize_t>(count),
+                     "the system has no random bytes: ", last_errno);
+  return bytes;
+}
+
+std::string proof_of(std::string_view secret, std::string_view text) {
+  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
+  return to_hex(std::as_bytes(std::span(digest)));
+}
+
+bool equal_secrets(std::string_view one, std::string_view other) {
+  if (one.size() != other.size()) return false;
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) difference |= static_cast<unsigned char>(one[i] ^ other[i]);
+  return difference == 0;
+}
+
+}  // namespace duet::ddp

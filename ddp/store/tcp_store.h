@@ -1,0 +1,65 @@
+// A store over TCP: rank 0 serves it on a thread, all ranks are its clients.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/store/store.h"
+
+namespace duet::ddp {
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  int port = 29500;    // 0 = pick a free one (with `serve`)
+  int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
+  std::string run{};   // names the run: a server turns clients of another one away
+  /// Shared by the ranks of the job only; needed where the ranks do not meet on a loopback address. Empty there: the
+  /// user's own, which other users of the host cannot read. See ddp/store/secret.h.
+  std::string secret{};
+  /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.
+  bool one_host = false;
+  bool serve = false;  // true on rank 0
+  Milliseconds timeout = kStoreTimeout;
+  Milliseconds handshake_timeout{1000};  // after which the server drops a client that has not proved itself
+};
+
+/// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
+/// prove to each other that they know the secret (see Note [Handshake]); what follows is not encrypted, and whoever can
+/// change packets on their way can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
+/// not through with it in time, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
+/// port is taken (with port and errno), nobody answers within the timeout, or somebody without the secret does;
+/// UsageError beyond loopback without a secret.
+class TcpStore final : public Store {
+ public:
+  explicit TcpStore(const TcpStoreOptions& options);
+  ~TcpStore() override;
+  TcpStore(const TcpStore&) = delete;
+  TcpStore& operator=(const TcpStore&) = delete;
+
+  /// The port in use, also where 0 was asked for.
+  int port() const;
+  /// This side's address of the connection to the server: one that the other ranks can reach too.
+  std::string local_address() const;
+
+  using Store::wait;
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
+  std::int64_t add(const std::string& key, std::int64_t amount) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
+  bool delete_key(const std::string& key) override;
+  std::int64_t num_keys() override;
+  void append(const std::string& key, const std::string& suffix) override;
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
+  std::string secret() override;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace duet::ddp

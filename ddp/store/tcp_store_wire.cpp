@@ -1,0 +1,93 @@
+#include "ddp/store/tcp_store_wire.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "lib/base/sha256.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::size_t kFrameHeadBytes = sizeof(std::uint8_t) + sizeof(std::int64_t) + sizeof(std::uint32_t);
+
+template <class T>
+void put(std::string& out, T value) {
+  auto bits = static_cast<std::uint64_t>(value);
+  for (std::size_t i = 0; i < sizeof(T); ++i, bits >>= 8) out.push_back(static_cast<char>(bits & 0xff));
+}
+
+/// Takes a number off the front of `in`; false if it is too short.
+template <class T>
+bool take(std::string_view& in, T& value) {
+  if (in.size() < sizeof(T)) return false;
+  std::uint64_t bits = 0;
+  for (std::size_t i = sizeof(T); i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(in[i]);
+  value = static_cast<T>(bits);
+  in.remove_prefix(sizeof(T));
+  return true;
+}
+
+}  // namespace
+
+std::string store_run_mark(const std::string& run) {
+  return sha256_hex(std::as_bytes(std::span(run))).substr(0, kStoreRunBytes);
+}
+
+std::string store_proof(const std::string& secret, StoreSide side, std::string_view run_mark,
+                        std::string_view client_number, std::string_view server_number) {
+  // All parts but the first have a fixed length, so no two sets of them spell the same text.
+  std::string text = side == StoreSide::client ? "client" : "server";
+  for (const std::string_view part : {run_mark, client_number, server_number}) text += part;
+  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
+  return {digest.begin(), digest.end()};
+}
+
+void check_frame(std::size_t count, std::size_t total) {
+  require<UsageError>(count <= kMaxFrameStrings, "a store's message has at most ", kMaxFrameStrings,
+                      " keys and values, got ", count);
+  const std::size_t bytes = kFrameHeadBytes + count * sizeof(std::uint32_t) + total;
+  require<UsageError>(bytes <= kMaxFrameBytes, "a store's message has at most ", kMaxFrameBytes, " bytes, got ", bytes);
+}
+
+std::string encode(const StoreFrame& frame) {
+  std::size_t total = 0;
+  for (const std::string& text : frame.strings) total += text.size();
+  check_frame(frame.strings.size(), total);
+  std::string body;
+  put(body, frame.code);
+  put(body, frame.timeout_ms);
+  put(body, static_cast<std::uint32_t>(frame.strings.size()));
+  for (const std::string& text : frame.strings) {
+    put(body, static_cast<std::uint32_t>(text.size()));
+    body += text;
+  }
+  std::string out;
+  put(out, static_cast<std::uint32_t>(body.size()));
+  return out + body;
+}
+
+bool decode(std::string_view body, StoreFrame& frame) {
+  std::uint32_t count = 0;
+  if (!take(body, frame.code) || !take(body, frame.timeout_ms) || !take(body, count)) return false;
+  if (count > std::min(body.size() / sizeof(std::uint32_t), kMaxFrameStrings))
+    return false;  // before memory is set aside for them
+  frame.strings.clear();
+  frame.strings.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint32_t bytes = 0;
+    if (!take(body, bytes) || bytes > body.size()) return false;
+    frame.strings.emplace_back(body.substr(0, bytes));
+    body.remove_prefix(bytes);
+  }
+  return body.empty();
+}
+
+std::uint32_t decode_length(std::string_view four_bytes) {
+  std::uint32_t length = std::numeric_limits<std::uint32_t>::max();
+  take(four_bytes, length);
+  return length;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,268 @@
+#include "ddp/tcp/tcp_transport.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/tcp/tcp_mesh.h"
+#include "ddp/tcp/tcp_receiver.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/last_errno.h"
+#include "lib/base/start_thread.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::size_t kPieceBytes = 1 << 20;  // of one system call, during which the mutex is held
+constexpr int kPieces = 16;                   // to or from one peer, before the others have their turn
+const char* const kClosed = "this rank has closed its connections";
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(Store& store, int rank, int size, const TcpTransportOptions& options)
+      : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
+    for (Descriptor& socket : connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout))
+      peers_.emplace_back().socket = std::move(socket);
+    thread_ = start_thread("the thread of the connections between ranks", [this] { serve(); });
+  }
+  ~TcpTransport() override {
+    close();
+    thread_.join();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(peers_.size()); }
+  const char* name() const override { return "tcp"; }
+
+  Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    Peer& to = open_peer(peer);
+    const Request request = take({.peer = peer, .sends = true, .head = {tag, bytes}, .data = bytes_of(data)});
+    to.out.push_back(request);
+    if (to.out.size() == 1) write(to);
+    if (!to.out.empty()) wake();
+    return request;
+  }
+
+  Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    require<CommError>(!closed_, kClosed);
+    Peer& from = peers_[static_cast<std::size_t>(peer)];
+    const Request request = take({.peer = peer, .head = {tag, bytes}, .data = static_cast<std::byte*>(data)});
+    TcpMessage& message = at(request);
+    if (from.receiver.take_early(message)) return request;
+    if (from.end.empty())
+      expect(from, message);
+    else
+      message.failure = from.end;
+    return request;
+  }
+
+  void wait(Request request, Clock::time_point deadline) override {
+    std::unique_lock lock(mutex_);
+    TcpMessage& message = at(request);
+    const bool ended = changed_.wait_until(lock, deadline, [&] { return message.done || !message.failure.empty(); });
+    const char* const what = message.sends ? " took nothing" : " sent nothing";
+    if (!ended) shut_down();  // nothing may arrive any more in memory that the caller gives up
+    message.busy = false;
+    require<CommError>(ended, "rank ", message.peer, what, " in time");
+    require<CommError>(message.done || message.failure != kClosed, kClosed);
+    require<CommError>(message.done, "rank ", message.peer, what, ": ", message.failure);
+  }
+
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    return std::make_unique<TcpTransport>(*subset.store, subset.rank, subset.size(), options_);
+  }
+
+  void close() override {
+    const std::lock_guard lock(mutex_);
+    shut_down();
+  }
+
+ private:
+  struct Peer {
+    Peer() { out.reserve(64); }  // few at a time: steps allocate nothing
+    Descriptor socket;
+    std::vector<Request> out;
+    std::size_t written = 0;  // bytes of the first of `out`, head included
+    TcpReceiver receiver;
+    std::string end;  // why the connection has ended
+  };
+
+  // As sendmsg() wants it, which writes nothing there.
+  static std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
+
+  TcpMessage& at(Request request) {
+    return messages_[static_cast<std::size_t>(request)];
+  }  // a deque: growth moves none
+
+  Request take(TcpMessage message) {
+    const auto idle = std::find_if(messages_.begin(), messages_.end(), [](const TcpMessage& one) { return !one.busy; });
+    const auto request = static_cast<Request>(idle - messages_.begin());
+    if (idle == messages_.end())
+      messages_.push_back(std::move(message));
+    else
+      *idle = std::move(message);
+    return request;
+  }
+
+  Peer& open_peer(int rank) {
+    require<CommError>(!closed_, kClosed);
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    require<CommError>(peer.end.empty(), "rank ", rank, " cannot be reached: ", peer.end);
+    return peer;
+  }
+
+  void finish(Request request) {
+    at(request).done = true;
+    changed_.notify_all();
+  }
+
+  void wake() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof(one));  // fails only if it is awake
+  }
+
+  void end(Peer& peer, const std::string& reason) {
+    if (!peer.end.empty()) return;
+    peer.end = reason;
+    ::shutdown(peer.socket.get(), SHUT_RDWR);
+    for (const Request request : peer.out) at(request).failure = reason;
+    peer.out.clear();
+    peer.receiver.stop(reason);
+    changed_.notify_all();
+  }
+
+  void shut_down() {
+    if (std::exchange(closed_, true)) return;
+    for (Peer& peer : peers_) end(peer, kClosed);
+    wake();
+  }
+
+  /// As much as can be written without waiting, in pieces.
+  void write(Peer& peer) {
+    for (int i = 0; i < kPieces && !peer.out.empty(); ++i) {
+      TcpMessage& message = at(peer.out.front());
+      const std::size_t head = std::min(peer.written, sizeof(TcpHead)), done = peer.written - head;
+      std::array<iovec, 2> parts{
+          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(TcpHead) - head},
+           {message.data + done, std::min<std::size_t>(kPieceBytes, message.head.bytes - done)}}};
+      msghdr text{};
+      text.msg_iov = parts.data();
+      text.msg_iovlen = parts.size();
+      const ssize_t wrote = ::sendmsg(peer.socket.get(), &text, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (wrote < 0) {
+        if (errno == EINTR) continue;
+        // A connection that is broken still has what came before; reading ends it.
+        return;
+      }
+      peer.written += static_cast<std::size_t>(wrote);
+      if (peer.written < sizeof(TcpHead) + message.head.bytes) continue;
+      peer.written = 0;
+      finish(peer.out.front());
+      peer.out.erase(peer.out.begin());
+    }
+  }
+
+  /// As much as is there, in pieces.
+  void read(Peer& peer) {
+    for (int i = 0; i < kPieces && peer.end.empty() && !peer.receiver.parked(); ++i) {
+      const std::span<std::byte> room = peer.receiver.room();
+      const ssize_t got = ::recv(peer.socket.get(), room.data(), std::min(kPieceBytes, room.size()), MSG_DONTWAIT);
+      if (got == 0) return end(peer, "connection closed by peer");
+      if (got < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN) end(peer, errno_text(errno));
+        return;
+      }
+      if (peer.receiver.advance(static_cast<std::size_t>(got))) changed_.notify_all();
+    }
+  }
+
+  void expect(Peer& from, TcpMessage& message) {
+    const bool parked = from.receiver.parked();
+    or_end(from, [&] {
+      from.receiver.expect(message);
+      if (parked) read(from);
+    });
+    if (parked) wake();
+  }
+
+  /// Ends the connection to a peer that sends what no rank sends, or more than there is memory for.
+  template <class Action>
+  void or_end(Peer& peer, Action&& action) {
+    try {
+      action();
+    } catch (const CommError& error) {
+      end(peer, error.what());
+    } catch (const std::bad_alloc&) {
+      end(peer, concat("no memory for ", peer.receiver.announced(), " bytes that nothing waits for"));
+    }
+  }
+
+  /// The thread that moves what the callers' threads have not moved.
+  void serve() {
+    std::vector<pollfd> files(peers_.size() + 1);
+    std::unique_lock lock(mutex_);
+    while (!closed_) {
+      files.back() = {wake_.get(), POLLIN, 0};
+      for (std::size_t i = 0; i < peers_.size(); ++i) {
+        const Peer& peer = peers_[i];
+        const int events = (peer.receiver.parked() ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
+        files[i] = {peer.end.empty() ? peer.socket.get() : -1, static_cast<short>(events), 0};
+      }
+      lock.unlock();
+      ::poll(files.data(), files.size(), -1);
+      std::uint64_t ignored = 0;
+      if (files.back().revents != 0 && ::read(wake_.get(), &ignored, sizeof(ignored)) < 0) ignored = 0;
+      lock.lock();
+      for (std::size_t i = 0; i < peers_.size() && !closed_; ++i) {
+        Peer& peer = peers_[i];
+        if ((files[i].revents & POLLOUT) != 0 && peer.end.empty()) write(peer);
+        if ((files[i].revents & ~POLLOUT) == 0 || !peer.end.empty()) continue;
+        // The connection has ended, after what is still to be read.
+        or_end(peer, [&] {
+          if ((files[i].revents & (POLLERR | POLLHUP)) != 0) peer.receiver.keep_parked();
+          read(peer);
+        });
+      }
+    }
+  }
+
+  const TcpTransportOptions options_;
+  const int rank_;
+  const Descriptor wake_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Peer> peers_;  // by rank; this one's own has no socket
+  std::deque<TcpMessage> messages_;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport(Store& store, int rank, int size, const TcpTransportOptions& options) {
+  return std::make_unique<TcpTransport>(store, rank, size, options);
+}
+
+}  // namespace duet::ddp

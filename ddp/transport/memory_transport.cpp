@@ -1,0 +1,119 @@
+#include "ddp/transport/memory_transport.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// What is under way between all ranks.
+struct Hub {
+  using Key = std::tuple<int, int, std::uint64_t>;  // from, to, tag
+  explicit Hub(int size) : closed(static_cast<std::size_t>(size), false) {}
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<Key, std::string> messages;
+  std::vector<bool> closed;
+  std::map<std::string, std::shared_ptr<Hub>> subsets;  // by name
+};
+
+class MemoryTransport final : public Transport {
+ public:
+  MemoryTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ~MemoryTransport() override { close(); }
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(hub_->closed.size()); }
+  const char* name() const override { return "memory"; }
+
+  Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    const std::lock_guard lock(hub_->mutex);
+    check_open(peer);
+    hub_->messages[{rank_, peer, tag}].assign(static_cast<const char*>(data), bytes);
+    hub_->changed.notify_all();
+    return take({});
+  }
+
+  Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
+    const std::lock_guard lock(hub_->mutex);
+    return take({peer, tag, data, bytes});
+  }
+
+  void wait(Request request, Clock::time_point deadline) override {
+    std::unique_lock lock(hub_->mutex);
+    Receive receive = receives_[static_cast<std::size_t>(request)];
+    receives_[static_cast<std::size_t>(request)].peer = kFree;
+    if (receive.peer == kSent) return;
+    const Hub::Key key{receive.peer, rank_, receive.tag};
+    auto message = hub_->messages.end();
+    const auto arrived = [&] { return (message = hub_->messages.find(key)) != hub_->messages.end(); };
+    const auto over = [&] { return arrived() || is_closed(receive.peer) || is_closed(rank_); };
+    const bool ended = hub_->changed.wait_until(lock, deadline, over);
+    require<CommError>(ended, "rank ", receive.peer, " sent nothing in time");
+    if (!arrived()) check_open(receive.peer);
+    require<CommError>(message->second.size() == receive.bytes, "rank ", receive.peer, " sent ", message->second.size(),
+                       " bytes, expected ", receive.bytes);
+    std::memcpy(receive.data, message->second.data(), receive.bytes);
+    hub_->messages.erase(message);
+  }
+
+  std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
+    const std::lock_guard lock(hub_->mutex);
+    auto& hub = hub_->subsets[subset.name];
+    if (hub == nullptr) hub = std::make_shared<Hub>(subset.size());
+    return std::make_unique<MemoryTransport>(hub, subset.rank);
+  }
+
+  void close() override {
+    const std::lock_guard lock(hub_->mutex);
+    hub_->closed[static_cast<std::size_t>(rank_)] = true;
+    hub_->changed.notify_all();
+  }
+
+ private:
+  static constexpr int kFree = -2;
+  static constexpr int kSent = -1;
+  struct Receive {
+    int peer = kSent;
+    std::uint64_t tag = 0;
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  bool is_closed(int rank) const { return hub_->closed[static_cast<std::size_t>(rank)]; }
+  void check_open(int peer) const {
+    require<CommError>(!is_closed(rank_), "this rank has closed its connections");
+    require<CommError>(!is_closed(peer), "rank ", peer, " has closed the connection");
+  }
+  Request take(const Receive& receive) {
+    for (std::size_t i = 0; i < receives_.size(); ++i) {
+      if (receives_[i].peer != kFree) continue;
+      receives_[i] = receive;
+      return static_cast<Request>(i);
+    }
+    receives_.push_back(receive);
+    return static_cast<Request>(receives_.size() - 1);
+  }
+
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+  std::vector<Receive> receives_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_memory_transports(int size) {
+  const auto hub = std::make_shared<Hub>(size);
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<MemoryTransport>(hub, rank));
+  return transports;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,298 @@
+#include "ddp/transport/message_collectives.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <string>
+
+#include "ddp/group/buffer_bytes.h"
+#include "ddp/group/reduce_kernels.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+// Below this size every rank sends all of its elements to all others: one trip instead of two.
+constexpr std::size_t kSmallBytes = 32 << 10;
+constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
+constexpr Milliseconds kPartingTime{10'000};  // of ranks that disagree
+
+/// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
+/// rounded once.
+bool reduces_in_parts(const Call& call) {
+  const DType dtype = call.in.dtype;
+  const bool exact =
+      dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64 || dtype == DType::u8;
+  return exact && call.reduce != ReduceOp::avg;
+}
+
+}  // namespace
+
+Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport_(transport), timeout_(timeout) {
+  for (int rank = 0; rank < transport.size(); ++rank) heard_.push_back({rank, {}});
+  for (int rank = 0; rank < transport.size(); ++rank) all_ranks_.push_back(rank);
+  ranks_per_host_ = ranks_per_host();
+}
+
+void Collectives::run(const Call& call, std::uint64_t sequence) {
+  deadline_ = Clock::now() + call.mark.limit(timeout_);
+  header_ = header_of(call, sequence);
+  header_requests_.clear();
+  requests_.clear();
+  exchange_headers();
+  switch (call.op) {
+    case Collective::all_reduce: all_reduce(call); break;
+    case Collective::reduce: reduce(call); break;
+    case Collective::broadcast: broadcast(call); break;
+    case Collective::gather: gather(call); break;
+    case Collective::scatter: scatter(call); break;
+    case Collective::all_gather: all_gather(call); break;
+    case Collective::reduce_scatter: reduce_scatter(call); break;
+    case Collective::all_to_all: all_to_all(call); break;
+    case Collective::barrier:
+    case Collective::send:
+    case Collective::recv:                  // these two run beside the collectives
+    case Collective::reduce_update: break;  // needs memory that the ranks share
+  }
+  finish_messages();
+}
+
+void Collectives::take_leave(Milliseconds timeout) {
+  try {
+    deadline_ = Clock::now() + timeout;
+    header_ = header_of({.op = Collective::barrier}, ~std::uint64_t{0});
+    header_requests_.clear();
+    requests_.clear();
+    exchange_headers();
+    finish_messages();
+  } catch (const Error&) {  // the peers are gone or busy: nothing is lost by not waiting for them
+  }
+}
+
+void Collectives::exchange_headers() {
+  heard_[static_cast<std::size_t>(transport_.rank())].header = header_;
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    Header& heard = heard_[static_cast<std::size_t>(peer)].header;
+    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &heard, sizeof(Header)));
+    requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(Header)));
+  }
+}
+
+// Note [Disagreement]: all ranks hear all headers before any of them gives up, so that each of them prints both sides.
+// Whoever finds the disagreement takes leave of the others first: its closed connections must not be what they find.
+void Collectives::check_headers() {
+  if (header_requests_.empty()) return;
+  std::string lost;
+  std::vector<int> silent;
+  for (std::size_t i = 0, peer = 0; peer < heard_.size(); ++peer) {
+    if (heard_[peer].rank == transport_.rank()) continue;
+    try {  // after a loss, only what is there already
+      transport_.wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
+    } catch (const CommError& error) {
+      if (lost.empty()) lost = error.what();
+      silent.push_back(heard_[peer].rank);
+    }
+  }
+  header_requests_.clear();
+  const auto is_silent = [&](const RankHeader& one) {  // its header may arrive at any moment
+    return std::find(silent.begin(), silent.end(), one.rank) != silent.end();
+  };
+  const bool agree = std::all_of(heard_.begin(), heard_.end(),
+                                 [&](const RankHeader& one) { return is_silent(one) || one.header == header_; });
+  if (agree && lost.empty()) return;
+  if (agree) throw CommError(lost);
+  std::vector<RankHeader> known;
+  std::remove_copy_if(heard_.begin(), heard_.end(), std::back_inserter(known), is_silent);
+  const std::string text = disagreement(known);
+  if (lost.empty()) take_leave(kPartingTime);
+  throw CommError(lost.empty() ? text : concat(text, "; ", lost));
+}
+
+void Collectives::send(int peer, int phase, const void* data, std::size_t bytes) {
+  if (bytes > 0) requests_.push_back(transport_.send(peer, tag_of(header_, phase), data, bytes));
+}
+
+void Collectives::receive(int peer, int phase, void* data, std::size_t bytes) {
+  if (bytes > 0) requests_.push_back(transport_.receive(peer, tag_of(header_, phase), data, bytes));
+}
+
+void Collectives::finish_messages() {
+  check_headers();
+  for (const Transport::Request request : requests_) transport_.wait(request, deadline_);
+  requests_.clear();
+}
+
+Collectives::Chunk Collectives::piece_of(Chunk whole, int pieces, int index) {
+  const std::int64_t even = (whole.count + pieces - 1) / pieces;
+  const std::int64_t chunk = (even + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
+  const std::int64_t begin = std::min(whole.count, chunk * index);
+  return {whole.begin + begin, std::min(whole.count, begin + chunk) - begin};
+}
+
+int Collectives::ranks_per_host() const {
+  const std::vector<int>& hosts = transport_.hosts();
+  const int size = transport_.size();
+  if (hosts.empty() || !std::has_single_bit(static_cast<unsigned>(size))) return 0;
+  const auto each = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[0]));
+  if (each < 2 || each == size || size % each != 0) return 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const int host = hosts[static_cast<std::size_t>(rank)];
+    const auto first = hosts.begin() + rank / each * each;  // whole runs of the tree's leaves, no host twice
+    if (host != *first || std::count(hosts.begin(), hosts.end(), host) != each) return 0;
+  }
+  return each;
+}
+
+void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks) {
+  const std::size_t bytes = bytes_of(own, chunk);
+  const std::size_t others = ranks.size() - 1;
+  if (staging_.size() < bytes * others) staging_.resize(bytes * others);
+  parts_.assign(ranks.size(), at(own, chunk.begin));
+  std::byte* next = staging_.data();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == transport_.rank()) continue;
+    parts_[i] = next;
+    receive(ranks[i], phase, next, bytes);
+    next += bytes;
+  }
+}
+
+void Collectives::send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
+    if (ranks[i] != transport_.rank()) send(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
+  }
+}
+
+void Collectives::share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase, std::span<const int> ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == transport_.rank()) continue;
+    const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
+    receive(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
+    send(ranks[i], phase, at(buffer, own.begin), bytes_of(buffer, own));
+  }
+}
+
+void Collectives::reduce_received(const Call& call, std::byte* own, std::int64_t count) {
+  finish_messages();
+  reduce_parts(parts_, count, call.in.dtype, call.reduce);
+  copy_bytes(own, parts_[0], static_cast<std::size_t>(count) * size_of(call.in.dtype));
+}
+
+// Note [Sharded all_reduce]: each rank owns one chunk of the elements, gets that chunk from all others, reduces it in
+// the one order that reduce_parts() defines, and sends the result to all. So every element is reduced once, and is the
+// same bits on every rank; a rank sends and receives 2 (P-1)/P of the buffer, as a ring does, in 2 steps, not 2 (P-1).
+void Collectives::all_reduce(const Call& call) {
+  const Buffer& buffer = call.in;
+  const bool small = buffer.bytes() <= kSmallBytes;
+  if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
+  const Chunk whole{0, buffer.count};
+  if (small) {
+    receive_parts(buffer, whole, 0);
+    for (const int peer : all_ranks_)
+      if (peer != transport_.rank()) send(peer, 0, buffer.data, buffer.bytes());
+    return reduce_received(call, at(buffer, 0), buffer.count);
+  }
+  const Chunk own = piece_of(whole, transport_.size(), transport_.rank());
+  receive_parts(buffer, own, 0);
+  send_pieces(buffer, whole, 0, all_ranks_);
+  reduce_received(call, at(buffer, own.begin), own.count);
+  share_pieces(buffer, whole, own, 1, all_ranks_);
+}
+
+// Note [all_reduce by hosts]: the ranks of a host reduce first, each one piece of the buffer. Then the ranks with the
+// same piece on all hosts reduce that, and each host puts its pieces together. A host's ranks are a subtree of the tree
+// of reduce_parts(), so the bits are those of the sum over all ranks at once; but between hosts a rank moves its piece
+// only, not that of its neighbours as well.
+void Collectives::all_reduce_by_hosts(const Call& call) {
+  const int each = ranks_per_host_, place = transport_.rank() % each, host = transport_.rank() / each;
+  const int count = transport_.size() / each;
+  std::vector<int> near, far;
+  for (int i = 0; i < each; ++i) near.push_back(host * each + i);
+  for (int i = 0; i < count; ++i) far.push_back(i * each + place);
+  const Chunk whole{0, call.in.count}, part = piece_of(whole, each, place), own = piece_of(part, count, host);
+  receive_parts(call.in, part, 0, near);
+  send_pieces(call.in, whole, 0, near);
+  reduce_received(call, at(call.in, part.begin), part.count);
+  receive_parts(call.in, own, 1, far);
+  send_pieces(call.in, part, 1, far);
+  reduce_received(call, at(call.in, own.begin), own.count);
+  share_pieces(call.in, part, own, 2, far);
+  finish_messages();
+  share_pieces(call.in, whole, part, 3, near);
+}
+
+void Collectives::reduce(const Call& call) {
+  if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
+  receive_parts(call.in, {0, call.in.count}, 0);
+  reduce_received(call, at(call.in, 0), call.in.count);
+}
+
+void Collectives::broadcast(const Call& call) {
+  if (transport_.rank() != call.root) return receive(call.root, 0, call.in.data, call.in.bytes());
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer != call.root) send(peer, 0, call.in.data, call.in.bytes());
+  }
+}
+
+void Collectives::gather(const Call& call) {
+  if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    std::byte* piece = at(call.out, peer * call.in.count);
+    if (peer != call.root)
+      receive(peer, 0, piece, call.in.bytes());
+    else
+      copy_bytes(piece, call.in.data, call.in.bytes());
+  }
+}
+
+void Collectives::scatter(const Call& call) {
+  if (transport_.rank() != call.root) return receive(call.root, 0, call.out.data, call.out.bytes());
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    const std::byte* piece = at(call.in, peer * call.out.count);
+    if (peer != call.root)
+      send(peer, 0, piece, call.out.bytes());
+    else
+      copy_bytes(call.out.data, piece, call.out.bytes());
+  }
+}
+
+void Collectives::all_gather(const Call& call) {
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    std::byte* piece = at(call.out, peer * call.in.count);
+    if (peer == transport_.rank()) {
+      copy_bytes(piece, call.in.data, call.in.bytes());
+      continue;
+    }
+    receive(peer, 0, piece, call.in.bytes());
+    send(peer, 0, call.in.data, call.in.bytes());
+  }
+}
+
+void Collectives::reduce_scatter(const Call& call) {
+  const int self = transport_.rank();
+  copy_bytes(call.out.data, at(call.in, self * call.out.count), call.out.bytes());
+  receive_parts(call.out, {0, call.out.count}, 0);
+  for (int peer = 0; peer < transport_.size(); ++peer)
+    if (peer != self) send(peer, 0, at(call.in, peer * call.out.count), call.out.bytes());
+  reduce_received(call, at(call.out, 0), call.out.count);
+}
+
+void Collectives::all_to_all(const Call& call) {
+  const std::int64_t count = call.in.count / transport_.size();
+  const std::size_t bytes = static_cast<std::size_t>(count) * size_of(call.in.dtype);
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank()) {
+      copy_bytes(at(call.out, peer * count), at(call.in, peer * count), bytes);
+      continue;
+    }
+    receive(peer, 0, at(call.out, peer * count), bytes);
+    send(peer, 0, at(call.in, peer * count), bytes);
+  }
+}
+
+}  // namespace duet::ddp

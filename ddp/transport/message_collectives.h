@@ -1,0 +1,72 @@
+// The collectives as messages between ranks; the same for every transport.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ddp/group/call_header.h"
+#include "ddp/transport/transport.h"
+
+namespace duet::ddp {
+
+/// Runs collectives one after the other. Memory is kept from call to call.
+class Collectives {
+ public:
+  /// Ends within `timeout` per call. Throws CommError.
+  Collectives(Transport& transport, Milliseconds timeout);
+  void run(const Call& call, std::uint64_t sequence);
+  /// Waits until all peers are done too, at most `timeout`; swallows errors.
+  void take_leave(Milliseconds timeout);
+
+ private:
+  struct Chunk {
+    std::int64_t begin = 0, count = 0;  // elements
+  };
+
+  void all_reduce(const Call& call);
+  void all_reduce_by_hosts(const Call& call);
+  void reduce(const Call& call);
+  void broadcast(const Call& call);
+  void gather(const Call& call);
+  void scatter(const Call& call);
+  void all_gather(const Call& call);
+  void reduce_scatter(const Call& call);
+  void all_to_all(const Call& call);
+
+  void exchange_headers();
+  void check_headers();
+  void send(int peer, int phase, const void* data, std::size_t bytes);
+  void receive(int peer, int phase, void* data, std::size_t bytes);
+  /// Waits for all messages since the last call.
+  void finish_messages();
+  /// Receives `chunk` of all other ranks beside this rank's own, and points parts_ at them in rank order.
+  void receive_parts(const Buffer& own, Chunk chunk, int phase) { receive_parts(own, chunk, phase, all_ranks_); }
+  void receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks);
+  /// Sends each of the other `ranks` its piece of `whole`.
+  void send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks);
+  /// Sends this rank's piece of `whole` to the other `ranks`, and receives theirs.
+  void share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase, std::span<const int> ranks);
+  /// Waits for those parts and leaves their reduction at `own`, where this rank's is.
+  void reduce_received(const Call& call, std::byte* own, std::int64_t count);
+  static Chunk piece_of(Chunk whole, int pieces, int index);
+  static std::size_t bytes_of(const Buffer& buffer, Chunk chunk) {
+    return static_cast<std::size_t>(chunk.count) * size_of(buffer.dtype);
+  }
+  /// Ranks on each host, if sums may be made host by host with the same bits; else 0.
+  int ranks_per_host() const;
+
+  Transport& transport_;
+  Milliseconds timeout_;
+  Clock::time_point deadline_;
+  Header header_;
+  std::vector<RankHeader> heard_;  // by rank
+  std::vector<int> all_ranks_;
+  int ranks_per_host_ = 0;
+  std::vector<Transport::Request> header_requests_, requests_;
+  std::vector<std::byte> staging_;
+  std::vector<void*> parts_;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,39 @@
+// Messages between the ranks of a group: the part of a backend that is not the same for all of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ddp/group/subset.h"
+#include "ddp/group/work.h"
+
+namespace duet::ddp {
+
+/// Connects this rank with every other. Both sides of a message name the same tag and the same number of bytes, and at
+/// most one message of a tag is under way between two ranks. Thread-safe.
+class Transport {
+ public:
+  using Request = int;
+
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const char* name() const = 0;
+  /// A number for every rank, equal for those on one host; empty where it makes no difference.
+  virtual const std::vector<int>& hosts() const {
+    static const std::vector<int> none;
+    return none;
+  }
+  /// Start a message and return at once; `bytes` > 0, and the memory stays untouched until wait() has returned.
+  virtual Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) = 0;
+  virtual Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) = 0;
+  /// Blocks to the end of the message, whose number is then free again. Throws CommError that names the peer.
+  virtual void wait(Request request, Clock::time_point deadline) = 0;
+  /// Connects some of the ranks anew; all of them call it.
+  virtual std::unique_ptr<Transport> connect_subset(const Subset& subset) const = 0;
+  /// Ends all messages, here and at the peers, with errors. May be called at any time, from any thread.
+  virtual void close() = 0;
+};
+
+}  // namespace duet::ddp

@@ -1,0 +1,59 @@
+#include "lib/base/fault_point.h"
+
+#ifdef DUET_FAULT_POINTS
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+#include <string>
+
+namespace duet {
+namespace {
+
+struct Fault {
+  std::string name, rank;
+  int times = 0, signal = 0;
+};
+
+/// Empty unless this process is the one to be struck.
+const Fault& fault() {
+  static const Fault wanted = [] {
+    Fault fault;
+    const auto variable = [](const char* name) {
+      const char* const text = std::getenv(name);
+      return std::string(text ? text : "");
+    };
+    const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    std::istringstream text(variable("DUET_FAULT"));
+    std::string times, signal;
+    std::getline(text, fault.name, ':');
+    std::getline(text, fault.rank, ':');
+    std::getline(text, times, ':');
+    std::getline(text, signal, ':');
+    if (fault.rank != variable("RANK") || (!restarts.empty() && restarts != "0")) return Fault{};
+    fault.times = std::atoi(times.c_str());
+    fault.signal = std::atoi(signal.c_str());
+    return fault;
+  }();
+  return wanted;
+}
+
+}  // namespace
+
+void fault_point(const char* name) {
+  static std::mutex mutex;
+  static int passed = 0;
+  const Fault& wanted = fault();
+  if (wanted.name.empty() || wanted.name != name) return;
+  const std::lock_guard lock(mutex);
+  if (++passed != wanted.times) return;
+  std::fprintf(stderr, "rank %s is struck at %s by signal %d\n", wanted.rank.c_str(), name, wanted.signal);
+  std::fflush(stderr);
+  std::raise(wanted.signal);
+}
+
+}  // namespace duet
+
+#endif

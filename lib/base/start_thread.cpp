@@ -1,0 +1,75 @@
+#include "lib/base/start_thread.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "lib/base/last_errno.h"
+#include "lib/error.h"
+
+namespace duet {
+namespace {
+
+/// The first line of a file; empty if it cannot be read.
+std::string line_of(const std::string& path) {
+  std::string line;
+  std::ifstream file(path);
+  std::getline(file, line);
+  return line;
+}
+
+/// The control group of this process, or one above it, that is full; empty if none is.
+std::string full_control_group() {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "0::/a/b", or "8:pids:/a/b"
+    const std::size_t name = line.find(':') + 1, path = line.find(':', name) + 1;
+    const std::string controller = line.substr(name, path - name - 1);
+    if (!controller.empty() && controller != "pids") continue;
+    const std::string root = controller.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
+    for (std::string group = line.substr(path);; group.erase(group.rfind('/'))) {
+      const std::string most = line_of(root + group + "/pids.max"), now = line_of(root + group + "/pids.current");
+      if (!most.empty() && most != "max" && std::stoll(now) >= std::stoll(most))
+        return concat("the control group ", group.empty() ? "/" : group, " has reached its pids.max of ", most);
+      if (group.rfind('/') == std::string::npos) break;
+    }
+  }
+  return {};
+}
+
+/// Of the address space, in bytes: what is used, and what the stack of another thread takes.
+std::size_t address_space_for_one_more() {
+  std::size_t pages = 0, stack = 0;
+  std::istringstream(line_of("/proc/self/statm")) >> pages;
+  pthread_attr_t attributes;
+  if (::pthread_getattr_default_np(&attributes) == 0) {
+    ::pthread_attr_getstacksize(&attributes, &stack);
+    ::pthread_attr_destroy(&attributes);
+  }
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + stack;
+}
+
+}  // namespace
+
+std::string which_thread_limit() {
+  if (const std::string group = full_control_group(); !group.empty()) return group;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      address_space_for_one_more() > limit.rlim_cur)
+    return concat("the address space is limited to ", limit.rlim_cur / 1024, " KiB (ulimit -v)");
+  if (::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    return concat("this user may have ", limit.rlim_cur, " processes and threads (ulimit -u)");
+  return concat("memory is short, or the machine's ", line_of("/proc/sys/kernel/threads-max"),
+                " threads (kernel.threads-max) or ", line_of("/proc/sys/kernel/pid_max"),
+                " process numbers (kernel.pid_max) are used up");
+}
+
+void throw_no_thread(const std::string& what, const std::system_error& error) {
+  throw Error(concat("cannot start ", what, ": ", errno_text(error.code().value()), ": ", which_thread_limit()));
+}
+
+}  // namespace duet

@@ -1,0 +1,76 @@
+// MNIST and Fashion-MNIST: where they are looked for, how they are read, and what stands in for them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "lib/data/dataset.h"
+
+namespace duet::data {
+
+enum class MnistKind { mnist, fashion_mnist };
+/// "MNIST", "Fashion-MNIST".
+const char* name(MnistKind kind);
+/// "mnist", "fashion-mnist": its folder inside others, and its name on command lines.
+const char* folder_name(MnistKind kind);
+
+/// The four files without ".gz", in the order train images, train labels, test images, test labels.
+inline constexpr std::array<const char*, 4> kMnistFiles = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
+                                                           "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
+
+struct MnistFiles {
+  std::array<std::filesystem::path, 4> paths;  // in the order of kMnistFiles; an empty one was not found
+  std::filesystem::path folder;
+  bool complete() const;
+  /// "train-labels-idx1-ubyte, t10k-labels-idx1-ubyte"
+  std::string missing() const;
+};
+
+/// Looks in `folder` and then in its sub-folder mnist (fashion-mnist), for the files as they are or with .gz. Returns
+/// the first complete set, else the one of the two that lacks less.
+MnistFiles find_mnist(const std::filesystem::path& folder, MnistKind kind);
+
+struct Mnist {
+  ImageDataset train, test;
+  std::string origin;  // for people: "MNIST, 60,000 + 10,000 images from data/mnist"
+  bool drawn = false;  // no files were found or wanted: the digits are the program's own
+};
+
+/// Each kind is normalised by its own mean and deviation. Throws DataError as lib/data/mnist/idx.h, for images that are
+/// not 28 x 28, and when a set's labels and images differ in number. `unpacked`: folder where unpacked copies are kept
+/// and looked for (lib/data/mnist/unpacked.h); empty: nowhere.
+Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
+
+/// Told about a download: file name, bytes so far, bytes in all (0 while that is unknown).
+using DownloadProgress = std::function<void(const std::string& file, std::uint64_t done, std::uint64_t total)>;
+
+struct MnistOptions {
+  MnistKind kind = MnistKind::mnist;
+  std::string data{};     // a folder, "synthetic" for drawn digits, "" to look in the usual places
+  bool download = false;  // fetch what is not found into the cache folder
+  DownloadProgress progress{};
+  std::int64_t train_images = 0;  // use only the first so many; 0: all
+  std::int64_t test_images = 0;
+  std::uint64_t drawing_seed = 0;                // of the digits that stand in
+  std::optional<std::string> environment{};      // in place of $DUET_DATA
+  std::filesystem::path here = ".";              // where ./data is looked for
+  std::optional<std::filesystem::path> cache{};  // in place of cache_folder()
+};
+
+/// ~/.cache/duet (or $XDG_CACHE_HOME/duet).
+std::filesystem::path cache_folder();
+
+/// Throws what load_mnist() throws where the options or $DUET_DATA name a folder without a complete set. Reads no
+/// image.
+void require_mnist(const MnistOptions& options);
+
+/// Looks in `data`, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
+/// hold a complete set: else DataError says what is missing. If nothing is found: downloads if told so, else draws
+/// digits, and `origin` says it. Packed images are unpacked once: copies are kept in the cache's folder `unpacked`.
+Mnist load_mnist(const MnistOptions& options);
+
+}  // namespace duet::data

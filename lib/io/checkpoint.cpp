@@ -1,0 +1,239 @@
+#include "lib/io/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "lib/io/atomic_file.h"
+
+namespace duet {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kStem = "checkpoint-";
+constexpr std::string_view kEnding = ".safetensors";
+constexpr std::string_view kBest = "model_best.safetensors";
+constexpr std::string_view kOptimizer = "optimizer.";
+constexpr std::string_view kWrapper = "module.";  // restore() drops it
+constexpr std::string_view kSetting = "setting.";
+constexpr std::size_t kKept = 2;
+
+bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
+
+/// The whole text as a number; false when it is not one.
+template <class T>
+bool read_number(std::string_view text, T& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+struct Found {
+  std::int64_t step;
+  fs::path path;
+};
+
+/// The checkpoints of a folder by name, newest first.
+std::vector<Found> list_checkpoints(const fs::path& folder) {
+  std::vector<Found> found;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (name.size() <= kStem.size() + kEnding.size() || !starts_with(name, kStem)) continue;
+    if (!std::string_view(name).ends_with(kEnding)) continue;
+    std::int64_t step = 0;
+    const std::string_view digits =
+        std::string_view(name).substr(kStem.size(), name.size() - kStem.size() - kEnding.size());
+    if (read_number(digits, step) && step >= 0) found.push_back({step, at->path()});
+  }
+  require<DataError>(!error, "cannot list folder ", folder.string(), ": ", error.message());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
+  return found;
+}
+
+/// Temporary files whose writers have ended.
+void remove_orphans(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> orphans;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    const bool ours = starts_with(name, kStem) || starts_with(name, kBest) || starts_with(name, ".duet");
+    if (ours && name.find(kTemporaryMark) != std::string::npos) orphans.push_back(at->path());
+  }
+  for (const fs::path& orphan : orphans) remove_abandoned_temporary(orphan.string());
+}
+
+template <class T>
+T metadata_number(const std::string& path, const Metadata& metadata, const std::string& key) {
+  const auto entry = metadata.find(key);
+  require<DataError>(entry != metadata.end(), path, " is not a checkpoint: __metadata__ has no \"", key, "\"");
+  T number{};
+  require<DataError>(read_number(entry->second, number) && number >= 0, path, ": __metadata__ \"", key, "\" is \"",
+                     entry->second, "\", expected a number of 0 or more");
+  return number;
+}
+
+std::string exact_text(double number) {
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), number);
+  return {text.data(), end};
+}
+
+std::string_view without(std::string_view start, std::string_view name) {
+  return starts_with(name, start) ? name.substr(start.size()) : name;
+}
+
+void check_arch(const std::string& path, const std::string& arch, const std::string& expected) {
+  require<DataError>(arch == expected, path, " is of the model \"", arch, "\", expected \"", expected, "\"");
+}
+
+/// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
+void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
+  for (const TensorInfo& given : tensors) {
+    const std::string_view name = without(kWrapper, without(kOptimizer, given.name));
+    const auto own = std::find_if(model.begin(), model.end(), [&](const NamedTensor& one) { return one.name == name; });
+    require<DataError>(own != model.end(), path, " is of another model: it has the tensor \"", given.name,
+                       "\" that this one lacks");
+    require<DataError>(own->tensor.shape() == given.shape && own->tensor.dtype() == given.dtype, path,
+                       " is of another model: \"", given.name, "\" is ", given.dtype, given.shape, ", expected ",
+                       own->tensor.dtype(), own->tensor.shape());
+  }
+}
+
+/// Whether a file announces more than a checkpoint of the model can hold: each tensor once more for the optimizer.
+bool is_larger(std::span<const TensorInfo> tensors, const NamedTensors& model) {
+  std::uint64_t given = 0, own = 0;
+  for (const TensorInfo& one : tensors) given += static_cast<std::uint64_t>(one.shape.count()) * size_of(one.dtype);
+  for (const NamedTensor& one : model) own += 2 * one.tensor.bytes();
+  return given > own;
+}
+
+Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
+  TensorFile file = load_tensors(path, Checksum::required, check);
+  Checkpoint checkpoint;
+  checkpoint.epoch = metadata_number<std::int64_t>(path, file.metadata, "epoch");
+  checkpoint.step = metadata_number<std::int64_t>(path, file.metadata, "step");
+  checkpoint.best_acc1 = metadata_number<double>(path, file.metadata, "best_acc1");
+  checkpoint.arch = file.metadata["arch"];
+  for (const auto& [key, value] : file.metadata)
+    if (starts_with(key, kSetting)) checkpoint.settings[key.substr(kSetting.size())] = value;
+  for (auto& [name, tensor] : file.tensors) {
+    if (starts_with(name, kOptimizer))
+      checkpoint.optimizer.push_back({name.substr(kOptimizer.size()), std::move(tensor)});
+    else
+      checkpoint.model.push_back({name, std::move(tensor)});
+  }
+  return checkpoint;
+}
+
+}  // namespace
+
+void prepare_checkpoint_folder(const std::string& folder, std::int64_t step, const NamedTensors& model) {
+  require_writable(folder);
+  remove_orphans(folder);
+  for (const Found& found : list_checkpoints(folder)) {
+    if (found.step <= step) break;
+    bool valid = true, larger = false;
+    try {
+      read_checkpoint(found.path.string(), [&](std::span<const TensorInfo> tensors, const Metadata&) {
+        larger = !model.empty() && is_larger(tensors, model);
+        require<DataError>(!larger, "too large to be read");
+      });
+    } catch (const DataError&) {
+      valid = larger;  // a damaged one is of no use to anybody: a run may write over it
+    }
+    require<DataError>(!valid, "folder ", folder, " holds a checkpoint of step ", found.step, " (", found.path.string(),
+                       "), later than step ", step, " where this run begins: resume from it or use another folder");
+  }
+}
+
+std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best) {
+  NamedTensors tensors = checkpoint.model;
+  for (const auto& [name, tensor] : checkpoint.optimizer) tensors.push_back({concat(kOptimizer, name), tensor});
+  Metadata metadata = {{"format", "pt"},
+                       {"arch", checkpoint.arch},
+                       {"epoch", std::to_string(checkpoint.epoch)},
+                       {"step", std::to_string(checkpoint.step)},
+                       {"best_acc1", exact_text(checkpoint.best_acc1)}};
+  for (const auto& [key, value] : checkpoint.settings) metadata[concat(kSetting, key)] = value;
+
+  std::string digits = std::to_string(checkpoint.step);
+  digits.insert(0, 8 - std::min<std::size_t>(digits.size(), 8), '0');
+  const std::string path = (fs::path(folder) / concat(kStem, digits, kEnding)).string();
+  save_tensors(path, tensors, metadata);
+  if (best) save_tensors((fs::path(folder) / kBest).string(), tensors, metadata);
+
+  std::size_t kept = 0;
+  for (const Found& found : list_checkpoints(folder)) {
+    if (found.step > checkpoint.step || ++kept <= kKept) continue;
+    std::error_code error;
+    fs::remove(found.path, error);  // a file too many does no harm
+  }
+  return path;
+}
+
+bool holds_checkpoint(const std::string& folder) {
+  std::error_code error;
+  return fs::is_directory(folder, error) && !list_checkpoints(folder).empty();
+}
+
+namespace {
+
+/// `check` also gets the path of the file.
+template <class Check>
+LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
+  const auto read = [&](const std::string& path) {
+    return read_checkpoint(
+        path, [&](std::span<const TensorInfo> tensors, const Metadata& metadata) { check(path, tensors, metadata); });
+  };
+  std::error_code error;
+  const bool exists = fs::exists(file_or_folder, error);
+  require<DataError>(exists, "no checkpoint at ", file_or_folder, ": ",
+                     error ? error.message() : "no such file or folder");
+  if (!fs::is_directory(file_or_folder, error)) return {read(file_or_folder), file_or_folder, {}};
+
+  const std::vector<Found> all = list_checkpoints(file_or_folder);
+  require<DataError>(!all.empty(), "folder ", file_or_folder, " holds no checkpoint, expected ", kStem, "STEP",
+                     kEnding);
+  LoadedCheckpoint loaded;
+  for (const Found& found : all) {
+    try {
+      loaded.path = found.path.string();
+      loaded.checkpoint = read(loaded.path);
+      return loaded;
+    } catch (const DataError& damage) {
+      loaded.warnings.push_back(concat("passed over a checkpoint: ", damage.what()));
+    }
+  }
+  std::string reasons;
+  for (const std::string& warning : loaded.warnings) reasons += "; " + warning;
+  throw DataError(concat("folder ", file_or_folder, " holds no valid checkpoint", reasons));
+}
+
+}  // namespace
+
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder) {
+  return load(file_or_folder, [](const std::string&, std::span<const TensorInfo>, const Metadata&) {});
+}
+
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch,
+                                 const NamedTensors& model) {
+  return load(file_or_folder,
+              [&](const std::string& path, std::span<const TensorInfo> tensors, const Metadata& metadata) {
+                if (const auto own = metadata.find("arch"); own != metadata.end()) check_arch(path, own->second, arch);
+                check_tensors(path, tensors, model);
+              });
+}
+
+void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model) {
+  check_arch(loaded.path, loaded.checkpoint.arch, arch);
+  restore(loaded.checkpoint.model, model, loaded.path);
+}
+
+}  // namespace duet

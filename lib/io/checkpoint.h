@@ -1,0 +1,52 @@
+// Checkpoints of a training run: safetensors files in a folder, the last two of them, and the best beside them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/io/safetensors.h"
+
+namespace duet {
+
+/// What a run needs to go on to the same bits. Only rank 0 writes it; alone, under DataParallel and under
+/// DistributedDataParallel the file is the same.
+struct Checkpoint {
+  std::int64_t epoch = 0;       // epochs finished
+  std::int64_t step = 0;        // steps of the optimizer done, over all epochs
+  std::string arch = {};        // name of the model: "SimpleCNN"
+  double best_acc1 = 0;         // best test accuracy so far, per cent
+  NamedTensors model = {};      // Module::state_dict()
+  NamedTensors optimizer = {};  // SGD::state(): "conv1.weight"; stored as "optimizer.conv1.weight"
+  Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
+};
+
+/// Makes the folder, proves that it can be written, and removes temporary files of processes that died. Throws
+/// DataError when that fails, or when it holds a valid checkpoint of a later step than `step`, which the new run would
+/// hide. With a `model`, one that announces more data than a checkpoint of it counts as valid without being read.
+void prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {});
+
+/// Writes `folder`/checkpoint-STEP.safetensors atomically, and `folder`/model_best.safetensors too when `best`; then
+/// removes all but this and the checkpoint before it. Returns the path. Throws DataError; older files are then
+/// untouched.
+std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best = false);
+
+struct LoadedCheckpoint {
+  Checkpoint checkpoint;
+  std::string path;
+  std::vector<std::string> warnings;  // one line for each newer file that was passed over
+};
+
+/// Reads a file, or the newest valid checkpoint of a folder. Throws DataError with every reason when there is none.
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
+/// The same for the model `arch` with this state dictionary: a file whose header names another model, or tensors that
+/// neither the model nor its optimizer has, is refused before they are read, and passed over in a folder.
+LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch, const NamedTensors& model);
+/// Whether a folder holds any, by their names; false if there is no such folder.
+bool holds_checkpoint(const std::string& folder);
+
+/// Throws DataError unless the checkpoint is of the model `arch` and its tensors are those of `model` (a state
+/// dictionary, views of the values), into which they are then copied. The optimizer's are for its load_state().
+void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model);
+
+}  // namespace duet

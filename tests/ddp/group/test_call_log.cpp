@@ -1,0 +1,55 @@
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/group/call_log.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+
+namespace {
+
+Call all_reduce_of(std::int64_t count) {
+  static float memory = 0;
+  return {.op = Collective::all_reduce, .in = {&memory, count, DType::f32}};
+}
+
+void add(HeaderLog& log, int calls) {
+  for (int i = 0; i < calls; ++i) log.add(all_reduce_of(i + 1));
+}
+
+}  // namespace
+
+TEST_CASE("ranks that tell each other their headers find the first that differs, wherever they are") {
+  HeaderLog a, b;
+  CHECK_FALSE(a.fresh());
+  add(a, 40);
+  add(b, 37);
+  CHECK(a.fresh());
+  CHECK(a.difference({"", b.text()}, 0) == "");
+  CHECK(b.difference({a.text(), ""}, 1) == "");
+  CHECK_FALSE(a.fresh());
+  b.add({.op = Collective::barrier});
+  const std::string expected = "the ranks disagree: rank 0 calls all_reduce of 38 f32 (sum); rank 1 calls barrier";
+  CHECK(a.difference({"", b.text()}, 0) == expected);
+  CHECK(b.difference({a.text(), ""}, 1) == expected);
+  for (int texts = 0; texts < 3; ++texts) {
+    add(b, 1);
+    b.text();
+  }
+  CHECK(a.difference({"", b.text()}, 0) == "");  // rank 1 is ahead, and finds it
+  CHECK(b.difference({a.text(), ""}, 1) == "the ranks disagree: a call of rank 1 was not that of rank 0");
+  CHECK(b.difference({"damaged", ""}, 1) == "");
+}
+
+TEST_CASE("of three ranks, those that say the same are named together") {
+  std::vector<HeaderLog> logs(3);
+  for (HeaderLog& log : logs) add(log, 3);
+  for (int rank = 0; rank < 3; ++rank) logs[static_cast<std::size_t>(rank)].add(all_reduce_of(rank == 1 ? 8 : 9));
+  std::vector<std::string> texts;
+  for (HeaderLog& log : logs) texts.push_back(log.text());
+  CHECK(logs[2].difference(texts, 2) ==
+        "the ranks disagree: ranks 0, 2 call all_reduce of 9 f32 (sum); rank 1 calls all_reduce of 8 f32 (sum)");
+}

@@ -1,0 +1,175 @@
+// Groups within groups, texts, and the barrier that names who did not come.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/flight_recorder.h"
+#include "ddp/group/gather_text.h"
+#include "lib/error.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Texts = std::vector<std::string>;
+
+/// The sum of `number` over the group's ranks.
+int sum(ProcessGroup& group, int number) {
+  std::int32_t value = number;
+  group.all_reduce({&value, 1, DType::i32}).wait();
+  return value;
+}
+
+/// What each rank says.
+Texts said(Over over, int size, const std::function<std::string(ProcessGroup&)>& body) {
+  Texts texts(static_cast<std::size_t>(size));
+  run_ranks(over, size, [&](ProcessGroup& group) { texts[static_cast<std::size_t>(group.rank())] = body(group); });
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE("split makes groups by color, in the order of the keys") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const Texts texts = said(over, 4, [](ProcessGroup& whole) {
+    const int rank = whole.rank();
+    const auto half = whole.split(rank % 2, -rank);
+    const auto some = whole.split(rank == 3 ? -1 : 7);
+    std::string text = concat(half->rank(), "/", half->size(), " ", half->backend(), " ", sum(*half, rank + 1));
+    text += some ? concat(" ", some->rank(), "/", some->size(), " ", sum(*some, rank + 1)) : " none";
+    const auto one = half->split(rank);  // a group within a group within a group
+    return concat(text, " ", one->size(), " ", sum(*one, rank), " ", sum(whole, 1));
+  });
+  const std::string name = over == Over::memory ? "memory"
+                           : over == Over::gloo ? "gloo"
+                           : over == Over::tcp  ? "tcp"
+                                                : "shm";
+  CHECK(texts == Texts{"1/2 " + name + " 4 0/3 6 1 0 4", "1/2 " + name + " 6 1/3 6 1 1 4",
+                       "0/2 " + name + " 4 2/3 6 1 2 4", "0/2 " + name + " 6 none 1 3 4"});
+}
+
+TEST_CASE("a record numbers new groups alike in every process, and no two of them the same") {
+  const auto record = Record::make();
+  run_ranks(Over::memory, 2, [&](ProcessGroup& whole) {
+    if (whole.rank() == 0) whole.set_record(record, 1);
+    const auto group = whole.split(0);
+    const auto inner = group->split(0);
+    sum(*group, 1);
+    sum(*inner, 1);
+  });
+  const std::vector<RecordedCall> calls = record->snapshot().calls;
+  REQUIRE(calls.size() >= 2);
+  // 0x80000000 | the first 32 bits of sha256("1/duet/split/0/0/"); of the inner one, with that number in place of 1
+  CHECK(calls[calls.size() - 2].group == 0x86f742a6);
+  CHECK(calls[calls.size() - 1].group == 0xc0593b84);
+}
+
+TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  std::mutex mutex;
+  std::vector<std::unique_ptr<ProcessGroup>> groups(3);
+  run_ranks(over, 3, [&](ProcessGroup& whole) {
+    auto group = whole.new_group({2, 0});
+    const std::lock_guard lock(mutex);
+    groups[static_cast<std::size_t>(whole.rank())] = std::move(group);
+  });
+  REQUIRE(groups[0]);
+  REQUIRE(groups[2]);
+  CHECK_FALSE(groups[1]);
+  CHECK(groups[0]->rank() == 1);
+  CHECK(groups[2]->rank() == 0);
+  int sums[2] = {0, 0};
+  std::thread other([&] { sums[0] = sum(*groups[0], 3); });
+  sums[1] = sum(*groups[2], 4);
+  other.join();
+  CHECK(sums[0] == 7);
+  CHECK(sums[1] == 7);
+  std::thread leaving([&] { groups[0].reset(); });
+  groups[2].reset();
+  leaving.join();
+}
+
+TEST_CASE("ranks that disagree about a new group, or name ranks that are not there, are refused") {
+  const auto failures = try_ranks(Over::memory, 2, {.timeout = 60s}, [](ProcessGroup& group) {
+    group.new_group(group.rank() == 0 ? std::vector{0} : std::vector{0, 1});
+  });
+  for (const auto& failure : failures)
+    CHECK(text_of(failure) == "new_group: rank 0 names rank 0, rank 1 names ranks 0, 1");
+  for (const auto& ranks : {std::vector{0, 0}, std::vector{2}, std::vector{-1}})
+    CHECK_THAT(
+        text_of(try_ranks(Over::memory, 2, {.timeout = 60s}, [&](ProcessGroup& group) { group.new_group(ranks); })[1]),
+        ContainsSubstring("are not different ranks of the group's 2"));
+  const TransportGroup alone(std::move(make_memory_transports(1)[0]));
+  CHECK_THROWS_WITH(const_cast<TransportGroup&>(alone).split(0), ContainsSubstring("no store"));
+}
+
+TEST_CASE("a failure in one group leaves the other as it is") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const Texts texts = said(over, 2, [](ProcessGroup& whole) {
+    const auto group = whole.split(0);
+    std::vector<float> values(group->rank() == 0 ? 3 : 4);
+    try {
+      group->all_reduce(std::span<float>(values)).wait();
+    } catch (const CommError& error) {
+      return concat(sum(whole, 1), error.what());
+    }
+    return std::string("no error");
+  });
+  for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("2all_reduce #0 failed"));
+}
+
+TEST_CASE("texts of other lengths go round") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const Texts own = {std::string("a\0b", 3), "", "longer than the others"};
+  const Texts texts = said(over, 3, [&](ProcessGroup& group) {
+    const std::string& mine = own[static_cast<std::size_t>(group.rank())];
+    const bool right = all_gather_texts(group, mine) == own &&
+                       gather_texts(group, mine, 1) == (group.rank() == 1 ? own : Texts()) &&
+                       broadcast_text(group, mine, 0) == own[0] && broadcast_text(group, mine, 1).empty();
+    return right ? broadcast_text(group, mine, 2) : "wrong";
+  });
+  for (const std::string& text : texts) CHECK(text == own[2]);
+}
+
+TEST_CASE("a monitored barrier names all ranks that did not come, and the group goes on") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  std::latch first_over(1), both_over(2);
+  const Texts texts = said(over, 4, [&](ProcessGroup& group) {
+    group.monitored_barrier(60s);
+    std::string text;
+    if (group.rank() % 2 == 1) {
+      both_over.wait();
+    } else {
+      if (group.rank() == 2) first_over.wait();  // so that it is certain who has come by then
+      try {
+        group.monitored_barrier(100ms);
+      } catch (const CommError& error) {
+        text = error.what();
+      }
+      if (group.rank() == 0) first_over.count_down();
+      both_over.count_down();
+    }
+    return concat(text, sum(group, 1));
+  });
+  CHECK(texts[0] == "[Rank 0]: ranks 1, 2, 3 failed to pass monitored_barrier in 100 ms4");
+  CHECK(texts[2] == "[Rank 2]: ranks 1, 3 failed to pass monitored_barrier in 100 ms4");
+}

@@ -1,0 +1,252 @@
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ddp/launch/rank_environment.h"
+#include "ddp/store/asio.h"
+#include "ddp/store/file_store.h"
+#include "ddp/store/memory_store.h"
+#include "ddp/store/secret.h"
+#include "ddp/store/tcp_store.h"
+#include "ddp/store/tcp_store_wire.h"
+#include "lib/error.h"
+#include "tests/ddp/store/raw_client.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using duet_test::ContainsSubstring;
+using duet_test::RawClient;
+using duet_test::Scratch;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Two handles on one store, as two ranks have them.
+struct TwoRanks {
+  std::shared_ptr<Store> a, b;
+};
+
+TwoRanks memory_pair(Milliseconds timeout) {
+  const auto store = std::make_shared<MemoryStore>(timeout);
+  return {store, store};
+}
+TwoRanks file_pair(const Scratch& scratch, Milliseconds timeout) {
+  const std::string path = scratch.path("store");
+  return {std::make_shared<FileStore>(path, "run", 2, timeout), std::make_shared<FileStore>(path, "run", 2, timeout)};
+}
+/// The timeout is that of `a`: it needs nobody else to connect in that time.
+TwoRanks tcp_pair(Milliseconds timeout) {
+  const auto server = std::make_shared<TcpStore>(TcpStoreOptions{.port = 0, .serve = true, .timeout = timeout});
+  return {server, std::make_shared<TcpStore>(TcpStoreOptions{.port = server->port(), .timeout = 60s})};
+}
+TwoRanks any_pair(const Scratch& scratch, int kind, Milliseconds timeout = 10s) {
+  return kind == 0 ? memory_pair(timeout) : kind == 1 ? file_pair(scratch, timeout) : tcp_pair(timeout);
+}
+
+}  // namespace
+
+TEST_CASE("a store keeps values for all ranks") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  const std::string bytes("\0\xff\n", 3);
+  a->set("key", "first");
+  a->set("key", bytes);
+  CHECK(b->get("key") == bytes);
+  a->set("empty", "");
+  CHECK(b->get("empty").empty());
+  CHECK(b->check({"key", "empty"}));
+  CHECK_FALSE(b->check({"key", "missing"}));
+  CHECK(b->num_keys() == 2);
+  CHECK(a->delete_key("key"));
+  CHECK_FALSE(b->delete_key("key"));
+  CHECK_FALSE(b->check({"key"}));
+  CHECK(b->num_keys() == 1);
+  a->append("log", "one,");
+  b->append("log", "two");
+  CHECK(a->get("log") == "one,two");
+  b->multi_set({"x", "y"}, {"1", "2"});
+  CHECK(a->multi_get({"y", "x"}) == std::vector<std::string>{"2", "1"});
+  CHECK_THROWS_AS(a->multi_set({"x"}, {}), UsageError);
+}
+
+TEST_CASE("a store counts") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  CHECK(a->add("count", 3) == 3);
+  CHECK(b->add("count", -5) == -2);
+  CHECK(a->get("count") == "-2");
+  a->set("word", "12a");
+  CHECK_THROWS_WITH(b->add("word", 1), ContainsSubstring("word") && ContainsSubstring("12a"));
+  a->set("large", "9223372036854775807");
+  CHECK_THROWS_AS(b->add("large", 1), CommError);
+  CHECK(b->add("count", 1) == -1);  // the store lives on
+}
+
+TEST_CASE("compare_set follows PyTorch's rules") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  CHECK(a->compare_set("key", "something", "new") == "something");
+  CHECK_FALSE(a->check({"key"}));
+  CHECK(a->compare_set("key", "", "first") == "first");
+  CHECK(b->compare_set("key", "", "second") == "first");
+  CHECK(b->compare_set("key", "wrong", "second") == "first");
+  CHECK(b->compare_set("key", "first", "second") == "second");
+  CHECK(a->get("key") == "second");
+}
+
+TEST_CASE("adding from many threads loses nothing") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  const auto count = [](Store& store) {
+    for (int i = 0; i < 50; ++i) store.add("count", 1);
+  };
+  std::thread other([&, &store = *b] { count(store); });
+  std::thread same([&, &store = *a] { count(store); });
+  count(*a);
+  other.join();
+  same.join();
+  CHECK(b->get("count") == "150");
+}
+
+TEST_CASE("get and wait block until the key is set") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  std::string got;
+  std::thread waiting([&got, &store = *b] {
+    store.wait({"one", "two"});
+    got = store.get("three");
+  });
+  a->set("one", "");
+  a->set("two", "");
+  a->set("three", "value");
+  waiting.join();
+  CHECK(got == "value");
+}
+
+TEST_CASE("a timeout names the key") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2), 30ms);
+  CHECK_THROWS_WITH(a->get("zz"), ContainsSubstring("waited 30 ms") && ContainsSubstring("zz"));
+  b->set("have", "");
+  CHECK_THROWS_WITH(a->wait({"have", "not"}, 10ms), ContainsSubstring("10 ms") && ContainsSubstring(" not,"));
+  CHECK_THROWS_AS(a->multi_get({"have", "not"}), CommError);
+  b->set("zz", "late");
+  CHECK(a->get("zz") == "late");  // the store lives on
+}
+
+TEST_CASE("keys and values have limits") {
+  const Scratch scratch;
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  CHECK_THROWS_AS(a->set("", "value"), UsageError);
+  CHECK_THROWS_AS(a->set(std::string(kMaxKeyBytes + 1, 'k'), "value"), UsageError);
+  CHECK_THROWS_AS(a->set("key", std::string(kMaxValueBytes + 1, 'v')), UsageError);
+  a->set("key", std::string(1 << 20, 'v'));
+  CHECK(b->get("key").size() == 1 << 20);
+}
+
+TEST_CASE("a prefix keeps groups apart") {
+  const auto store = std::make_shared<MemoryStore>();
+  PrefixStore left(store, "left/");
+  PrefixStore right(store, "right/");
+  left.set("key", "1");
+  CHECK_FALSE(right.check({"key"}));
+  CHECK(store->get("left/key") == "1");
+}
+
+TEST_CASE("a left-over file does not poison the next run") {
+  const Scratch scratch;
+  const std::string path = scratch.path("store");
+  FileStore(path, "run 1").set("key", "old");
+  FileStore next(path, "run 2");
+  CHECK_FALSE(next.check({"key"}));
+  CHECK(FileStore(path, "run 1").get("key") == "old");
+}
+
+TEST_CASE("the last rank removes the file") {
+  const Scratch scratch;
+  const std::string path = scratch.path("store");
+  auto first = std::make_unique<FileStore>(path, "run", 2);
+  auto second = std::make_unique<FileStore>(path, "run", 2);
+  first.reset();
+  CHECK(std::filesystem::exists(path));
+  second.reset();
+  CHECK_FALSE(std::filesystem::exists(path));
+}
+
+TEST_CASE("a record that its writer did not finish is cut off") {
+  const Scratch scratch;
+  const std::string path = scratch.path("store");
+  FileStore store(path, "run");
+  store.set("one", "1");
+  const auto whole = std::filesystem::file_size(path);
+  store.set("two", "2");
+  const auto longer = std::filesystem::file_size(path);
+  for (auto size = whole; size < longer; ++size) {
+    std::filesystem::resize_file(path, size);
+    FileStore reader(path, "run");
+    CHECK(reader.check({"one"}));
+    CHECK_FALSE(reader.check({"two"}));
+    CHECK(std::filesystem::file_size(path) == whole);
+    std::filesystem::resize_file(path, whole);
+    FileStore(path, "run").set("two", "2");
+  }
+}
+
+TEST_CASE("a file that is no store is refused") {
+  const Scratch scratch;
+  std::ofstream(scratch.path("text")) << "something else entirely";
+  std::filesystem::permissions(scratch.path("text"), std::filesystem::perms(0600));
+  CHECK_THROWS_WITH(FileStore(scratch.path("text"), "run"), ContainsSubstring("is not a duet store"));
+  CHECK_THROWS_WITH(FileStore(scratch.path("no/such/folder"), "run"), ContainsSubstring("errno 2"));
+}
+
+TEST_CASE("a taken port is an error with port and errno") {
+  const TcpStore first({.port = 0, .serve = true});
+  CHECK_THROWS_WITH(TcpStore({.port = first.port(), .serve = true}),
+                    ContainsSubstring(std::to_string(first.port())) && ContainsSubstring("errno 98"));
+  CHECK_THROWS_WITH(TcpStore({.port = 65536, .serve = true}), ContainsSubstring("from 0 to 65535 but was 65536"));
+  CHECK_THROWS_AS(TcpStore({.port = 0}), UsageError);
+}
+
+TEST_CASE("a client without a server times out, naming the port") {
+  const ReservedPort port("127.0.0.1", 0);
+  CHECK_THROWS_WITH(TcpStore({.port = port.port(), .timeout = 120ms}),
+                    ContainsSubstring(std::to_string(port.port())) && ContainsSubstring("120 ms"));
+}
+
+TEST_CASE("a client whose server goes away says so") {
+  auto pair = tcp_pair(10s);
+  pair.b->set("key", "value");
+  pair.a.reset();
+  CHECK_THROWS_WITH(pair.b->get("key"), ContainsSubstring("lost the store"));
+}
+
+TEST_CASE("the server outlives clients that speak something else") {
+  const auto [a, b] = tcp_pair(10s);
+  const auto port = static_cast<unsigned short>(dynamic_cast<TcpStore&>(*a).port());
+  const std::vector<std::string> nonsense = {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", std::string(1000, '\xff'),
+                                             "duet-store-v001\nxxxx"};
+  const std::vector<std::string> frames = {
+      std::string("\xff\xff\xff\xff", 4) + "too long", std::string("\x05\0\0\0", 4) + "short",  // not a whole body
+      std::string("\x0d\0\0\0\x01\0\0\0\0\0\0\0\0\xff\xff\xff\x7f", 17),                        // two billion strings
+      std::string("\x11\0\0\0\x01\0\0\0\0\0\0\0\0\x01\0\0\0\xff\xff\xff\x7f", 21)};             // of two billion bytes
+  for (const std::string& bytes : nonsense) {
+    RawClient client(port);
+    client.say(bytes);
+    client.wait_for_end();
+  }
+  for (const std::string& bytes : frames) {
+    RawClient client(port);
+    client.greet(user_secret());
+    client.say(bytes);
+    client.wait_for_end();
+  }
+  b->set("still", "alive");
+  CHECK(a->get("still") == "alive");
+}

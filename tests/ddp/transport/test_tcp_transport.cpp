@@ -1,0 +1,190 @@
+// Connections between ranks over TCP, and strangers that come first.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ddp/store/asio.h"
+#include "ddp/store/memory_store.h"
+#include "ddp/store/store.h"
+#include "ddp/store/tcp_store_wire.h"
+#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/transport_group.h"
+#include "lib/error.h"
+#include "tests/ddp/store/raw_client.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using namespace duet_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// The ports on which this process listens, as another process would find them in /proc/net/tcp.
+std::set<int> listening_ports() {
+  std::set<int> ports;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int file = std::stoi(entry.path().filename());
+    int listens = 0;
+    socklen_t bytes = sizeof(listens);
+    if (::getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || listens == 0) continue;
+    sockaddr_in address{};
+    bytes = sizeof(address);
+    if (::getsockname(file, reinterpret_cast<sockaddr*>(&address), &bytes) == 0 && address.sin_family == AF_INET)
+      ports.insert(ntohs(address.sin_port));
+  }
+  return ports;
+}
+
+/// Connects to every new port before another rank can: no rank has this rank's address before set() returns.
+class Strangers {
+ public:
+  void visit() {
+    const std::lock_guard lock(mutex_);
+    for (const int port : listening_ports()) {
+      if (!visited_.insert(port).second) continue;
+      for (int kind = 0; kind < kKinds; ++kind) visit(port, kind);
+    }
+  }
+  std::size_t ports() const { return visited_.size(); }
+  /// The most that one of them has heard, once the ranks have left.
+  std::size_t most_heard() {
+    std::size_t most = 0;
+    for (const auto& client : clients_) most = std::max(most, client->wait_for_end().size());
+    return most;
+  }
+
+ private:
+  static constexpr int kKinds = 6;
+  void visit(int port, int kind) {
+    auto client = std::make_unique<RawClient>(port);
+    const std::string number(kStoreNumberBytes, 'n'), proof(kStoreProofBytes, 'p');
+    if (kind == 1) client->say("GET / HTTP/1.1\r\nHost: a\r\n\r\n" + number + number);
+    if (kind == 2) client->say("duet-ranks-v001\n00000001" + number + proof);
+    if (kind == 3) client->say("duet-ranks-v001\n-0000001" + number + proof);
+    if (kind == 4) client->say("duet-ranks-v001\n");
+    if (kind == 5) client.reset();
+    if (client) clients_.push_back(std::move(client));
+  }
+
+  std::mutex mutex_;
+  std::set<int> visited_;
+  std::vector<std::unique_ptr<RawClient>> clients_;
+};
+
+class VisitedStore final : public Store {
+ public:
+  explicit VisitedStore(Strangers& strangers) : Store(60s), strangers_(strangers) {}
+  using Store::wait;
+  void set(const std::string& key, const std::string& value) override {
+    strangers_.visit();
+    inner_.set(key, value);
+  }
+  std::string get(const std::string& key) override { return inner_.get(key); }
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override { inner_.wait(keys, timeout); }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return inner_.add(key, amount); }
+  bool check(const std::vector<std::string>& keys) override { return inner_.check(keys); }
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
+    return inner_.compare_set(key, expected, desired);
+  }
+  bool delete_key(const std::string& key) override { return inner_.delete_key(key); }
+  std::int64_t num_keys() override { return inner_.num_keys(); }
+  void append(const std::string& key, const std::string& suffix) override { inner_.append(key, suffix); }
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override { return inner_.multi_get(keys); }
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override {
+    inner_.multi_set(keys, values);
+  }
+
+ private:
+  Strangers& strangers_;
+  MemoryStore inner_{60s};
+};
+
+/// What the ranks of a small job threw.
+std::vector<std::exception_ptr> sum_of_ranks(Store& store, int size) {
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        TransportGroup group(make_tcp_transport(store, rank, size, {.connect_timeout = 60s}), {.timeout = 60s});
+        std::vector<float> values(100'000, static_cast<float>(rank + 1));
+        group.all_reduce(std::span<float>(values)).wait();
+        const auto sum = static_cast<float>(size * (size + 1) / 2);
+        for (const float value : values) require<CommError>(value == sum, "got ", value, ", expected ", sum);
+      } catch (...) {
+        failures[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return failures;
+}
+
+}  // namespace
+
+TEST_CASE("strangers that are the first at the ranks' ports are dropped, and the job goes on") {
+  const int size = GENERATE(2, 4);
+  Strangers strangers;
+  VisitedStore store(strangers);
+  for (const auto& failure : sum_of_ranks(store, size)) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  CHECK(strangers.ports() >= static_cast<std::size_t>(size));
+  CHECK(strangers.most_heard() <= kStoreNumberBytes);  // a random number, and nothing of the job
+}
+
+TEST_CASE("a rank does not take what listens at a lower rank's address for that rank without a proof") {
+  MemoryStore store(60s);
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::acceptor acceptor(io, {boost::asio::ip::address_v4::loopback(), 0});
+  std::thread impostor([&] {
+    boost::system::error_code error;
+    for (;;) {
+      auto client = acceptor.accept(error);
+      std::string heard(16 + 8 + kStoreNumberBytes, '\0');
+      boost::asio::read(client, boost::asio::buffer(heard), error);
+      if (heard.front() == 'q') return;
+      boost::asio::write(client, boost::asio::buffer(heard.substr(24)), error);
+      heard.resize(kStoreProofBytes);
+      boost::asio::read(client, boost::asio::buffer(heard), error);
+      boost::asio::write(client, boost::asio::buffer(heard), error);  // the rank's own proof
+    }
+  });
+  store.set("tcp/address/0", concat(acceptor.local_endpoint().port(), " 127.0.0.1"));
+  CHECK_THROWS_WITH(make_tcp_transport(store, 1, 2, {.connect_timeout = 500ms}),
+                    ContainsSubstring("rank 1 could not connect with rank 0 within 500 ms"));
+  RawClient(acceptor.local_endpoint().port()).say(std::string(16 + 8 + kStoreNumberBytes, 'q'));
+  impostor.join();
+}
+
+TEST_CASE("a rank names the ranks that do not connect") {
+  MemoryStore store(60s);
+  store.set("tcp/address/1", "1 127.0.0.1");
+  store.set("tcp/address/2", "1 127.0.0.1");
+  CHECK_THROWS_WITH(make_tcp_transport(store, 0, 3, {.connect_timeout = 300ms}),
+                    ContainsSubstring("rank 0 could not connect with ranks 1, 2 within 300 ms"));
+}
+
+TEST_CASE("a rank refuses what is in the place of another rank's address") {
+  for (const std::string place : {"", " ", "1", "x", "0 127.0.0.1", "70000 127.0.0.1", "-1 127.0.0.1", "1x 127.0.0.1",
+                                  "1 127.0.0.1 ", "1  127.0.0.1", "1 localhost"}) {
+    MemoryStore store(60s);
+    store.set("tcp/address/0", place);
+    CHECK_THROWS_WITH(make_tcp_transport(store, 1, 2, {.connect_timeout = 300ms}),
+                      "rank 0 has no address, got \"" + place + "\"");
+  }
+}
