@@ -45,8 +45,8 @@ int launch(const LaunchOptions& options) {
       .verbose = options.verbose,
       .on_remark = [](const std::string& text) { ddp::write_all(STDERR_FILENO, concat("duet: ", text, "\n")); },
   });
-  const std::string account = result.account.empty() ? "" : result.account + "\n";
-  if (!result.message.empty()) ddp::write_if_read(STDERR_FILENO, concat("duet: ", result.message, "\n", account));
+  const std::string report = result.report.empty() ? "" : result.report + "\n";
+  if (!result.message.empty()) ddp::write_if_read(STDERR_FILENO, concat("duet: ", result.message, "\n", report));
   return result.exit_code;
 }
 

@@ -46,8 +46,8 @@ void complain(const std::exception& error) {
   const std::optional<int> rank = duet::ddp::launched_rank();
   std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "",
                duet::printable(error.what()).c_str());
-  if (const std::string account = duet::ddp::untold_account(); !account.empty())
-    std::fprintf(stderr, "%s\n", account.c_str());
+  if (const std::string report = duet::ddp::unreported_failure(); !report.empty())
+    std::fprintf(stderr, "%s\n", report.c_str());
   duet::ddp::leave_error(error);
 }
 

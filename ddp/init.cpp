@@ -209,7 +209,7 @@ std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Re
     hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin()));
   const std::set<int> different(hosts.begin(), hosts.end());
   if (options.backend == "auto" && different.size() > 1 && different.size() < hosts.size())
-    transport = make_mixed_transport(std::move(transport), store, std::move(hosts), options.join_timeout);
+    transport = make_multi_host_transport(std::move(transport), store, std::move(hosts), options.join_timeout);
   return std::make_unique<TransportGroup>(std::move(transport), gloo.group);
 }
 
@@ -231,7 +231,7 @@ std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const R
 }
 
 std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting) {
-  const std::shared_ptr<Record>& record = process_record();
+  const std::shared_ptr<FlightRecorder>& record = flight_recorder();
   const std::uint32_t group_number = record->begin_group();
   record->enter(Phase::joining);
   std::shared_ptr<Store> store;
@@ -278,7 +278,7 @@ std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvo
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));
-  group->set_record(record, group_number);
+  group->set_flight_recorder(record, group_number);
   record->enter(Phase::ready);
   return group;
 }

@@ -84,7 +84,7 @@ struct Settings {
 };
 
 /// Cost of one step, fitted over several batch sizes.
-struct Model {
+struct CostModel {
   double fixed_us = 0, per_sample_us = 0, communication_us = 0, break_even_batch = 0;
 };
 
@@ -93,8 +93,8 @@ struct Results {
   Machine machine;
   Settings settings;
   std::vector<Run> runs;
-  std::optional<Model> model;  // null until it is fitted
-  bool partial = false;        // interrupted: runs of cells that had not ended are missing
+  std::optional<CostModel> model;  // null until it is fitted
+  bool partial = false;            // interrupted: runs of cells that had not ended are missing
 };
 
 /// results.json, and one run of it. Reading throws DataError that names the field.

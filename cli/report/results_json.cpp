@@ -203,7 +203,7 @@ Results results_from_json(const std::string& text) {
   for (const Json& run : runs) results.runs.push_back(read_run(run));
   require<DataError>(from.contains("model"), "results: field 'model' is missing");
   if (!from.at("model").is_null()) {
-    Model model;
+    CostModel model;
     read(from.at("model"), "fixed_us", model.fixed_us);
     read(from.at("model"), "per_sample_us", model.per_sample_us);
     read(from.at("model"), "communication_us", model.communication_us);

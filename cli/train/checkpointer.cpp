@@ -98,7 +98,7 @@ void require_resumable(const TrainOptions& options) {
   if (!folder.empty()) prepare_checkpoint_folder(folder, step, model);
 }
 
-Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
+Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
     : options_(options),
       setup_(setup),
       train_images_(train_images),
@@ -107,11 +107,11 @@ Keeper::Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_ima
   require_generator(options);
 }
 
-std::int64_t Keeper::total_steps(const Position& position) const {
+std::int64_t Checkpointer::total_steps(const Position& position) const {
   return position.epoch * setup_.loader->steps() + position.step;
 }
 
-void Keeper::say_position(const std::string& path, bool restarted, const Position& position) const {
+void Checkpointer::say_position(const std::string& path, bool restarted, const Position& position) const {
   if (restarted) {
     std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), printable(path).c_str());
     return;
@@ -122,7 +122,7 @@ void Keeper::say_position(const std::string& path, bool restarted, const Positio
               after.c_str());
 }
 
-Position Keeper::resume() {
+Position Checkpointer::resume() {
   Position position;
   const NamedTensors model = setup_.model().state_dict();
   std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_, setup_.network.arch, model);
@@ -149,7 +149,7 @@ Position Keeper::resume() {
   return position;
 }
 
-void Keeper::save(const Position& position, double accuracy) {
+void Checkpointer::save(const Position& position, double accuracy) {
   if (!leader_ || folder_.empty()) return;
   const bool best = position.step == 0 && 100 * accuracy > best_;
   if (best) best_ = 100 * accuracy;

@@ -16,15 +16,15 @@ struct Position {
   std::int64_t step = 0;   // steps of the running epoch that are done
 };
 
-/// Throws what would end this run in Keeper::resume(), as far as it can be found without data and ranks: so it is found
-/// before they are there, and said once. Makes the folder of checkpoints.
+/// Throws what would end this run in Checkpointer::resume(), as far as it can be found without data and ranks: so it is
+/// found before they are there, and said once. Makes the folder of checkpoints.
 void require_resumable(const TrainOptions& options);
 
 /// Every rank makes one and resumes; rank 0 alone writes.
-class Keeper {
+class Checkpointer {
  public:
   /// Throws DataError for a folder that cannot be written.
-  Keeper(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
+  Checkpointer(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
 
   /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
   /// Throws DataError for a checkpoint of another model or run, or none.

@@ -17,16 +17,16 @@ constexpr const char* kRelayed = "DUET_RELAYED_PROGRESS";  // set where the laun
 
 std::string title_of(const TrainOptions& options) { return concat(name(options.mode), " ", options.devices); }
 
-Progress progress_of(const Recorder& recorder, int epoch, int epochs) {
+Progress progress_of(const StepClock& clock, int epoch, int epochs) {
   Progress progress{.epoch = epoch + 1,
                     .epochs = epochs,
-                    .step = recorder.epoch_step(),
-                    .steps = recorder.epoch_steps(),
-                    .loss = recorder.epoch_loss(),
-                    .samples_per_s = recorder.samples_per_s(),
+                    .step = clock.epoch_step(),
+                    .steps = clock.epoch_steps(),
+                    .loss = clock.epoch_loss(),
+                    .samples_per_s = clock.samples_per_s(),
                     .left_s = 0};
   const double done = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
-  if (done > 0) progress.left_s = recorder.epoch_seconds() / done * (1 - done + epochs - progress.epoch);
+  if (done > 0) progress.left_s = clock.epoch_seconds() / done * (1 - done + epochs - progress.epoch);
   return progress;
 }
 
@@ -44,11 +44,11 @@ ProgressReporter::~ProgressReporter() {
   if (file_ >= 0) ::close(file_);
 }
 
-void ProgressReporter::report(const Recorder& recorder, int epoch, int epochs) {
-  const auto now = Recorder::Clock::now();
+void ProgressReporter::report(const StepClock& clock, int epoch, int epochs) {
+  const auto now = StepClock::Clock::now();
   if (now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
-  const Progress progress = progress_of(recorder, epoch, epochs);
+  const Progress progress = progress_of(clock, epoch, epochs);
   if (file_ >= 0) {
     std::string text = to_line(progress);
     text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));

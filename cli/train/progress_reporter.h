@@ -22,7 +22,7 @@ class ProgressReporter {
   ProgressReporter(const ProgressReporter&) = delete;
   ProgressReporter& operator=(const ProgressReporter&) = delete;
 
-  void report(const Recorder& recorder, int epoch, int epochs);
+  void report(const StepClock& clock, int epoch, int epochs);
   /// Removes the progress line, so that other output can follow.
   void clear() { line_.clear(); }
 
@@ -31,7 +31,7 @@ class ProgressReporter {
   ProgressLine line_;
   int file_ = -1;
   bool relayed_ = false;
-  Recorder::Clock::time_point last_{};
+  StepClock::Clock::time_point last_{};
 };
 
 /// In the process that launches ranks from a terminal: shows the progress that rank 0 reports, and passes the ranks'

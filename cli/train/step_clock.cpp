@@ -18,10 +18,10 @@ const char* name_of(double StepParts::*part) {
 
 }  // namespace
 
-Recorder::Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
+StepClock::StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
     : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}
 
-void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
+void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
   steps_ = std::max<std::int64_t>(1, steps);
   step_ = done;
   epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = now_us_ = 0;
@@ -32,7 +32,7 @@ void Recorder::begin_epoch(std::int64_t steps, std::int64_t done) {
   last_ = step_begin_ = Clock::now();
 }
 
-void Recorder::lap(double StepParts::*part, std::int64_t steps) {
+void StepClock::lap(double StepParts::*part, std::int64_t steps) {
   const Clock::time_point now = Clock::now();
   const double us = std::chrono::duration<double, std::micro>(now - last_).count();
   if (Trace::on() && steps == 1)
@@ -42,7 +42,7 @@ void Recorder::lap(double StepParts::*part, std::int64_t steps) {
   if (!first_) total_.*part += us;
 }
 
-void Recorder::trace_steps(std::int64_t steps) {
+void StepClock::trace_steps(std::int64_t steps) {
   const std::int64_t begin = to_ns(step_begin_), all = to_ns(last_) - begin;
   for (std::int64_t i = 0; i < steps; ++i) {
     TraceEvent step{.name = "step",
@@ -60,17 +60,17 @@ void Recorder::trace_steps(std::int64_t steps) {
   step_begin_ = last_;
 }
 
-std::int64_t Recorder::point_of(std::int64_t step) const {
+std::int64_t StepClock::point_of(std::int64_t step) const {
   const auto points = static_cast<std::int64_t>(loss_sums_.size());
   return std::min(step * points / steps_, points - 1);
 }
 
-bool Recorder::wants_loss(std::int64_t pending) const {
+bool StepClock::wants_loss(std::int64_t pending) const {
   const std::int64_t next = step_ + pending;
   return first_ || next >= steps_ || point_of(next) != point_of(step_);
 }
 
-void Recorder::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
+void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
   trace_steps(steps);
   const auto count = static_cast<double>(steps);
   if (first_) {
@@ -92,9 +92,9 @@ void Recorder::end_steps(std::int64_t steps, double losses, std::int64_t rows, s
   step_ += steps;
 }
 
-double Recorder::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
+double StepClock::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
 
-void Recorder::fill(Run& run) const {
+void StepClock::fill(Run& run) const {
   const std::vector<double> steps(step_us_.begin(), step_us_.end());
   run.startup_s = std::max(0.0, first_end_s_ - median(steps) / 1e6);
   if (steps.empty()) return;

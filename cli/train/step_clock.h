@@ -21,14 +21,14 @@ struct WrapperTimes {
 };
 
 /// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.
-class Recorder {
+class StepClock {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr int kLossPoints = 20;  // per epoch
 
   /// `started_ns`: when the program was started. `wrapper` may be empty. Laps and steps are traced as those of
   /// `device`.
-  Recorder(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
+  StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
 
   /// An epoch of `steps` steps of which the first `done` are behind us.
   void begin_epoch(std::int64_t steps, std::int64_t done);

@@ -48,7 +48,7 @@ std::int64_t started_ns() {
   return std::strtoll(given, nullptr, 10);
 }
 
-Team team_of(ddp::ProcessGroup& group) {
+RankTeam team_of(ddp::ProcessGroup& group) {
   return {.rank = group.rank(),
           .size = group.size(),
           .sum =
@@ -208,7 +208,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
                           const Device device{.kind = options.device, .index = rank};
                           backend(options.device).bind_thread(device);
                           Setup setup = make_setup(options, *images.train, group, {device});
-                          Team team = team_of(group);
+                          RankTeam team = team_of(group);
                           team.threads = true;
                           team.take_trace = [&trace, rank] { return trace.take(rank); };
                           const Outcome outcome = train_and_report(options, images, setup, team, started);

@@ -35,13 +35,14 @@ bool traces(const TrainOptions& options) { return !options.trace.empty() || !opt
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, const Images& images, Setup& setup, const Team& team, std::int64_t started_ns)
+  Trainer(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
+          std::int64_t started_ns)
       : options_(options),
         images_(images),
         setup_(setup),
         team_(team),
-        keeper_(options, setup, images.train->size(), team.rank == 0),
-        recorder_(started_ns, setup.times, setup.devices.at(0)),
+        checkpointer_(options, setup, images.train->size(), team.rank == 0),
+        clock_(started_ns, setup.times, setup.devices.at(0)),
         progress_(options, team.rank == 0),
         end_(team.rank, team.size, team.sum) {}
 
@@ -49,27 +50,27 @@ class Trainer {
     const std::int64_t begin_ns = monotonic_ns();
     if (!team_.threads) start_trace(options_);
     const CheckFinite check_finite(options_.check_finite);
-    Position position = keeper_.resume();
-    const Trainee trainee{.net = setup_.net(),
-                          .optimizer = *setup_.optimizer,
-                          .loss_in_replica = setup_.loss_in_replica,
-                          .average = setup_.average,
-                          .device = setup_.devices.at(0),
-                          .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
-                          .graph = setup_.graph.get(),
-                          .graph_steps = graph_steps(setup_.loader->steps())};
+    Position position = checkpointer_.resume();
+    const TrainingStep training{.net = setup_.net(),
+                                .optimizer = *setup_.optimizer,
+                                .loss_in_replica = setup_.loss_in_replica,
+                                .average = setup_.average,
+                                .device = setup_.devices.at(0),
+                                .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
+                                .graph = setup_.graph.get(),
+                                .graph_steps = graph_steps(setup_.loader->steps())};
     const std::int64_t steps = setup_.loader->steps();
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
-      recorder_.begin_epoch(steps, position.step);
+      clock_.begin_epoch(steps, position.step);
       const std::vector<double> before = moved_bytes();
-      train_epoch(trainee, *setup_.loader, recorder_, [&] { return after_step(epoch); });
-      add_moved_bytes(before, recorder_.epoch_step() - position.step);
-      position.step = recorder_.epoch_step();
+      train_epoch(training, *setup_.loader, clock_, [&] { return after_step(epoch); });
+      add_moved_bytes(before, clock_.epoch_step() - position.step);
+      position.step = clock_.epoch_step();
       if (position.step < steps) return interrupted(position);
       position = {position.epoch + 1, 0};
       end_epoch(epoch);
-      keeper_.save(position, run_.test_accuracy.back());
+      checkpointer_.save(position, run_.test_accuracy.back());
       if (ends()) return interrupted(position);
     }
     progress_.clear();
@@ -89,15 +90,15 @@ class Trainer {
   std::int64_t graph_steps(std::int64_t epoch_steps) const {
     if (!options_.fingerprints.empty()) return 1;  // of every step
     if (options_.graph_steps > 0) return options_.graph_steps;
-    const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / Recorder::kLossPoints);
+    const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
     return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
   }
 
   bool after_step(int epoch) {
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) {
-      warn_unless_finite(epoch, recorder_.epoch_loss());
-      progress_.report(recorder_, epoch, options_.epochs);
+      warn_unless_finite(epoch, clock_.epoch_loss());
+      progress_.report(clock_, epoch, options_.epochs);
     }
     return !ends();
   }
@@ -108,7 +109,7 @@ class Trainer {
     const int own = noted_signal();
     if (own != 0) leave_signal(own);  // before another rank can end because of it
     end_.exchange(own);
-    if (team_.size > 1) recorder_.lap(&StepParts::communication);
+    if (team_.size > 1) clock_.lap(&StepParts::communication);
     return end_.signal() != 0;
   }
 
@@ -121,7 +122,7 @@ class Trainer {
   /// Of a rank that ends because others received a signal.
   void leave_consequence(const Position& position) const {
     ddp::leave_error(
-        ddp::RankError{.message = concat("ended after step ", keeper_.total_steps(position), ": ",
+        ddp::RankError{.message = concat("ended after step ", checkpointer_.total_steps(position), ": ",
                                          ddp::rank_names(end_.signalled()), " received ", signal_text(end_.signal())),
                        .consequence = true,
                        .monotonic_ns = monotonic_ns()});
@@ -145,27 +146,27 @@ class Trainer {
     if (team_.size == 1) return;
     const std::vector<std::string> hashes = team_.gather(parameters_sha256(setup_.model()));
     for (std::size_t rank = 1; rank < hashes.size(); ++rank)
-      require<CommError>(hashes[rank] == hashes[0], "after step ", recorder_.epoch_step(), " of the epoch rank ", rank,
+      require<CommError>(hashes[rank] == hashes[0], "after step ", clock_.epoch_step(), " of the epoch rank ", rank,
                          " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
   }
 
   void end_epoch(int epoch) {
     require_same_parameters();
-    const double own_loss = recorder_.epoch_loss();
-    std::vector<double> sums = recorder_.loss_sums();
+    const double own_loss = clock_.epoch_loss();
+    std::vector<double> sums = clock_.loss_sums();
     team_.sum(sums);
     const double ranks = setup_.own_batches ? team_.size : 1;
     double loss = 0, rows = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      const double point_rows = recorder_.loss_rows()[i] * ranks;
+      const double point_rows = clock_.loss_rows()[i] * ranks;
       run_.train_loss.push_back(sums[i] / point_rows);
       loss += sums[i];
       rows += point_rows;
     }
-    const bool timed = recorder_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
+    const bool timed = clock_.epoch_seconds() > 0;  // not an epoch of nothing but the run's first step
     if (timed) {
-      run_.epoch_s.push_back(recorder_.epoch_seconds());
-      rates_.push_back(recorder_.samples_per_s() * ranks);
+      run_.epoch_s.push_back(clock_.epoch_seconds());
+      rates_.push_back(clock_.samples_per_s() * ranks);
     }
     double correct = static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size));
     team_.sum({&correct, 1});
@@ -184,7 +185,7 @@ class Trainer {
       for (int rank = 0; rank < team_.size; ++rank)
         std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
                     python_float(losses[static_cast<std::size_t>(rank)]).c_str());
-    std::string time = options_.epochs == 1 && recorder_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
+    std::string time = options_.epochs == 1 && clock_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
     if (timed) time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
     std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s\n", epoch + 1, options_.epochs, fixed(loss, 4).c_str(),
                 fixed(100 * run_.test_accuracy.back(), 2).c_str(), time.c_str());
@@ -237,14 +238,14 @@ class Trainer {
 
   std::string step_times() const {
     std::string lines;
-    for (const float us : recorder_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
+    for (const float us : clock_.steps_us()) lines += fixed(static_cast<double>(us), 1) + "\n";
     return lines;
   }
 
   Outcome interrupted(const Position& position) {
     progress_.clear();
     if (!received_) leave_consequence(position);
-    if (position.step > 0) keeper_.save(position, 0);
+    if (position.step > 0) checkpointer_.save(position, 0);
     double written = 0;
     team_.sum({&written, 1});  // the first rank to leave may end the others
     return {run_, end_.signal()};
@@ -260,7 +261,7 @@ class Trainer {
     run_.graph = setup_.graph && setup_.graph->replays() > 0;
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
-    recorder_.fill(run_);
+    clock_.fill(run_);
     run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = team_.threads ? "thread" : "process";
     run_.backend = team_.backend;
@@ -275,9 +276,9 @@ class Trainer {
   const TrainOptions& options_;
   const Images& images_;
   Setup& setup_;
-  const Team& team_;
-  Keeper keeper_;
-  Recorder recorder_;
+  const RankTeam& team_;
+  Checkpointer checkpointer_;
+  StepClock clock_;
   ProgressReporter progress_;
   CommonEnd end_;
   Run run_;
@@ -295,7 +296,7 @@ void start_trace(const TrainOptions& options) {
   if (traces(options)) Trace::start(kTraceEvents);
 }
 
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
                          std::int64_t started_ns) {
   return Trainer(options, images, setup, team, started_ns).run();
 }

@@ -14,7 +14,7 @@
 namespace duet::cli {
 
 /// The ranks of a run, as far as a training needs them.
-struct Team {
+struct RankTeam {
   int rank = 0, size = 1;
   /// Adds numbers up over all ranks, on all ranks.
   std::function<void(std::span<double>)> sum = [](std::span<double>) {};
@@ -38,7 +38,7 @@ void start_trace(const TrainOptions& options);
 
 /// Trains from where --resume left off, or from the start. Rank 0 prints, writes checkpoints, fingerprints and the
 /// result. `started_ns`: monotonic_ns() when the program was started.
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const Team& team,
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
                          std::int64_t started_ns);
 
 }  // namespace duet::cli

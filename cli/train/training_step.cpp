@@ -22,67 +22,67 @@ Tensor on_device(const Tensor& tensor, Device device) {
 }
 
 /// The step of all modes, plain or recorded. Gives the loss, which lies on its device.
-Variable step(const Trainee& trainee, const data::Batch& batch, Recorder& recorder) {
-  nn::Module& net = trainee.net;
-  const bool whole = !trainee.scatters;
-  const Tensor images = whole ? on_device(batch.images, trainee.device) : batch.images;
+Variable step(const TrainingStep& training, const data::Batch& batch, StepClock& clock) {
+  nn::Module& net = training.net;
+  const bool whole = !training.scatters;
+  const Tensor images = whole ? on_device(batch.images, training.device) : batch.images;
   const Tensor labels =
-      trainee.scatters && trainee.loss_in_replica ? batch.labels : on_device(batch.labels, trainee.device);
-  recorder.lap(&StepParts::input);
+      training.scatters && training.loss_in_replica ? batch.labels : on_device(batch.labels, training.device);
+  clock.lap(&StepParts::input);
   fault_point("forward");
-  trainee.optimizer.zero_grad();
+  training.optimizer.zero_grad();
   Variable loss;
-  if (trainee.loss_in_replica) {
+  if (training.loss_in_replica) {
     loss = net(nn::Value(nn::List{nn::Value(Variable(images)), nn::Value(Variable(labels))})).variable();
-    recorder.lap(&StepParts::forward);
+    clock.lap(&StepParts::forward);
   } else {
     const Variable output = net(images);
-    recorder.lap(&StepParts::forward);
+    clock.lap(&StepParts::forward);
     loss = ops::nll_loss(output, labels);
-    recorder.lap(&StepParts::loss);
+    clock.lap(&StepParts::loss);
   }
   fault_point("backward");
   loss.backward();
-  recorder.lap(&StepParts::backward);
-  if (trainee.average) {
-    trainee.average();
-    recorder.lap(&StepParts::communication);
+  clock.lap(&StepParts::backward);
+  if (training.average) {
+    training.average();
+    clock.lap(&StepParts::communication);
   }
   fault_point("update");
-  trainee.optimizer.step();
+  training.optimizer.step();
   return loss;
 }
 
-/// Runs the steps of one epoch, and tells the recorder of them.
+/// Runs the steps of one epoch, and times them.
 class Steps {
  public:
-  Steps(const Trainee& trainee, data::Loader& loader, Recorder& recorder)
-      : trainee_(trainee), loader_(loader), recorder_(recorder) {}
+  Steps(const TrainingStep& training, data::Loader& loader, StepClock& clock)
+      : training_(training), loader_(loader), clock_(clock) {}
 
   /// Returns how many.
-  std::int64_t run() { return trainee_.graph ? replay() : run_plainly(); }
+  std::int64_t run() { return training_.graph ? replay() : run_plainly(); }
 
   /// Tells of the steps whose losses still lie on the device.
   void settle() {
     if (pending_ == 0) return;
-    const double losses = trainee_.graph->take_loss_sum();  // waits
-    recorder_.lap(&StepParts::update, pending_);
-    recorder_.end_steps(std::exchange(pending_, 0), losses, rows_, global_);
+    const double losses = training_.graph->take_loss_sum();  // waits
+    clock_.lap(&StepParts::update, pending_);
+    clock_.end_steps(std::exchange(pending_, 0), losses, rows_, global_);
   }
 
  private:
   std::int64_t run_plainly() {
     const data::Batch batch = loader_.batch();
     const float mean = named_step(batch).item();  // waits for a device that works on its own
-    recorder_.lap(&StepParts::update);
-    recorder_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
+    clock_.lap(&StepParts::update);
+    clock_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
     return 1;
   }
 
   /// Where CheckFinite finds something, its error says in which step, the first being 1.
   Variable named_step(const data::Batch& batch) {
     try {
-      return step(trainee_, batch, recorder_);
+      return step(training_, batch, clock_);
     } catch (const NumericError& error) {
       throw NumericError(concat("step ", loader_.stamp().step + 1, ": ", error.what()));
     }
@@ -90,10 +90,10 @@ class Steps {
 
   /// Steps that can be asked for at once.
   std::int64_t several() const {
-    const std::int64_t most = trainee_.graph_steps;
+    const std::int64_t most = training_.graph_steps;
     if (loader_.alike(most) < most) return 1;
     for (std::int64_t i = 1; i < most; ++i)
-      if (recorder_.wants_loss(pending_ + i)) return 1;
+      if (clock_.wants_loss(pending_ + i)) return 1;
     return most;
   }
 
@@ -103,24 +103,24 @@ class Steps {
     global_ = loader_.stamp().global;
     const std::int64_t steps = several();
     if (steps > 1) loader_.stage(steps);
-    trainee_.graph->run_several({rows_, loader_.stamp(), trainee_.optimizer.options().lr, steps},
-                                [&](std::int64_t i) { return step(trainee_, loader_.batch(i), recorder_).value(); });
+    training_.graph->run_several({rows_, loader_.stamp(), training_.optimizer.options().lr, steps},
+                                 [&](std::int64_t i) { return step(training_, loader_.batch(i), clock_).value(); });
     pending_ += steps;
-    if (recorder_.wants_loss(pending_)) settle();
+    if (clock_.wants_loss(pending_)) settle();
     return steps;
   }
 
-  const Trainee& trainee_;
+  const TrainingStep& training_;
   data::Loader& loader_;
-  Recorder& recorder_;
+  StepClock& clock_;
   std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not told of, all of this size
 };
 
 }  // namespace
 
-bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
+bool train_epoch(const TrainingStep& training, data::Loader& loader, StepClock& clock,
                  const std::function<bool()>& after_step) {
-  Steps steps(trainee, loader, recorder);
+  Steps steps(training, loader, clock);
   std::int64_t done = 0;
   for (auto at = loader.begin(); at != loader.end(); at += done) {
     done = steps.run();

@@ -13,7 +13,7 @@
 namespace duet::cli {
 
 /// What is trained: `net` is the model itself or a wrapper around it; everything else is the same in all modes.
-struct Trainee {
+struct TrainingStep {
   nn::Module& net;
   optim::SGD& optimizer;
   bool loss_in_replica = false;     // net takes a list {images, labels} and gives the loss
@@ -26,7 +26,7 @@ struct Trainee {
 
 /// Trains over what is left of an epoch. `after_step` is called after every step, or several at once, and may end the
 /// pass by returning false; then false is returned.
-bool train_epoch(const Trainee& trainee, data::Loader& loader, Recorder& recorder,
+bool train_epoch(const TrainingStep& training, data::Loader& loader, StepClock& clock,
                  const std::function<bool()>& after_step);
 
 /// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch of

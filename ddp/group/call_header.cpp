@@ -21,9 +21,9 @@ std::uint64_t hash(const void* data, std::size_t bytes, std::uint64_t start) {  
 
 }  // namespace
 
-Header header_of(const Call& call, std::uint64_t sequence) {
+CallHeader header_of(const Call& call, std::uint64_t sequence) {
   const Buffer& common = common_buffer(call);
-  Header header;
+  CallHeader header;
   header.sequence = sequence;
   header.count = common.count;
   header.root = call.root;
@@ -43,18 +43,18 @@ std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp re
                 has_root(op) ? concat(towards ? " to rank " : " from rank ", root) : "");
 }
 
-std::string describe(const Header& header) {
+std::string describe(const CallHeader& header) {
   const auto op = static_cast<Collective>(header.op);
   const std::string text =
       describe(op, header.count, static_cast<DType>(header.dtype), static_cast<ReduceOp>(header.reduce), header.root);
   return op == Collective::reduce_update ? concat(text, " by rule ", static_cast<std::uint32_t>(header.tag)) : text;
 }
 
-std::uint64_t tag_of(const Header& header, int phase) {
+std::uint64_t tag_of(const CallHeader& header, int phase) {
   return hash(&header, sizeof(header), 0xcbf29ce484222325 + static_cast<std::uint64_t>(phase));
 }
 
-std::uint64_t header_tag(const Header& header) {
+std::uint64_t header_tag(const CallHeader& header) {
   return hash(&header.sequence, sizeof(header.sequence), 0xe220a8397b1dcdaf);
 }
 

@@ -9,39 +9,39 @@
 
 namespace duet::ddp {
 
-void HeaderLog::add(const Call& call) {
+void CallLog::add(const Call& call) {
   const std::uint64_t before = count_ == 0 ? 0 : entry(count_ - 1).chain;
-  const Header header = header_of(call, count_);
+  const CallHeader header = header_of(call, count_);
   kept_[static_cast<std::size_t>(count_ % kKept)] = {header, before * 0x100000001b3 + tag_of(header, 0)};
   ++count_;
 }
 
-std::string HeaderLog::text() {
+std::string CallLog::text() {
   const std::uint64_t begin = std::max(told_before_, count_ - std::min(count_, kKept));
   const std::uint64_t numbers[] = {begin, count_, count_ == 0 ? 0 : entry(count_ - 1).chain};
   std::string text(reinterpret_cast<const char*>(numbers), sizeof numbers);
   for (std::uint64_t i = begin; i < count_; ++i)
-    text.append(reinterpret_cast<const char*>(&entry(i).header), sizeof(Header));
+    text.append(reinterpret_cast<const char*>(&entry(i).header), sizeof(CallHeader));
   told_before_ = std::exchange(told_, count_);
   return text;
 }
 
-HeaderLog::Told HeaderLog::read(const std::string& text) {
+CallLog::Told CallLog::read(const std::string& text) {
   Told told;
   std::uint64_t numbers[3];
-  if (text.size() < sizeof numbers || (text.size() - sizeof numbers) % sizeof(Header) != 0) return told;
+  if (text.size() < sizeof numbers || (text.size() - sizeof numbers) % sizeof(CallHeader) != 0) return told;
   std::memcpy(numbers, text.data(), sizeof numbers);
-  told.last.resize((text.size() - sizeof numbers) / sizeof(Header));
+  told.last.resize((text.size() - sizeof numbers) / sizeof(CallHeader));
   if (numbers[0] + told.last.size() != numbers[1]) return {};
   for (std::size_t i = 0; i < told.last.size(); ++i)
-    std::memcpy(&told.last[i], text.data() + sizeof numbers + i * sizeof(Header), sizeof(Header));
+    std::memcpy(&told.last[i], text.data() + sizeof numbers + i * sizeof(CallHeader), sizeof(CallHeader));
   told.begin = numbers[0];
   told.count = numbers[1];
   told.chain = numbers[2];
   return told;
 }
 
-std::string HeaderLog::difference(const std::vector<std::string>& texts, int own) const {
+std::string CallLog::difference(const std::vector<std::string>& texts, int own) const {
   std::vector<Told> others(texts.size());
   std::optional<std::uint64_t> first;  // collective whose headers differ
   std::optional<int> unknown;          // a rank with which one differs that is not told any more
@@ -62,7 +62,7 @@ std::string HeaderLog::difference(const std::vector<std::string>& texts, int own
   std::vector<RankHeader> known;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     const bool self = static_cast<int>(rank) == own;
-    const Header* const header = self ? &entry(*first).header : others[rank].find(*first);
+    const CallHeader* const header = self ? &entry(*first).header : others[rank].find(*first);
     if (header != nullptr) known.push_back({static_cast<int>(rank), *header});
   }
   return disagreement(known);

@@ -12,7 +12,7 @@ namespace duet::ddp {
 /// Ranks must add the same headers in the same order. A difference is found where the ranks are fewer than kKept
 /// collectives apart, and both sides can be printed if they exchange texts before so many are added. Used by one thread
 /// at a time.
-class HeaderLog {
+class CallLog {
  public:
   static constexpr std::uint64_t kKept = 4096;
 
@@ -28,14 +28,14 @@ class HeaderLog {
  private:
   struct Told {
     std::uint64_t begin = 0, count = 0, chain = 0;
-    std::vector<Header> last{};  // begin to count
-    const Header* find(std::uint64_t number) const {
+    std::vector<CallHeader> last{};  // begin to count
+    const CallHeader* find(std::uint64_t number) const {
       return number < begin || number >= count ? nullptr : &last[static_cast<std::size_t>(number - begin)];
     }
   };
   static Told read(const std::string& text);
   struct Entry {
-    Header header;
+    CallHeader header;
     std::uint64_t chain = 0;  // of this and all before
   };
   const Entry& entry(std::uint64_t number) const { return kept_[static_cast<std::size_t>(number % kKept)]; }

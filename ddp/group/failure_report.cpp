@@ -31,7 +31,7 @@ std::string place_of(Phase phase, std::int64_t step) {
 }
 
 /// The first collective of the group of all ranks that has not ended well.
-std::optional<RecordedCall> pending_call(const RecordSnapshot& record) {
+std::optional<RecordedCall> pending_call(const FlightRecord& record) {
   std::optional<RecordedCall> first;
   for (const RecordedCall& call : record.calls) {
     const bool pending = call.group == record.group && call.sequence >= 0 && call.progress != Progress::ended;
@@ -40,22 +40,21 @@ std::optional<RecordedCall> pending_call(const RecordSnapshot& record) {
   return first;
 }
 
-bool has_called(const RecordSnapshot& record, std::int64_t sequence) {
+bool has_called(const FlightRecord& record, std::int64_t sequence) {
   return std::any_of(record.calls.begin(), record.calls.end(),
                      [&](const RecordedCall& call) { return call.group == record.group && call.sequence >= sequence; });
 }
 
 /// The other ranks without which the collective cannot go on.
-std::vector<int> awaited_in(const RecordedCall& call, const std::vector<RankAccount>& ranks, int self,
-                            int failed_rank) {
+std::vector<int> awaited_in(const RecordedCall& call, const std::vector<RankRecord>& ranks, int self, int failed_rank) {
   std::vector<int> late;
-  for (const RankAccount& other : ranks)
+  for (const RankRecord& other : ranks)
     if (other.rank != self && !has_called(other.record, call.sequence)) late.push_back(other.rank);
   if (late.empty() && failed_rank >= 0 && failed_rank != self) late.push_back(failed_rank);
   return late;
 }
 
-Standing standing_of(const RankAccount& one, const std::vector<RankAccount>& ranks, int failed_rank,
+Standing standing_of(const RankRecord& one, const std::vector<RankRecord>& ranks, int failed_rank,
                      std::int64_t now_ns) {
   Standing standing{.text = place_of(one.record.phase, one.record.step), .ranks = {one.rank}};
   if (const auto call = pending_call(one.record)) {
@@ -92,9 +91,9 @@ std::string describe(const RecordedCall& call) {
   return call.bucket >= 0 ? concat(text, ", bucket ", call.bucket) : text;
 }
 
-std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns) {
+std::optional<Wait> wait_of(const std::vector<RankRecord>& ranks, std::int64_t now_ns) {
   std::optional<Wait> first;
-  for (const RankAccount& one : ranks) {
+  for (const RankRecord& one : ranks) {
     const auto call = pending_call(one.record);
     if (!call || call->progress == Progress::failed || (first && call->sequence > first->sequence)) continue;
     if (!first || call->sequence < first->sequence)
@@ -107,10 +106,10 @@ std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t 
   return first;
 }
 
-std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns) {
+std::string failure_report(const std::vector<RankRecord>& ranks, int failed_rank, std::int64_t now_ns) {
   std::vector<Standing> standings;
   bool any = false;
-  for (const RankAccount& one : ranks) {
+  for (const RankRecord& one : ranks) {
     any = any || one.record.phase != Phase::none;
     Standing standing = standing_of(one, ranks, failed_rank, now_ns);
     const auto same = std::find_if(standings.begin(), standings.end(), [&](const Standing& other) {

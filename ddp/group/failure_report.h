@@ -10,9 +10,9 @@
 
 namespace duet::ddp {
 
-struct RankAccount {
+struct RankRecord {
   int rank = 0;
-  RecordSnapshot record{};
+  FlightRecord record{};
 };
 
 /// "all_reduce #35 of 105666 f32 (sum), bucket 1".
@@ -21,7 +21,7 @@ std::string describe(const RecordedCall& call);
 /// Where each rank was, the first that failed (-1: it is not known) before the others, in which collective the others
 /// were, and for whom they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
 /// record. `now_ns` is when the calls that have not ended are looked at.
-std::string account_of(const std::vector<RankAccount>& ranks, int failed_rank, std::int64_t now_ns);
+std::string failure_report(const std::vector<RankRecord>& ranks, int failed_rank, std::int64_t now_ns);
 
 /// One collective of the group of all ranks that has not ended.
 struct Wait {
@@ -33,6 +33,6 @@ struct Wait {
 };
 
 /// The first collective in which ranks wait at `now_ns`; none where all ranks compute.
-std::optional<Wait> wait_of(const std::vector<RankAccount>& ranks, std::int64_t now_ns);
+std::optional<Wait> wait_of(const std::vector<RankRecord>& ranks, std::int64_t now_ns);
 
 }  // namespace duet::ddp

@@ -51,7 +51,7 @@ std::int64_t time_in(const Cell<std::int64_t>& cell) { return std::max<std::int6
 
 }  // namespace
 
-struct Record::Memory {
+struct FlightRecorder::Memory {
   Cell<std::uint64_t> magic, calls;
   Cell<std::int64_t> step, median_step_ns;
   Cell<std::uint32_t> group;
@@ -59,10 +59,10 @@ struct Record::Memory {
   Cell<std::uint8_t> phase, leaving;
   std::array<Line, kCalls> lines;
 
-  RecordSnapshot snapshot() const;
+  FlightRecord snapshot() const;
 };
 
-std::size_t Record::bytes() { return sizeof(Memory); }
+std::size_t FlightRecorder::bytes() { return sizeof(Memory); }
 
 namespace {
 
@@ -72,36 +72,36 @@ void* map(const char* path, int access) {
       path == nullptr || *path == '\0' ? -1 : ::open(path, (access & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (file < 0) return nullptr;
   struct stat status {};
-  const bool fits = ::fstat(file, &status) == 0 && status.st_size == static_cast<off_t>(Record::bytes());
-  void* const memory = fits ? ::mmap(nullptr, Record::bytes(), access, MAP_SHARED, file, 0) : MAP_FAILED;
+  const bool fits = ::fstat(file, &status) == 0 && status.st_size == static_cast<off_t>(FlightRecorder::bytes());
+  void* const memory = fits ? ::mmap(nullptr, FlightRecorder::bytes(), access, MAP_SHARED, file, 0) : MAP_FAILED;
   ::close(file);
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
 }  // namespace
 
-std::shared_ptr<Record> Record::make() {
-  void* const shared = map(std::getenv(kRecordVariable), PROT_READ | PROT_WRITE);
+std::shared_ptr<FlightRecorder> FlightRecorder::make() {
+  void* const shared = map(std::getenv(kFlightRecorderVariable), PROT_READ | PROT_WRITE);
   auto* const memory = shared != nullptr ? static_cast<Memory*>(shared) : new Memory();
   memory->bucket.store(-1);
   memory->magic.store(kMagic);
-  return std::shared_ptr<Record>(new Record(memory, shared != nullptr));
+  return std::shared_ptr<FlightRecorder>(new FlightRecorder(memory, shared != nullptr));
 }
 
-Record::~Record() {
+FlightRecorder::~FlightRecorder() {
   if (mapped_)
     ::munmap(memory_, sizeof(Memory));
   else
     delete memory_;
 }
 
-void Record::enter(Phase phase, std::int64_t step) {
+void FlightRecorder::enter(Phase phase, std::int64_t step) {
   if (phase == Phase::forward) note_step();
   store(memory_->step, step);
   store(memory_->phase, phase);
 }
 
-void Record::note_step() {
+void FlightRecorder::note_step() {
   const std::int64_t now = monotonic_ns();
   const std::scoped_lock lock(writing_);
   const std::int64_t began = std::exchange(step_began_ns_, now);
@@ -113,16 +113,16 @@ void Record::note_step() {
   store(memory_->median_step_ns, sorted[static_cast<std::size_t>(count / 2)]);
 }
 
-std::uint32_t Record::begin_group() {
+std::uint32_t FlightRecorder::begin_group() {
   store(memory_->leaving, 0);
   return memory_->group.fetch_add(1) + 1;
 }
 
-void Record::leave() { store(memory_->leaving, 1); }
+void FlightRecorder::leave() { store(memory_->leaving, 1); }
 
-void Record::next_bucket(int bucket) { store(memory_->bucket, bucket); }
+void FlightRecorder::next_bucket(int bucket) { store(memory_->bucket, bucket); }
 
-RecordMark Record::add(const RecordedCall& call) {
+CallMark FlightRecorder::add(const RecordedCall& call) {
   const std::scoped_lock lock(writing_);
   const std::uint64_t number = memory_->calls.fetch_add(1) + 1;
   Line& line = memory_->lines[number % kCalls];
@@ -145,7 +145,7 @@ RecordMark Record::add(const RecordedCall& call) {
   return {shared_from_this(), number};
 }
 
-void Record::mark(std::uint64_t number, Progress progress) {
+void FlightRecorder::mark(std::uint64_t number, Progress progress) {
   const std::scoped_lock lock(writing_);
   Line& line = memory_->lines[number % kCalls];
   if (load(line.number) != number) return;  // so many calls ago that it is forgotten
@@ -153,22 +153,22 @@ void Record::mark(std::uint64_t number, Progress progress) {
   store(line.progress, progress);
 }
 
-void RecordMark::running() const {
+void CallMark::running() const {
   if (record_) record_->mark(number_, Progress::running);
 }
 
-void RecordMark::ended(bool failed) const {
+void CallMark::ended(bool failed) const {
   if (record_) record_->mark(number_, failed ? Progress::failed : Progress::ended);
 }
 
-std::chrono::milliseconds RecordMark::limit(std::chrono::milliseconds timeout) const {
+std::chrono::milliseconds CallMark::limit(std::chrono::milliseconds timeout) const {
   if (!record_) return timeout;
   const std::chrono::nanoseconds step(load(record_->memory_->median_step_ns));
-  return std::max(timeout, std::chrono::ceil<std::chrono::milliseconds>(Record::kStepsPerTimeout * step));
+  return std::max(timeout, std::chrono::ceil<std::chrono::milliseconds>(FlightRecorder::kStepsPerTimeout * step));
 }
 
-RecordSnapshot Record::Memory::snapshot() const {
-  RecordSnapshot all;
+FlightRecord FlightRecorder::Memory::snapshot() const {
+  FlightRecord all;
   if (magic.load() != kMagic) return all;
   all.phase = limited(phase, Phase::after);
   all.step = load(step);
@@ -199,18 +199,18 @@ RecordSnapshot Record::Memory::snapshot() const {
   return all;
 }
 
-RecordSnapshot Record::snapshot() const { return memory_->snapshot(); }
+FlightRecord FlightRecorder::snapshot() const { return memory_->snapshot(); }
 
-RecordSnapshot Record::read(const std::string& path) {
+FlightRecord FlightRecorder::read(const std::string& path) {
   void* const memory = map(path.c_str(), PROT_READ);
   if (memory == nullptr) return {};
-  const RecordSnapshot all = static_cast<const Memory*>(memory)->snapshot();
+  const FlightRecord all = static_cast<const Memory*>(memory)->snapshot();
   ::munmap(memory, bytes());
   return all;
 }
 
-const std::shared_ptr<Record>& process_record() {
-  static const std::shared_ptr<Record> record = Record::make();
+const std::shared_ptr<FlightRecorder>& flight_recorder() {
+  static const std::shared_ptr<FlightRecorder> record = FlightRecorder::make();
   return record;
 }
 

@@ -15,8 +15,8 @@
 
 namespace duet::ddp {
 
-/// Names that memory to a rank: a file of Record::bytes() zero bytes.
-inline constexpr const char* kRecordVariable = "DUET_RECORD_FILE";
+/// Names that memory to a rank: a file of FlightRecorder::bytes() zero bytes.
+inline constexpr const char* kFlightRecorderVariable = "DUET_RECORD_FILE";
 
 /// Where a rank is between two collectives.
 enum class Phase : std::uint8_t { none, joining, ready, forward, backward, after };
@@ -38,7 +38,7 @@ struct RecordedCall {
 };
 
 /// A record as it was at one moment.
-struct RecordSnapshot {
+struct FlightRecord {
   Phase phase = Phase::none;
   std::int64_t step = 0;              // the first is 1
   std::uint32_t group = 0;            // of all ranks
@@ -47,36 +47,37 @@ struct RecordSnapshot {
   std::vector<RecordedCall> calls{};  // the oldest first
 };
 
-class Record;
+class FlightRecorder;
 
 /// Tells the record how one call goes on. Copies mean the same call; an empty one means none.
-class RecordMark {
+class CallMark {
  public:
-  RecordMark() = default;
+  CallMark() = default;
   void running() const;
   void ended(bool failed) const;
   /// How long the call may take: `timeout`, or kStepsPerTimeout times the median step of its rank where that is longer.
   std::chrono::milliseconds limit(std::chrono::milliseconds timeout) const;
 
  private:
-  friend class Record;
-  RecordMark(std::shared_ptr<Record> record, std::uint64_t number) : record_(std::move(record)), number_(number) {}
-  std::shared_ptr<Record> record_;
+  friend class FlightRecorder;
+  CallMark(std::shared_ptr<FlightRecorder> record, std::uint64_t number)
+      : record_(std::move(record)), number_(number) {}
+  std::shared_ptr<FlightRecorder> record_;
   std::uint64_t number_ = 0;
 };
 
 /// Thread-safe; a call costs three readings of the clock, three locks that are hardly ever held, and some stores.
-class Record : public std::enable_shared_from_this<Record> {
+class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
   static constexpr std::size_t kCalls = 128;  // older ones are forgotten
   static constexpr std::size_t kSteps = 15;   // whose median counts
   static constexpr int kStepsPerTimeout = 10;
   static std::size_t bytes();
-  /// In the file of kRecordVariable where that can be had, else in memory of its own.
-  static std::shared_ptr<Record> make();
-  ~Record();
-  Record(const Record&) = delete;
-  Record& operator=(const Record&) = delete;
+  /// In the file of kFlightRecorderVariable where that can be had, else in memory of its own.
+  static std::shared_ptr<FlightRecorder> make();
+  ~FlightRecorder();
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   void enter(Phase phase, std::int64_t step = 0);
   /// A new group of all ranks begins; returns its number.
@@ -84,17 +85,17 @@ class Record : public std::enable_shared_from_this<Record> {
   /// An exception drops a group, of all ranks or not.
   void leave();
   /// Notes a call; its phase, step, progress and times are filled in here.
-  RecordMark add(const RecordedCall& call);
+  CallMark add(const RecordedCall& call);
   /// The next call is this bucket's.
   void next_bucket(int bucket);
-  RecordSnapshot snapshot() const;
+  FlightRecord snapshot() const;
   /// Of a rank, alive or dead, that has its record in this file; Phase::none and no calls if it never had one.
-  static RecordSnapshot read(const std::string& path);
+  static FlightRecord read(const std::string& path);
 
  private:
-  friend class RecordMark;
+  friend class CallMark;
   struct Memory;
-  explicit Record(Memory* memory, bool mapped) : memory_(memory), mapped_(mapped) {}
+  explicit FlightRecorder(Memory* memory, bool mapped) : memory_(memory), mapped_(mapped) {}
   void mark(std::uint64_t number, Progress progress);
   void note_step();
   Memory* memory_;
@@ -106,6 +107,6 @@ class Record : public std::enable_shared_from_this<Record> {
 };
 
 /// The record of this process as a rank; made when first asked for.
-const std::shared_ptr<Record>& process_record();
+const std::shared_ptr<FlightRecorder>& flight_recorder();
 
 }  // namespace duet::ddp

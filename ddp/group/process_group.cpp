@@ -99,7 +99,7 @@ ProcessGroup::ProcessGroup(int rank, int size)
                       size - 1, "]");
 }
 
-void ProcessGroup::set_record(std::shared_ptr<Record> record, std::uint32_t number) {
+void ProcessGroup::set_flight_recorder(std::shared_ptr<FlightRecorder> record, std::uint32_t number) {
   record_ = std::move(record);
   record_number_ = number;
 }
@@ -143,7 +143,7 @@ Work ProcessGroup::checked(const Call& call) {
   }
 }
 
-RecordMark ProcessGroup::noted(const Call& call) {
+CallMark ProcessGroup::noted(const Call& call) {
   const Buffer& common = common_buffer(call);
   const bool message = call.op == Collective::send || call.op == Collective::recv;
   return record_->add({.group = record_number_,

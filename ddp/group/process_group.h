@@ -74,7 +74,7 @@ struct Call {
   int root = 0;                         // the peer of send and recv
   int tag = 0;                          // of send and recv; the rule of reduce_update
   const ShardUpdate* update = nullptr;  // of reduce_update
-  RecordMark mark{};
+  CallMark mark{};
 };
 
 /// The buffer that is equally long on all ranks and has elements on all.
@@ -118,8 +118,8 @@ class ProcessGroup {
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
 
   /// Where this rank notes its calls, if anywhere. `number` is that of the group on all its ranks.
-  const std::shared_ptr<Record>& record() const { return record_; }
-  void set_record(std::shared_ptr<Record> record, std::uint32_t number);
+  const std::shared_ptr<FlightRecorder>& record() const { return record_; }
+  void set_flight_recorder(std::shared_ptr<FlightRecorder> record, std::uint32_t number);
 
   /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
   /// number of bytes. It may outlive the group.
@@ -189,14 +189,14 @@ class ProcessGroup {
 
  private:
   Work checked(const Call& call);
-  RecordMark noted(const Call& call);
+  CallMark noted(const Call& call);
   Work start_staged(const Call& call);
   void require_store(const char* what) const;
   int rank_;
   int size_;
   int exceptions_at_birth_;
   std::shared_ptr<Store> store_;
-  std::shared_ptr<Record> record_;
+  std::shared_ptr<FlightRecorder> record_;
   std::uint32_t record_number_ = 0;
   std::int64_t noted_ = 0;  // collectives
   int splits_ = 0, monitored_barriers_ = 0;

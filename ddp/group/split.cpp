@@ -57,7 +57,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
   subset.store = std::make_shared<PrefixStore>(store_, subset.name);
   auto group = connect_subset(subset);
   group->set_store(subset.store);
-  if (record_) group->set_record(record_, subgroup_number(record_number_, subset.name));
+  if (record_) group->set_flight_recorder(record_, subgroup_number(record_number_, subset.name));
   return group;
 }
 

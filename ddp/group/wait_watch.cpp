@@ -17,7 +17,7 @@ std::string seconds_text(std::int64_t ns) {
 
 }  // namespace
 
-std::string WaitWatch::look(const std::vector<RankAccount>& ranks, std::int64_t now_ns) {
+std::string WaitWatch::look(const std::vector<RankRecord>& ranks, std::int64_t now_ns) {
   using std::chrono::nanoseconds;
   const std::optional<Wait> wait = wait_of(ranks, now_ns);
   if (told_) {
@@ -31,7 +31,7 @@ std::string WaitWatch::look(const std::vector<RankAccount>& ranks, std::int64_t 
     return text;
   }
   if (!wait || (wait->awaited.empty() && elsewhere_.empty())) return {};
-  const nanoseconds steps = Record::kStepsPerTimeout * nanoseconds(wait->median_step_ns);
+  const nanoseconds steps = FlightRecorder::kStepsPerTimeout * nanoseconds(wait->median_step_ns);
   if (nanoseconds(wait->waited_ns) < std::max(remark_after_, steps)) return {};
   told_ = wait;
   return concat(rank_names(wait->waiting), wait->waiting.size() > 1 ? " have" : " has", " waited ",

@@ -22,7 +22,7 @@ class WaitWatch {
   WaitWatch(Milliseconds remark_after, std::string elsewhere)
       : remark_after_(remark_after), elsewhere_(std::move(elsewhere)) {}
   /// The remark that is due at `now_ns`; empty: none.
-  std::string look(const std::vector<RankAccount>& ranks, std::int64_t now_ns);
+  std::string look(const std::vector<RankRecord>& ranks, std::int64_t now_ns);
 
  private:
   std::chrono::nanoseconds remark_after_;

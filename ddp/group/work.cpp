@@ -29,7 +29,7 @@ bool WorkState::done() const {
   return done_;
 }
 
-void WorkState::set_mark(RecordMark mark) {
+void WorkState::set_mark(CallMark mark) {
   const std::lock_guard lock(mutex_);
   mark_ = std::move(mark);
   if (done_) mark_.ended(failure_ != nullptr);
@@ -66,7 +66,7 @@ void Work::wait(Milliseconds timeout) {
   if (state_) state_->wait(Clock::now() + timeout, timeout);
 }
 
-void Work::set_mark(RecordMark mark) { state_ ? state_->set_mark(std::move(mark)) : mark.ended(false); }
+void Work::set_mark(CallMark mark) { state_ ? state_->set_mark(std::move(mark)) : mark.ended(false); }
 
 std::shared_ptr<WorkState> WorkPool::take() {
   for (const auto& state : states_) {

@@ -30,7 +30,7 @@ class WorkState {
   bool done() const;
   void wait(Clock::time_point deadline, Milliseconds timeout);
   /// The operation's place in the rank's record, which is told how it ends.
-  void set_mark(RecordMark mark);
+  void set_mark(CallMark mark);
 
  private:
   mutable std::mutex mutex_;
@@ -39,7 +39,7 @@ class WorkState {
   bool done_ = false;
   std::exception_ptr failure_;
   std::function<bool(Clock::time_point)> finisher_;
-  RecordMark mark_;
+  CallMark mark_;
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
@@ -55,7 +55,7 @@ class Work {
   /// As wait(); throws CommError if the operation has not ended by then. It goes on in the background.
   void wait(Milliseconds timeout);
   /// As WorkState's.
-  void set_mark(RecordMark mark);
+  void set_mark(CallMark mark);
 
  private:
   std::shared_ptr<WorkState> state_;

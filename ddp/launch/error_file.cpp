@@ -43,10 +43,10 @@ const Json& member(const Json& object, const char* name) {
 
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept {
   try {
-    const std::string whole_text = error.message + (error.account.empty() ? "" : "\n") + error.account;
+    const std::string whole_text = error.message + (error.report.empty() ? "" : "\n") + error.report;
     const Json extra = {{"timestamp", std::to_string(std::time(nullptr))},
                         {"py_callstack", whole_text},  // the part that torchrun prints
-                        {"account", error.account},
+                        {"report", error.report},
                         {"rank", rank},
                         {"consequence", error.consequence},
                         {"by_signal", error.by_signal},
@@ -67,10 +67,10 @@ std::optional<RankError> read_error_file(const std::string& path) {
   const Json &reason = member(message, "message"), &extra = member(message, "extraInfo");
   if (!reason.is_string()) return {};
   RankError error{.message = reason};
-  const Json& account = member(extra, "account");
+  const Json& report = member(extra, "report");
   const Json &consequence = member(extra, "consequence"), &by_signal = member(extra, "by_signal"),
              &when = member(extra, "monotonic_ns");
-  if (account.is_string()) error.account = account;
+  if (report.is_string()) error.report = report;
   if (consequence.is_boolean()) error.consequence = consequence;
   if (by_signal.is_boolean()) error.by_signal = by_signal;
   if (when.is_number_integer()) error.monotonic_ns = when;

@@ -13,7 +13,7 @@ inline constexpr const char* kErrorFileVariable = "TORCHELASTIC_ERROR_FILE";
 
 struct RankError {
   std::string message;
-  std::string account{};           // where the rank was, see ddp/group/failure_report.h
+  std::string report{};            // where the rank was, see ddp/group/failure_report.h
   bool consequence = false;        // of another rank's failure: a peer was lost
   bool by_signal = false;          // the message names a signal that the rank received
   std::int64_t monotonic_ns = -1;  // when, by CLOCK_MONOTONIC; -1: not told (a writer other than duet)

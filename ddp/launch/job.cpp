@@ -82,7 +82,8 @@ Job::File Job::make_error_file(int rank) const {
 /// Without one, where memory is short, the job goes on all the same.
 Job::File Job::make_record_file() {
   File file = make_memory_file("duet-rank-record");
-  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(Record::bytes())) != 0) return {};
+  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(FlightRecorder::bytes())) != 0)
+    return {};
   return file;
 }
 
@@ -218,7 +219,7 @@ bool Job::cause_is_on_its_way() const {
   bool leaving = false;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (failed_[i].failed && !failed_[i].consequence) return false;
-    leaving = leaving || (!ranks_[i].ended() && Record::read(record_files_[i].path).leaving);
+    leaving = leaving || (!ranks_[i].ended() && FlightRecorder::read(record_files_[i].path).leaving);
   }
   return leaving;
 }
@@ -246,7 +247,7 @@ void Job::remark(const std::string& text) const { ddp::remark(options_, thread_,
 bool Job::ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].seen >= *told_to_end_; }
 
 /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
-int Job::guilt(std::size_t i) const {
+int Job::culprit_score(std::size_t i) const {
   const Failure& failure = failed_[i];
   if (overdue_rank_ == static_cast<int>(i)) return 4;
   if (!failure.failed) return -1;
@@ -269,14 +270,15 @@ std::string Job::message_of(std::size_t i) const {
   return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
 }
 
-std::vector<RankAccount> Job::records() const {
-  std::vector<RankAccount> ranks;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) ranks.push_back({global(i), Record::read(record_files_[i].path)});
+std::vector<RankRecord> Job::records() const {
+  std::vector<RankRecord> ranks;
+  for (std::size_t i = 0; i < ranks_.size(); ++i)
+    ranks.push_back({global(i), FlightRecorder::read(record_files_[i].path)});
   return ranks;
 }
 
-std::string Job::account(int failed_rank) const {
-  return account_of(records(), failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
+std::string Job::report(int failed_rank) const {
+  return failure_report(records(), failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
 }
 
 LaunchResult interrupted_by(int signal) {
@@ -288,9 +290,9 @@ LaunchResult Job::result() const {
   LaunchResult result;
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (guilt(i) < 0) continue;
-    const bool guiltier =
-        !first || guilt(i) > guilt(*first) || (guilt(i) == guilt(*first) && failed_[i].when < failed_[*first].when);
+    if (culprit_score(i) < 0) continue;
+    const bool guiltier = !first || culprit_score(i) > culprit_score(*first) ||
+                          (culprit_score(i) == culprit_score(*first) && failed_[i].when < failed_[*first].when);
     if (guiltier) first = i;
   }
   if (!first) return result;
@@ -298,7 +300,7 @@ LaunchResult Job::result() const {
   result.failed_rank = global(*first);
   result.signal = ended_when_told(*first) ? 0 : ranks_[*first].signal();
   result.message = message_of(*first);
-  result.account = account(result.failed_rank);
+  result.report = report(result.failed_rank);
   return result;
 }
 

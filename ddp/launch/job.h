@@ -55,14 +55,14 @@ class Job {
   void look_for_stopped();
   void look_for_waits();
   void look_at_guard();
-  std::vector<RankAccount> records() const;
+  std::vector<RankRecord> records() const;
   bool cause_is_on_its_way() const;
   void end_overdue();
   void remark(const std::string& text) const;
   bool ended_when_told(std::size_t i) const;
-  int guilt(std::size_t i) const;
+  int culprit_score(std::size_t i) const;
   std::string message_of(std::size_t i) const;
-  std::string account(int failed_rank) const;
+  std::string report(int failed_rank) const;
   LaunchResult result() const;
 
   const LaunchOptions& options_;

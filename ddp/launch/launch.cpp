@@ -162,7 +162,7 @@ LaunchResult launch(const LaunchOptions& options) {
     }
     remark(options, output,
            concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
-                  result.account.empty() ? "" : "\n", result.account));
+                  result.report.empty() ? "" : "\n", result.report));
   }
 }
 

@@ -79,7 +79,7 @@ struct LaunchResult {
   std::string message{};
   /// In which step and collective the ranks of this host were, and who waited for whom: lines that begin with blanks;
   /// empty for success, and for programs that do not use this library.
-  std::string account{};
+  std::string report{};
   int restarts = 0;  // that it took
 };
 
@@ -113,9 +113,9 @@ std::optional<int> launched_rank() noexcept;
 void leave_error(const RankError& error) noexcept;
 void leave_error(const std::exception& error) noexcept;
 
-/// Where this rank was, in lines as LaunchResult::account: on rank 0 of a job that another launcher than duet's
+/// Where this rank was, in lines as LaunchResult::report: on rank 0 of a job that another launcher than duet's
 /// started, else empty.
-std::string untold_account() noexcept;
+std::string unreported_failure() noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
 /// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.

@@ -102,7 +102,7 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all.set("TORCHELASTIC_RUN_ID", rank.run_id);
   all.set("TORCHELASTIC_USE_AGENT_STORE", "False");
   all.set(kErrorFileVariable, rank.error_file);
-  all.set(kRecordVariable, rank.record_file);
+  all.set(kFlightRecorderVariable, rank.record_file);
   all.set(kJobVariable, rank.job);
   all.set(kJoinTimeoutVariable, options.join_timeout.count());
   all.set(kTimeoutVariable, options.timeout.count());

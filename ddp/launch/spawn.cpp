@@ -78,9 +78,9 @@ std::optional<int> launched_rank() noexcept {
 namespace {
 
 /// By its own record.
-std::string own_account(int rank) noexcept {
+std::string own_report(int rank) noexcept {
   try {
-    return account_of({{rank, process_record()->snapshot()}}, rank, monotonic_ns());
+    return failure_report({{rank, flight_recorder()->snapshot()}}, rank, monotonic_ns());
   } catch (const std::exception&) {  // out of memory, say
     return {};
   }
@@ -88,8 +88,8 @@ std::string own_account(int rank) noexcept {
 
 }  // namespace
 
-std::string untold_account() noexcept {
-  return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_account(0) : std::string();
+std::string unreported_failure() noexcept {
+  return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_report(0) : std::string();
 }
 
 void leave_error(const RankError& error) noexcept {
@@ -98,7 +98,7 @@ void leave_error(const RankError& error) noexcept {
   const int rank = launched_rank().value_or(-1);
   write_error_file(path, rank,
                    {.message = error.message,
-                    .account = own_account(rank),
+                    .report = own_report(rank),
                     .consequence = error.consequence,
                     .by_signal = error.by_signal,
                     .monotonic_ns = error.monotonic_ns});
@@ -116,7 +116,7 @@ int report_failure(const std::exception& error) noexcept {
     std::fprintf(stderr, "rank %d: %s\n", *rank, printable(error.what()).c_str());
   else
     std::fprintf(stderr, "%s\n", printable(error.what()).c_str());
-  if (const std::string account = untold_account(); !account.empty()) std::fprintf(stderr, "%s\n", account.c_str());
+  if (const std::string report = unreported_failure(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }
@@ -131,7 +131,7 @@ int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options
   options.command = own_command();
   options.environment.emplace_back(kCall, std::to_string(call));
   const LaunchResult result = launch(options);
-  for (const std::string& text : {result.message, result.account})
+  for (const std::string& text : {result.message, result.report})
     if (!text.empty()) remark(options, text);
   return result.exit_code;
 }

@@ -115,7 +115,7 @@ class Communicator {
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse
   bool stopping_ = false;
   std::condition_variable changed_;
-  HeaderLog headers_;
+  CallLog headers_;
   Clock::time_point next_comparison_{};
   std::uint64_t told_ = 0;  // to the others: collectives; the watchdog's
   std::thread watchdog_, aborting_;

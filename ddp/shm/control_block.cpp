@@ -25,7 +25,7 @@ constexpr std::size_t kLine = 128;  // two cache lines: processors fetch them in
 
 }  // namespace
 
-struct alignas(kLine) Board::Cell {
+struct alignas(kLine) ControlBlock::Cell {
   std::atomic<std::uint32_t> clock{0};
   std::atomic<std::uint32_t> closed{0};
   std::atomic<std::int32_t> process{0};
@@ -35,12 +35,12 @@ struct alignas(kLine) Board::Cell {
 };
 
 // Cells, then two halves of staging memory for each rank, then the rings.
-std::size_t Board::bytes(int size) {
+std::size_t ControlBlock::bytes(int size) {
   const auto ranks = static_cast<std::size_t>(size);
   return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * ByteRing::kBytes;
 }
 
-Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
+ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(size),
@@ -49,44 +49,44 @@ Board::Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::ve
   cell(rank).process.store(::getpid());
 }
 
-Board::~Board() {
+ControlBlock::~ControlBlock() {
   close();  // also where a constructor has failed: the peers must not wait for this rank
   for (const int process : processes_)
     if (process >= 0) ::close(process);
 }
 
 // Zeroed memory is a new cell, so no rank needs to wait until another has made its own.
-Board::Cell& Board::cell(int rank) const {
+ControlBlock::Cell& ControlBlock::cell(int rank) const {
   return *reinterpret_cast<Cell*>(segment_->data() + static_cast<std::size_t>(rank) * sizeof(Cell));
 }
 
-Notice& Board::notice(int rank, std::uint64_t sequence) { return cell(rank).notices[sequence % 2]; }
+Notice& ControlBlock::notice(int rank, std::uint64_t sequence) { return cell(rank).notices[sequence % 2]; }
 
-std::byte* Board::staging(int rank) const {
+std::byte* ControlBlock::staging(int rank) const {
   const auto ranks = static_cast<std::size_t>(size_);
   return segment_->data() + ranks * sizeof(Cell) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
 }
 
-std::byte* Board::ring_memory(int from, int to) const {
+std::byte* ControlBlock::ring_memory(int from, int to) const {
   const auto ranks = static_cast<std::size_t>(size_);
   const std::size_t number = static_cast<std::size_t>(from) * ranks + static_cast<std::size_t>(to);
   return segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes) + number * ByteRing::kBytes;
 }
 
-void Board::post() {
+void ControlBlock::post() {
   cell(rank_).clock.fetch_add(1);
   for (int peer = 0; peer < size_; ++peer)
     if (peer != rank_) ring(peer);
 }
 
-void Board::ring(int peer) {
+void ControlBlock::ring(int peer) {
   Cell& other = cell(peer);
   if (other.asleep.load() == 0) return;
   other.bell.fetch_add(1);
   futex_wake(other.bell);
 }
 
-void Board::await_posts(Clock::time_point deadline, bool spin) {
+void ControlBlock::await_posts(Clock::time_point deadline, bool spin) {
   const std::uint32_t mine = cell(rank_).clock.load(std::memory_order_relaxed);
   // Clocks wrap around, and are never half their range apart.
   const auto behind = [&](int peer) {
@@ -109,7 +109,7 @@ void Board::await_posts(Clock::time_point deadline, bool spin) {
   await(ready, check, deadline, spin);
 }
 
-void Board::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::time_point deadline, bool spin) {
+void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::time_point deadline, bool spin) {
   for (int i = 0; i < (spin ? kSpins : 1); ++i) {
     if (ready()) return;
     pause_core();
@@ -132,7 +132,7 @@ void Board::await(FunctionRef<bool()> ready, FunctionRef<void()> check, Clock::t
   }
 }
 
-void Board::check_alive(int peer) {
+void ControlBlock::check_alive(int peer) {
   require<CommError>(!closed(rank_), "this rank has closed its connections");
   require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
   const pid_t process = cell(peer).process.load();
@@ -146,11 +146,11 @@ void Board::check_alive(int peer) {
   require<CommError>(!gone || closed(peer), "rank ", name_of(peer), " (process ", process, ") has ended");
 }
 
-void Board::close() {
+void ControlBlock::close() {
   cell(rank_).closed.store(1);
   for (int peer = 0; peer < size_; ++peer) ring(peer);
 }
 
-bool Board::closed(int rank) const { return cell(rank).closed.load() != 0; }
+bool ControlBlock::closed(int rank) const { return cell(rank).closed.load() != 0; }
 
 }  // namespace duet::ddp

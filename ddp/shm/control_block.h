@@ -1,8 +1,8 @@
 // Where the ranks of one host tell each other how far they are.
 //
-// Note [Steps on the board]: a rank's clock counts its posts. All ranks post in the same order, so "everybody's clock
-// has reached mine" means that all have done what I have done. Staging memory and headers come in two halves, used in
-// turn: when I use a half again, all ranks have posted once in between, and have read what it held.
+// Note [Steps on the control block]: a rank's clock counts its posts. All ranks post in the same order, so "everybody's
+// clock has reached mine" means that all have done what I have done. Staging memory and headers come in two halves,
+// used in turn: when I use a half again, all ranks have posted once in between, and have read what it held.
 #pragma once
 
 #include <atomic>
@@ -21,20 +21,20 @@ namespace duet::ddp {
 
 /// What a rank shows the others of the collective it is in.
 struct Notice {
-  Header header;
+  CallHeader header;
   std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
   std::uint64_t out_at = 0;     // of reduce_update: the same for the values
 };
 
 /// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.
-class Board {
+class ControlBlock {
  public:
   static constexpr std::size_t kHalfBytes = 512 << 10;  // of staging memory; a rank has two
 
   static std::size_t bytes(int size);
   /// `names` is what errors call the ranks; empty: by their own numbers.
-  Board(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
-  ~Board();
+  ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
+  ~ControlBlock();
 
   int rank() const { return rank_; }
   int size() const { return size_; }

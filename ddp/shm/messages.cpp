@@ -13,16 +13,18 @@ namespace {
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 40;  // of a message
 
 /// Whether a message is the one that is received.
-bool is_same(const Header& one, const Header& other) { return one.tag == other.tag && one.sequence == other.sequence; }
+bool is_same(const CallHeader& one, const CallHeader& other) {
+  return one.tag == other.tag && one.sequence == other.sequence;
+}
 
-void check_expected(int peer, const Header& expected, const Header& arrived) {
+void check_expected(int peer, const CallHeader& expected, const CallHeader& arrived) {
   require<CommError>(expected.count == arrived.count && expected.dtype == arrived.dtype, "rank ", peer, " sends ",
                      arrived.count, " ", static_cast<DType>(arrived.dtype), ", expected ", expected.count, " ",
                      static_cast<DType>(expected.dtype));
 }
 
 /// The peer can have written anything.
-void check_header(int peer, const Header& header) {
+void check_header(int peer, const CallHeader& header) {
   const std::size_t size = size_of(static_cast<DType>(header.dtype));
   const bool good = size > 0 && header.count >= 0 && static_cast<std::uint64_t>(header.count) <= kMostBytes / size;
   require<CommError>(good, "rank ", peer, " sends a damaged header: ", header.count, " elements of dtype ",
@@ -31,9 +33,10 @@ void check_header(int peer, const Header& header) {
 
 }  // namespace
 
-Messages::Messages(Board& board) : board_(board), lines_(static_cast<std::size_t>(board.size())) {}
+Messages::Messages(ControlBlock& control_block)
+    : control_block_(control_block), lines_(static_cast<std::size_t>(control_block.size())) {}
 
-std::size_t Messages::bytes_of(const Header& header) {
+std::size_t Messages::bytes_of(const CallHeader& header) {
   return static_cast<std::size_t>(header.count) * size_of(static_cast<DType>(header.dtype));
 }
 
@@ -57,17 +60,17 @@ void Messages::stop() {
   }
 }
 
-std::uint64_t Messages::send(int peer, const Header& header, void* data) {
+std::uint64_t Messages::send(int peer, const CallHeader& header, void* data) {
   require<CommError>(!stopped_, "this rank has closed its connections");
   lines_[static_cast<std::size_t>(peer)].out.push_back({next_, header, static_cast<std::byte*>(data), 0});
   return next_++;
 }
 
-std::uint64_t Messages::receive(int peer, const Header& header, void* data) {
+std::uint64_t Messages::receive(int peer, const CallHeader& header, void* data) {
   return or_stop([&] { return match(peer, header, data); });
 }
 
-std::uint64_t Messages::match(int peer, const Header& header, void* data) {
+std::uint64_t Messages::match(int peer, const CallHeader& header, void* data) {
   Line& line = lines_[static_cast<std::size_t>(peer)];
   const auto early =
       std::find_if(line.early.begin(), line.early.end(), [&](const Early& one) { return is_same(one.header, header); });
@@ -84,7 +87,7 @@ std::uint64_t Messages::match(int peer, const Header& header, void* data) {
 
 void Messages::progress() {
   or_stop([&] {
-    for (int peer = 0; peer < board_.size(); ++peer) {
+    for (int peer = 0; peer < control_block_.size(); ++peer) {
       Line& line = lines_[static_cast<std::size_t>(peer)];
       write(peer, line);
       read(peer, line);
@@ -96,12 +99,12 @@ void Messages::write(int peer, Line& line) {
   bool moved = false;
   while (!line.out.empty()) {
     Message& message = line.out.front();
-    const std::size_t payload = bytes_of(message.header), end = sizeof(Header) + payload;
+    const std::size_t payload = bytes_of(message.header), end = sizeof(CallHeader) + payload;
     const auto* const head = reinterpret_cast<const std::byte*>(&message.header);
     const std::span<const std::byte> rest =
-        message.done < sizeof(Header)
-            ? std::span(head + message.done, sizeof(Header) - message.done)
-            : std::span<const std::byte>(message.data + (message.done - sizeof(Header)), end - message.done);
+        message.done < sizeof(CallHeader)
+            ? std::span(head + message.done, sizeof(CallHeader) - message.done)
+            : std::span<const std::byte>(message.data + (message.done - sizeof(CallHeader)), end - message.done);
     const std::size_t bytes = rest.empty() ? 0 : ring_to(peer).write(rest);
     moved |= bytes > 0;
     message.done += bytes;
@@ -110,16 +113,16 @@ void Messages::write(int peer, Line& line) {
     else if (bytes == 0)
       break;
   }
-  if (moved) board_.ring(peer);
+  if (moved) control_block_.ring(peer);
 }
 
 void Messages::read(int peer, Line& line) {
-  if (peer == board_.rank()) return;
+  if (peer == control_block_.rank()) return;
   bool moved = false;
   for (;;) {
     std::span<std::byte> rest;
-    if (line.arrived < sizeof(Header)) {
-      rest = std::span(reinterpret_cast<std::byte*>(&line.arriving) + line.arrived, sizeof(Header) - line.arrived);
+    if (line.arrived < sizeof(CallHeader)) {
+      rest = std::span(reinterpret_cast<std::byte*>(&line.arriving) + line.arrived, sizeof(CallHeader) - line.arrived);
     } else {
       rest = room(peer, line);
     }
@@ -127,17 +130,17 @@ void Messages::read(int peer, Line& line) {
     moved |= bytes > 0;
     if (early_arrives(line)) line.early.back().data.advance(bytes);
     line.arrived += bytes;
-    if (line.arrived < sizeof(Header) || (bytes == 0 && !rest.empty())) {
+    if (line.arrived < sizeof(CallHeader) || (bytes == 0 && !rest.empty())) {
       if (bytes == 0) break;
       continue;
     }
-    if (line.arrived == sizeof(Header)) {
+    if (line.arrived == sizeof(CallHeader)) {
       check_header(peer, line.arriving);
       begin_arrival(peer, line);
     }
-    if (line.arrived == sizeof(Header) + bytes_of(line.arriving)) end_arrival(peer, line);
+    if (line.arrived == sizeof(CallHeader) + bytes_of(line.arriving)) end_arrival(peer, line);
   }
-  if (moved) board_.ring(peer);
+  if (moved) control_block_.ring(peer);
 }
 
 /// Finds where the payload goes: the first receive of its tag, or memory of its own.
@@ -154,7 +157,7 @@ void Messages::begin_arrival(int peer, Line& line) {
 }
 
 std::span<std::byte> Messages::room(int peer, Line& line) {
-  const std::size_t done = line.arrived - sizeof(Header);
+  const std::size_t done = line.arrived - sizeof(CallHeader);
   if (line.target != nullptr) return {line.target->data + done, bytes_of(line.arriving) - done};
   try {
     return line.early.back().data.room();

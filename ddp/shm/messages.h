@@ -18,12 +18,12 @@ namespace duet::ddp {
 /// an error all calls throw CommError: the rings hold parts of messages. Used by one thread at a time.
 class Messages {
  public:
-  explicit Messages(Board& board);
+  explicit Messages(ControlBlock& control_block);
 
   /// A new message; `header` says its tag, count and dtype, and the memory stays the caller's. Returns its number.
-  std::uint64_t send(int peer, const Header& header, void* data);
+  std::uint64_t send(int peer, const CallHeader& header, void* data);
   /// Throws CommError when the peer has sent something else.
-  std::uint64_t receive(int peer, const Header& header, void* data);
+  std::uint64_t receive(int peer, const CallHeader& header, void* data);
   /// Moves what can be moved without waiting. Throws CommError when a peer sends something else than was expected.
   void progress();
   /// Forgets all messages, whose memory is not used from then on.
@@ -37,40 +37,40 @@ class Messages {
  private:
   struct Message {
     std::uint64_t number = 0;
-    Header header;
+    CallHeader header;
     std::byte* data = nullptr;
     std::size_t done = 0;  // bytes of header and data together
   };
   /// A message that came before its receive() was called.
   struct Early {
-    Header header;
+    CallHeader header;
     EarlyData data;
   };
   /// What goes on with one peer.
   struct Line {
     std::deque<Message> out, in;  // in the order of the calls
     std::deque<Early> early;
-    Header arriving;            // of the message whose bytes come in now
+    CallHeader arriving;        // of the message whose bytes come in now
     std::size_t arrived = 0;    // bytes of it, header included
     Message* target = nullptr;  // where they go; null: the last of `early`
   };
-  static std::size_t bytes_of(const Header& header);
+  static std::size_t bytes_of(const CallHeader& header);
   /// Whether the payload of the last early message is on its way.
-  static bool early_arrives(const Line& line) { return line.arrived >= sizeof(Header) && line.target == nullptr; }
+  static bool early_arrives(const Line& line) { return line.arrived >= sizeof(CallHeader) && line.target == nullptr; }
   /// Runs `action`, and stops if it throws.
   template <class Action>
   auto or_stop(Action&& action);
-  std::uint64_t match(int peer, const Header& header, void* data);
+  std::uint64_t match(int peer, const CallHeader& header, void* data);
   void write(int peer, Line& line);
   void read(int peer, Line& line);
   /// Where the next bytes of the payload go.
   std::span<std::byte> room(int peer, Line& line);
   void begin_arrival(int peer, Line& line);
   void end_arrival(int peer, Line& line);
-  ByteRing ring_to(int peer) const { return ByteRing(board_.ring_memory(board_.rank(), peer)); }
-  ByteRing ring_from(int peer) const { return ByteRing(board_.ring_memory(peer, board_.rank())); }
+  ByteRing ring_to(int peer) const { return ByteRing(control_block_.ring_memory(control_block_.rank(), peer)); }
+  ByteRing ring_from(int peer) const { return ByteRing(control_block_.ring_memory(peer, control_block_.rank())); }
 
-  Board& board_;
+  ControlBlock& control_block_;
   std::vector<Line> lines_;  // by peer
   std::uint64_t next_ = 1;
   bool stopped_ = false;

@@ -15,10 +15,10 @@
 namespace duet::ddp {
 namespace {
 
-class MixedTransport final : public Transport {
+class MultiHostTransport final : public Transport {
  public:
-  MixedTransport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store, std::vector<int> hosts,
-                 Milliseconds connect_timeout)
+  MultiHostTransport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store, std::vector<int> hosts,
+                     Milliseconds connect_timeout)
       : network_(std::move(network)), hosts_(std::move(hosts)), connect_timeout_(connect_timeout) {
     const int host = hosts_[static_cast<std::size_t>(rank())];
     std::vector<int> here;
@@ -31,16 +31,16 @@ class MixedTransport final : public Transport {
     spins_ = count <= usable_cores();
     if (count == 1) return;
     try {
-      PrefixStore mine(store, concat("mixed/", host, "/"));
-      board_ = std::make_unique<Board>(
-          std::make_unique<SharedSegment>(mine, "shm", own, count, Board::bytes(count), connect_timeout), own, count,
-          here);
-      messages_ = std::make_unique<Messages>(*board_);
+      PrefixStore mine(store, concat("hosts/", host, "/"));
+      control_block_ = std::make_unique<ControlBlock>(
+          std::make_unique<SharedSegment>(mine, "shm", own, count, ControlBlock::bytes(count), connect_timeout), own,
+          count, here);
+      messages_ = std::make_unique<Messages>(*control_block_);
     } catch (const CommError&) {  // on all ranks of the host alike
       std::fill(place_.begin(), place_.end(), -1);
     }
   }
-  ~MixedTransport() override { close(); }
+  ~MultiHostTransport() override { close(); }
 
   int rank() const override { return network_->rank(); }
   int size() const override { return network_->size(); }
@@ -72,19 +72,20 @@ class MixedTransport final : public Transport {
       const std::lock_guard lock(mutex_);
       check_open();
       messages_->progress();
-      if (waiting_.load() > 1) board_->ring(board_->rank());  // what another thread waits for may have come too
+      if (waiting_.load() > 1)
+        control_block_->ring(control_block_->rank());  // what another thread waits for may have come too
       return !messages_->pending(number);
     };
     const auto check = [&] {
       const std::lock_guard lock(mutex_);
       const int peer = messages_->peer_of(number);
       if (peer < 0) return;
-      board_->check_alive(peer);
-      require<CommError>(Clock::now() < deadline, "rank ", board_->name_of(peer), " did not come in time");
+      control_block_->check_alive(peer);
+      require<CommError>(Clock::now() < deadline, "rank ", control_block_->name_of(peer), " did not come in time");
     };
     waiting_.fetch_add(1);
     try {
-      board_->await(ready, check, deadline, spins_);
+      control_block_->await(ready, check, deadline, spins_);
     } catch (...) {
       waiting_.fetch_sub(1);
       throw;
@@ -97,16 +98,16 @@ class MixedTransport final : public Transport {
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
     std::vector<int> hosts;
     for (const int rank : subset.ranks) hosts.push_back(hosts_[static_cast<std::size_t>(rank)]);
-    return std::make_unique<MixedTransport>(network_->connect_subset(subset), subset.store, std::move(hosts),
-                                            connect_timeout_);
+    return std::make_unique<MultiHostTransport>(network_->connect_subset(subset), subset.store, std::move(hosts),
+                                                connect_timeout_);
   }
 
   void close() override {
     network_->close();
-    if (!board_) return;
+    if (!control_block_) return;
     const std::lock_guard lock(mutex_);
     closed_ = true;  // from now on nothing is moved: the memory of what is under way may be gone
-    board_->close();
+    control_block_->close();
   }
 
  private:
@@ -115,8 +116,8 @@ class MixedTransport final : public Transport {
   void check_open() const { require<CommError>(!closed_, "this rank has closed its connections"); }
   int place_of(int peer) const { return place_[static_cast<std::size_t>(peer)]; }
 
-  static Header header_of(std::uint64_t tag, std::size_t bytes) {
-    Header header;
+  static CallHeader header_of(std::uint64_t tag, std::size_t bytes) {
+    CallHeader header;
     header.sequence = tag;
     header.count = static_cast<std::int64_t>(bytes);
     header.op = static_cast<std::uint8_t>(Collective::send);
@@ -141,9 +142,9 @@ class MixedTransport final : public Transport {
   const std::unique_ptr<Transport> network_;
   const std::vector<int> hosts_;
   const Milliseconds connect_timeout_;
-  std::vector<int> place_;  // by rank: its number on this host's board; -1: it is reached over the network
+  std::vector<int> place_;  // by rank: its number on this host's control block; -1: it is reached over the network
   bool spins_ = false;
-  std::unique_ptr<Board> board_;
+  std::unique_ptr<ControlBlock> control_block_;
   std::mutex mutex_;
   bool closed_ = false;
   std::unique_ptr<Messages> messages_;
@@ -153,11 +154,12 @@ class MixedTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mixed_transport(std::unique_ptr<Transport> network, const std::shared_ptr<Store>& store,
-                                                std::vector<int> hosts, Milliseconds connect_timeout) {
+std::unique_ptr<Transport> make_multi_host_transport(std::unique_ptr<Transport> network,
+                                                     const std::shared_ptr<Store>& store, std::vector<int> hosts,
+                                                     Milliseconds connect_timeout) {
   require<UsageError>(static_cast<int>(hosts.size()) == network->size(), "there are ", network->size(), " ranks and ",
                       hosts.size(), " numbers of hosts");
-  return std::make_unique<MixedTransport>(std::move(network), store, std::move(hosts), connect_timeout);
+  return std::make_unique<MultiHostTransport>(std::move(network), store, std::move(hosts), connect_timeout);
 }
 
 }  // namespace duet::ddp

@@ -23,7 +23,7 @@ struct SharedArena {
 /// Used by one thread at a time.
 class ShmCollectives {
  public:
-  explicit ShmCollectives(Board& board) : board_(board) {}
+  explicit ShmCollectives(ControlBlock& control_block) : control_block_(control_block) {}
 
   /// Buffers in the arena are reduced where they lie.
   void add_arena(SharedArena arena) { arenas_.push_back(std::move(arena)); }
@@ -56,7 +56,7 @@ class ShmCollectives {
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
 
-  Board& board_;
+  ControlBlock& control_block_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
   std::vector<float> sums_;  // of reduce_update

@@ -33,7 +33,7 @@ std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segmen
 
 class ShmGroup final : public ProcessGroup {
  public:
-  ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
+  ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store, Milliseconds connect_timeout,
            const GroupOptions& options);
   ~ShmGroup() override;
   const char* backend() const override { return "shm"; }
@@ -70,7 +70,7 @@ class ShmGroup final : public ProcessGroup {
   void help();
   void help_messages();
 
-  const std::unique_ptr<Board> board_;
+  const std::unique_ptr<ControlBlock> control_block_;
   const std::shared_ptr<Store> arena_store_;
   const Milliseconds connect_timeout_;
   const GroupOptions options_;
@@ -94,16 +94,16 @@ class ShmGroup final : public ProcessGroup {
   std::thread helper_;
 };
 
-ShmGroup::ShmGroup(std::unique_ptr<Board> board, std::shared_ptr<Store> store, Milliseconds connect_timeout,
-                   const GroupOptions& options)
-    : ProcessGroup(board->rank(), board->size()),
-      board_(std::move(board)),
+ShmGroup::ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store,
+                   Milliseconds connect_timeout, const GroupOptions& options)
+    : ProcessGroup(control_block->rank(), control_block->size()),
+      control_block_(std::move(control_block)),
       arena_store_(store),
       connect_timeout_(connect_timeout),
       options_(options),
-      spins_(board_->size() <= usable_cores()),
-      collectives_(*board_),
-      messages_(*board_) {
+      spins_(control_block_->size() <= usable_cores()),
+      collectives_(*control_block_),
+      messages_(*control_block_) {
   set_store(std::move(store));
   helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
                          [this] { help(); });
@@ -122,11 +122,11 @@ ShmGroup::~ShmGroup() {
   }
   helper_.join();
   for (const auto deadline = Clock::now() + options_.leave_timeout;
-       messages_.any_pending() && !board_->closed(rank()) && Clock::now() < deadline;) {
+       messages_.any_pending() && !control_block_->closed(rank()) && Clock::now() < deadline;) {
     help_messages();
     std::this_thread::sleep_for(Milliseconds(1));
   }
-  board_->close();
+  control_block_->close();
 }
 
 std::shared_ptr<SharedSegment> ShmGroup::make_segment(std::size_t bytes) {
@@ -166,7 +166,7 @@ std::string ShmGroup::fail(const std::string& operation, const std::exception& e
 }
 
 void ShmGroup::close() {
-  board_->close();  // ends the wait of a thread that holds the mutex
+  control_block_->close();  // ends the wait of a thread that holds the mutex
   const std::lock_guard lock(messages_mutex_);
   messages_.stop();
 }
@@ -242,7 +242,7 @@ Work ShmGroup::start_message(const Call& call) {
   Call both = call;  // as both sides describe it
   both.op = Collective::send;
   both.root = 0;
-  const Header header = header_of(both, 0);
+  const CallHeader header = header_of(both, 0);
   const bool sends = call.op == Collective::send;
   const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
   auto state = std::make_shared<WorkState>();
@@ -274,10 +274,10 @@ bool ShmGroup::finish_message(std::uint64_t number, Clock::time_point deadline) 
   };
   const auto check = [&] {
     const int peer = messages_.peer_of(number);
-    board_->check_alive(peer);
+    control_block_->check_alive(peer);
     require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
   };
-  board_->await(ready, check, deadline, spins_);
+  control_block_->await(ready, check, deadline, spins_);
   return true;
 }
 
@@ -314,9 +314,10 @@ void ShmGroup::help_messages() {
 
 std::unique_ptr<ProcessGroup> make_shm_group(std::shared_ptr<Store> store, int rank, int size,
                                              Milliseconds connect_timeout, const GroupOptions& options) {
-  auto segment = std::make_unique<SharedSegment>(*store, "shm/board", rank, size, Board::bytes(size), connect_timeout);
-  auto board = std::make_unique<Board>(std::move(segment), rank, size);
-  return std::make_unique<ShmGroup>(std::move(board), std::move(store), connect_timeout, options);
+  auto segment = std::make_unique<SharedSegment>(*store, "shm/control_block", rank, size, ControlBlock::bytes(size),
+                                                 connect_timeout);
+  auto control_block = std::make_unique<ControlBlock>(std::move(segment), rank, size);
+  return std::make_unique<ShmGroup>(std::move(control_block), std::move(store), connect_timeout, options);
 }
 
 }  // namespace duet::ddp

@@ -76,9 +76,9 @@ void Collectives::exchange_headers() {
   heard_[static_cast<std::size_t>(transport_.rank())].header = header_;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == transport_.rank()) continue;
-    Header& heard = heard_[static_cast<std::size_t>(peer)].header;
-    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &heard, sizeof(Header)));
-    requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(Header)));
+    CallHeader& heard = heard_[static_cast<std::size_t>(peer)].header;
+    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &heard, sizeof(CallHeader)));
+    requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(CallHeader)));
   }
 }
 

@@ -60,7 +60,7 @@ class Collectives {
   Transport& transport_;
   Milliseconds timeout_;
   Clock::time_point deadline_;
-  Header header_;
+  CallHeader header_;
   std::vector<RankHeader> heard_;  // by rank
   std::vector<int> all_ranks_;
   int ranks_per_host_ = 0;

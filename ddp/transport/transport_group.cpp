@@ -79,7 +79,7 @@ Work TransportGroup::start(const Call& call) {
 // and a recv in any order, as in a ring, and nobody waits for anybody in a circle.
 Work TransportGroup::start_message(const Call& call) {
   struct Message {
-    Header ours, theirs;
+    CallHeader ours, theirs;
     Transport::Request header = 0, payload = 0;
   };
   core_->check_alive();
@@ -89,8 +89,8 @@ Work TransportGroup::start_message(const Call& call) {
   both.op = Collective::send;
   both.root = call.op == Collective::send ? call.root : rank();
   message->ours = header_of(both, number);
-  Header key = message->ours;  // sequence and tag of this message, apart from those of collectives
-  Header place;
+  CallHeader key = message->ours;  // sequence and tag of this message, apart from those of collectives
+  CallHeader place;
   place.sequence = number;
   place.root = both.root;
   place.tag = call.tag;
@@ -101,8 +101,8 @@ Work TransportGroup::start_message(const Call& call) {
   const bool empty = call.in.count == 0;
   const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
   try {
-    message->header = sends ? transport.send(call.root, header_tag(key), &message->ours, sizeof(Header))
-                            : transport.receive(call.root, header_tag(key), &message->theirs, sizeof(Header));
+    message->header = sends ? transport.send(call.root, header_tag(key), &message->ours, sizeof(CallHeader))
+                            : transport.receive(call.root, header_tag(key), &message->theirs, sizeof(CallHeader));
     if (!empty)
       message->payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
                                : transport.receive(call.root, tag, call.in.data, call.in.bytes());

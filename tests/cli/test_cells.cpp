@@ -103,49 +103,49 @@ TEST_CASE("the first difference of two lists of fingerprints") {
   CHECK_FALSE(first_difference({}, {"a"}));
 }
 
-TEST_CASE("the recorder's parts add up to the step, without the first step of the run") {
+TEST_CASE("the clock's parts add up to the step, without the first step of the run") {
   WrapperTimes times;
   constexpr double kStartedAgo = 3600;  // in seconds: far more than the steps below take, however slow the machine
-  Recorder recorder(monotonic_ns() - static_cast<std::int64_t>(kStartedAgo * 1e9), [&] { return times; });
-  recorder.begin_epoch(3, 0);
+  StepClock clock(monotonic_ns() - static_cast<std::int64_t>(kStartedAgo * 1e9), [&] { return times; });
+  clock.begin_epoch(3, 0);
   for (int step = 0; step < 3; ++step) {
-    recorder.lap(&StepParts::input);
+    clock.lap(&StepParts::input);
     std::this_thread::sleep_for(std::chrono::milliseconds(4));
-    recorder.lap(&StepParts::forward);
+    clock.lap(&StepParts::forward);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    recorder.lap(&StepParts::backward);
+    clock.lap(&StepParts::backward);
     // What the wrapper saw inside: of the first step 1 s, of each later one a little.
     times.scatter += step == 0 ? 1e6 : 1000;
     times.communication += step == 0 ? 1e6 : 500;
     times.communication_busy += step == 0 ? 2e6 : 600;
-    recorder.end_step(step, step == 2 ? 0 : 4, 8);
+    clock.end_step(step, step == 2 ? 0 : 4, 8);
   }
   Run run;
-  recorder.fill(run);
+  clock.fill(run);
   CHECK(run.step_us.scatter == 1000);
   CHECK(run.step_us.communication == 500);
   CHECK(run.communication_us == 1600);
   CHECK(run.step_us.forward >= 3000);
   CHECK(run.step_us.backward >= 1500);
-  CHECK(run.step_us.sum() * 2 / 1e6 - recorder.epoch_seconds() < 1e-9);
+  CHECK(run.step_us.sum() * 2 / 1e6 - clock.epoch_seconds() < 1e-9);
   CHECK(run.waiting_share * run.step_us.sum() > 1499);
-  const std::vector<float>& steps_us = recorder.steps_us();
+  const std::vector<float>& steps_us = clock.steps_us();
   REQUIRE(steps_us.size() == 2);
   CHECK(run.startup_s >= kStartedAgo - *std::max_element(steps_us.begin(), steps_us.end()) / 1e6);
-  CHECK(recorder.loss_sums() == std::vector<double>{0, 4, 0});
-  CHECK(recorder.loss_rows() == std::vector<double>{8, 8, 8});
-  CHECK(recorder.epoch_loss() == 0.5);
+  CHECK(clock.loss_sums() == std::vector<double>{0, 4, 0});
+  CHECK(clock.loss_rows() == std::vector<double>{8, 8, 8});
+  CHECK(clock.epoch_loss() == 0.5);
 }
 
 TEST_CASE("steps that are told of together count as their mean, and belong to one point of the loss curve") {
-  Recorder recorder(monotonic_ns(), {});
-  recorder.begin_epoch(50, 0);
+  StepClock clock(monotonic_ns(), {});
+  clock.begin_epoch(50, 0);
   std::int64_t pending = 0, told = 0;
   std::vector<std::int64_t> intervals;
   for (int step = 0; step < 50; ++step) {
-    if (!recorder.wants_loss(++pending)) continue;
-    recorder.lap(&StepParts::update, pending);
-    recorder.end_steps(pending, static_cast<double>(pending), 4, 8);
+    if (!clock.wants_loss(++pending)) continue;
+    clock.lap(&StepParts::update, pending);
+    clock.end_steps(pending, static_cast<double>(pending), 4, 8);
     told += pending;
     intervals.push_back(std::exchange(pending, 0));
   }
@@ -154,13 +154,12 @@ TEST_CASE("steps that are told of together count as their mean, and belong to on
   REQUIRE(intervals.size() == 21);
   CHECK(intervals[0] == 1);
   CHECK(*std::max_element(intervals.begin(), intervals.end()) == 3);
-  CHECK(recorder.epoch_step() == 50);
-  CHECK(recorder.steps_us().size() == 49);
-  CHECK(recorder.epoch_loss() == 1);
-  CHECK(std::accumulate(recorder.loss_rows().begin(), recorder.loss_rows().end(), 0.0) == 400);
-  for (std::size_t point = 0; point < 20; ++point)
-    CHECK(recorder.loss_sums()[point] * 2 == recorder.loss_rows()[point]);
+  CHECK(clock.epoch_step() == 50);
+  CHECK(clock.steps_us().size() == 49);
+  CHECK(clock.epoch_loss() == 1);
+  CHECK(std::accumulate(clock.loss_rows().begin(), clock.loss_rows().end(), 0.0) == 400);
+  for (std::size_t point = 0; point < 20; ++point) CHECK(clock.loss_sums()[point] * 2 == clock.loss_rows()[point]);
   Run run;
-  recorder.fill(run);
-  CHECK(run.step_us.sum() * 49 / 1e6 == Approx(recorder.epoch_seconds()));
+  clock.fill(run);
+  CHECK(run.step_us.sum() * 49 / 1e6 == Approx(clock.epoch_seconds()));
 }

@@ -77,7 +77,7 @@ TEST_CASE("results.json has the names that other programs read") {
 
 TEST_CASE("results go to JSON and come back") {
   Results results = duet_test::made_up();
-  results.model = Model{100, 120.5, 300, 24};
+  results.model = CostModel{100, 120.5, 300, 24};
   results.partial = true;
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";

@@ -36,7 +36,7 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
   const Images images = find_images(options);
   ddp::SoloGroup alone;
   Setup setup = make_setup(options, *images.train, alone);
-  Team team{.rank = 0, .size = 2};
+  RankTeam team{.rank = 0, .size = 2};
   team.sum = [](std::span<double> numbers) {
     for (double& number : numbers) number *= 2;
   };

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!error) return 0;
   expect(write_error_file(copy.path(), 1, *error), "an error that can be told");
   const std::optional<RankError> again = read_error_file(copy.path());
-  expect(again && again->message == error->message && again->account == error->account &&
+  expect(again && again->message == error->message && again->report == error->report &&
              again->consequence == error->consequence && again->by_signal == error->by_signal &&
              again->monotonic_ns == error->monotonic_ns,
          "an error that is told as it was read");

@@ -17,10 +17,10 @@ namespace {
 /// As a rank begins it.
 std::string new_record() {
   MemoryFile file;
-  file.write(std::string(Record::bytes(), '\0'));
-  ::setenv(kRecordVariable, file.path().c_str(), 1);
-  Record::make();
-  ::unsetenv(kRecordVariable);
+  file.write(std::string(FlightRecorder::bytes(), '\0'));
+  ::setenv(kFlightRecorderVariable, file.path().c_str(), 1);
+  FlightRecorder::make();
+  ::unsetenv(kFlightRecorderVariable);
   return file.read();
 }
 
@@ -32,7 +32,8 @@ std::string record_of(Input& input) {
   const std::size_t lines = input.below(6);
   for (std::size_t line = 1; line <= lines; ++line) {
     const std::uint64_t number = line;
-    const std::size_t at = record.size() - (Record::kCalls - line) * 64;  // each in a cache line, its number first
+    const std::size_t at =
+        record.size() - (FlightRecorder::kCalls - line) * 64;  // each in a cache line, its number first
     record.replace(at, sizeof number, reinterpret_cast<const char*>(&number), sizeof number);
     const std::string fields = input.text().substr(0, 56);
     record.replace(at + sizeof number, fields.size(), fields);
@@ -52,14 +53,14 @@ std::string record_of(Input& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static MemoryFile file;
   Input input(data, size);
-  std::vector<RankAccount> ranks;
+  std::vector<RankRecord> ranks;
   const int count = 1 + static_cast<int>(input.below(3));
   for (int rank = 0; rank < count; ++rank) {
     file.write(input.flag() ? input.text() : record_of(input));
-    ranks.push_back({rank, Record::read(file.path())});
-    expect(ranks.back().record.calls.size() <= Record::kCalls, "no more calls than are kept");
+    ranks.push_back({rank, FlightRecorder::read(file.path())});
+    expect(ranks.back().record.calls.size() <= FlightRecorder::kCalls, "no more calls than are kept");
   }
   const int failed = static_cast<int>(input.below(5)) - 1;
-  account_of(ranks, failed, std::max<std::int64_t>(0, input.take<std::int64_t>()));
+  failure_report(ranks, failed, std::max<std::int64_t>(0, input.take<std::int64_t>()));
   return 0;
 }

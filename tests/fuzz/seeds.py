@@ -124,7 +124,7 @@ def file_store():
 
 
 def error_file():
-    extra = {"timestamp": "1", "py_callstack": "t", "account": "a", "rank": 1, "consequence": True,
+    extra = {"timestamp": "1", "py_callstack": "t", "report": "a", "rank": 1, "consequence": True,
              "by_signal": True, "monotonic_ns": 5}
     yield json.dumps({"message": {"message": "rank 1 failed", "extraInfo": extra}}).encode()
     yield json.dumps({"message": "text"}).encode()
@@ -171,7 +171,7 @@ def command_line():
         yield line.replace(" ", "\n").encode()
 
 
-def shm_board():
+def control_block():
     def begin(op, count, honest=0):
         updates = b"" if op == 9 else b"\1"
         dtype = b"" if op == 9 else b"\0"
@@ -214,13 +214,13 @@ def tcp_mesh():
 
 WORDS = {
     "safetensors": '"dtype" "shape" "data_offsets" "__metadata__" F32 F64 I64 I32 U8 F16 BF16 "duet.sha256" [0,8] module.'.split(),
-    "error_file": '"message" "extraInfo" "account" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
+    "error_file": '"message" "extraInfo" "report" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
     "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/launch/rank_resolver.cpp")))),
     "command_line": sorted(set(re.findall(r'"(-[-a-z,]+)"', source(
         "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/collective_options.cpp", "cli/options/command_line.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, store_wire, store_server, store_client, file_store, error_file, flight_record,
-           rank_resolver, command_line, shm_board, tcp_mesh, tcp_receiver)
+           rank_resolver, command_line, control_block, tcp_mesh, tcp_receiver)
 
 
 def main(folder):

@@ -22,10 +22,10 @@ void read_frame(const std::string& body) {
 }
 
 /// One that knows three collectives; the same in every call.
-const HeaderLog& log() {
-  static const HeaderLog filled = [] {
+const CallLog& log() {
+  static const CallLog filled = [] {
     static float memory[3] = {};
-    HeaderLog made;
+    CallLog made;
     for (const std::int64_t count : {1, 2, 3})
       made.add({.op = Collective::all_reduce, .in = {memory, count, DType::f32}});
     return made;
@@ -34,7 +34,7 @@ const HeaderLog& log() {
 }
 
 void read_told(Input& input) {
-  std::vector<std::string> texts = {HeaderLog(log()).text()};
+  std::vector<std::string> texts = {CallLog(log()).text()};
   while (!input.empty() && texts.size() < 4) {
     std::string text = input.text();
     if (input.flag()) text = texts[0].substr(0, input.below(texts[0].size() + 1)) + text;

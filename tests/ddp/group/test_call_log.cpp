@@ -16,14 +16,14 @@ Call all_reduce_of(std::int64_t count) {
   return {.op = Collective::all_reduce, .in = {&memory, count, DType::f32}};
 }
 
-void add(HeaderLog& log, int calls) {
+void add(CallLog& log, int calls) {
   for (int i = 0; i < calls; ++i) log.add(all_reduce_of(i + 1));
 }
 
 }  // namespace
 
 TEST_CASE("ranks that tell each other their headers find the first that differs, wherever they are") {
-  HeaderLog a, b;
+  CallLog a, b;
   CHECK_FALSE(a.fresh());
   add(a, 40);
   add(b, 37);
@@ -45,11 +45,11 @@ TEST_CASE("ranks that tell each other their headers find the first that differs,
 }
 
 TEST_CASE("of three ranks, those that say the same are named together") {
-  std::vector<HeaderLog> logs(3);
-  for (HeaderLog& log : logs) add(log, 3);
+  std::vector<CallLog> logs(3);
+  for (CallLog& log : logs) add(log, 3);
   for (int rank = 0; rank < 3; ++rank) logs[static_cast<std::size_t>(rank)].add(all_reduce_of(rank == 1 ? 8 : 9));
   std::vector<std::string> texts;
-  for (HeaderLog& log : logs) texts.push_back(log.text());
+  for (CallLog& log : logs) texts.push_back(log.text());
   CHECK(logs[2].difference(texts, 2) ==
         "the ranks disagree: ranks 0, 2 call all_reduce of 9 f32 (sum); rank 1 calls all_reduce of 8 f32 (sum)");
 }

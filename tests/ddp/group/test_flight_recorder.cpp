@@ -40,17 +40,17 @@ RecordedCall call(std::int64_t sequence, Progress progress, std::int16_t bucket 
           .ended_ns = progress == Progress::failed ? 3'500'000 : 0};
 }
 
-RecordSnapshot in_backward(std::vector<RecordedCall> calls) {
+FlightRecord in_backward(std::vector<RecordedCall> calls) {
   return {.phase = Phase::backward, .step = 17, .group = 1, .calls = std::move(calls)};
 }
 
 }  // namespace
 
 TEST_CASE("a record keeps the last calls, in their order and with their ends") {
-  const auto record = Record::make();
+  const auto record = FlightRecorder::make();
   CHECK(record->snapshot().calls.empty());
   const std::uint32_t group = record->begin_group();
-  std::vector<RecordMark> marks;
+  std::vector<CallMark> marks;
   for (int i = 0; i < 300; ++i) {
     record->enter(Phase::backward, i);
     if (i == 299) record->next_bucket(2);
@@ -61,13 +61,13 @@ TEST_CASE("a record keeps the last calls, in their order and with their ends") {
   marks[298].running();
   marks[298].ended(false);
   marks[299].ended(true);
-  const RecordSnapshot all = record->snapshot();
+  const FlightRecord all = record->snapshot();
   CHECK(all.group == group);
   CHECK(all.phase == Phase::backward);
   CHECK(all.step == 299);
-  REQUIRE(all.calls.size() == Record::kCalls);
+  REQUIRE(all.calls.size() == FlightRecorder::kCalls);
   for (std::size_t i = 0; i < all.calls.size(); ++i) {
-    const auto number = static_cast<std::int64_t>(300 - Record::kCalls + i);
+    const auto number = static_cast<std::int64_t>(300 - FlightRecorder::kCalls + i);
     CHECK(all.calls[i].sequence == number);
     CHECK(all.calls[i].step == number);
     CHECK(all.calls[i].count == 2 * number);
@@ -85,10 +85,10 @@ TEST_CASE("a record keeps the last calls, in their order and with their ends") {
 TEST_CASE("a record may be read and written by many threads") {
   // Rounds so short that a thread stopped within its last calls is overtaken by all that the record holds.
   for (int round = 0; round < 1500; ++round) {
-    const auto record = Record::make();
+    const auto record = FlightRecorder::make();
     const auto write = [&] {
       for (int i = 0; i < 200; ++i) {
-        const RecordMark mark = record->add({.sequence = i, .count = i, .step = 0});
+        const CallMark mark = record->add({.sequence = i, .count = i, .step = 0});
         mark.running();
         mark.ended(false);
       }
@@ -98,7 +98,7 @@ TEST_CASE("a record may be read and written by many threads") {
     for (const RecordedCall& read : record->snapshot().calls) CHECK(read.sequence == read.count);
     for (std::thread& writer : writers) writer.join();
     const std::vector<RecordedCall> calls = record->snapshot().calls;
-    REQUIRE(calls.size() == Record::kCalls);
+    REQUIRE(calls.size() == FlightRecorder::kCalls);
     CHECK(std::all_of(calls.begin(), calls.end(), [](const auto& call) { return call.progress == Progress::ended; }));
   }
 }
@@ -106,10 +106,10 @@ TEST_CASE("a record may be read and written by many threads") {
 TEST_CASE("groups note their collectives as their errors number them, on every backend") {
   const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
-  std::vector<std::shared_ptr<Record>> records = {Record::make(), Record::make()};
+  std::vector<std::shared_ptr<FlightRecorder>> records = {FlightRecorder::make(), FlightRecorder::make()};
   const auto failures = try_ranks(over, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
     const auto& record = records[static_cast<std::size_t>(group.rank())];
-    group.set_record(record, record->begin_group());
+    group.set_flight_recorder(record, record->begin_group());
     std::vector<float> values(group.rank() == 0 ? 8 : 4, 1.0f);
     group.barrier().wait();
     if (group.rank() == 0)
@@ -134,61 +134,63 @@ TEST_CASE("groups note their collectives as their errors number them, on every b
 TEST_CASE("times of a record that was written over are from 0 on") {
   const Scratch scratch;
   const std::string path = scratch.path("record");
-  write_text(path, std::string(Record::bytes(), '\0'));
-  ::setenv(kRecordVariable, path.c_str(), 1);
-  const auto record = Record::make();
-  ::unsetenv(kRecordVariable);
+  write_text(path, std::string(FlightRecorder::bytes(), '\0'));
+  ::setenv(kFlightRecorderVariable, path.c_str(), 1);
+  const auto record = FlightRecorder::make();
+  ::unsetenv(kFlightRecorderVariable);
   record->enter(Phase::backward, 1);
   record->add({.group = record->begin_group(), .sequence = 0, .count = 1});
   // Calls lie at the end, 64 bytes each, the first of them with number 1; its times follow its number and count.
   std::string bytes = read_text(path);
-  const std::size_t times = bytes.size() - (Record::kCalls - 1) * 64 + 2 * sizeof(std::int64_t);
-  REQUIRE(Record::read(path).calls.at(0).called_ns > 0);
+  const std::size_t times = bytes.size() - (FlightRecorder::kCalls - 1) * 64 + 2 * sizeof(std::int64_t);
+  REQUIRE(FlightRecorder::read(path).calls.at(0).called_ns > 0);
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), wrong[] = {-most, -most, -most};
   bytes.replace(times, sizeof wrong, reinterpret_cast<const char*>(wrong), sizeof wrong);
   write_text(path, bytes);
-  const RecordSnapshot read = Record::read(path);
+  const FlightRecord read = FlightRecorder::read(path);
   REQUIRE(read.calls.size() == 1);
   CHECK(read.calls[0].called_ns == 0);
   CHECK(read.calls[0].began_ns == 0);
   CHECK(read.calls[0].ended_ns == 0);
-  CHECK_THAT(account_of({{0, read}, {1, {}}}, 1, most), ContainsSubstring("waiting for rank 1"));  // no overflow
+  CHECK_THAT(failure_report({{0, read}, {1, {}}}, 1, most), ContainsSubstring("waiting for rank 1"));  // no overflow
 }
 
 TEST_CASE("an account says who waited for whom") {
   const auto waiting =
       in_backward({call(34, Progress::ended), call(35, Progress::failed, 1), call(36, Progress::failed)});
   CHECK(
-      account_of({{0, waiting}, {1, waiting}, {2, in_backward({call(33, Progress::ended), call(34, Progress::ended)})}},
-                 2, 0) ==
+      failure_report(
+          {{0, waiting}, {1, waiting}, {2, in_backward({call(33, Progress::ended), call(34, Progress::ended)})}}, 2,
+          0) ==
       "  rank 2 was in backward of step 17; its last call, all_reduce #34 of 340 f32 (sum), had ended\n"
       "  ranks 0, 1 were in backward of step 17, waiting for rank 2 in all_reduce #35 of 350 f32 (sum), bucket 1, for "
       "2.5 ms");
   // Struck inside the collective, and one that is late without having failed.
-  const RecordSnapshot late{.phase = Phase::after, .step = 16, .group = 1, .calls = {}};
-  CHECK(account_of({{0, in_backward({call(35, Progress::running)})}, {1, in_backward({call(35, Progress::failed)})}}, 0,
-                   9'000'000) ==
-        "  rank 0 was in backward of step 17, in all_reduce #35 of 350 f32 (sum)\n"
-        "  rank 1 was in backward of step 17, waiting for rank 0 in all_reduce #35 of 350 f32 (sum), for 2.5 ms");
-  CHECK(account_of({{0, in_backward({call(35, Progress::running)})}, {1, late}}, 0, 9'000'000) ==
+  const FlightRecord late{.phase = Phase::after, .step = 16, .group = 1, .calls = {}};
+  CHECK(
+      failure_report({{0, in_backward({call(35, Progress::running)})}, {1, in_backward({call(35, Progress::failed)})}},
+                     0, 9'000'000) ==
+      "  rank 0 was in backward of step 17, in all_reduce #35 of 350 f32 (sum)\n"
+      "  rank 1 was in backward of step 17, waiting for rank 0 in all_reduce #35 of 350 f32 (sum), for 2.5 ms");
+  CHECK(failure_report({{0, in_backward({call(35, Progress::running)})}, {1, late}}, 0, 9'000'000) ==
         "  rank 0 was in backward of step 17, waiting for rank 1 in all_reduce #35 of 350 f32 (sum), for 8.0 ms\n"
         "  rank 1 was after backward of step 16");
-  CHECK(account_of({{0, {}}, {1, {.phase = Phase::joining}}}, 1, 0) ==
+  CHECK(failure_report({{0, {}}, {1, {.phase = Phase::joining}}}, 1, 0) ==
         "  rank 1 was joining the others\n  rank 0 had not begun to join the others");
-  CHECK(account_of({{0, {}}, {1, {}}}, 1, 0).empty());
+  CHECK(failure_report({{0, {}}, {1, {}}}, 1, 0).empty());
 }
 
 TEST_CASE("a long wait is remarked on when it begins to last, and when it is over") {
   const std::int64_t ms = 1'000'000;
   const auto waits = [&](std::int64_t sequence, std::int64_t step_ms) {
-    RecordSnapshot record = in_backward({call(sequence, Progress::running)});
+    FlightRecord record = in_backward({call(sequence, Progress::running)});
     record.median_step_ns = step_ms * ms;
-    return RankAccount{0, record};
+    return RankRecord{0, record};
   };
-  const RankAccount late{1, in_backward({call(6, Progress::ended)})};
+  const RankRecord late{1, in_backward({call(6, Progress::ended)})};
   const auto both = [&](std::int64_t sequence) {
-    return std::vector<RankAccount>{{0, in_backward({call(sequence, Progress::running)})},
-                                    {1, in_backward({call(sequence, Progress::running)})}};
+    return std::vector<RankRecord>{{0, in_backward({call(sequence, Progress::running)})},
+                                   {1, in_backward({call(sequence, Progress::running)})}};
   };
   WaitWatch watch(2000ms, "");
   CHECK(watch.look({waits(7, 5), late}, 2000 * ms).empty());  // called at 1 ms
@@ -207,9 +209,9 @@ TEST_CASE("a long wait is remarked on when it begins to last, and when it is ove
 }
 
 TEST_CASE("no call is limited to less than ten of its rank's median steps") {
-  const auto record = Record::make();
-  CHECK(RecordMark().limit(5ms) == 5ms);
-  const RecordMark mark = record->add({.group = record->begin_group(), .sequence = 0});
+  const auto record = FlightRecorder::make();
+  CHECK(CallMark().limit(5ms) == 5ms);
+  const CallMark mark = record->add({.group = record->begin_group(), .sequence = 0});
   CHECK(mark.limit(5ms) == 5ms);  // there was no step
   for (int step = 1; step <= 4; ++step) {
     record->enter(Phase::forward, step);
@@ -235,11 +237,11 @@ TEST_CASE("a launch that fails says where the ranks were, the killed one include
   // SIGTERM does not end these, so they find out by themselves.
   const Outcome killed = run_worker(3, {"die", "shm", "all_reduce"}, {.grace = 20s});
   CHECK(killed.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
-  CHECK_THAT(killed.result.account,
+  CHECK_THAT(killed.result.report,
              ContainsSubstring("  rank 1 was before its first step, in all_reduce #5 of 240000 f32 (sum)\n"
                                "  ranks 0, 2 were before their first step, waiting for rank 1 in all_reduce #5 of "
                                "240000 f32 (sum), for "));
-  CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.account.empty());
+  CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.report.empty());
 }
 
 #ifdef DUET_FAULT_POINTS
@@ -247,8 +249,8 @@ TEST_CASE("a launch that fails in training names step, phase and bucket") {
   const Outcome outcome =
       run_worker(3, {"train", "64", "100000"}, {.environment = {{"DUET_FAULT", "all_reduce:1:3:9"}}});
   CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
-  CHECK_THAT(outcome.result.account, ContainsSubstring("  rank 1 was in backward of step 2; its last call, all_reduce "
-                                                       "#4 of 18816 f32 (sum), bucket 1, had ended\n"));
+  CHECK_THAT(outcome.result.report, ContainsSubstring("  rank 1 was in backward of step 2; its last call, all_reduce "
+                                                      "#4 of 18816 f32 (sum), bucket 1, had ended\n"));
 }
 #endif
 

@@ -173,13 +173,14 @@ TEST_CASE("any exception out of a shard's update fails the group on all ranks") 
 
 TEST_CASE("a rank that came and went while this one did not look has come") {
   MemoryStore store;
-  Board board(std::make_unique<SharedSegment>(store, "board", 0, 1, Board::bytes(1), 60s), 0, 1);
+  ControlBlock control_block(std::make_unique<SharedSegment>(store, "control_block", 0, 1, ControlBlock::bytes(1), 60s),
+                             0, 1);
   bool came = false;
   const auto goes = [&] {
     came = true;
     throw CommError("rank 1 has closed the connection");
   };
-  CHECK_NOTHROW(board.await([&] { return came; }, goes, Clock::now() + 60s, false));
+  CHECK_NOTHROW(control_block.await([&] { return came; }, goes, Clock::now() + 60s, false));
 }
 
 TEST_CASE("waiting has a limit of its own") {

@@ -64,9 +64,9 @@ TEST_CASE("split makes groups by color, in the order of the keys") {
 }
 
 TEST_CASE("a record numbers new groups alike in every process, and no two of them the same") {
-  const auto record = Record::make();
+  const auto record = FlightRecorder::make();
   run_ranks(Over::memory, 2, [&](ProcessGroup& whole) {
-    if (whole.rank() == 0) whole.set_record(record, 1);
+    if (whole.rank() == 0) whole.set_flight_recorder(record, 1);
     const auto group = whole.split(0);
     const auto inner = group->split(0);
     sum(*group, 1);

@@ -121,12 +121,12 @@ TEST_CASE("an error file of torch's own form is read, and one of no form is not"
 TEST_CASE("an error file that is nested as deep as its size allows is read") {
   const Scratch scratch;
   const std::string deep = std::string(500'000, '[') + std::string(500'000, ']');
-  for (const std::string& extra : {deep, "{\"account\": " + deep + "}", "{\"monotonic_ns\": " + deep + "}"}) {
+  for (const std::string& extra : {deep, "{\"report\": " + deep + "}", "{\"monotonic_ns\": " + deep + "}"}) {
     write_text(scratch.path("error"), "{\"message\": {\"message\": \"why\", \"extraInfo\": " + extra + "}}");
     const auto error = read_error_file(scratch.path("error"));
     REQUIRE(error);
     CHECK(error->message == "why");
-    CHECK(error->account.empty());
+    CHECK(error->report.empty());
     CHECK(error->monotonic_ns == -1);
   }
   write_text(scratch.path("error"), "{\"message\": {\"message\": " + deep + "}}");

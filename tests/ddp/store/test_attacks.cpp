@@ -54,7 +54,7 @@ std::string proven(Store& store, const std::string& place) {
   return concat(place, ' ', proof_of(store.secret(), "segment k " + place));
 }
 
-/// Two boards over the same memory.
+/// Two control_blocks over the same memory.
 struct Boards {
   explicit Boards(std::size_t arena_bytes = kBytes) {
     std::thread other([&] { connect(1, arena_bytes); });
@@ -62,12 +62,12 @@ struct Boards {
     other.join();
   }
   void connect(int rank, std::size_t arena_bytes) {
-    auto segment = std::make_unique<SharedSegment>(store, "board", rank, 2, Board::bytes(2), 60s);
-    board[rank] = std::make_unique<Board>(std::move(segment), rank, 2);
+    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    control_block[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
     arena[rank] = {std::make_shared<SharedSegment>(store, "arena", rank, 2, 2 * arena_bytes, 60s), arena_bytes};
   }
   MemoryStore store;
-  std::unique_ptr<Board> board[2];
+  std::unique_ptr<ControlBlock> control_block[2];
   SharedArena arena[2];
 };
 
@@ -158,17 +158,17 @@ TEST_CASE("a message whose header is damaged ends the messages") {
                                        std::pair<std::int64_t, int>{8, 77}, std::pair<std::int64_t, int>{1LL << 61, 0});
   const bool posted = GENERATE(false, true);
   Boards two;
-  Messages receiver(*two.board[1]);
-  Header header;
+  Messages receiver(*two.control_block[1]);
+  CallHeader header;
   header.count = count;
   header.dtype = static_cast<std::uint8_t>(dtype);
   std::vector<float> got(8);
   if (posted) {
-    Header wanted;
+    CallHeader wanted;
     wanted.count = 8;
     receiver.receive(0, wanted, got.data());
   }
-  ByteRing(two.board[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&header, 1)));
+  ByteRing(two.control_block[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&header, 1)));
   CHECK_THROWS_AS(receiver.progress(), CommError);
 }
 
@@ -186,13 +186,13 @@ TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched")
     call.out = buffer;
     call.update = &rule;
   }
-  ShmCollectives collectives(*two.board[0]);
+  ShmCollectives collectives(*two.control_block[0]);
   collectives.add_arena(two.arena[0]);
-  Notice& other = two.board[1]->notice(1, 0);
+  Notice& other = two.control_block[1]->notice(1, 0);
   other.header = header_of(call, 0);
   other.shared_at = updates ? 1 : place;
   other.out_at = place;
-  for (int i = 0; i < 2; ++i) two.board[1]->post();
+  for (int i = 0; i < 2; ++i) two.control_block[1]->post();
   collectives.begin(call, 0);
   CHECK_THROWS_WITH(collectives.finish(call, 0, Clock::now() + 60s, false),
                     ContainsSubstring("rank 1 names memory that it does not share"));

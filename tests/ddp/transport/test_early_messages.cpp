@@ -44,14 +44,14 @@ struct Pair {
     other.join();
   }
   void connect(int rank) {
-    auto segment = std::make_unique<SharedSegment>(store, "board", rank, 2, Board::bytes(2), 60s);
-    board[rank] = std::make_unique<Board>(std::move(segment), rank, 2);
+    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    control_block[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
   }
   MemoryStore store;
-  std::unique_ptr<Board> board[2];
+  std::unique_ptr<ControlBlock> control_block[2];
 };
 
-Header header(std::int64_t bytes, int tag) {
+CallHeader header(std::int64_t bytes, int tag) {
   return header_of({.op = Collective::send, .in = {nullptr, bytes, DType::u8}, .tag = tag}, 0);
 }
 
@@ -98,10 +98,10 @@ struct HalfPair {
 TEST_CASE("an early message over shared memory takes memory as it arrives, not as it announces") {
   constexpr std::int64_t kAnnounced = std::int64_t{1} << 29;
   Pair two;
-  Messages receiver(*two.board[1]);
+  Messages receiver(*two.control_block[1]);
   const std::size_t before = resident_bytes();
-  const Header announced = header(kAnnounced, 0);
-  ByteRing(two.board[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&announced, 1)));
+  const CallHeader announced = header(kAnnounced, 0);
+  ByteRing(two.control_block[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&announced, 1)));
   receiver.progress();
   CHECK(resident_bytes() < before + kAnnounced / 4);
 }
@@ -109,7 +109,7 @@ TEST_CASE("an early message over shared memory takes memory as it arrives, not a
 TEST_CASE("an early message over shared memory arrives whole, whenever it is received") {
   const bool on_the_way = GENERATE(false, true);
   Pair two;
-  Messages sender(*two.board[0]), receiver(*two.board[1]);
+  Messages sender(*two.control_block[0]), receiver(*two.control_block[1]);
   std::vector<std::uint8_t> sent = numbers(kMany), got(kMany);
   sender.send(1, header(kMany, 0), sent.data());
   std::uint64_t number = 0;
@@ -126,13 +126,13 @@ TEST_CASE("an early message over shared memory arrives whole, whenever it is rec
 
 TEST_CASE("an early message over shared memory is received while a part of the next header is there") {
   Pair two;
-  Messages receiver(*two.board[1]);
+  Messages receiver(*two.control_block[1]);
   const std::vector<std::uint8_t> sent = numbers(8);
-  const Header first = header(8, 0), second = header(8, 1);
-  ByteRing ring(two.board[0]->ring_memory(0, 1));
+  const CallHeader first = header(8, 0), second = header(8, 1);
+  ByteRing ring(two.control_block[0]->ring_memory(0, 1));
   ring.write(std::as_bytes(std::span(&first, 1)));
   ring.write(std::as_bytes(std::span(sent)));
-  ring.write(std::as_bytes(std::span(&second, 1)).first(sizeof(Header) / 2));
+  ring.write(std::as_bytes(std::span(&second, 1)).first(sizeof(CallHeader) / 2));
   receiver.progress();
   std::vector<std::uint8_t> got(8);
   CHECK_FALSE(receiver.pending(receiver.receive(0, first, got.data())));

@@ -77,7 +77,7 @@ std::vector<std::exception_ptr> try_hosts(
     threads.emplace_back([&, i] {
       std::unique_ptr<Transport> transport = std::make_unique<CountedTransport>(std::move(transports[i]));
       try {
-        if (mixed) transport = make_mixed_transport(std::move(transport), store, hosts, 60s);
+        if (mixed) transport = make_multi_host_transport(std::move(transport), store, hosts, 60s);
       } catch (...) {
         failures[i] = std::current_exception();
       }
@@ -175,8 +175,8 @@ TEST_CASE("failures on several hosts name the ranks by their numbers in the job"
   const auto late = try_hosts(
       {0, 0, 2, 2}, true,
       [&](ProcessGroup& group) {
-        if (group.rank() == 3) return over.wait();                              // there, but without a call
-        constexpr auto kHeard = static_cast<std::int64_t>(4 * sizeof(Header));  // of two ranks by two others
+        if (group.rank() == 3) return over.wait();                                  // there, but without a call
+        constexpr auto kHeard = static_cast<std::int64_t>(4 * sizeof(CallHeader));  // of two ranks by two others
         while (group.rank() == 2 && network_bytes < kHeard) std::this_thread::sleep_for(1ms);
         try {
           group.barrier().wait();

@@ -92,15 +92,15 @@ TEST_CASE("ranks that disagree about a message: both groups fail, and both ranks
 
 TEST_CASE("messages over shared memory move nothing more after an error") {
   MemoryStore store;
-  std::unique_ptr<Board> boards[2];
+  std::unique_ptr<ControlBlock> control_blocks[2];
   const auto connect = [&](int rank) {
-    auto segment = std::make_unique<SharedSegment>(store, "board", rank, 2, Board::bytes(2), 60s);
-    boards[rank] = std::make_unique<Board>(std::move(segment), rank, 2);
+    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    control_blocks[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
   };
   std::thread other([&] { connect(1); });
   connect(0);
   other.join();
-  Messages sender(*boards[0]), receiver(*boards[1]);
+  Messages sender(*control_blocks[0]), receiver(*control_blocks[1]);
   const auto header = [](std::int64_t count, int tag) {
     return header_of({.op = Collective::send, .in = of(count), .tag = tag}, 0);
   };

@@ -1,4 +1,6 @@
 // Collectives and messages over memory in which the other rank writes anything.
+#include "ddp/shm/control_block.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -16,7 +18,6 @@
 #include <vector>
 
 #include "ddp/shm/byte_ring.h"
-#include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"
@@ -48,23 +49,23 @@ constexpr Milliseconds kTimeout{60'000};
 struct Host {
   Host() {
     std::thread other([&] {
-      const SharedSegment cells(store, "board", 1, 2, Board::bytes(2), kTimeout);
+      const SharedSegment cells(store, "control_block", 1, 2, ControlBlock::bytes(2), kTimeout);
       const SharedSegment buffers(store, "arena", 1, 2, 2 * kArenaBytes, kTimeout);
     });
-    auto segment = std::make_unique<SharedSegment>(store, "board", 0, 2, Board::bytes(2), kTimeout);
+    auto segment = std::make_unique<SharedSegment>(store, "control_block", 0, 2, ControlBlock::bytes(2), kTimeout);
     memory = segment->data();
-    board = std::make_unique<Board>(std::move(segment), 0, 2);
+    control_block = std::make_unique<ControlBlock>(std::move(segment), 0, 2);
     arena = {std::make_shared<SharedSegment>(store, "arena", 0, 2, 2 * kArenaBytes, kTimeout), kArenaBytes};
     other.join();
-    staging = board->staging(0);
+    staging = control_block->staging(0);
   }
   std::size_t cell_bytes() const { return static_cast<std::size_t>(staging - memory) / 2; }
   /// As new, but for what was staged.
   void clear() {
-    if (board->staging(0) != staging) board->turn_half();
+    if (control_block->staging(0) != staging) control_block->turn_half();
     std::memset(memory, 0, 2 * cell_bytes());
     for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)})
-      std::memset(board->ring_memory(from, to), 0, ByteRing::kBytes);
+      std::memset(control_block->ring_memory(from, to), 0, ByteRing::kBytes);
   }
   /// How often a rank has posted, first in its cell.
   std::atomic<std::uint32_t>& clock(int rank) const {
@@ -74,22 +75,23 @@ struct Host {
   MemoryStore store;
   std::byte* memory = nullptr;
   std::byte* staging = nullptr;
-  std::unique_ptr<Board> board;
+  std::unique_ptr<ControlBlock> control_block;
   SharedArena arena;
 };
 
 /// What rank 0 does, step by step, and what is done to it.
 class Run {
  public:
-  Run(Host& host, Input& input) : host_(host), input_(input), messages_(*host.board), collectives_(*host.board) {
+  Run(Host& host, Input& input)
+      : host_(host), input_(input), messages_(*host.control_block), collectives_(*host.control_block) {
     collectives_.add_arena(host.arena);
   }
 
   void step() {
     switch (input_.take<std::uint8_t>() % 9) {
       case 0: return damage(host_.memory + host_.cell_bytes(), host_.cell_bytes());
-      case 1: return damage(host_.board->ring_memory(1, 0), 256);
-      case 2: return damage(host_.board->ring_memory(0, 1), 256);
+      case 1: return damage(host_.control_block->ring_memory(1, 0), 256);
+      case 2: return damage(host_.control_block->ring_memory(0, 1), 256);
       case 3: return host_.clock(1).store(host_.clock(0) + input_.take<std::uint8_t>());
       case 4: return begin();
       case 5: return finish();
@@ -136,7 +138,7 @@ class Run {
     call.update = &update_;
     call_ = call;
     collectives_.begin(call, sequence_);
-    if (!input_.flag()) host_.board->notice(1, sequence_) = host_.board->notice(0, sequence_);
+    if (!input_.flag()) host_.control_block->notice(1, sequence_) = host_.control_block->notice(0, sequence_);
   }
 
   void finish() {
@@ -147,7 +149,7 @@ class Run {
   }
 
   /// A message's header, honest or not.
-  Header header() {
+  CallHeader header() {
     const DType dtype = input_.pick({DType::u8, DType::f32, DType::i64});
     const auto count = static_cast<std::int64_t>(input_.below(100));
     const int tag = static_cast<int>(input_.below(3));
@@ -156,7 +158,7 @@ class Run {
 
   void send() {
     if (!working_) return;
-    const Header one = header();
+    const CallHeader one = header();
     const Buffer data = buffer(one.count, static_cast<DType>(one.dtype), false);
     const bool sends = input_.flag();
     working_ = accepted([&] { sends ? messages_.send(1, one, data.data) : messages_.receive(1, one, data.data); });
@@ -164,15 +166,15 @@ class Run {
 
   /// The other rank writes a message, or some bytes.
   void arrive() {
-    Header one = header();
+    CallHeader one = header();
     if (input_.flag()) one.count = input_.take<std::int64_t>();
     if (input_.flag()) one.dtype = input_.take<std::uint8_t>();
     std::string text(reinterpret_cast<const char*>(&one), sizeof one);
     text.resize(text.size() - input_.below(8) / 7);
     text += input_.text();
-    accepted([&] { ByteRing(host_.board->ring_memory(1, 0)).write(std::as_bytes(std::span(text))); });
+    accepted([&] { ByteRing(host_.control_block->ring_memory(1, 0)).write(std::as_bytes(std::span(text))); });
     std::byte taken[512];
-    accepted([&] { ByteRing(host_.board->ring_memory(0, 1)).read(taken); });
+    accepted([&] { ByteRing(host_.control_block->ring_memory(0, 1)).read(taken); });
   }
 
   Host& host_;
