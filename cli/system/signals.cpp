@@ -65,12 +65,12 @@ void CommonEnd::exchange(int own) {
 
 /// By a second sum, with a place for each rank, which only a run that ends has to pay for.
 void CommonEnd::find_signalled(int own) {
-  std::vector<double> noted(static_cast<std::size_t>(size_), 0);
-  noted[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;
-  sum_(noted);
+  std::vector<double> received(static_cast<std::size_t>(size_), 0);
+  received[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;
+  sum_(received);
   signalled_.clear();
   for (int rank = 0; rank < size_; ++rank)
-    if (noted[static_cast<std::size_t>(rank)] > 0) signalled_.push_back(rank);
+    if (received[static_cast<std::size_t>(rank)] > 0) signalled_.push_back(rank);
 }
 
 /// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.

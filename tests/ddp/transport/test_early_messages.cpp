@@ -156,7 +156,7 @@ TEST_CASE("early messages over TCP arrive whole, whenever they are received, and
   std::vector<std::uint8_t> early(kMany), late(kMany);
   float value = 0;
   const auto request = two.transport->receive(1, 7, &value, sizeof value);
-  for (const std::uint64_t tag : {8, 9}) {
+  for (const std::uint64_t tag : {std::uint64_t{8}, std::uint64_t{9}}) {
     const Head head{tag, kMany};
     two.say(&head, sizeof head);
     two.say(sent.data(), kMany);
