@@ -46,7 +46,7 @@ void complain(const std::exception& error) {
   const std::optional<int> rank = duet::ddp::launched_rank();
   std::fprintf(stderr, "duet: %s%s\n", rank ? duet::concat("rank ", *rank, ": ").c_str() : "",
                duet::printable(error.what()).c_str());
-  if (const std::string report = duet::ddp::unreported_failure(); !report.empty())
+  if (const std::string report = duet::ddp::unprinted_report(); !report.empty())
     std::fprintf(stderr, "%s\n", report.c_str());
   duet::ddp::leave_error(error);
 }

@@ -176,7 +176,7 @@ struct DistributedDataParallel::Hooks {
   /// For the rank's record.
   void enter(Phase phase) const {
     const std::int64_t step = reducer.times().steps + (phase == Phase::after ? 0 : 1);
-    if (group.record()) group.record()->enter(phase, step);
+    if (group.flight_recorder()) group.flight_recorder()->enter(phase, step);
   }
 
   void forward_ended(Clock::time_point begin) {

@@ -114,7 +114,7 @@ void Reducer::send_ready_buckets() {
     if (sent_ == 0) first_sent_ = Clock::now();
     Run& bucket = buckets_[sent_];
     fault_point("all_reduce");
-    if (group_.record()) group_.record()->next_bucket(static_cast<int>(sent_));
+    if (group_.flight_recorder()) group_.flight_recorder()->next_bucket(static_cast<int>(sent_));
     scale(bucket.buffer, scale_);
     bucket.work =
         options_.comm_hook ? options_.comm_hook->start(group_, grad_bucket(sent_)) : group_.all_reduce(bucket.buffer);

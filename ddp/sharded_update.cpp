@@ -49,7 +49,7 @@ void ShardedUpdate::run(std::uint32_t rule, Update update) {
 }
 
 Work NoCommunication::start(ProcessGroup& group, const GradBucket&) {
-  if (group.record()) group.record()->next_bucket(-1);  // the next call is not this bucket's
+  if (group.flight_recorder()) group.flight_recorder()->next_bucket(-1);  // the next call is not this bucket's
   return {};
 }
 

@@ -88,11 +88,12 @@ void require_resumable(const TrainOptions& options) {
   const Network network = make_network(options.model, options.seed);
   const NamedTensors model = network.model->state_dict();
   std::int64_t step = 0;
-  const std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder, network.arch, model);
+  std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder, network.arch, model);
   if (own || !options.resume.empty()) {
-    const LoadedCheckpoint loaded = own ? *own : load_checkpoint(options.resume, network.arch, model);
+    const bool restarted = own.has_value();
+    const LoadedCheckpoint loaded = restarted ? std::move(*own) : load_checkpoint(options.resume, network.arch, model);
     require_same_run(loaded, options);
-    if (!own) require_epochs_left(loaded, options);
+    if (!restarted) require_epochs_left(loaded, options);
     step = loaded.checkpoint.step;
   }
   if (!folder.empty()) prepare_checkpoint_folder(folder, step, model);

@@ -12,7 +12,7 @@
 
 namespace duet::cli {
 
-/// What is trained: `net` is the model itself or a wrapper around it; everything else is the same in all modes.
+/// What a step works on: `net` is the model itself or a wrapper around it; everything else is the same in all modes.
 struct TrainingStep {
   nn::Module& net;
   optim::SGD& optimizer;

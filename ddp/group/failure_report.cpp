@@ -11,7 +11,7 @@
 namespace duet::ddp {
 namespace {
 
-/// Where a rank was, and what it waited for, so that ranks of the same account are told together.
+/// Where a rank was, and what it waited for, so that ranks of the same place are reported together.
 struct Standing {
   std::string text;
   std::vector<int> ranks{}, awaited{};

@@ -99,14 +99,14 @@ ProcessGroup::ProcessGroup(int rank, int size)
                       size - 1, "]");
 }
 
-void ProcessGroup::set_flight_recorder(std::shared_ptr<FlightRecorder> record, std::uint32_t number) {
-  record_ = std::move(record);
-  record_number_ = number;
+void ProcessGroup::set_flight_recorder(std::shared_ptr<FlightRecorder> recorder, std::uint32_t number) {
+  recorder_ = std::move(recorder);
+  recorded_as_ = number;
 }
 
 bool ProcessGroup::is_dropped() const {
   if (std::uncaught_exceptions() <= exceptions_at_birth_) return false;
-  if (record_) record_->leave();
+  if (recorder_) recorder_->leave();
   return true;
 }
 
@@ -132,7 +132,7 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
   Call marked = call;
-  if (record_) marked.mark = noted(call);
+  if (recorder_) marked.mark = noted(call);
   try {
     Work work = direct(call.in) && direct(call.out) ? start(marked) : start_staged(marked);
     work.set_mark(std::move(marked.mark));
@@ -146,13 +146,13 @@ Work ProcessGroup::checked(const Call& call) {
 CallMark ProcessGroup::noted(const Call& call) {
   const Buffer& common = common_buffer(call);
   const bool message = call.op == Collective::send || call.op == Collective::recv;
-  return record_->add({.group = record_number_,
-                       .sequence = message ? -1 : noted_++,
-                       .op = static_cast<std::uint8_t>(call.op),
-                       .dtype = static_cast<std::uint8_t>(common.dtype),
-                       .reduce = static_cast<std::uint8_t>(call.reduce),
-                       .root = static_cast<std::int16_t>(call.root),
-                       .count = common.count});
+  return recorder_->add({.group = recorded_as_,
+                         .sequence = message ? -1 : noted_++,
+                         .op = static_cast<std::uint8_t>(call.op),
+                         .dtype = static_cast<std::uint8_t>(common.dtype),
+                         .reduce = static_cast<std::uint8_t>(call.reduce),
+                         .root = static_cast<std::int16_t>(call.root),
+                         .count = common.count});
 }
 
 namespace {

@@ -118,8 +118,8 @@ class ProcessGroup {
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
 
   /// Where this rank notes its calls, if anywhere. `number` is that of the group on all its ranks.
-  const std::shared_ptr<FlightRecorder>& record() const { return record_; }
-  void set_flight_recorder(std::shared_ptr<FlightRecorder> record, std::uint32_t number);
+  const std::shared_ptr<FlightRecorder>& flight_recorder() const { return recorder_; }
+  void set_flight_recorder(std::shared_ptr<FlightRecorder> recorder, std::uint32_t number);
 
   /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
   /// number of bytes. It may outlive the group.
@@ -196,8 +196,8 @@ class ProcessGroup {
   int size_;
   int exceptions_at_birth_;
   std::shared_ptr<Store> store_;
-  std::shared_ptr<FlightRecorder> record_;
-  std::uint32_t record_number_ = 0;
+  std::shared_ptr<FlightRecorder> recorder_;
+  std::uint32_t recorded_as_ = 0;
   std::int64_t noted_ = 0;  // collectives
   int splits_ = 0, monitored_barriers_ = 0;
 };

@@ -57,7 +57,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
   subset.store = std::make_shared<PrefixStore>(store_, subset.name);
   auto group = connect_subset(subset);
   group->set_store(subset.store);
-  if (record_) group->set_flight_recorder(record_, subgroup_number(record_number_, subset.name));
+  if (recorder_) group->set_flight_recorder(recorder_, subgroup_number(recorded_as_, subset.name));
   return group;
 }
 

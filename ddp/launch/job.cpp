@@ -291,9 +291,9 @@ LaunchResult Job::result() const {
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (culprit_score(i) < 0) continue;
-    const bool guiltier = !first || culprit_score(i) > culprit_score(*first) ||
-                          (culprit_score(i) == culprit_score(*first) && failed_[i].when < failed_[*first].when);
-    if (guiltier) first = i;
+    const bool comes_first = !first || culprit_score(i) > culprit_score(*first) ||
+                             (culprit_score(i) == culprit_score(*first) && failed_[i].when < failed_[*first].when);
+    if (comes_first) first = i;
   }
   if (!first) return result;
   result.exit_code = 1;

@@ -115,7 +115,7 @@ void leave_error(const std::exception& error) noexcept;
 
 /// Where this rank was, in lines as LaunchResult::report: on rank 0 of a job that another launcher than duet's
 /// started, else empty.
-std::string unreported_failure() noexcept;
+std::string unprinted_report() noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
 /// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.

@@ -88,7 +88,7 @@ std::string own_report(int rank) noexcept {
 
 }  // namespace
 
-std::string unreported_failure() noexcept {
+std::string unprinted_report() noexcept {
   return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_report(0) : std::string();
 }
 
@@ -116,7 +116,7 @@ int report_failure(const std::exception& error) noexcept {
     std::fprintf(stderr, "rank %d: %s\n", *rank, printable(error.what()).c_str());
   else
     std::fprintf(stderr, "%s\n", printable(error.what()).c_str());
-  if (const std::string report = unreported_failure(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
+  if (const std::string report = unprinted_report(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }

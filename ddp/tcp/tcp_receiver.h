@@ -28,8 +28,8 @@ struct TcpMessage {
 };
 
 /// Moves what arrives into the messages that are expected; what comes before it is expected is kept. While no message
-/// is expected, the next one is parked: it stays where it is. Errors are CommErrors, after which only stop() may be
-/// called. Not thread-safe.
+/// is expected, the next one is parked: it stays where it is. Errors are CommErrors and
+/// std::bad_alloc, after which only stop() may be called, and then take_early(). Not thread-safe.
 class TcpReceiver {
  public:
   TcpReceiver() { expected_.reserve(64); }  // few at a time: steps allocate nothing
@@ -38,7 +38,7 @@ class TcpReceiver {
   bool take_early(TcpMessage& message);
   /// From now on the message's memory is used, until it is done or has failed.
   void expect(TcpMessage& message);
-  /// Where the next bytes go; not while a message is parked. Throws std::bad_alloc.
+  /// Where the next bytes go; not while a message is parked.
   std::span<std::byte> room();
   /// So many bytes have arrived in room(). Returns whether a message is done or has failed.
   bool advance(std::size_t bytes);

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import struct
 import sys
 
@@ -224,6 +225,7 @@ TARGETS = (safetensors, checkpoint, idx, store_wire, store_server, store_client,
 
 
 def main(folder):
+    shutil.rmtree(folder, ignore_errors=True)  # of targets that are gone
     for target in TARGETS:
         name = target.__name__
         os.makedirs(os.path.join(folder, name), exist_ok=True)

@@ -95,14 +95,16 @@ Tensor read_copy(const fs::path& path, std::uint32_t crc) {
 void limit_size(const fs::path& folder, const Copy& copy) {
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> kept;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator(); at.increment(error)) {
+    const fs::directory_entry& entry = *at;
+    std::error_code ignored;
     const std::string file = entry.path().filename().string();
     if (file.find(kTemporaryMark) != std::string::npos)
       remove_abandoned_temporary(entry.path().string());
     else if (file.starts_with(copy.place) && file != copy.name())
-      fs::remove(entry.path(), error);
+      fs::remove(entry.path(), ignored);
     else
-      kept.emplace_back(entry.last_write_time(error), entry.path());
+      kept.emplace_back(entry.last_write_time(ignored), entry.path());
   }
   std::ranges::sort(kept, std::greater{});
   std::uintmax_t bytes = 0;

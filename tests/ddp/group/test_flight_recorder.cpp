@@ -155,7 +155,7 @@ TEST_CASE("times of a record that was written over are from 0 on") {
   CHECK_THAT(failure_report({{0, read}, {1, {}}}, 1, most), ContainsSubstring("waiting for rank 1"));  // no overflow
 }
 
-TEST_CASE("an account says who waited for whom") {
+TEST_CASE("a failure report names which rank waited for which") {
   const auto waiting =
       in_backward({call(34, Progress::ended), call(35, Progress::failed, 1), call(36, Progress::failed)});
   CHECK(
@@ -254,7 +254,7 @@ TEST_CASE("a launch that fails in training names step, phase and bucket") {
 }
 #endif
 
-TEST_CASE("a rank leaves its account to other launchers too") {
+TEST_CASE("a rank leaves its report to other launchers too") {
   const Outcome outcome =
       run(2, {"/bin/sh", "-c", "trap '' TERM; unset DUET_JOB; exec " DUET_DDP_WORKER " throw"}, {.grace = 20s});
   REQUIRE(outcome.err.count(0) == 1);

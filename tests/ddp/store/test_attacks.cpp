@@ -54,9 +54,9 @@ std::string proven(Store& store, const std::string& place) {
   return concat(place, ' ', proof_of(store.secret(), "segment k " + place));
 }
 
-/// Two control_blocks over the same memory.
-struct Boards {
-  explicit Boards(std::size_t arena_bytes = kBytes) {
+/// Two control blocks over the same memory.
+struct ControlBlocks {
+  explicit ControlBlocks(std::size_t arena_bytes = kBytes) {
     std::thread other([&] { connect(1, arena_bytes); });
     connect(0, arena_bytes);
     other.join();
@@ -157,7 +157,7 @@ TEST_CASE("a message whose header is damaged ends the messages") {
   const auto [count, dtype] = GENERATE(std::pair<std::int64_t, int>{-1, 0}, std::pair<std::int64_t, int>{INT64_MAX, 0},
                                        std::pair<std::int64_t, int>{8, 77}, std::pair<std::int64_t, int>{1LL << 61, 0});
   const bool posted = GENERATE(false, true);
-  Boards two;
+  ControlBlocks two;
   Messages receiver(*two.control_block[1]);
   CallHeader header;
   header.count = count;
@@ -176,7 +176,7 @@ TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched")
   const auto place = GENERATE(std::uint64_t{kBytes}, std::uint64_t{kBytes - 11}, (std::uint64_t{1} << 40) + 1,
                               (std::uint64_t{1} << 48) + 1, ~std::uint64_t{0}, std::uint64_t{3});
   const bool updates = GENERATE(false, true);
-  Boards two;
+  ControlBlocks two;
   auto* const values = reinterpret_cast<float*>(two.arena[0].of(0));
   const Buffer buffer{values, 128, DType::f32, {}};  // enough for a shard of every rank
   const auto update = [](std::int64_t, const Tensor&) {};

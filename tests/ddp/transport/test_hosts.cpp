@@ -65,7 +65,7 @@ using OptionsOf = std::function<GroupOptions(int rank)>;
 
 /// What the ranks threw; no hosts: all messages go over the network.
 std::vector<std::exception_ptr> try_hosts(
-    const std::vector<int>& hosts, bool mixed, const std::function<void(ProcessGroup&)>& body,
+    const std::vector<int>& hosts, bool multi_host, const std::function<void(ProcessGroup&)>& body,
     const OptionsOf& options_of = [](int) { return GroupOptions{}; }) {
   const auto size = static_cast<int>(hosts.size());
   const auto store = std::make_shared<MemoryStore>();
@@ -77,7 +77,7 @@ std::vector<std::exception_ptr> try_hosts(
     threads.emplace_back([&, i] {
       std::unique_ptr<Transport> transport = std::make_unique<CountedTransport>(std::move(transports[i]));
       try {
-        if (mixed) transport = make_multi_host_transport(std::move(transport), store, hosts, 60s);
+        if (multi_host) transport = make_multi_host_transport(std::move(transport), store, hosts, 60s);
       } catch (...) {
         failures[i] = std::current_exception();
       }
@@ -97,9 +97,9 @@ std::vector<std::exception_ptr> try_hosts(
 }
 
 /// The bits of every rank's results of many calls.
-std::vector<std::vector<float>> results(const std::vector<int>& hosts, bool mixed) {
+std::vector<std::vector<float>> results(const std::vector<int>& hosts, bool multi_host) {
   std::vector<std::vector<float>> all(hosts.size());
-  const auto failures = try_hosts(hosts, mixed, [&](ProcessGroup& group) {
+  const auto failures = try_hosts(hosts, multi_host, [&](ProcessGroup& group) {
     auto& own = all[static_cast<std::size_t>(group.rank())];
     Mt19937 generator(static_cast<std::uint64_t>(group.rank()) + 1);
     for (const std::size_t count : {std::size_t{7}, std::size_t{9000}, std::size_t{100'003}, std::size_t{300'000}})
