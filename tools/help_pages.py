@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 
-README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../README.md")
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../docs/environment.md")
 SECTION = re.compile(r"(options|positionals|subcommands):$", re.I)
 # "  -n,--nproc INT=1     meaning"; a long name stands alone, and lines that go on are indented further.
 ENTRY = re.compile(r"  (\S(?:\S| (?! ))*)(?: {2,}(.*))?$")
@@ -64,8 +64,8 @@ class Command:
 
 
 def variables():
-    """(name, meaning) from README's table of environment variables."""
-    with open(README, encoding="utf-8") as file:
+    """(name, meaning) from the documentation's table of environment variables."""
+    with open(PAGE, encoding="utf-8") as file:
         table = file.read().split("| variable | meaning |\n|---|---|\n")[1].split("\n\n")[0]
     return [row.replace("`", "").strip("| ").split(" | ", 1) for row in table.splitlines()]
 

@@ -61,7 +61,9 @@ for file in bin/duet share/man/man1/duet.1 share/bash-completion/completions/due
   share/doc/duet/LICENSE share/doc/duet/README.md share/doc/duet/examples/train_ddp.cpp include/duet/duet.h; do
   check "$file" test -s "$prefix/$file"
 done
+documentation() { diff <(cd "$root/docs" && ls -- *.md *.svg) <(cd "$prefix/share/doc/duet/docs" && ls); }
 only_public() { diff <(cd "$prefix/include/duet" && find . -type f | cut -c 3- | sort) <("$root/tools/public_headers.py" | sort); }
+check 'the pages of the documentation' documentation
 check 'the public headers and no others' only_public
 
 # Headers are clean under the warnings of a strict project, too. -I: what users see is not a system header.
