@@ -6,6 +6,7 @@
 
 Every rule is one test: the last line reads "N passed, N failed, N skipped".
 """
+import glob
 import os
 import re
 import shutil
@@ -228,6 +229,29 @@ def check_types(root):
             yield f"{name} is defined in {' and '.join(paths)}"
 
 
+def check_documents(root):
+    """links of the documentation lead to installed pages, its paths exist, and README.md has every page"""
+    paths = [os.path.relpath(path, root) for name in ("README.md", "docs/*.md") for path in glob.glob(os.path.join(root, name))]
+    pages = {path: re.sub(r"^```.*?^```", "", read(root, path), flags=re.M | re.S) for path in sorted(paths)}
+    # As GitHub makes them of headings.
+    anchors = {path: [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+                      for heading in re.findall(r"^#+ (.*)$", text, re.M)] for path, text in pages.items()}
+    linked = set()
+    for path, text in pages.items():
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
+            file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
+            linked |= {file} if path == "README.md" else set()
+            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|svg)", file)
+            found = installed and os.path.exists(os.path.join(root, file))
+            if not found or (anchor and anchor not in anchors.get(file, ())):
+                yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"
+        for name in re.findall(rf"`((?:{'|'.join(FOLDERS)}|docs|tools|\.ci)/[\w./-]*)`", text):
+            if not os.path.exists(os.path.join(root, name)):
+                yield f"{path} names {name}"
+    for path in sorted(set(pages) - linked - {"README.md"}):
+        yield f"README.md does not lead to {path}"
+
+
 def clang_format():
     for program in (f"clang-format-{CLANG_FORMAT}", "clang-format"):
         if shutil.which(program):
@@ -248,7 +272,7 @@ def check_format(root):
 
 CHECKS = (check_folders, check_order, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
           check_catch, check_sizes, check_folder_sizes, check_functions, check_words, check_types,
-          check_format)
+          check_documents, check_format)
 
 
 def check_tree(root):
@@ -280,6 +304,7 @@ PLANTED = {
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
     check_types: ("lib/a.cpp", "namespace duet {\nstruct A {\n};\n}  // namespace duet\n"
                   "namespace {\nstruct A {};\n}  // namespace\nnamespace duet {\nclass A final : B {\n"),
+    check_documents: ("README.md", "[a](docs/a.md)\n"),
     check_format: ("lib/a.cpp", "int  a ;\n"),
 }
 
@@ -294,6 +319,10 @@ std::int64_t big = 1'000'000;
 const char* text = "std::map", *raw = R"(std::set)";
 std::string_view::size_type at = std::pair(1, 2).first + a.close() + std::my_own;
 """),
+    ),
+    check_documents: (
+        ("README.md", "# A\n[b](docs/b.md#c-d) [e](https://e/f.md) `docs/b.md` `lib/<name>.cpp`\n```\n[g](h)\n```\n"),
+        ("docs/b.md", "## C, d\n[a](../README.md#a) [c](#c-d)\n"),
     ),
 }
 
@@ -318,6 +347,8 @@ def self_test():
     for head in ("A::A(int a,\n     int b)\n    : a_(a), b_{b} {", "  auto f() -> int {", "      int g() const override {"):
         indent = head[: len(head) - len(head.lstrip())]
         cases.append((check_functions, (("lib/a.cpp", head + f"\n{indent}  b();" * (MAX_FUNCTION + 1) + f"\n{indent}}}\n"),), 1))
+    for path, text in (("docs/a.md", ""), ("README.md", "`lib/a.h`"), ("README.md", "# A\n[a](#b)"), ("README.md", "[a](lib)")):
+        cases.append((check_documents, ((path, text),), 1))
     cases.append((check_folder_sizes, [(f"lib/{i}.h", "") for i in range(MAX_FILES + 1)], 1))
     cases += [(check, files, 0) for check, files in HARMLESS.items()]
     failed = 0
