@@ -82,6 +82,13 @@ Ran duet_interrupted(const std::vector<std::string>& arguments, const std::funct
   return finish(child, folder.path());
 }
 
+bool has_terminals() {
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal < 0) return false;
+  ::close(terminal);
+  return true;
+}
+
 Ran duet_in_terminal(const std::vector<std::string>& arguments) {
   const std::vector<char*> argv = command(arguments);
   int terminal = -1;

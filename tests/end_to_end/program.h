@@ -21,6 +21,8 @@ Ran duet_interrupted(const std::vector<std::string>& arguments, const std::strin
 
 /// The same, once `ready` holds.
 Ran duet_interrupted(const std::vector<std::string>& arguments, const std::function<bool()>& ready, int signal);
+/// Whether pseudo-terminals can be made here: a container may have no /dev/pts.
+bool has_terminals();
 /// Runs it with a terminal as its standard streams; all that the terminal got is in `out`.
 Ran duet_in_terminal(const std::vector<std::string>& arguments);
 

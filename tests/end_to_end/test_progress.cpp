@@ -24,6 +24,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 }  // namespace
 
 TEST_CASE("every mode shows its progress in a terminal, and whole lines for its epochs") {
+  if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   using Arguments = std::vector<std::string>;
   for (const Arguments& mode :
        {Arguments{"--mode", "single"}, Arguments{"--mode", "dp", "--devices", "2"},
@@ -48,6 +49,7 @@ TEST_CASE("every mode shows its progress in a terminal, and whole lines for its 
 }
 
 TEST_CASE("an error of a rank follows the progress line in a terminal, and does not stand behind it") {
+  if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   const auto ran = duet_test::duet_in_terminal(
       small({"train", "--mode", "ddp", "--devices", "2", "--lr", "1e30", "--check-finite"}, "simple_cnn"));
   INFO(ran.out);
@@ -76,6 +78,15 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
   auto quiet = arguments;
   quiet.push_back("--quiet");
   CHECK(duet_test::duet(quiet).err.empty());
-  const auto shown = duet_test::duet_in_terminal(arguments);
-  CHECK_FALSE(holds(shown.out, "[1" + all + "single 1: "));
+}
+
+TEST_CASE("a comparison in a terminal prints no lines for its cells") {
+  if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
+  const TemporaryFolder folder;
+  const auto ran =
+      duet_test::duet_in_terminal(small({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path()}));
+  INFO(ran.out);
+  CHECK(ran.status == 0);
+  CHECK_FALSE(holds(ran.out, "/3] single 1: "));
+  CHECK_FALSE(holds(ran.out, "/2] single 1: "));
 }
