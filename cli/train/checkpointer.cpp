@@ -1,13 +1,13 @@
 #include "cli/train/checkpointer.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "cli/system/number_text.h"
 #include "cli/train/network.h"
+#include "lib/base/environment.h"
 #include "lib/base/printable.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
@@ -22,10 +22,7 @@ constexpr const char* kRun = "run";       // of a checkpoint: the run that wrote
 constexpr const char* kTrainImages = "train_images";
 constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
 
-std::string variable(const char* name) {
-  const char* const text = std::getenv(name);
-  return text ? text : "";
-}
+std::string variable(const char* name) { return environment_variable(name).value_or(""); }
 
 /// What must stay the same for a resumed run to end with the bits of an uninterrupted one, but the images.
 Metadata settings_of(const TrainOptions& options) {

@@ -54,7 +54,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old,
     if (value.load(std::memory_order_acquire) != old) return;
     pause_core();
   }
-  parked.fetch_add(1);  // whoever changes the value after this sees it, and wakes
+  parked.fetch_add(1);  // a change of the value after this sees it, and is followed by a wake
   while (value.load() == old) futex_wait(value, old);
   parked.fetch_sub(1);
 }

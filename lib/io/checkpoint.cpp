@@ -146,7 +146,7 @@ void prepare_checkpoint_folder(const std::string& folder, std::int64_t step, con
         require<DataError>(!larger, "too large to be read");
       });
     } catch (const DataError&) {
-      valid = larger;  // a damaged one is of no use to anybody: a run may write over it
+      valid = larger;  // a damaged one cannot be resumed: a run may write over it
     }
     require<DataError>(!valid, "folder ", folder, " holds a checkpoint of step ", found.step, " (", found.path.string(),
                        "), later than step ", step, " where this run begins: resume from it or use another folder");
