@@ -30,7 +30,9 @@
 #include "lib/ops/losses.h"
 #include "lib/ops/max_pool2d.h"
 #include "lib/ops/relu.h"
+#include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
+#include "lib/optim/lr_scheduler.h"
 #include "lib/optim/sgd.h"
 
 // Data and the order in which it is read.

@@ -249,7 +249,7 @@ void DistributedDataParallel::shard_update() {
   require<UsageError>(module_.range().slots == store.slot_count(), "a sharded update is for a whole model of ",
                       store.slot_count(), " parameters, got a module with ", module_.range().slots, " of them");
   sharded_ = std::make_shared<ShardedUpdate>(store, group_);
-  store.set_sharded_update(sharded_);
+  store.set_update_site(sharded_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;

@@ -1,6 +1,8 @@
 #include "ddp/sharded_update.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -20,22 +22,41 @@ ShardedUpdate::~ShardedUpdate() {
   if (summed_at_ == store_.zero_grad_count()) store_.zero_grad();
 }
 
-Tensor ShardedUpdate::common_zeros() { return store_.flat_in(group_.common_storage(store_.flat_bytes())); }
-
 void ShardedUpdate::gradients_ready() {
   ready_at_ = store_.zero_grad_count();
   store_.withhold_gradients();
 }
 
-void ShardedUpdate::run(std::uint32_t rule, Update update) {
+void ShardedUpdate::update(nn::OptimizerState& state, std::uint32_t settings, Rule rule) {
   require<UsageError>(has_gradients(),
                       "step() with a sharded update sums the ranks' gradients, so before each there is a backward() "
                       "that synchronises them: not one under no_sync() alone, and not the one of an earlier step()");
+  for (int slot = 0; slot < store_.slot_count(); ++slot) store_.set_filled(slot);  // on one of the ranks, if not here
+  // At first the ranks share no buffers: each brings its shard of its own.
+  const bool moves = state.at_site == nullptr;
+  std::vector<Tensor> shared = state.buffers;
+  if (moves)
+    for (Tensor& buffer : shared) buffer = store_.flat_in(group_.common_storage(store_.flat_bytes()));
+  reduce_update(settings, [&](std::int64_t begin, const Tensor& sums) {
+    const auto part = [&](const Tensor& flat) { return flat.slice(begin, sums.shape()); };
+    nn::UpdateRun run{.begin = begin, .values = part(values_), .gradients = sums};
+    for (std::size_t i = 0; i < shared.size(); ++i) {
+      run.state.push_back(part(shared[i]));
+      if (moves) copy(part(state.buffers[i]), run.state.back());
+    }
+    rule(run);
+  });
+  if (!moves) return;
+  state.buffers = shared;
+  state.at_site = std::make_shared<bool>(true);
+}
+
+void ShardedUpdate::reduce_update(std::uint32_t settings, ShardUpdate update) {
   summed_at_ = std::exchange(ready_at_, ~std::uint64_t{0});
   const Clock::time_point begin = Clock::now();
   double update_us = 0;
   try {
-    group_.reduce_update(gradients_, values_, rule, [&](std::int64_t first, const Tensor& sums) {
+    group_.reduce_update(gradients_, values_, settings, [&](std::int64_t first, const Tensor& sums) {
       const Clock::time_point updating = Clock::now();
       update(first, sums);
       update_us += microseconds_since(updating);

@@ -1,4 +1,4 @@
-// DDP's part in an update that ranks divide among themselves: Note [Sharded update] in lib/nn/sharded_update.h.
+// ZeRO-1: each rank updates a shard of the parameters (Rajbhandari et al., "ZeRO", 2020).
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
 #include "lib/nn/parameters.h"
+#include "lib/nn/update_site.h"
 
 namespace duet::ddp {
 
@@ -15,8 +16,11 @@ struct ShardedUpdateTimes {
   double update_us = 0;         // the optimizer's own work
 };
 
-/// Over a group whose ranks share memory. The store and the group must outlive it.
-class ShardedUpdate final : public nn::ShardedUpdate {
+/// The update site of ranks that share memory: each rank sums a shard of the gradients and updates its values; then all
+/// ranks have all new values, with the bits of an update by every rank. The optimizer's buffers lie in memory that the
+/// ranks share, each element written by one rank. So backward ends with gradients that are this rank's alone; reading
+/// them throws. The store and the group must outlive it. All ranks make the same calls.
+class ShardedUpdate final : public nn::UpdateSite {
  public:
   /// Moves values and gradients to where the other ranks can reach them. Throws UsageError where there is no such
   /// memory. All ranks make one.
@@ -24,8 +28,9 @@ class ShardedUpdate final : public nn::ShardedUpdate {
   /// Gradients that no update has summed stay withheld.
   ~ShardedUpdate() override;
 
-  Tensor common_zeros() override;
-  void run(std::uint32_t rule, Update update) override;
+  /// Calls `rule` for this rank's shard. Throws UsageError unless a backward that synchronises the ranks has ended
+  /// since zero_grad() and since the last update.
+  void update(nn::OptimizerState& state, std::uint32_t settings, Rule rule) override;
 
   /// A backward that synchronises the ranks has ended: its gradients may be summed, once.
   void gradients_ready();
@@ -34,6 +39,8 @@ class ShardedUpdate final : public nn::ShardedUpdate {
   const ShardedUpdateTimes& times() const { return times_; }
 
  private:
+  void reduce_update(std::uint32_t settings, ShardUpdate update);
+
   nn::ParameterStore& store_;
   ProcessGroup& group_;
   Tensor gradients_, values_;

@@ -21,7 +21,7 @@ struct DataParallelOptions {
   std::optional<Device> output_device = {};
   /// The dimension along which inputs are cut and outputs joined.
   int dim = 0;
-  Refresh replicas = Refresh::resident;
+  Refresh replicas = Refresh::persistent;
   /// Of the replicas' gradients; nccl only for distinct GPUs, and not with the bits of other numbers of devices.
   DeviceSum sum = DeviceSum::tree;
   /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the

@@ -39,7 +39,7 @@ void Replicas::make_contexts(const nn::Context& model) {
   contexts_.clear();
   for (const Device device : devices_) {
     const bool first = stores_.empty();
-    const bool share = first || (refresh_ == Refresh::resident && shares_memory(device, devices_[0]));
+    const bool share = first || (refresh_ == Refresh::persistent && shares_memory(device, devices_[0]));
     stores_.push_back(model.store->replica(device, {.first_slot = range.first_slot - model.first_slot,
                                                     .slots = range.slots,
                                                     .first_buffer = range.first_buffer - model.first_buffer,
@@ -52,23 +52,24 @@ void Replicas::make_contexts(const nn::Context& model) {
   }
   if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
     model.store->set_threads(threads_);
-  residents_.reset();
-  if (can_reside(model)) {
-    residents_ = std::make_shared<nn::ResidentReplicas>();
-    for (std::size_t i = 1; i < stores_.size(); ++i) residents_->stores.push_back(stores_[i].get());
+  persistent_.reset();
+  if (can_persist(model)) {
+    std::vector<nn::ParameterStore*> copies;
+    for (std::size_t i = 1; i < stores_.size(); ++i) copies.push_back(stores_[i].get());
+    persistent_ = std::make_shared<PersistentReplicas>(*model.store, std::move(copies));
   }
   replicated_ = model.store;
 }
 
-bool Replicas::can_reside(const nn::Context& model) const {
+bool Replicas::can_persist(const nn::Context& model) const {
   const Device first = devices_[0];
-  return refresh_ == Refresh::resident && size() > 1 && module_.range().slots == model.store->slot_count() &&
+  return refresh_ == Refresh::persistent && size() > 1 && module_.range().slots == model.store->slot_count() &&
          std::all_of(devices_.begin(), devices_.end(), [&](Device device) { return device.kind == first.kind; }) &&
          !backend(first.kind).shares_memory();
 }
 
 void Replicas::require_same_values() const {
-  if (residents_ == nullptr || !residents_->hold_values) return;
+  if (persistent_ == nullptr || !persistent_->has_values()) return;
   const Tensor first = std::as_const(*replicated_).values().to(Device{});
   for (std::size_t i = 1; i < stores_.size(); ++i) {
     const Tensor other = std::as_const(*stores_[i]).values().to(Device{});
@@ -83,9 +84,9 @@ void Replicas::replicate(const nn::Context& model, int count) {
   if (replicated_ != model.store) make_contexts(model);
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
-  const bool resides = residents_ != nullptr && residents_->hold_values && model.store->residents() == residents_;
+  const bool holds = persistent_ != nullptr && persistent_->has_values() && model.store->update_site() == persistent_;
   const auto lacks_values = [&](const nn::Context& context) {
-    return !resides && !context.store->values().same_memory(values);
+    return !holds && !context.store->values().same_memory(values);
   };
   bool copies = range.buffers > 0;
   for (int i = 0; i < size(); ++i) {
@@ -96,18 +97,17 @@ void Replicas::replicate(const nn::Context& model, int count) {
     copies |= lacks_values(context);
   }
   if (!copies) return;
-  if (residents_ != nullptr && !resides) residents_->hold_values = false;
+  if (persistent_ != nullptr && !holds) persistent_->values_written();
   threads_->run(size(), [&](int i, int) {
-    if (i >= count && residents_ == nullptr) return;
+    if (i >= count && persistent_ == nullptr) return;
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     if (lacks_values(context)) copy(values, context.store->values());
     for (int b = 0; i > 0 && b < range.buffers; ++b)
       copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));
   });
-  if (residents_ == nullptr || resides) return;
-  residents_->hold_gradients = false;
-  residents_->hold_values = true;
-  model.store->set_residents(residents_);
+  if (persistent_ == nullptr || holds) return;
+  persistent_->set_values_copied();
+  model.store->set_update_site(persistent_);
 }
 
 void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all) {
@@ -117,11 +117,11 @@ void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& dest
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
   }
-  if ((residents_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
+  if ((persistent_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
     PooledVector<Tensor> destinations = parts;
     destinations[0] = destination;
     backend(destination).all_reduce_devices(parts, destinations, sum_);
-    if (residents_ != nullptr) residents_->hold_gradients = for_all;
+    if (persistent_ != nullptr) persistent_->set_gradients_copied(for_all);
     return;
   }
   threads_->run(size(),

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "dp/persistent_replicas.h"
 #include "dp/replica_sums.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
@@ -19,9 +20,9 @@ enum class Refresh {
   /// Copied from the first device in every forward, as PyTorch does.
   per_forward,
   /// Devices that share memory read the same values. Others keep copies, and the sum of the gradients is given to all
-  /// of them, so that an optimizer updates every copy: see Note [Resident replicas] in lib/nn/parameters.h. Where the
+  /// of them, so that an optimizer updates every copy: see Note [Update sites] in lib/nn/update_site.h. Where the
   /// module is only a part of a model, or devices of several kinds take part, they are copied in every forward.
-  resident,
+  persistent,
 };
 
 /// One context of a module per device, and a long-lived thread for each device but the first, whose thread is the
@@ -42,8 +43,8 @@ class Replicas {
   ReplicaSums& sums() { return sums_; }
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
-  /// Throws NumericError that names the replica whose resident values are not the model's, bit for bit: somebody wrote
-  /// them without anyone noticing. Waits for the devices.
+  /// Throws NumericError that names the replica whose persistent values are not the model's, bit for bit: they
+  /// were written past the store. Waits for the devices.
   void require_same_values() const;
 
   /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
@@ -52,12 +53,12 @@ class Replicas {
 
   /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into `destination`, which has the
   /// flat order of the module's slots. Replicas for which took_part is false count as zero. `for_all`: the destination
-  /// is the model's gradient; resident replicas get the sum, too.
+  /// is the model's gradient; persistent replicas get the sum, too.
   void sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all);
 
  private:
   void make_contexts(const nn::Context& model);
-  bool can_reside(const nn::Context& model) const;
+  bool can_persist(const nn::Context& model) const;
 
   const nn::Module& module_;
   std::vector<Device> devices_;
@@ -66,8 +67,8 @@ class Replicas {
   Forward forward_;
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;
-  const nn::ParameterStore* replicated_ = nullptr;   // the store of which the contexts were made
-  std::shared_ptr<nn::ResidentReplicas> residents_;  // all but the first; null where none reside
+  const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
+  std::shared_ptr<PersistentReplicas> persistent_;  // all but the first; null where values are copied in each forward
   std::shared_ptr<ThreadPool> threads_;
   ReplicaSums sums_;
 };

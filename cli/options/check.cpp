@@ -101,8 +101,8 @@ void check(const TrainOptions& options) {
                       name(options.mode));
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
-  require<UsageError>(options.replicas == "per_forward" || options.replicas == "resident", "--replicas: unknown '",
-                      options.replicas, "', expected per_forward or resident");
+  require<UsageError>(options.replicas == "per_forward" || options.replicas == "persistent", "--replicas: unknown '",
+                      options.replicas, "', expected per_forward or persistent");
   require<UsageError>(options.sum == "tree" || options.sum == "nccl", "--sum: unknown '", options.sum,
                       "', expected tree or nccl");
   require<UsageError>(options.update == "replicated" || options.update == "sharded", "--update: unknown '",

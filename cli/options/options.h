@@ -47,19 +47,19 @@ struct Training {
 struct TrainOptions : Training {
   Mode mode = Mode::single;
   int devices = 1;
-  double timeout_s = 0;               // of one collective of ranks; 0: the launcher's
-  std::string replicas = "resident";  // dp: or "per_forward"
-  std::string loss = "gathered";      // dp: or "in_replica"
-  std::string sum = "tree";           // dp on GPUs: or "nccl"
-  std::string update = "replicated";  // ddp on CPU devices that share memory: or "sharded"
-  std::string checkpoint;             // folder
-  std::string resume;                 // file or folder
-  std::string result;                 // file for the run's record
-  std::string fingerprints;           // file for one hash of all parameters per step
-  std::string step_times;             // file for the time of every step but the first, in microseconds
-  std::int64_t compare_every = 0;     // ddp: steps from one comparison of all ranks' parameters to the next
-  std::string trace;                  // file for the trace of all ranks
-  std::string progress;               // file that always holds one line: where the training stands
+  double timeout_s = 0;                 // of one collective of ranks; 0: the launcher's
+  std::string replicas = "persistent";  // dp: or "per_forward"
+  std::string loss = "gathered";        // dp: or "in_replica"
+  std::string sum = "tree";             // dp on GPUs: or "nccl"
+  std::string update = "replicated";    // ddp on CPU devices that share memory: or "sharded"
+  std::string checkpoint;               // folder
+  std::string resume;                   // file or folder
+  std::string result;                   // file for the run's record
+  std::string fingerprints;             // file for one hash of all parameters per step
+  std::string step_times;               // file for the time of every step but the first, in microseconds
+  std::int64_t compare_every = 0;       // ddp: steps from one comparison of all ranks' parameters to the next
+  std::string trace;                    // file for the trace of all ranks
+  std::string progress;                 // file that always holds one line: where the training stands
 };
 
 struct CompareOptions : Training {

@@ -76,7 +76,7 @@ void read_own_part(Setup& setup, const TrainOptions& options, const data::Datase
 
 void wrap_dp(Setup& setup, const TrainOptions& options) {
   dp::DataParallelOptions wrap{.devices = setup.devices};
-  wrap.replicas = options.replicas == "resident" ? dp::Refresh::resident : dp::Refresh::per_forward;
+  wrap.replicas = options.replicas == "persistent" ? dp::Refresh::persistent : dp::Refresh::per_forward;
   wrap.sum = options.sum == "nccl" ? DeviceSum::nccl : DeviceSum::tree;
   setup.loss_in_replica = options.loss == "in_replica";
   if (setup.loss_in_replica)

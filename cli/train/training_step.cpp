@@ -103,7 +103,7 @@ class Steps {
     global_ = loader_.stamp().global;
     const std::int64_t steps = several();
     if (steps > 1) loader_.stage(steps);
-    training_.graph->run_several({rows_, loader_.stamp(), training_.optimizer.options().lr, steps},
+    training_.graph->run_several({rows_, loader_.stamp(), training_.optimizer.lr(), steps},
                                  [&](std::int64_t i) { return step(training_, loader_.batch(i), clock_).value(); });
     pending_ += steps;
     if (clock_.wants_loss(pending_)) settle();

@@ -62,6 +62,13 @@ struct SGDRule {
   bool first = false;  // the momentum buffer is still empty: it becomes the gradient
 };
 
+/// Settings of one Adam or AdamW update (torch.optim.Adam, torch.optim.AdamW).
+struct AdamRule {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled = false;  // AdamW: weight decay shrinks the value, and stays out of the moments
+  std::int64_t step = 1;   // updates of these elements, this one included
+};
+
 /// Arithmetic of convolutions and linear layers: strict single precision; inputs rounded to TF32; inputs rounded to
 /// bfloat16. Sums are single precision in all of them.
 enum class Precision { fp32, tf32, bf16 };
@@ -234,6 +241,10 @@ class Backend {
   /// same cut as that of sum_devices. Other devices do all of it in share 0.
   virtual void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
                         int share, int shares) = 0;
+  /// `first` and `second` are the moments: running means of the gradient and of its square. Throws UsageError while a
+  /// step is recorded: the step's number is part of the rule.
+  virtual void adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
+                         const AdamRule& rule, int share, int shares) = 0;
   /// destination = sum of the parts (one per device of this process, in device order): the tree of
   /// Note [Sums over samples] for 1, 2, 4, 8 parts, else from the first to the last. `accumulate` adds the
   /// destination's old value last.

@@ -25,7 +25,7 @@ struct StepKey {
 ///
 ///     StepGraph graph(device);
 ///     for (auto at = loader.begin(); at != loader.end(); ++at)
-///       graph.run({loader.rows(), loader.stamp(), opt.options().lr}, [&] {
+///       graph.run({loader.rows(), loader.stamp(), opt.lr()}, [&] {
 ///         auto [images, labels] = loader.batch();
 ///         ...
 ///         return loss.value();

@@ -96,21 +96,25 @@ void check_arch(const std::string& path, const std::string& arch, const std::str
 /// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
 void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
   for (const TensorInfo& given : tensors) {
-    const std::string_view name = without(kWrapper, without(kOptimizer, given.name));
+    const bool of_optimizer = starts_with(given.name, kOptimizer);
+    std::string_view name = without(kWrapper, without(kOptimizer, given.name));
+    if (of_optimizer) name = name.substr(0, name.rfind('.'));  // "conv1.weight.exp_avg"
     const auto own = std::find_if(model.begin(), model.end(), [&](const NamedTensor& one) { return one.name == name; });
     require<DataError>(own != model.end(), path, " is of another model: it has the tensor \"", given.name,
                        "\" that this one lacks");
+    if (of_optimizer && given.shape == Shape{1} && given.dtype == DType::f32) continue;  // its number of steps
     require<DataError>(own->tensor.shape() == given.shape && own->tensor.dtype() == given.dtype, path,
                        " is of another model: \"", given.name, "\" is ", given.dtype, given.shape, ", expected ",
                        own->tensor.dtype(), own->tensor.shape());
   }
 }
 
-/// Whether a file announces more than a checkpoint of the model can hold: each tensor once more for the optimizer.
+/// Whether a file announces more than a checkpoint of the model can hold: each tensor twice more for the optimizer, and
+/// its number of steps.
 bool is_larger(std::span<const TensorInfo> tensors, const NamedTensors& model) {
   std::uint64_t given = 0, own = 0;
   for (const TensorInfo& one : tensors) given += static_cast<std::uint64_t>(one.shape.count()) * size_of(one.dtype);
-  for (const NamedTensor& one : model) own += 2 * one.tensor.bytes();
+  for (const NamedTensor& one : model) own += 3 * one.tensor.bytes() + size_of(DType::f32);
   return given > own;
 }
 

@@ -17,7 +17,7 @@ struct Checkpoint {
   std::string arch = {};        // name of the model: "SimpleCNN"
   double best_acc1 = 0;         // best test accuracy so far, per cent
   NamedTensors model = {};      // Module::state_dict()
-  NamedTensors optimizer = {};  // SGD::state(): "conv1.weight"; stored as "optimizer.conv1.weight"
+  NamedTensors optimizer = {};  // Optimizer::state(); stored as "optimizer.conv1.weight.exp_avg"
   Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
 };
 

@@ -192,11 +192,11 @@ void ParameterStore::require_whole_values() const {
 }
 
 void ParameterStore::gradients_changed() {
-  if (const auto copies = residents()) copies->hold_gradients = false;
+  if (const auto site = update_site()) site->gradients_written();
 }
 
 const Tensor& ParameterStore::values() {
-  if (const auto copies = residents()) copies->hold_values = false;
+  if (const auto site = update_site()) site->values_written();
   return values_;
 }
 

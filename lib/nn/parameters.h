@@ -4,11 +4,9 @@
 // backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
 // optimizer's update is one kernel.
 //
-// Note [Resident replicas]: devices that do not share memory may hold copies of all values between steps. An optimizer
-// then updates every copy as it updates the values, which saves a copy to every device in the next forward. Who writes
-// values or gradients otherwise takes them from a store that is not const; that alone marks the copies as out of date,
-// and they are copied anew. Tensors that were taken before the last forward (values) or backward (gradients) must not
-// be written any more: nobody would notice.
+// Note [Writing values]: an update site (lib/nn/update_site.h) may keep copies of values and gradients. Code that
+// writes them takes them from a store that is not const; that alone marks the copies as out of date. Tensors taken
+// before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +21,7 @@
 #include "lib/autograd/variable.h"
 #include "lib/base/thread_pool.h"
 #include "lib/named_tensor.h"
-#include "lib/nn/sharded_update.h"
+#include "lib/nn/update_site.h"
 
 namespace duet::nn {
 
@@ -53,15 +51,6 @@ class HookHandle {
 
  private:
   std::function<void()> remove_;
-};
-
-class ParameterStore;
-
-/// See Note [Resident replicas].
-struct ResidentReplicas {
-  std::vector<ParameterStore*> stores;  // laid out as the store that they are replicas of
-  bool hold_values = false;             // as they are now
-  bool hold_gradients = false;
 };
 
 /// Used by one thread at a time.
@@ -143,14 +132,10 @@ class ParameterStore final : public BackwardListener {
   /// Runs task(share, shares) for every share, each by the same thread as always; without threads it is one share.
   void divide(FunctionRef<void(int share, int shares)> task) const;
 
-  /// Copies that an optimizer updates, too, until they go; null: none.
-  void set_residents(const std::shared_ptr<ResidentReplicas>& residents) { residents_ = residents; }
-  std::shared_ptr<ResidentReplicas> residents() const { return residents_.lock(); }
-
-  /// Who divides updates among ranks, until it goes; null: nobody. See Note [Sharded update].
-  void set_sharded_update(const std::shared_ptr<ShardedUpdate>& ranks) { sharded_update_ = ranks; }
-  std::shared_ptr<ShardedUpdate> sharded_update() const { return sharded_update_.lock(); }
-  /// Until zero_grad(): nobody may look at the gradients, which are not what they are without such ranks.
+  /// Where optimizers update the values while the site lives; null: here. See Note [Update sites].
+  void set_update_site(const std::shared_ptr<UpdateSite>& site) { update_site_ = site; }
+  std::shared_ptr<UpdateSite> update_site() const { return update_site_.lock(); }
+  /// Until zero_grad(): the gradients are local until the update reduces them; reading them throws.
   void withhold_gradients() { withheld_ = true; }
   /// An update went wrong on the way: values of two steps may stand side by side, and state_dict() throws.
   void mark_torn() { torn_ = true; }
@@ -195,8 +180,7 @@ class ParameterStore final : public BackwardListener {
   std::vector<Variable> variables_;
   std::shared_ptr<Hooks> hooks_;
   std::weak_ptr<ThreadPool> threads_;
-  std::weak_ptr<ResidentReplicas> residents_;
-  std::weak_ptr<ShardedUpdate> sharded_update_;
+  std::weak_ptr<UpdateSite> update_site_;
   std::uint64_t model_id_ = 0;
   std::uint64_t generation_ = 0;  // of variables_
   mutable std::map<std::string, std::weak_ptr<const void>> holds_;

@@ -214,14 +214,16 @@ TEST_CASE("a file that announces other tensors than the model has is refused aft
   const std::string path = scratch.path("checkpoint-00000010.safetensors");
   huge(path, "foreign", kBytes);
   CHECK_THROWS_WITH(load(path), ContainsSubstring("is of another model: it has the tensor \"foreign\""));
-  for (const char* name : {"fc.weight", "optimizer.fc.weight", "module.fc.weight"}) {
+  for (const char* name : {"fc.weight", "optimizer.fc.weight.exp_avg", "module.fc.weight"}) {
     huge(path, name, kBytes);
     CHECK_THROWS_WITH(load(path), ContainsSubstring("u8[68719476736], expected f32[2]"));
   }
   CHECK_THROWS_WITH(load(scratch.folder()),
                     ContainsSubstring("holds no valid checkpoint") && ContainsSubstring("expected f32[2]"));
   duet::Checkpoint own = at_step(9);
-  own.optimizer = {{"fc.weight", duet::zeros({2})}};
+  own.optimizer = {{"fc.weight.exp_avg", duet::zeros({2})},
+                   {"fc.weight.exp_avg_sq", duet::zeros({2})},
+                   {"fc.weight.step", duet::zeros({1})}};
   duet::save_checkpoint(scratch.folder(), own);
   const auto loaded = load(scratch.folder());
   CHECK(loaded.checkpoint.step == 9);

@@ -75,8 +75,8 @@ TEST_CASE("cuda: DataParallel over 2, 3 and 4 devices learns what one device doe
     std::vector<std::vector<Device>> choices = {logical_devices(count)};
     if (backend(DeviceKind::cuda).device_count() >= count) choices.push_back(first_devices(DeviceKind::cuda, count));
     for (const std::vector<Device>& devices : choices)
-      for (const dp::Refresh refresh : {dp::Refresh::resident, dp::Refresh::per_forward}) {
-        CAPTURE(count, devices[1].str(), refresh == dp::Refresh::resident);
+      for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
+        CAPTURE(count, devices[1].str(), refresh == dp::Refresh::persistent);
         const Trained parallel = train_parallel(devices, rows, refresh);
         CHECK(difference(parallel.values, single.values) < 1e-5);
         CHECK(std::abs(parallel.loss - single.loss) < 1e-5 * std::abs(single.loss));

@@ -245,6 +245,30 @@ TEST_CASE("cuda: fill, scale and sgd_step do what the CPU does") {
   for (const double entry : as_array(x).values) CHECK(entry == 1.5);
 }
 
+TEST_CASE("cuda: adam_step does what the CPU does") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(128);
+  Backend &cpu = backend(DeviceKind::cpu), &gpu = backend(DeviceKind::cuda);
+  const AdamRule rules[] = {{},
+                            {.weight_decay = 0.1, .step = 3},
+                            {.lr = 0.03, .beta1 = 0.8, .weight_decay = 0.3, .decoupled = true, .step = 20}};
+  for (const AdamRule& rule : rules)
+    for (const std::int64_t count : {1, 5, 64, 1003}) {
+      const Array value = random_array({count}, generator), gradient = random_array({count}, generator),
+                  first = random_array({count}, generator);
+      Array second = random_array({count}, generator);
+      for (double& entry : second.values) entry *= entry;
+      const Tensor v = to_tensor(value), m = to_tensor(first), s = to_tensor(second);
+      const Tensor gv = gpu_view(value, 1), gm = gpu_view(first, 2), gs = gpu_view(second, 3);
+      cpu.adam_step(v, to_tensor(gradient), m, s, rule, 0, 1);
+      gpu.adam_step(gv, gpu_view(gradient, 1), gm, gs, rule, 0, 1);
+      CAPTURE(rule.step, count);
+      CHECK(gpu_error(gv, as_array(v)) < 1e-6);
+      CHECK(gpu_error(gm, as_array(m)) < 1e-6);
+      CHECK(gpu_error(gs, as_array(s)) < 1e-6);
+    }
+}
+
 TEST_CASE("cuda: images are gathered with the CPU's bits") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(127);

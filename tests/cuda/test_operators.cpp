@@ -287,6 +287,7 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"mse_loss_forward", [&] { gpu.mse_loss_forward(rows, rows2, 1, one); }},
       {"mse_loss_backward", [&] { gpu.mse_loss_backward(one, rows, rows2, 1, rows); }},
       {"sgd_step", [&] { gpu.sgd_step(c, c2, {}, {}, 0, 1); }},
+      {"adam_step", [&] { gpu.adam_step(c, c2, c, c, {}, 0, 1); }},
       {"all_reduce_devices",
        [&] {
          gpu.all_reduce_devices({&c, 1}, {&c2, 1}, DeviceSum::tree);

@@ -187,13 +187,14 @@ TEST_CASE("cuda: resident replicas learn the bits of replicas made anew, whateve
     count = 5 - count;  // 3 and 2 in turn
     const std::vector<Device> devices = some_devices(count);
     CAPTURE(count, told.what);
-    CHECK(train(devices, dp::Refresh::resident, told).values == train(devices, dp::Refresh::per_forward, told).values);
+    CHECK(train(devices, dp::Refresh::persistent, told).values ==
+          train(devices, dp::Refresh::per_forward, told).values);
   }
 }
 
 TEST_CASE("cuda: resident replicas get no copy of the parameters once they have them", "[dp]") {
   DUET_NEEDS_CUDA();
-  Training resident(some_devices(2), dp::Refresh::resident), anew(some_devices(2), dp::Refresh::per_forward);
+  Training resident(some_devices(2), dp::Refresh::persistent), anew(some_devices(2), dp::Refresh::per_forward);
   const auto copied_by_a_forward = [](Training& training) {
     training.step();
     training.step();
@@ -207,7 +208,7 @@ TEST_CASE("cuda: resident replicas get no copy of the parameters once they have 
 
 TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {
   DUET_NEEDS_CUDA();
-  Training training(some_devices(2), dp::Refresh::resident);
+  Training training(some_devices(2), dp::Refresh::persistent);
   const Tensor kept = training.model.parameters().values();  // against the rule
   training.step();
   CHECK_NOTHROW(training.net.require_same_replicas());
@@ -221,7 +222,7 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
   DUET_NEEDS_NCCL(2);
   const int count = std::min(4, backend(DeviceKind::cuda).device_count());
   const std::vector<Device> gpus = first_devices(DeviceKind::cuda, count);
-  for (const dp::Refresh refresh : {dp::Refresh::resident, dp::Refresh::per_forward}) {
+  for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
     Training tree(gpus, refresh), nccl(gpus, refresh, DeviceSum::nccl);
     for (Training* const training : {&tree, &nccl}) {
       for (int i = 0; i < 3; ++i) training->step();
@@ -236,7 +237,7 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
       CHECK(std::abs(learnt.values[i] - expected.values[i]) < 1e-6);
   }
   const std::vector<Device> logical = {{DeviceKind::cuda, 0, 0}, {DeviceKind::cuda, 0, 1}};
-  Training training(logical, dp::Refresh::resident, DeviceSum::nccl);
+  Training training(logical, dp::Refresh::persistent, DeviceSum::nccl);
   CHECK_THROWS_WITH(
       training.step(),
       ContainsSubstring("NCCL takes cuda:0.1 only with a GPU of its own; logical devices add up by tree"));

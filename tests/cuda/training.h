@@ -86,7 +86,7 @@ class Training {
   }
 
   duet::StepKey key(std::int64_t steps = 1) const {
-    return {loader_->rows(), loader_->stamp(), optimizer_->options().lr, steps};
+    return {loader_->rows(), loader_->stamp(), optimizer_->lr(), steps};
   }
   duet::StepGraph& graph() { return *graph_; }
   duet::optim::SGD& optimizer() { return *optimizer_; }

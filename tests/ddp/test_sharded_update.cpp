@@ -11,6 +11,7 @@
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
+#include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
@@ -31,7 +32,7 @@ struct Left {
   bool operator==(const Left&) const = default;
 };
 
-Left left_by(nn::Module& model, const optim::SGD& optimizer) {
+Left left_by(nn::Module& model, const optim::Optimizer& optimizer) {
   Left left{.values = fingerprint(model), .state = {}};
   for (const NamedTensor& buffer : optimizer.state())
     left.state.emplace_back(buffer.tensor.span<float>().begin(), buffer.tensor.span<float>().end());
@@ -179,6 +180,28 @@ TEST_CASE("a training with sharded updates goes on from the state of any other, 
             return left_by(late.model, late.optimizer);
           }));
   }
+}
+
+TEST_CASE("Adam leaves the same bits for 1, 2, 4, 8 ranks, with a sharded update too") {
+  const auto trained_by_adam = [](int size, UpdateKind update) {
+    return common_of(size, [&](ProcessGroup& group) {
+      Rank rank(group, update, kRules[0], GradientRule::rows);
+      optim::AdamW adam(rank.model, {.lr = 0.01f, .weight_decay = 0.1});
+      for (std::int64_t step = 0; step < 4; ++step) {
+        adam.zero_grad();
+        rank.loss(step).backward();
+        adam.step();
+      }
+      return left_by(rank.model, adam);
+    });
+  };
+  const Left alone = trained_by_adam(1, UpdateKind::replicated);
+  CHECK(alone.state.size() == 6);  // exp_avg, exp_avg_sq and step of two parameters
+  for (const int size : {2, 4, 8})
+    for (const UpdateKind update : {UpdateKind::replicated, UpdateKind::sharded}) {
+      CAPTURE(size, update == UpdateKind::sharded);
+      CHECK(trained_by_adam(size, update) == alone);
+    }
 }
 
 TEST_CASE("a sharded update starts a parameter's momentum at its own first step") {

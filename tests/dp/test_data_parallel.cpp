@@ -13,6 +13,7 @@
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/relu.h"
+#include "lib/optim/adam.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/batch.h"
 #include "tests/support/catch2.h"
@@ -34,8 +35,7 @@ Batch unstamped(Batch batch) {
 }
 
 /// Trains three steps and returns all parameters.
-std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, bool stamped) {
-  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+std::vector<float> train(nn::Module& model, nn::Module& net, optim::Optimizer& opt, std::int64_t rows, bool stamped) {
   for (std::int64_t step = 0; step < 3; ++step) {
     const Batch batch = stamped ? make_batch(rows, step) : unstamped(make_batch(rows, step));
     opt.zero_grad();
@@ -45,6 +45,11 @@ std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, 
   }
   const auto values = model.parameters().values().span<float>();
   return {values.begin(), values.end()};
+}
+
+std::vector<float> train(nn::Module& model, nn::Module& net, std::int64_t rows, bool stamped) {
+  optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+  return train(model, net, opt, rows, stamped);
 }
 
 std::vector<float> train_single(std::int64_t rows, bool stamped) {
@@ -78,10 +83,30 @@ TEST_CASE("parameters are bit-equal on 1, 2, 4 and 8 devices, dropout on") {
   for (const std::int64_t rows : {32, 20, 5}) {
     const std::vector<float> single = train_single(rows, true);
     for (const int devices : {1, 2, 4, 8})
-      for (const dp::Refresh refresh : {dp::Refresh::resident, dp::Refresh::per_forward}) {
+      for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
         CAPTURE(rows, devices);
         CHECK(same_bits(train_parallel(devices, rows, true, refresh), single));
       }
+  }
+}
+
+TEST_CASE("Adam and AdamW leave the same bits on 1, 2, 4 and 8 devices") {
+  const auto bits_of = [](int devices, bool decoupled) {
+    nn::SimpleCNN model(7);
+    dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
+    if (!decoupled) {
+      optim::Adam opt(model, {.lr = 0.01f});
+      return train(model, net, opt, 20, true);
+    }
+    optim::AdamW opt(model, {.lr = 0.01f, .weight_decay = 0.1});
+    return train(model, net, opt, 20, true);
+  };
+  for (const bool decoupled : {false, true}) {
+    const std::vector<float> single = bits_of(1, decoupled);
+    for (const int devices : {2, 4, 8}) {
+      CAPTURE(devices, decoupled);
+      CHECK(same_bits(bits_of(devices, decoupled), single));
+    }
   }
 }
 
@@ -112,7 +137,7 @@ TEST_CASE("work on the flat buffers is divided among the replicas' threads, whil
 TEST_CASE("other numbers of devices agree within rounding") {
   const std::vector<float> single = train_single(32, true);
   for (const int devices : {3, 5}) {
-    const std::vector<float> parallel = train_parallel(devices, 32, true, dp::Refresh::resident);
+    const std::vector<float> parallel = train_parallel(devices, 32, true, dp::Refresh::persistent);
     CHECK(relative_difference(parallel, single) < 1e-5);
   }
 }
@@ -120,7 +145,7 @@ TEST_CASE("other numbers of devices agree within rounding") {
 TEST_CASE("batches without a stamp are cut as PyTorch does, and the last may be tiny") {
   for (const std::int64_t rows : {1, 3, 7, 9}) {
     const std::vector<float> single = train_single(rows, false);
-    const std::vector<float> parallel = train_parallel(4, rows, false, dp::Refresh::resident);
+    const std::vector<float> parallel = train_parallel(4, rows, false, dp::Refresh::persistent);
     CHECK(largest_difference(parallel, single) < 1e-5);
   }
 }

@@ -100,6 +100,8 @@ class CpuBackend final : public Backend {
 
   void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule, int share,
                 int shares) override;
+  void adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
+                 const AdamRule& rule, int share, int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
   void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations, DeviceSum sum) override;
@@ -113,6 +115,10 @@ class CpuBackend final : public Backend {
   CpuDevice& device(const Tensor& tensor) { return device(tensor.device()); }
   /// Calls task(begin, end, worker) for the rows of each block of `tensor`, on the device's threads.
   void for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t begin, std::int64_t end, int worker)> task);
+
+  /// Calls update(begin, end) for a share of a flat buffer's elements, or all of them on the device's threads.
+  void divide_update(const Tensor& value, int share, int shares,
+                     FunctionRef<void(std::int64_t begin, std::int64_t end)> update);
 
   /// The gradient of log_softmax's argument, where that of nll_loss at the labels is `gradient`.
   void logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx);

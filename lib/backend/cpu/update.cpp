@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "lib/backend/arithmetic/adam_factors.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 
@@ -21,17 +22,33 @@ std::pair<std::int64_t, std::int64_t> share_of(std::int64_t n, int i, int parts)
 
 }  // namespace
 
+void CpuBackend::divide_update(const Tensor& value, int share, int shares,
+                               FunctionRef<void(std::int64_t begin, std::int64_t end)> update) {
+  const auto run = [&](int part, int parts) {
+    const auto [begin, end] = share_of(value.count(), part, parts);
+    update(begin, end);
+  };
+  if (shares > 1) return run(share, shares);  // by another device's thread: the pool is not its own
+  ThreadPool& pool = device(value).pool();
+  pool.run(pool.workers(), [&](int part, int) { run(part, pool.workers()); });
+}
+
 void CpuBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule,
                           int share, int shares) {
-  const auto update = [&](int part, int parts) {
-    const auto [begin, end] = share_of(value.count(), part, parts);
+  divide_update(value, share, shares, [&](std::int64_t begin, std::int64_t end) {
     kernels_.sgd(value.data<float>() + begin, gradient.data<float>() + begin,
                  momentum.defined() ? momentum.data<float>() + begin : nullptr, end - begin, rule.lr, rule.momentum,
                  rule.dampening, rule.weight_decay, rule.nesterov, rule.first);
-  };
-  if (shares > 1) return update(share, shares);  // by another device's thread: the pool is not its own
-  ThreadPool& pool = device(value).pool();
-  pool.run(pool.workers(), [&](int part, int) { update(part, pool.workers()); });
+  });
+}
+
+void CpuBackend::adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
+                           const AdamRule& rule, int share, int shares) {
+  const arithmetic::AdamFactors factors = arithmetic::factors_of(rule);
+  divide_update(value, share, shares, [&](std::int64_t begin, std::int64_t end) {
+    kernels_.adam(value.data<float>() + begin, gradient.data<float>() + begin, first.data<float>() + begin,
+                  second.data<float>() + begin, end - begin, factors);
+  });
 }
 
 void CpuBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,

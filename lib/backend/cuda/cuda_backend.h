@@ -112,6 +112,8 @@ class CudaBackend final : public Backend {
 
   void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule, int share,
                 int shares) override;
+  void adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
+                 const AdamRule& rule, int share, int shares) override;
   void sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,
                    int shares) override;
   void all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations, DeviceSum sum) override;

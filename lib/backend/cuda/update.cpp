@@ -7,7 +7,9 @@
 #include <numeric>
 #include <span>
 
+#include "lib/backend/arithmetic/adam_factors.h"
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/nccl_clique.h"
 
 namespace duet::cuda {
@@ -38,6 +40,18 @@ void CudaBackend::sgd_step(const Tensor& value, const Tensor& gradient, const Te
                                     .first = rule.first};
   kernels::sgd(value.data<float>(), gradient.data<float>(), momentum.defined() ? momentum.data<float>() : nullptr,
                value.count(), factors, on(value).stream());
+}
+
+void CudaBackend::adam_step(const Tensor& value, const Tensor& gradient, const Tensor& first, const Tensor& second,
+                            const AdamRule& rule, int share, int) {
+  if (share > 0) return;
+  same_device("adam_step", {{"value", value}, {"gradient", gradient}, {"first", first}, {"second", second}});
+  require<UsageError>(
+      on(value).recorder().recording() == 0,
+      "adam_step: a recorded step cannot be replayed, because the number of steps is part of the update; "
+      "run steps with Adam without a StepGraph");
+  kernels::adam(value.data<float>(), gradient.data<float>(), first.data<float>(), second.data<float>(), value.count(),
+                arithmetic::factors_of(rule), on(value).stream());
 }
 
 void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& destination, bool accumulate, int share,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/pool.h"
 
 namespace duet::cpu {
@@ -60,6 +61,8 @@ struct Kernels {
   void (*sum_parts)(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
   void (*sgd)(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
               float dampening, float weight_decay, bool nesterov, bool first);
+  void (*adam)(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+               const arithmetic::AdamFactors& factors);
 
   // pooling of one image (height, width, block) to (out_height, out_width, block)
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);

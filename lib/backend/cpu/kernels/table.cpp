@@ -14,6 +14,7 @@ constinit const Kernels table = {
     .relu_dropout_backward = relu_dropout_backward,
     .sum_parts = sum_parts,
     .sgd = sgd,
+    .adam = adam,
     .max_pool = max_pool,
     .max_pool_backward = max_pool_backward,
     .relu_index = relu_index,

@@ -16,6 +16,8 @@ void relu_dropout_backward(const float* y, const float* dy, float scale, float* 
 void sum_parts(const float* const* parts, int count, bool accumulate, float* y, std::int64_t n);
 void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, float lr, float momentum_factor,
          float dampening, float weight_decay, bool nesterov, bool first);
+void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+          const arithmetic::AdamFactors& factors);
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
 void relu_index(float* y, std::uint8_t* index, std::int64_t n);

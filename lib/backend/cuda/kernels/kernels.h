@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/dropout.h"
 
 namespace duet::cuda::kernels {
@@ -29,6 +30,8 @@ struct SGDFactors {
 /// momentum may be null.
 void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, const SGDFactors& factors,
          cudaStream_t stream);
+void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+          const arithmetic::AdamFactors& factors, cudaStream_t stream);
 
 inline constexpr int kMaxParts = 64;
 struct Parts {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
@@ -28,6 +29,25 @@ __global__ void __launch_bounds__(kThreads)
     plain_sgd_kernel(float* value, const float* gradient, std::int64_t n, float lr, float weight_decay) {
   const std::int64_t i = thread_in_grid();
   if (i < n) arithmetic::sgd_without_momentum(value[i], gradient[i], lr, weight_decay);
+}
+
+struct Fma {
+  DUET_HOST_DEVICE float operator()(float a, float b, float c) const { return fmaf(a, b, c); }
+};
+struct Root {
+  DUET_HOST_DEVICE float operator()(float x) const { return sqrtf(x); }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    adam_kernel(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+                arithmetic::AdamFactors factors) {
+  const std::int64_t i = thread_in_grid();
+  if (i >= n) return;
+  float v = value[i], m = first[i], s = second[i];
+  arithmetic::adam(v, gradient[i], m, s, factors, Fma(), Root());
+  value[i] = v;
+  first[i] = m;
+  second[i] = s;
 }
 
 /// kTree parts by the tree of Note [Sums over samples]; 0: `count` parts in order.
@@ -88,6 +108,11 @@ void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, c
   const bool plain = factors.dampening == 0 && factors.weight_decay == 0 && !factors.nesterov && !factors.first;
   const auto kernel = plain ? sgd_kernel<true> : sgd_kernel<false>;
   launch(kernel, grid, dim3(kThreads), 0, stream, value, gradient, momentum, n, factors);
+}
+
+void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+          const arithmetic::AdamFactors& factors, cudaStream_t stream) {
+  launch(adam_kernel, blocks_for(n), dim3(kThreads), 0, stream, value, gradient, first, second, n, factors);
 }
 
 void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream) {

@@ -1,0 +1,60 @@
+// Learning rate schedules against values of PyTorch 2.15.
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "lib/error.h"
+#include "lib/nn/layers.h"
+#include "lib/optim/lr_scheduler.h"
+#include "lib/optim/sgd.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+
+namespace {
+
+struct Optimizer {
+  nn::Linear model{1, 1};
+  optim::SGD sgd{model, {.lr = 0.2f}};
+};
+
+void check(const Optimizer& optimizer, optim::LRScheduler& schedule, const std::vector<double>& wanted) {
+  for (std::size_t step = 0; step < wanted.size(); ++step) {
+    CAPTURE(step);
+    CHECK(std::abs(optimizer.sgd.lr() - wanted[step]) <= 1e-7 * wanted[step]);
+    schedule.step();
+  }
+}
+
+}  // namespace
+
+// The rates of torch.optim.lr_scheduler over an SGD with lr=0.2.
+TEST_CASE("schedules have the rates of PyTorch's") {
+  Optimizer one;
+  optim::StepLR steps(one.sgd, 3, 0.5);
+  check(one, steps, {0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025});
+  Optimizer two;
+  optim::MultiStepLR milestones(two.sgd, {5, 2, 5}, 0.1);
+  check(two, milestones, {0.2, 0.2, 0.02, 0.02, 0.02, 0.0002, 0.0002});
+  Optimizer three;
+  optim::CosineAnnealingLR cosine(three.sgd, 10, 0.01);
+  check(three, cosine,
+        {0.2, 0.195350369, 0.181856614, 0.160839599, 0.134356614, 0.105, 0.0756433855, 0.049160401, 0.0281433855,
+         0.014649631, 0.01, 0.014649631, 0.0281433855});
+  Optimizer four;
+  optim::LinearLR linear(four.sgd, 0.25, 1, 4);
+  check(four, linear, {0.05, 0.0875, 0.125, 0.1625, 0.2, 0.2, 0.2});
+}
+
+TEST_CASE("a schedule goes on from a number of steps, and refuses what makes no sense") {
+  Optimizer optimizer;
+  optim::StepLR schedule(optimizer.sgd, 3, 0.5);
+  schedule.set_steps(7);
+  CHECK(optimizer.sgd.lr() == 0.05f);
+  CHECK(schedule.steps() == 7);
+  CHECK_THROWS_AS(schedule.set_steps(-1), UsageError);
+  CHECK_THROWS_WITH(optim::StepLR(optimizer.sgd, 0), "StepLR: step_size is 0, expected 1 or more");
+  CHECK_THROWS_AS(optim::MultiStepLR(optimizer.sgd, {0}), UsageError);
+  CHECK_THROWS_AS(optim::CosineAnnealingLR(optimizer.sgd, 0), UsageError);
+  CHECK_THROWS_AS(optim::LinearLR(optimizer.sgd, 0), UsageError);
+}
