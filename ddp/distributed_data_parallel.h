@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/gradient_rule.h"
 #include "ddp/group/process_group.h"
 #include "ddp/reducer.h"
 #include "ddp/sharded_update.h"
@@ -15,18 +16,7 @@
 
 namespace duet::ddp {
 
-/// How gradients of ranks become one.
-///
-/// `rows`: the gradient of the mean over all ranks' rows. Where the loss of a batch that the loader has stamped divided
-/// by the rows of the global batch (lib/ops/losses.h), gradients are added up, with the bits of one device for 1, 2, 4
-/// and 8 ranks. All other losses count as means over the rank's own rows, which are dimension 0 of the first tensor of
-/// forward's input: the ranks exchange how many those are when backward begins, and gradients are weighted by them
-/// (ddp/rank_weights.h). A sum of both kinds throws UsageError. Ranks with batches of their own draw the same dropout
-/// masks, as each counts its rows from 0.
-///
-/// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
-/// each rank has. UsageError for a loss that was divided by the rows of the global batch.
-enum class GradientRule { rows, torch };
+class GradientSynchroniser;
 
 /// Who updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of which
 /// updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(), updates
@@ -107,7 +97,6 @@ class DistributedDataParallel : public nn::Module {
   std::string type_name() const override { return "DistributedDataParallel"; }
 
  private:
-  struct Hooks;
   bool synchronises(const nn::Context& context) const;
   template <class T>
   T run(nn::Context& context, const T& input) const;
@@ -118,10 +107,10 @@ class DistributedDataParallel : public nn::Module {
   nn::Module& module_;
   ProcessGroup& group_;
   DistributedDataParallelOptions options_;
-  bool sync_ = true;
+  bool sync_ = true;                        // false under no_sync()
   bool joins_ = false;                      // within join()
   std::shared_ptr<ShardedUpdate> sharded_;  // null: replicated
-  std::unique_ptr<Hooks> hooks_;
+  std::unique_ptr<GradientSynchroniser> synchroniser_;
 };
 
 }  // namespace duet::ddp

@@ -9,13 +9,24 @@
 
 namespace duet::ddp {
 
-ShardedUpdate::ShardedUpdate(nn::ParameterStore& store, ProcessGroup& group) : store_(store), group_(group) {
-  require<UsageError>(store.device().kind == DeviceKind::cpu && group.shares_memory(),
+namespace {
+
+SharedMemoryGroup& shared_memory(const nn::ParameterStore& store, ProcessGroup& group) {
+  const bool on_cpu = store.device().kind == DeviceKind::cpu;
+  auto* const shared = dynamic_cast<SharedMemoryGroup*>(&group);
+  require<UsageError>(on_cpu && shared != nullptr,
                       "a sharded update needs ranks on CPU devices that share memory (backend shm), got ranks on ",
-                      store.device().kind == DeviceKind::cpu ? "CPU devices" : "GPUs", " over ", group.backend());
-  gradients_ = store.flat_in(group.shared_storage(store.flat_bytes()));
+                      on_cpu ? "CPU devices" : "GPUs", " over ", group.backend());
+  return *shared;
+}
+
+}  // namespace
+
+ShardedUpdate::ShardedUpdate(nn::ParameterStore& store, ProcessGroup& group)
+    : store_(store), group_(shared_memory(store, group)) {
+  gradients_ = store.flat_in(group_.shared_storage(store.flat_bytes()));
   store.move_gradients(gradients_);
-  values_ = store.move_values(group.shared_storage(store.flat_bytes()));
+  values_ = store.move_values(group_.shared_storage(store.flat_bytes()));
 }
 
 ShardedUpdate::~ShardedUpdate() {

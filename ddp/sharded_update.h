@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ddp/comm_hook.h"
-#include "ddp/group/process_group.h"
+#include "ddp/group/shared_memory_group.h"
 #include "lib/nn/parameters.h"
 #include "lib/nn/update_site.h"
 
@@ -42,7 +42,7 @@ class ShardedUpdate final : public nn::UpdateSite {
   void reduce_update(std::uint32_t settings, ShardUpdate update);
 
   nn::ParameterStore& store_;
-  ProcessGroup& group_;
+  SharedMemoryGroup& group_;
   Tensor gradients_, values_;
   // zero_grad_count() of gradients that are to be summed, and of those that were.
   std::uint64_t ready_at_ = ~std::uint64_t{0}, summed_at_ = ~std::uint64_t{0};

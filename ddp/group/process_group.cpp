@@ -112,10 +112,6 @@ bool ProcessGroup::is_dropped() const {
 
 std::shared_ptr<Storage> ProcessGroup::shared_storage(std::size_t) { return nullptr; }
 
-std::shared_ptr<Storage> ProcessGroup::common_storage(std::size_t) {
-  throw UsageError(concat("ranks over ", backend(), " share no memory"));
-}
-
 Work ProcessGroup::checked(const Call& call) {
   require<UsageError>(call.root >= 0 && call.root < size_, name(call.op), ": rank ", call.root,
                       " is not one of the group's ", size_);
@@ -221,19 +217,6 @@ Work ProcessGroup::reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp 
 }
 Work ProcessGroup::all_to_all(const Buffer& in, const Buffer& out) {
   return checked({.op = Collective::all_to_all, .in = in, .out = out});
-}
-void ProcessGroup::reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule,
-                                 ShardUpdate update) {
-  require<UsageError>(shares_memory(), "reduce_update: ranks over ", backend(), " share no memory");
-  require<UsageError>(gradients.dtype == DType::f32 && values.dtype == DType::f32 && gradients.count == values.count,
-                      "reduce_update: ", gradients.count, " gradients of ", gradients.dtype, " for ", values.count,
-                      " values of ", values.dtype, ", expected as many f32");
-  checked({.op = Collective::reduce_update,
-           .in = gradients,
-           .out = values,
-           .tag = static_cast<std::int32_t>(rule),
-           .update = &update})
-      .wait();
 }
 Work ProcessGroup::barrier() { return checked({.op = Collective::barrier}); }
 Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {

@@ -124,11 +124,6 @@ class ProcessGroup {
   /// CPU memory in which all_reduce needs no copies; null where it makes no difference. All ranks ask for the same
   /// number of bytes. It may outlive the group.
   virtual std::shared_ptr<Storage> shared_storage(std::size_t bytes);
-  /// Whether the ranks share memory, which common_storage() and reduce_update() need.
-  virtual bool shares_memory() const { return false; }
-  /// Zeroed CPU memory that is the same for all ranks, who order what they do there themselves. All ranks ask for the
-  /// same number of bytes. It may outlive the group. Throws UsageError where the ranks share no memory.
-  virtual std::shared_ptr<Storage> common_storage(std::size_t bytes);
 
   /// Copies the root's buffer to all ranks.
   [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
@@ -149,13 +144,6 @@ class ProcessGroup {
   [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out);
   /// Returns when all ranks have started it.
   [[nodiscard]] Work barrier();
-  /// Sums the ranks' gradients shard by shard, each rank one of them, in the order of all_reduce. Every rank calls
-  /// `update` with its sums, piece by piece, whereupon it writes its values of those elements; then all ranks hold all
-  /// new values. Both buffers are f32 in shared_storage(); the gradients stay as they are. `rule` says what `update`
-  /// does: ranks that give different ones disagree. Returns when this rank's values are complete; other ranks write
-  /// them from the call on. After an error they may be old in part and new in part. Throws UsageError where the ranks
-  /// share no memory, and CommError.
-  void reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule, ShardUpdate update);
   /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
   /// beside the collectives (others call that isend and irecv); wait() returns when the memory may be used again.
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
@@ -184,11 +172,12 @@ class ProcessGroup {
   virtual Device staging_device() const { return {}; }
   /// As start(); the host looks at the result as soon as wait() has returned.
   virtual Work start_for_host(const Call& call) { return start(call); }
+  /// Starts a call whose arguments have been checked as far as they depend on the operation.
+  Work checked(const Call& call);
   /// For the destructor: whether an exception unwinds the stack. Notes it before the peers can find out.
   bool is_dropped() const;
 
  private:
-  Work checked(const Call& call);
   CallMark noted(const Call& call);
   Work start_staged(const Call& call);
   void require_store(const char* what) const;

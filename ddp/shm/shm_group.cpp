@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/group/shared_memory_group.h"
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"
@@ -31,7 +32,7 @@ std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segmen
   return {new Storage(Device{}, data, bytes), [segment](Storage* used) { delete used; }};
 }
 
-class ShmGroup final : public ProcessGroup {
+class ShmGroup final : public SharedMemoryGroup {
  public:
   ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store, Milliseconds connect_timeout,
            const GroupOptions& options);
@@ -39,7 +40,6 @@ class ShmGroup final : public ProcessGroup {
   const char* backend() const override { return "shm"; }
   double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
   std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
-  bool shares_memory() const override { return true; }
   std::shared_ptr<Storage> common_storage(std::size_t bytes) override;
 
  protected:
@@ -96,7 +96,7 @@ class ShmGroup final : public ProcessGroup {
 
 ShmGroup::ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store,
                    Milliseconds connect_timeout, const GroupOptions& options)
-    : ProcessGroup(control_block->rank(), control_block->size()),
+    : SharedMemoryGroup(control_block->rank(), control_block->size()),
       control_block_(std::move(control_block)),
       arena_store_(store),
       connect_timeout_(connect_timeout),

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/group/shared_memory_group.h"
 #include "ddp/shm/control_block.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
@@ -155,7 +156,7 @@ TEST_CASE("any exception out of a shard's update fails the group on all ranks") 
       if (throws) throw std::length_error("no room");
     };
     try {
-      group.reduce_update(gradients, values, 0, update);
+      dynamic_cast<SharedMemoryGroup&>(group).reduce_update(gradients, values, 0, update);
     } catch (const std::exception& error) {
       texts[static_cast<std::size_t>(group.rank())] = error.what();
     }
