@@ -85,13 +85,13 @@ void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int 
   }
 }
 
-DistributedDataParallelTimes DistributedDataParallel::times() const {
-  const auto ns = [](double us) { return static_cast<std::int64_t>(us * 1e3); };
-  const ReducerTimes& reduced = synchroniser_->reducer().times();
-  DistributedDataParallelTimes times{
-      .steps = reduced.steps, .forward_ns = synchroniser_->forward_ns(), .backward_ns = synchroniser_->backward_ns()};
-  times.communication_ns = ns(sharded_ ? sharded_->times().communication_us : reduced.overlap_us + reduced.waiting_us);
-  times.overlap_ns = sharded_ ? 0 : ns(reduced.overlap_us);
+WrapperTimes DistributedDataParallel::times() const {
+  WrapperTimes times = synchroniser_->times();
+  if (sharded_) {
+    times.communication_us = times.exposed_us = 0;
+    times.update_us = sharded_->times().update_us;
+    times.update_communication_us = sharded_->times().update_communication_us;
+  }
   return times;
 }
 

@@ -12,6 +12,7 @@
 #include "ddp/reducer.h"
 #include "ddp/sharded_update.h"
 #include "lib/base/scoped_value.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/nn/module.h"
 
 namespace duet::ddp {
@@ -47,15 +48,6 @@ struct DistributedDataParallelOptions {
   UpdateKind update = UpdateKind::replicated;
 };
 
-/// Where this rank's time went, summed over the synchronised steps, in nanoseconds. `backward_ns` is from the end of
-/// forward to the last gradient, the loss and what else lies between included; communication runs from the first bucket
-/// sent to the end of the last, of which `overlap_ns` lie beside backward; with a sharded update it is the part of
-/// step() that is not the optimizer's, and nothing overlaps. Replays of a recorded step do not count.
-struct DistributedDataParallelTimes {
-  std::int64_t steps = 0;
-  std::int64_t forward_ns = 0, backward_ns = 0, communication_ns = 0, overlap_ns = 0;
-};
-
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
 /// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients, or, with a sharded
 /// update, when this rank's are complete.
@@ -76,9 +68,8 @@ class DistributedDataParallel : public nn::Module {
   nn::Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
   const Reducer& reducer() const;
-  DistributedDataParallelTimes times() const;
-  /// Zeros unless the update is sharded.
-  ShardedUpdateTimes update_times() const { return sharded_ ? sharded_->times() : ShardedUpdateTimes{}; }
+  /// Of the synchronised steps; with a sharded update communication is all in step().
+  WrapperTimes times() const;
 
   /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
   /// accumulated: `auto guard = net.no_sync();`.

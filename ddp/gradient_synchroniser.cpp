@@ -130,7 +130,7 @@ void GradientSynchroniser::backward_ended() {
       reducer_.mark_ready(first_ + count_ - 1 - slot);
   }
   std::fill(ready_.begin(), ready_.end(), char{0});
-  if (!recorded_step_) backward_ns_ += std::chrono::nanoseconds(Clock::now() - forward_end_).count();
+  if (!recorded_step_) backward_us_ += microseconds_since(forward_end_);
   reducer_.finish(recorded_step_);
   recorded_step_ = false;
   enter(Phase::after);
@@ -150,7 +150,14 @@ void GradientSynchroniser::forward_ended(Clock::time_point begin) {
   enter(Phase::backward);
   forward_end_ = Clock::now();
   if (recorded_step_) return;
-  forward_ns_ += std::chrono::nanoseconds(forward_end_ - begin).count();
+  forward_us_ += std::chrono::duration<double, std::micro>(forward_end_ - begin).count();
+}
+
+WrapperTimes GradientSynchroniser::times() const {
+  WrapperTimes times = reducer_.times();
+  times.forward_us = forward_us_;
+  times.backward_us = backward_us_;
+  return times;
 }
 
 void GradientSynchroniser::compare_parameters() const {

@@ -12,6 +12,7 @@
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
 #include "ddp/sharded_update.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/monotonic.h"
 #include "lib/nn/module.h"
 
@@ -40,8 +41,7 @@ class GradientSynchroniser {
   Reducer& reducer() { return reducer_; }
   /// The values of the module's parameters.
   Tensor values() const { return store_.values_of(first_, count_); }
-  std::int64_t forward_ns() const { return forward_ns_; }
-  std::int64_t backward_ns() const { return backward_ns_; }
+  WrapperTimes times() const;
 
  private:
   std::vector<ReducerSlot> slots() const;
@@ -67,7 +67,7 @@ class GradientSynchroniser {
   bool in_backward_ = false;    // one that synchronises
   bool averages_ = true;        // in this backward: an earlier sum, which all ranks hold, stays as it is
   Clock::time_point forward_end_{};
-  std::int64_t forward_ns_ = 0, backward_ns_ = 0;
+  double forward_us_ = 0, backward_us_ = 0;
   Reducer reducer_;
   std::vector<char> ready_;
   std::uint64_t reduced_at_ = ~std::uint64_t{0};

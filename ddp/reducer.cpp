@@ -167,8 +167,9 @@ void Reducer::wait_for_sent(bool recorded) {
   reset();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
   if (recorded) return;
-  times_.overlap_us += us(begin - first_sent_);
-  times_.waiting_us += us(Clock::now() - begin);
+  const Clock::time_point end = Clock::now();
+  times_.exposed_us += us(end - begin);
+  times_.communication_us += us(end - first_sent_);
   ++times_.steps;
 }
 

@@ -9,6 +9,7 @@
 #include "ddp/bucket.h"
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
+#include "lib/base/wrapper_times.h"
 
 namespace duet::ddp {
 
@@ -31,13 +32,6 @@ struct ReducerOptions {
   bool static_graph = false;
   /// Sums a bucket over the ranks; null: all_reduce.
   std::shared_ptr<CommHook> comm_hook{};
-};
-
-/// Where the time of the steps went, summed over steps.
-struct ReducerTimes {
-  std::int64_t steps = 0;
-  double overlap_us = 0;  // from the first bucket sent to finish(): communication may run beside backward
-  double waiting_us = 0;  // finish() blocked: communication that backward did not hide
 };
 
 /// Knows buffers and a group, nothing of modules or variables. Buckets are contiguous runs of the slots as given, so
@@ -71,7 +65,8 @@ class Reducer {
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   /// The slots of each bucket, in the order in which the buckets are sent.
   std::vector<std::vector<int>> buckets() const;
-  const ReducerTimes& times() const { return times_; }
+  /// Steps and their communication.
+  const WrapperTimes& times() const { return times_; }
 
  private:
   struct Run {
@@ -101,7 +96,7 @@ class Reducer {
   double scale_ = 1;
   std::size_t sent_ = 0;  // buckets sent in this step
   Clock::time_point first_sent_{};
-  ReducerTimes times_;
+  WrapperTimes times_;
 };
 
 }  // namespace duet::ddp

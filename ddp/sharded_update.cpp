@@ -77,7 +77,7 @@ void ShardedUpdate::reduce_update(std::uint32_t settings, ShardUpdate update) {
     throw;
   }
   times_.update_us += update_us;
-  times_.communication_us += microseconds_since(begin) - update_us;
+  times_.update_communication_us += microseconds_since(begin) - update_us;
 }
 
 Work NoCommunication::start(ProcessGroup& group, const GradBucket&) {

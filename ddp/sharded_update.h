@@ -5,16 +5,11 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/group/shared_memory_group.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/nn/parameters.h"
 #include "lib/nn/update_site.h"
 
 namespace duet::ddp {
-
-/// Where the time of the updates went, in microseconds, summed over steps.
-struct ShardedUpdateTimes {
-  double communication_us = 0;  // waiting for other ranks, and moving gradients and values
-  double update_us = 0;         // the optimizer's own work
-};
 
 /// The update site of ranks that share memory: each rank sums a shard of the gradients and updates its values; then all
 /// ranks have all new values, with the bits of an update by every rank. The optimizer's buffers lie in memory that the
@@ -36,7 +31,7 @@ class ShardedUpdate final : public nn::UpdateSite {
   void gradients_ready();
   /// Whether such gradients are there, to which nothing may be added.
   bool has_gradients() const { return ready_at_ == store_.zero_grad_count(); }
-  const ShardedUpdateTimes& times() const { return times_; }
+  const WrapperTimes& times() const { return times_; }
 
  private:
   void reduce_update(std::uint32_t settings, ShardUpdate update);
@@ -46,7 +41,7 @@ class ShardedUpdate final : public nn::UpdateSite {
   Tensor gradients_, values_;
   // zero_grad_count() of gradients that are to be summed, and of those that were.
   std::uint64_t ready_at_ = ~std::uint64_t{0}, summed_at_ = ~std::uint64_t{0};
-  ShardedUpdateTimes times_;
+  WrapperTimes times_;
 };
 
 /// Leaves a bucket's gradients to the update.

@@ -97,7 +97,7 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   Stopwatch watch{.device = options_.devices[0]};
   replicas_->replicate(context, static_cast<int>(pieces.size()));
   watch.lap(times_->replicate_us, "replicate");
-  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, backward_times_);
+  const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, times_);
   watch.lap(times_->forward_us);
   PooledVector<std::int64_t> sizes;
   for (const nn::Value& piece : pieces) {

@@ -11,6 +11,7 @@
 #include "dp/parallel_apply.h"
 #include "dp/replicate.h"
 #include "dp/scatter_gather.h"
+#include "lib/base/wrapper_times.h"
 
 namespace duet::dp {
 
@@ -27,11 +28,6 @@ struct DataParallelOptions {
   /// Computed in each replica from its output and its piece of the second input, so that outputs are not gathered: the
   /// model is then called with a list {input, target} and gives the loss. Losses are weighted by rows.
   std::function<Variable(const Variable& output, const Tensor& target)> loss = nullptr;
-};
-
-/// Where the time of the steps went, in microseconds, summed over calls.
-struct DataParallelTimes {
-  double scatter_us = 0, replicate_us = 0, forward_us = 0, gather_us = 0;
 };
 
 /// Cuts each batch into one piece per device, runs the module on all pieces side by side, and joins the outputs on the
@@ -54,8 +50,7 @@ class DataParallel : public nn::Module {
   /// See Replicas; without replicas that reside on devices of their own there is nothing to compare.
   void require_same_replicas() const { replicas_->require_same_values(); }
 
-  const DataParallelTimes& times() const { return *times_; }
-  const BackwardTimes& backward_times() const { return *backward_times_; }
+  const WrapperTimes& times() const { return *times_; }
 
  protected:
   std::string type_name() const override { return "DataParallel"; }
@@ -71,8 +66,7 @@ class DataParallel : public nn::Module {
   DataParallelOptions options_;
   Replicas::Forward forward_;  // of the module, with the loss if that is computed in the replicas
   std::shared_ptr<Replicas> replicas_;
-  std::shared_ptr<DataParallelTimes> times_ = std::make_shared<DataParallelTimes>();
-  std::shared_ptr<BackwardTimes> backward_times_ = std::make_shared<BackwardTimes>();
+  std::shared_ptr<WrapperTimes> times_ = std::make_shared<WrapperTimes>();
 };
 
 }  // namespace duet::dp

@@ -54,11 +54,13 @@ struct ParallelApplyNode final : Node {
     const auto start = std::chrono::steady_clock::now();
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
-    if (times) times->replicas_us += microseconds_since(start);
+    if (times) times->backward_us += microseconds_since(start);
     const auto sum_start = std::chrono::steady_clock::now();
     const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
-    if (times) times->sum_us += microseconds_since(sum_start);
+    if (!times) return;
+    times->exposed_us += microseconds_since(sum_start);
+    times->communication_us = times->exposed_us;
   }
 
   void release() override {
@@ -129,7 +131,7 @@ struct ParallelApplyNode final : Node {
   }
 
   std::shared_ptr<Replicas> replicas;
-  std::shared_ptr<BackwardTimes> times;
+  std::shared_ptr<WrapperTimes> times;
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // of each replica, on its own tape
   PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
@@ -152,7 +154,7 @@ Normaliser of_all_parts(std::span<const nn::Value> inputs) {
 }  // namespace
 
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
-                                       std::span<const nn::Value> inputs, const std::shared_ptr<BackwardTimes>& times) {
+                                       std::span<const nn::Value> inputs, const std::shared_ptr<WrapperTimes>& times) {
   const bool record = grad_enabled();
   PooledVector<Edge> input_edges;
   PooledVector<Variable> leaves;

@@ -5,22 +5,17 @@
 #include <span>
 
 #include "dp/replicate.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/nn/value.h"
 
 namespace duet::dp {
 
-/// Where the time of backward went, in microseconds, summed over calls.
-struct BackwardTimes {
-  double replicas_us = 0;  // the replicas' own backward, until the last was done
-  double sum_us = 0;       // summing their gradients
-};
-
 /// Runs replica i on inputs[i], each on its device's thread; grad mode is that of the caller. `model` is the context of
 /// the values that were replicated: the sum of the replicas' gradients goes to its slots. When replicas throw, the
 /// lowest one's exception is rethrown after all have stopped, with its own type and "replica 1 on device cpu:1" in
-/// front. `times` may be null; else it must outlive the tape.
+/// front. `times`, which may be null, gets the times of backward.
 PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
                                        std::span<const nn::Value> inputs,
-                                       const std::shared_ptr<BackwardTimes>& times = nullptr);
+                                       const std::shared_ptr<WrapperTimes>& times = nullptr);
 
 }  // namespace duet::dp

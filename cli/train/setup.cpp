@@ -82,13 +82,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
   if (setup.loss_in_replica)
     wrap.loss = [](const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); };
   auto wrapper = std::make_unique<dp::DataParallel>(setup.model(), wrap);
-  setup.times = [net = wrapper.get()] {
-    const dp::DataParallelTimes& times = net->times();
-    return WrapperTimes{.scatter = times.scatter_us,
-                        .replicate = times.replicate_us,
-                        .gather = times.gather_us,
-                        .communication = net->backward_times().sum_us};
-  };
+  setup.times = [net = wrapper.get()] { return net->times(); };
   setup.require_same_replicas = [net = wrapper.get()] { net->require_same_replicas(); };
   setup.wrapper = std::move(wrapper);
 }
@@ -101,10 +95,9 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   if (!setup.graph) {  // within which nobody can tell
     setup.times = [net = wrapper.get(), &group] {
-      const ddp::ShardedUpdateTimes update = net->update_times();
-      return WrapperTimes{.communication = net->reducer().times().waiting_us,
-                          .communication_in_update = update.communication_us,
-                          .communication_busy = group.busy_us() - update.update_us};
+      WrapperTimes times = net->times();
+      times.communication_us = group.busy_us() - times.update_us;  // of other collectives, too
+      return times;
     };
   }
   setup.wrapper = std::move(wrapper);

@@ -104,16 +104,16 @@ void StepClock::fill(Run& run) const {
   double hidden = 0;
   if (wrapper_) {
     const WrapperTimes now = wrapper_();
-    mean.scatter = (now.scatter - wrapper_first_.scatter) / count;
-    mean.replicate = (now.replicate - wrapper_first_.replicate) / count;
-    mean.gather = (now.gather - wrapper_first_.gather) / count;
+    mean.scatter = (now.scatter_us - wrapper_first_.scatter_us) / count;
+    mean.replicate = (now.replicate_us - wrapper_first_.replicate_us) / count;
+    mean.gather = (now.gather_us - wrapper_first_.gather_us) / count;
     mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
-    const double inside = (now.communication - wrapper_first_.communication) / count;
-    const double in_update = (now.communication_in_update - wrapper_first_.communication_in_update) / count;
+    const double inside = (now.exposed_us - wrapper_first_.exposed_us) / count;
+    const double in_update = (now.update_communication_us - wrapper_first_.update_communication_us) / count;
     mean.communication += inside + in_update;
     mean.backward = std::max(0.0, mean.backward - inside);
     mean.update = std::max(0.0, mean.update - in_update);
-    hidden = std::max(0.0, (now.communication_busy - wrapper_first_.communication_busy) / count - inside - in_update);
+    hidden = std::max(0.0, (now.communication_us - wrapper_first_.communication_us) / count - inside - in_update);
   }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;

@@ -7,18 +7,11 @@
 #include <vector>
 
 #include "cli/report/results.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/device.h"
 #include "lib/monotonic.h"
 
 namespace duet::cli {
-
-/// Times that a wrapper measured inside forward and backward, in microseconds, summed over all steps so far.
-struct WrapperTimes {
-  double scatter = 0, replicate = 0, gather = 0;  // inside forward
-  double communication = 0;                       // inside backward, while compute stood still
-  double communication_in_update = 0;             // the same of a sharded update
-  double communication_busy = 0;                  // communication in all, hidden beside backward or not
-};
 
 /// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.
 class StepClock {

@@ -115,9 +115,9 @@ TEST_CASE("the clock's parts add up to the step, without the first step of the r
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     clock.lap(&StepParts::backward);
     // What the wrapper saw inside: of the first step 1 s, of each later one a little.
-    times.scatter += step == 0 ? 1e6 : 1000;
-    times.communication += step == 0 ? 1e6 : 500;
-    times.communication_busy += step == 0 ? 2e6 : 600;
+    times.scatter_us += step == 0 ? 1e6 : 1000;
+    times.exposed_us += step == 0 ? 1e6 : 500;
+    times.communication_us += step == 0 ? 2e6 : 600;
     clock.end_step(step, step == 2 ? 0 : 4, 8);
   }
   Run run;
