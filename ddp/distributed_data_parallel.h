@@ -31,7 +31,8 @@ struct DistributedDataParallelOptions {
   GradientRule rule = GradientRule::rows;
   /// Sizes at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
   std::vector<std::size_t> bucket_limits{};
-  /// Parameters that a loss does not reach count as zeros instead of being an error.
+  /// Parameters that the loss of a rank does not reach count as zeros there instead of being an error; those that the
+  /// loss of no rank reaches have no gradient, as with one device. One small all_reduce a step.
   bool find_unused_parameters = false;
   /// Every step of a rank uses the parameters that its first one used. The others count as zeros, and no bucket waits
   /// for the end of backward to find that out. A graph that changes is an error that names the parameter.

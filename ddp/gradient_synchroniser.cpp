@@ -134,7 +134,8 @@ void GradientSynchroniser::backward_ended() {
   reducer_.finish(recorded_step_);
   recorded_step_ = false;
   enter(Phase::after);
-  for (int slot = first_; slot < first_ + count_; ++slot) store_.set_filled(slot);
+  for (int slot = first_; slot < first_ + count_; ++slot)
+    if (reducer_.used(first_ + count_ - 1 - slot)) store_.set_filled(slot);
   reduced_at_ = store_.zero_grad_count();
   weights_->reduced();
   if (sharded_) sharded_->gradients_ready();

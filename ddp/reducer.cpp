@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "lib/backend/backend.h"
@@ -131,12 +132,29 @@ void Reducer::zero_missing() {
     if (!ready_[i]) zero(i);
 }
 
+/// Those of this rank; the others' come by agree_on_used().
+void Reducer::note_used() {
+  if ((options_.find_unused_parameters || options_.static_graph) && !agreed_)
+    used_.assign(ready_.begin(), ready_.end());
+}
+
+void Reducer::agree_on_used(bool recorded) {
+  if (used_.empty() || agreed_) return;
+  require<UsageError>(!recorded,
+                      "a step cannot be recorded where ranks agree on the host which parameters they used: use "
+                      "static_graph in place of find_unused_parameters");
+  group_.all_reduce(Buffer(std::span(used_)), ReduceOp::max).wait();
+  agreed_ = options_.static_graph;
+}
+
 void Reducer::contribute_zeros() {
+  note_used();
   zero_missing();
   wait_for_sent(false);
 }
 
 void Reducer::finish(bool recorded) {
+  note_used();
   settle_missing();
   wait_for_sent(recorded);
 }
@@ -164,6 +182,7 @@ void Reducer::wait_for_sent(bool recorded) {
   const std::size_t sent = sent_;
   std::optional<TraceSpan> span;
   if (!recorded) span.emplace("communication", slots_.front().device);
+  agree_on_used(recorded);
   reset();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
   if (recorded) return;

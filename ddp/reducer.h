@@ -25,10 +25,12 @@ struct ReducerSlot {
 struct ReducerOptions {
   /// Sizes at which buckets are closed, the last repeats; empty: kBucketLimits.
   std::vector<std::size_t> bucket_limits{};
-  /// Slots that are not ready at finish() count as zeros instead of being an error.
+  /// Slots that are not ready at finish() count as zeros instead of being an error. The ranks then agree which slots
+  /// any of them used, which costs one all_reduce a step.
   bool find_unused_parameters = false;
   /// The slots that are ready at the first finish() are those of all steps. The others count as zeros, which later
-  /// steps send along as soon as the first slot is ready; another set is an error that names the slot.
+  /// steps send along as soon as the first slot is ready; another set is an error that names the slot. The ranks agree
+  /// once which slots any of them uses.
   bool static_graph = false;
   /// Sums a bucket over the ranks; null: all_reduce.
   std::shared_ptr<CommHook> comm_hook{};
@@ -62,6 +64,9 @@ class Reducer {
 
   /// Throws UsageError for a slot that was not ready in the first step of a static graph.
   void require_expected(int slot) const;
+  /// Whether any rank used the slot in the step that was reduced last. The sum of one that none used is zero, and
+  /// stands for no gradient.
+  bool used(int slot) const { return used_.empty() || used_[static_cast<std::size_t>(slot)] != 0; }
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   /// The slots of each bucket, in the order in which the buckets are sent.
   std::vector<std::vector<int>> buckets() const;
@@ -82,6 +87,8 @@ class Reducer {
   void send_ready_buckets();
   void zero_missing();
   void settle_missing();
+  void note_used();
+  void agree_on_used(bool recorded);
   void wait_for_sent(bool recorded);
   std::string missing_names() const;
 
@@ -89,10 +96,12 @@ class Reducer {
   std::vector<ReducerSlot> slots_;
   ReducerOptions options_;
   std::vector<Run> buckets_;
-  std::vector<int> bucket_of_;  // by slot
-  std::vector<char> ready_;     // by slot
-  std::vector<char> expected_;  // by slot: what the first step of a static graph had; empty before its end
-  bool begun_ = false;          // a slot of this step was marked
+  std::vector<int> bucket_of_;      // by slot
+  std::vector<char> ready_;         // by slot
+  std::vector<char> expected_;      // by slot: what the first step of a static graph had; empty before its end
+  std::vector<std::int32_t> used_;  // by slot; empty: all are
+  bool agreed_ = false;             // on the slots that a static graph uses
+  bool begun_ = false;              // a slot of this step was marked
   double scale_ = 1;
   std::size_t sent_ = 0;  // buckets sent in this step
   Clock::time_point first_sent_{};

@@ -1,6 +1,8 @@
 #include "ddp/sharded_update.h"
 
+#include <bit>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,16 @@ SharedMemoryGroup& shared_memory(const nn::ParameterStore& store, ProcessGroup& 
                       "a sharded update needs ranks on CPU devices that share memory (backend shm), got ranks on ",
                       on_cpu ? "CPU devices" : "GPUs", " over ", group.backend());
   return *shared;
+}
+
+/// Before ranks ask for shared buffers, of which other optimizers would ask for other numbers.
+void require_same_settings(ProcessGroup& group, std::uint32_t settings) {
+  const auto own = std::bit_cast<std::int32_t>(settings);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(group.size()));
+  group.all_gather({const_cast<std::int32_t*>(&own), 1, DType::i32}, Buffer(std::span(all))).wait();
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    require<UsageError>(all[rank] == all[0], "the optimizers of rank 0 and rank ", rank,
+                        " differ in kind, settings or steps done, but share one update");
 }
 
 }  // namespace
@@ -42,9 +54,9 @@ void ShardedUpdate::update(nn::OptimizerState& state, std::uint32_t settings, Ru
   require<UsageError>(has_gradients(),
                       "step() with a sharded update sums the ranks' gradients, so before each there is a backward() "
                       "that synchronises them: not one under no_sync() alone, and not the one of an earlier step()");
-  for (int slot = 0; slot < store_.slot_count(); ++slot) store_.set_filled(slot);  // on one of the ranks, if not here
   // At first the ranks share no buffers: each brings its shard of its own.
   const bool moves = state.at_site == nullptr;
+  if (moves) require_same_settings(group_, settings);
   std::vector<Tensor> shared = state.buffers;
   if (moves)
     for (Tensor& buffer : shared) buffer = store_.flat_in(group_.common_storage(store_.flat_bytes()));

@@ -47,7 +47,7 @@ class DataParallel : public nn::Module {
   nn::Value forward(nn::Context& context, const nn::Value& input) const override;
   nn::Module& module() { return module_; }
 
-  /// See Replicas; without replicas that reside on devices of their own there is nothing to compare.
+  /// See Replicas; without persistent replicas on devices of their own there is nothing to compare.
   void require_same_replicas() const { replicas_->require_same_values(); }
 
   const WrapperTimes& times() const { return *times_; }

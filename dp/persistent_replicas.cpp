@@ -41,8 +41,10 @@ void PersistentReplicas::update(nn::OptimizerState& state, std::uint32_t, Rule r
   if (!has_gradients_)
     for (nn::ParameterStore* store : stores_) copy(model_.gradients(), store->gradients());
   has_gradients_ = true;
+  has_values_ = false;  // until all of them are updated
   rule(run_of(model_, state.buffers));
   for (std::size_t i = 0; i < stores_.size(); ++i) rule(run_of(*stores_[i], (*copies)[i]));
+  has_values_ = true;
 }
 
 }  // namespace duet::dp

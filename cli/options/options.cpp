@@ -119,8 +119,7 @@ void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
                  "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300");
   app.add_option("--replicas", options.replicas,
                  "dp: persistent (every device keeps the parameters and updates its own; CPU devices share them), or "
-                 "per_forward "
-                 "(copied from the first device in every step, as PyTorch does)")
+                 "per_forward (copied from the first device in every step, as PyTorch does)")
       ->capture_default_str();
   app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
   app.add_option("--sum", options.sum,

@@ -13,7 +13,14 @@ struct AdamOptions {
   float lr = 1e-3f;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
-  double weight_decay = 0;  // of AdamW 1e-2 unless given
+  double weight_decay = 0;
+};
+
+struct AdamWOptions {
+  float lr = 1e-3f;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
 };
 
 /// torch.optim.Adam: g += weight_decay * p; m = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g;
@@ -22,7 +29,7 @@ struct AdamOptions {
 class Adam : public Optimizer {
  public:
   /// Throws UsageError for values that make no sense.
-  Adam(nn::Module& model, const AdamOptions& options) : Adam(model, options, "Adam", false) {}
+  explicit Adam(nn::Module& model, const AdamOptions& options = {}) : Adam(model, options, "Adam", false) {}
 
   /// As given; lr() is the rate of now.
   const AdamOptions& options() const { return options_; }
@@ -41,7 +48,8 @@ class Adam : public Optimizer {
 /// torch.optim.AdamW: Adam, but p *= 1 - lr * weight_decay first, in place of the addition to g.
 class AdamW final : public Adam {
  public:
-  AdamW(nn::Module& model, const AdamOptions& options = {.weight_decay = 1e-2}) : Adam(model, options, "AdamW", true) {}
+  explicit AdamW(nn::Module& model, const AdamWOptions& options = {})
+      : Adam(model, {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay}, "AdamW", true) {}
 };
 
 }  // namespace duet::optim

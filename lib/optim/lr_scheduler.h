@@ -8,9 +8,11 @@
 
 namespace duet::optim {
 
-/// Sets an optimizer's rate to base rate * factor(n) after n calls of step(), where the base rate is the optimizer's at
-/// construction. Factors are those of PyTorch's closed forms, so that a rate depends on n alone. The optimizer must
-/// outlive it. Not thread-safe.
+/// Sets an optimizer's rate to its initial_lr() * factor(n) after n calls of step(), and at construction (n = 0).
+/// Factors are those of PyTorch's closed forms, so that a rate depends on n alone: a rate set by hand lasts until the
+/// next step(), and of two schedules of one optimizer the one that steps last counts (SequentialLR joins them). A
+/// training that goes on from a checkpoint calls set_steps(). A StepGraph records a step again for each new rate. The
+/// optimizer must outlive it. Not thread-safe.
 class LRScheduler {
  public:
   virtual ~LRScheduler() = default;
@@ -22,15 +24,14 @@ class LRScheduler {
   std::int64_t steps() const { return steps_; }
   /// Goes on as after so many calls of step(), of a checkpoint for instance. Throws UsageError for a negative number.
   void set_steps(std::int64_t steps);
-  double base_lr() const { return base_lr_; }
+  /// The rate after so many steps, divided by the initial one.
+  virtual double factor(std::int64_t steps) const = 0;
 
  protected:
-  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer), base_lr_(optimizer.lr()) {}
-  virtual double factor(std::int64_t steps) const = 0;
+  explicit LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {}
 
  private:
   Optimizer& optimizer_;
-  double base_lr_;
   std::int64_t steps_ = 0;
 };
 
@@ -39,8 +40,9 @@ class StepLR final : public LRScheduler {
  public:
   StepLR(Optimizer& optimizer, std::int64_t step_size, double gamma = 0.1);
 
- private:
   double factor(std::int64_t steps) const override;
+
+ private:
   std::int64_t step_size_;
   double gamma_;
 };
@@ -50,32 +52,48 @@ class MultiStepLR final : public LRScheduler {
  public:
   MultiStepLR(Optimizer& optimizer, std::vector<std::int64_t> milestones, double gamma = 0.1);
 
- private:
   double factor(std::int64_t steps) const override;
+
+ private:
   std::vector<std::int64_t> milestones_;  // sorted
   double gamma_;
 };
 
-/// eta_min + (base - eta_min) * (1 + cos(pi * n / t_max)) / 2 (Loshchilov and Hutter, SGDR, 2017).
+/// eta_min + (initial - eta_min) * (1 + cos(pi * n / t_max)) / 2 (Loshchilov and Hutter, SGDR, 2017).
 class CosineAnnealingLR final : public LRScheduler {
  public:
   CosineAnnealingLR(Optimizer& optimizer, std::int64_t t_max, double eta_min = 0);
 
- private:
   double factor(std::int64_t steps) const override;
+
+ private:
   std::int64_t t_max_;
-  double eta_min_;
+  double low_;  // eta_min / initial rate
 };
 
-/// Linear warm-up: from start_factor to end_factor over `total` steps, end_factor from then on (torch's LinearLR).
+/// Linear warm-up: from start_factor to end_factor over `total_iters` steps, end_factor from then on.
 class LinearLR final : public LRScheduler {
  public:
-  explicit LinearLR(Optimizer& optimizer, double start_factor = 1.0 / 3, double end_factor = 1, std::int64_t total = 5);
+  explicit LinearLR(Optimizer& optimizer, double start_factor = 1.0 / 3, double end_factor = 1,
+                    std::int64_t total_iters = 5);
+
+  double factor(std::int64_t steps) const override;
 
  private:
-  double factor(std::int64_t steps) const override;
   double start_, end_;
-  std::int64_t total_;
+  std::int64_t total_iters_;
+};
+
+/// One schedule after the other: the k-th milestone is the step at which the (k+1)-th schedule begins, at its step 0.
+/// The schedules must outlive it, and are not stepped themselves.
+class SequentialLR final : public LRScheduler {
+ public:
+  SequentialLR(Optimizer& optimizer, std::vector<const LRScheduler*> schedules, std::vector<std::int64_t> milestones);
+  double factor(std::int64_t steps) const override;
+
+ private:
+  std::vector<const LRScheduler*> schedules_;
+  std::vector<std::int64_t> milestones_;  // ascending
 };
 
 }  // namespace duet::optim

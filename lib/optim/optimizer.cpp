@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "lib/error.h"
@@ -13,7 +14,7 @@ Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<
     : store_(model.parameters()),
       held_(store_.hold(kind)),
       kind_(std::move(kind)),
-      lr_(0),
+      initial_lr_(lr),
       buffer_names_(std::move(buffers)),
       counts_steps_(counts_steps),
       steps_(store_.slots().size(), 0) {
@@ -52,6 +53,21 @@ void Optimizer::update_run(const nn::UpdateRun& run) const {
   }
 }
 
+/// Of all on which the ranks' parts of an update depend.
+std::uint32_t Optimizer::settings_hash() const {
+  std::uint64_t hash = 0;
+  const auto add = [&](std::uint64_t bits) {  // splitmix64
+    hash += bits + 0x9e3779b97f4a7c15U;
+    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9U;
+    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebU;
+    hash ^= hash >> 31;
+  };
+  for (const char letter : kind_) add(static_cast<unsigned char>(letter));
+  for (const double setting : settings()) add(std::bit_cast<std::uint64_t>(setting));
+  for (const std::int64_t steps : steps_) add(static_cast<std::uint64_t>(steps));
+  return static_cast<std::uint32_t>(hash);
+}
+
 void Optimizer::step() {
   bool any = false;
   for (int slot = 0; slot < store_.slot_count(); ++slot) any = any || store_.has_gradient(slot);
@@ -63,11 +79,7 @@ void Optimizer::step() {
   }
   site_ = site;
   if (site != nullptr) {
-    std::uint64_t bits = 0;
-    for (const char letter : kind_) bits = bits * 1'000'003 + static_cast<unsigned char>(letter);
-    for (const double setting : settings()) bits = bits * 1'000'003 + std::bit_cast<std::uint64_t>(setting);
-    site->update(state_, static_cast<std::uint32_t>(bits ^ bits >> 32),
-                 [&](const nn::UpdateRun& run) { update_run(run); });
+    site->update(state_, settings_hash(), [&](const nn::UpdateRun& run) { update_run(run); });
   } else {
     nn::UpdateRun run{.values = std::as_const(store_).values(), .gradients = std::as_const(store_).gradients()};
     run.state.assign(state_.buffers.begin(), state_.buffers.end());
@@ -77,8 +89,12 @@ void Optimizer::step() {
     if (store_.has_gradient(slot)) ++steps_[static_cast<std::size_t>(slot)];
 }
 
-std::string Optimizer::name_of(const nn::Slot& slot, const std::string& buffer) const {
-  return concat(slot.name, ".", buffer);
+/// Those of the buffers, then "step" where steps are counted.
+std::vector<std::string> Optimizer::state_names(const nn::Slot& slot) const {
+  std::vector<std::string> names;
+  for (const std::string& buffer : buffer_names_) names.push_back(concat(slot.name, ".", buffer));
+  if (counts_steps_) names.push_back(concat(slot.name, ".step"));
+  return names;
 }
 
 std::vector<nn::NamedTensor> Optimizer::state() const {
@@ -87,44 +103,58 @@ std::vector<nn::NamedTensor> Optimizer::state() const {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const nn::Slot& slot = store_.slots()[i];
     if (steps_[i] == 0) continue;
+    const std::vector<std::string> names = state_names(slot);
     for (std::size_t b = 0; b < state_.buffers.size(); ++b)
-      state.push_back({name_of(slot, buffer_names_[b]), state_.buffers[b].slice(slot.offset, slot.shape)});
-    if (counts_steps_)
-      state.push_back({name_of(slot, "step"), from_values<float>({1}, {static_cast<float>(steps_[i])})});
+      state.push_back({names[b], state_.buffers[b].slice(slot.offset, slot.shape).clone()});
+    if (counts_steps_) state.push_back({names.back(), from_values<float>({1}, {static_cast<float>(steps_[i])})});
   }
   return state;
 }
 
-void Optimizer::load(const nn::NamedTensor& given) {
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const nn::Slot& slot = store_.slots()[i];
-    const auto check = [&](const Shape& expected) {
-      require<DataError>(given.tensor.shape() == expected && given.tensor.dtype() == DType::f32, kind_, ": buffer '",
-                         given.name, "' is ", given.tensor.dtype(), given.tensor.shape(), ", expected f32", expected);
-    };
-    for (std::size_t b = 0; b < buffer_names_.size(); ++b) {
-      if (given.name != name_of(slot, buffer_names_[b])) continue;
-      check(slot.shape);
-      copy(given.tensor, state_.buffers[b].slice(slot.offset, slot.shape));
-      steps_[i] = std::max<std::int64_t>(steps_[i], 1);
-      return;
-    }
-    if (!counts_steps_ || given.name != name_of(slot, "step")) continue;
-    check({1});
-    const float steps = *given.tensor.to(Device{}).data<float>();
-    require<DataError>(steps >= 1 && steps == std::floor(steps), kind_, ": '", given.name, "' is ", steps,
-                       ", expected a whole number of 1 or more");
-    steps_[i] = static_cast<std::int64_t>(steps);
-    return;
-  }
-  throw DataError(concat(kind_, ": the state has '", given.name, "', which this optimizer lacks"));
+namespace {
+
+std::int64_t read_steps(const std::string& kind, const nn::NamedTensor& given) {
+  constexpr float kMost = 1 << 24;  // from which on f32 skips numbers
+  require<DataError>(given.tensor.count() == 1 && given.tensor.dtype() == DType::f32, kind, ": '", given.name, "' is ",
+                     given.tensor.dtype(), given.tensor.shape(), ", expected one f32");
+  const float steps = *given.tensor.to(Device{}).data<float>();
+  require<DataError>(steps >= 1 && steps <= kMost && steps == std::floor(steps), kind, ": '", given.name, "' is ",
+                     steps, ", expected a whole number from 1 to ", static_cast<std::int64_t>(kMost));
+  return static_cast<std::int64_t>(steps);
 }
 
+}  // namespace
+
 void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
-  std::fill(steps_.begin(), steps_.end(), 0);
+  std::map<std::string, const nn::NamedTensor*> given;
+  for (const nn::NamedTensor& one : state)
+    require<DataError>(given.emplace(one.name, &one).second, kind_, ": the state has '", one.name, "' twice");
+  std::vector<Tensor> buffers;
+  for (std::size_t b = 0; b < buffer_names_.size(); ++b) buffers.push_back(store_.flat_zeros());
+  std::vector<std::int64_t> steps(steps_.size(), 0);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const nn::Slot& slot = store_.slots()[i];
+    const std::vector<std::string> names = state_names(slot);
+    const auto has = [&](const std::string& name) { return given.contains(name); };
+    if (std::ranges::none_of(names, has)) continue;
+    for (std::size_t n = 0; n < names.size(); ++n) {
+      require<DataError>(has(names[n]), kind_, ": the state lacks '", names[n], "', but has others of this parameter");
+      const nn::NamedTensor& one = *given.extract(names[n]).mapped();
+      if (n == buffers.size()) {
+        steps[i] = read_steps(kind_, one);
+        continue;
+      }
+      require<DataError>(one.tensor.shape() == slot.shape && one.tensor.dtype() == DType::f32, kind_, ": buffer '",
+                         one.name, "' is ", one.tensor.dtype(), one.tensor.shape(), ", expected f32", slot.shape);
+      copy(one.tensor, buffers[n].slice(slot.offset, slot.shape));
+      steps[i] = 1;
+    }
+  }
+  require<DataError>(given.empty(), kind_, ": the state has '", given.empty() ? "" : given.begin()->first,
+                     "', which this optimizer lacks");
+  state_.buffers = std::move(buffers);
   state_.at_site.reset();
-  for (Tensor& buffer : state_.buffers) buffer = store_.flat_zeros();
-  for (const nn::NamedTensor& given : state) load(given);
+  steps_ = std::move(steps);
 }
 
 }  // namespace duet::optim

@@ -1,4 +1,5 @@
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,9 @@
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/adam.h"
+#include "lib/optim/sgd.h"
 #include "tests/ddp/ranks.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
@@ -189,6 +193,61 @@ TEST_CASE("a static graph has the gradients of the search for unused parameters,
   for (const auto& failure :
        try_ranks(Over::memory, 2, {}, [&](ProcessGroup& group) { train_static(group, options, true); }))
     CHECK_THAT(text_of(failure), ContainsSubstring("the gradient of other.weight became ready in step 3"));
+}
+
+TEST_CASE("a parameter that no rank uses in a step is not updated, as with one device") {
+  const auto train = [](ProcessGroup* group, UpdateKind update) {
+    Shared model;
+    model.to({DeviceKind::cpu, group != nullptr ? group->rank() : 0});
+    std::unique_ptr<DistributedDataParallel> wrapper;
+    if (group != nullptr)
+      wrapper = std::make_unique<DistributedDataParallel>(
+          model, *group, DistributedDataParallelOptions{.find_unused_parameters = true, .update = update});
+    nn::Module& net = wrapper ? static_cast<nn::Module&>(*wrapper) : model;
+    const Device device = model.parameters().device();
+    optim::AdamW optimizer(model, {.lr = 0.1f, .weight_decay = 0.5});
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      model.uses_other = step % 2 == 0;
+      ops::mse_loss(net(from_values<float>({1, 1}, {2.0f}).to(device)), zeros({1, 1}, DType::f32, device)).backward();
+      optimizer.step();
+    }
+    CHECK(optimizer.state().back().tensor.span<float>()[0] == 2);  // steps of other.weight
+    const auto all = model.parameters().values().span<float>();
+    return std::vector<float>(all.begin(), all.end());
+  };
+  const std::vector<float> alone = train(nullptr, UpdateKind::replicated);
+  for (const UpdateKind update : {UpdateKind::replicated, UpdateKind::sharded})
+    run_ranks(Over::shm, 2, [&](ProcessGroup& group) {
+      CHECK(train(&group, update) == alone);
+      group.barrier().wait();
+    });
+}
+
+TEST_CASE("ranks with other optimizers, or other steps done, are refused in the first sharded step") {
+  const bool other_kind = GENERATE(true, false);
+  const auto failures = try_ranks(Over::shm, 2, {}, [&](ProcessGroup& group) {
+    const Device device{DeviceKind::cpu, group.rank()};
+    Shared model;
+    model.to(device);
+    DistributedDataParallel net(model, group, {.find_unused_parameters = true, .update = UpdateKind::sharded});
+    optim::SGD sgd(model, {.lr = 0.1f});
+    optim::Adam adam(model);
+    if (group.rank() == 1 && !other_kind) {
+      const Tensor moment = zeros({1, 1});
+      adam.load_state({{"twice.weight.exp_avg", moment},
+                       {"twice.weight.exp_avg_sq", moment},
+                       {"twice.weight.step", from_values<float>({1}, {3.0f})}});
+    }
+    ops::mse_loss(net(from_values<float>({1, 1}, {2.0f}).to(device)), zeros({1, 1}, DType::f32, device)).backward();
+    if (group.rank() == 1 && other_kind)
+      sgd.step();
+    else
+      adam.step();
+  });
+  for (const auto& failure : failures)
+    CHECK_THAT(text_of(failure), ContainsSubstring("the optimizers of rank 0 and rank 1 differ in kind, settings or "
+                                                   "steps done"));
 }
 
 TEST_CASE("construction gives all ranks the values of rank 0") {

@@ -163,8 +163,10 @@ TEST_CASE("of a static graph, unused slots hold up no bucket, and a change is an
   Reducer reducer(group, slots_in(flat, {10, 10, 10, 10}), {.bucket_limits = {40}, .static_graph = true});
   for (const int slot : {0, 2, 3}) reducer.mark_ready(slot);
   CHECK(group.sent.size() == 1);
-  reducer.finish();  // the second slot is unused
-  CHECK(group.sent.size() == 4);
+  reducer.finish();               // the second slot is unused
+  CHECK(group.sent.size() == 5);  // and, this once, which slots are used
+  CHECK(reducer.used(0));
+  CHECK_FALSE(reducer.used(1));
   for (int step = 0; step < 2; ++step) {
     std::fill(flat.begin(), flat.end(), 1.0f);
     group.sent.clear();

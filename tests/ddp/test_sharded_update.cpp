@@ -292,8 +292,9 @@ TEST_CASE("under PyTorch's rule a second backward without zero_grad is refused: 
 TEST_CASE("ranks that would update by different rules say so, all of them") {
   const auto failures = try_ranks(Over::shm, 3, {}, [](ProcessGroup& group) {
     Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
-    if (group.rank() == 1) rank.optimizer.set_lr(0.06f);
     rank.train(0, 1);
+    if (group.rank() == 1) rank.optimizer.set_lr(0.06f);
+    rank.train(1, 2);
   });
   for (const auto& failure : failures) {
     CHECK_THAT(text_of(failure), ContainsSubstring("ranks 0, 2 call reduce_update of 7850 f32 (sum) by rule "));

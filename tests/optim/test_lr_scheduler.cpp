@@ -46,6 +46,21 @@ TEST_CASE("schedules have the rates of PyTorch's") {
   check(four, linear, {0.05, 0.0875, 0.125, 0.1625, 0.2, 0.2, 0.2});
 }
 
+// torch.optim.lr_scheduler.SequentialLR(sgd, [LinearLR(sgd, 0.1, 1, 4), CosineAnnealingLR(sgd, 10)], [4])
+TEST_CASE("schedules follow one another from the optimizer's first rate") {
+  Optimizer optimizer;
+  const optim::LinearLR warm_up(optimizer.sgd, 0.1, 1, 4);
+  const optim::CosineAnnealingLR cosine(optimizer.sgd, 10);
+  optim::SequentialLR both(optimizer.sgd, {&warm_up, &cosine}, {4});
+  check(optimizer, both,
+        {0.02, 0.065, 0.11, 0.155, 0.2, 0.195105652, 0.180901699, 0.158778525, 0.130901699, 0.1, 0.0690983006,
+         0.0412214748, 0.0190983006, 0.00489434837, 0.0, 0.00489434837});
+  optimizer.sgd.set_lr(0.05f);
+  CHECK(optimizer.sgd.initial_lr() == 0.2f);
+  both.set_steps(4);
+  CHECK(optimizer.sgd.lr() == 0.2f);
+}
+
 TEST_CASE("a schedule goes on from a number of steps, and refuses what makes no sense") {
   Optimizer optimizer;
   optim::StepLR schedule(optimizer.sgd, 3, 0.5);
@@ -54,7 +69,8 @@ TEST_CASE("a schedule goes on from a number of steps, and refuses what makes no 
   CHECK(schedule.steps() == 7);
   CHECK_THROWS_AS(schedule.set_steps(-1), UsageError);
   CHECK_THROWS_WITH(optim::StepLR(optimizer.sgd, 0), "StepLR: step_size is 0, expected 1 or more");
-  CHECK_THROWS_AS(optim::MultiStepLR(optimizer.sgd, {0}), UsageError);
+  CHECK_THROWS_AS(optim::SequentialLR(optimizer.sgd, {&schedule, &schedule}, {}), UsageError);
+  CHECK_THROWS_AS(optim::SequentialLR(optimizer.sgd, {&schedule, &schedule, &schedule}, {3, 2}), UsageError);
   CHECK_THROWS_AS(optim::CosineAnnealingLR(optimizer.sgd, 0), UsageError);
   CHECK_THROWS_AS(optim::LinearLR(optimizer.sgd, 0), UsageError);
 }

@@ -100,7 +100,7 @@ STD = {
     "tuple": "apply forward_as_tuple ignore make_from_tuple make_tuple tie tuple tuple_cat",
     "variant array tuple utility": "get tuple_element* tuple_size*",
     "type_traits": "common_type* conditional* decay* enable_if* extent* false_type integral_constant invoke_result*"
-    " is_* make_signed* make_unsigned* remove_const* remove_cv* remove_extent* remove_pointer* remove_reference*"
+    " is_(?!sorted)* make_signed* make_unsigned* remove_const* remove_cv* remove_extent* remove_pointer* remove_reference*"
     " true_type type_identity* underlying_type* void_t",
     "typeindex": "type_index",
     "typeinfo": "bad_cast bad_typeid type_info",

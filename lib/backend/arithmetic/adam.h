@@ -16,14 +16,20 @@ struct AdamFactors {
   float eps = 0;
 };
 
+/// torch.lerp: from a to b, by the formula that is exact at the nearer end.
+template <class Fma>
+DUET_HOST_DEVICE inline float lerp(float a, float b, float weight, Fma fma) {
+  return weight < 0.5f ? fma(weight, b - a, a) : fma(weight - 1, b - a, b);
+}
+
 /// torch/optim/adam.py, _single_tensor_adam: m.lerp_(g, 1 - beta1); v.mul_(beta2).addcmul_(g, g, value=1 - beta2);
 /// p.addcdiv_(m, v.sqrt() / root + eps, value=-step_size). `Fma` and `Sqrt` are the platform's.
 template <class Fma, class Sqrt>
 DUET_HOST_DEVICE inline void adam(float& value, float gradient, float& first, float& second, const AdamFactors& f,
                                   Fma fma, Sqrt root) {
   const float kept = value * f.keep;
-  const float g = fma(f.decay, kept, gradient);
-  const float m = fma(f.take1, g - first, first);
+  const float g = f.decay == 0 ? gradient : fma(f.decay, kept, gradient);
+  const float m = lerp(first, g, f.take1, fma);
   const float v = fma(f.take2 * g, g, f.beta2 * second);
   first = m;
   second = v;

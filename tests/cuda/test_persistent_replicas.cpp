@@ -1,10 +1,11 @@
-// Replicas that keep the parameters on devices of their own: whatever is done between steps, they learn what replicas
-// learn that get a copy in every step, bit for bit.
+// Persistent replicas on devices of their own: whatever is done between steps, the parameters are those of replicas
+// that get a copy in every step, bit for bit.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
+#include "lib/optim/adam.h"
 #include "lib/optim/clip_grad_norm.h"
 #include "lib/optim/sgd.h"
 #include "tests/cuda/nccl_ranks.h"
@@ -29,12 +31,22 @@ std::vector<Device> some_devices(int count) {
   return devices;
 }
 
+enum class Rule { sgd, adamw };
+
+std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, Rule rule) {
+  if (rule == Rule::adamw) return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 0.1f});
+  return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1f, .momentum = 0.9f});
+}
+
 /// A small model under DataParallel with its optimizer, and batches of its own.
 struct Training {
-  Training(const std::vector<Device>& on, dp::Refresh refresh, DeviceSum sum = DeviceSum::tree)
+  Training(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd,
+           DeviceSum sum = DeviceSum::tree)
       : devices(on),
         model(9, 3),
-        optimizer((model.to(on[0]), model), {.lr = 0.1f, .momentum = 0.9f}),
+        rule(the_rule),
+        held_optimizer(make_optimizer((model.to(on[0]), model), rule)),
+        optimizer(*held_optimizer),
         net(model, {.devices = on, .replicas = refresh, .sum = sum}) {}
 
   Variable loss(nn::Module& through, std::int64_t rows = 8) {
@@ -56,20 +68,22 @@ struct Training {
 
   std::vector<Device> devices;
   nn::Model model;
-  optim::SGD optimizer;
+  Rule rule;
+  std::unique_ptr<optim::Optimizer> held_optimizer;
+  optim::Optimizer& optimizer;
   dp::DataParallel net;
   std::int64_t batches = 0;
 };
 
 using Story = std::function<void(Training&)>;
 
-struct Told {
+struct Between {
   const char* what;
   Story story;
 };
 
 /// What may happen to a model between steps.
-const std::vector<Told> kStories = {
+const std::vector<Between> kStories = {
     {"steps only", [](Training& t) { t.step(); }},
     {"a batch with fewer rows than devices", [](Training& t) { t.step(1); }},
     {"evaluation between the steps",
@@ -144,14 +158,14 @@ const std::vector<Told> kStories = {
        backend(value).fill(value, 0.125f);
        t.optimizer.step();
      }},
-    {"momentum loaded",
+    {"optimizer's state loaded",
      [](Training& t) {
        nn::Model other(9, 3);
-       optim::SGD from(other, {.lr = 0.1f, .momentum = 0.9f});
+       const auto from = make_optimizer(other, t.rule);
        other.zero_grad();
        ops::mse_loss(other(from_values<float>({1, 9}, std::vector<float>(9, 1))), zeros({1, 3})).backward();
-       from.step();
-       t.optimizer.load_state(from.state());
+       from->step();
+       t.optimizer.load_state(from->state());
      }},
     {"another wrapper in turn",
      [](Training& t) {
@@ -167,8 +181,8 @@ const std::vector<Told> kStories = {
      }},
 };
 
-Array train(const std::vector<Device>& devices, dp::Refresh refresh, const Told& between) {
-  Training training(devices, refresh);
+Array train(const std::vector<Device>& devices, dp::Refresh refresh, Rule rule, const Between& between) {
+  Training training(devices, refresh, rule);
   for (int i = 0; i < 2; ++i) {
     training.step();
     between.story(training);
@@ -180,21 +194,22 @@ Array train(const std::vector<Device>& devices, dp::Refresh refresh, const Told&
 
 }  // namespace
 
-TEST_CASE("cuda: resident replicas learn the bits of replicas made anew, whatever comes between", "[dp]") {
+TEST_CASE("cuda: persistent replicas have the bits of those copied in every step, whatever comes between", "[dp]") {
   DUET_NEEDS_CUDA();
   int count = 2;
-  for (const Told& told : kStories) {
+  for (const Between& between : kStories) {
     count = 5 - count;  // 3 and 2 in turn
     const std::vector<Device> devices = some_devices(count);
-    CAPTURE(count, told.what);
-    CHECK(train(devices, dp::Refresh::persistent, told).values ==
-          train(devices, dp::Refresh::per_forward, told).values);
+    CAPTURE(count, between.what);
+    for (const Rule rule : {Rule::sgd, Rule::adamw})
+      CHECK(train(devices, dp::Refresh::persistent, rule, between).values ==
+            train(devices, dp::Refresh::per_forward, rule, between).values);
   }
 }
 
-TEST_CASE("cuda: resident replicas get no copy of the parameters once they have them", "[dp]") {
+TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
   DUET_NEEDS_CUDA();
-  Training resident(some_devices(2), dp::Refresh::persistent), anew(some_devices(2), dp::Refresh::per_forward);
+  Training persistent(some_devices(2), dp::Refresh::persistent), copied(some_devices(2), dp::Refresh::per_forward);
   const auto copied_by_a_forward = [](Training& training) {
     training.step();
     training.step();
@@ -202,8 +217,8 @@ TEST_CASE("cuda: resident replicas get no copy of the parameters once they have 
     training.loss(training.net);
     return training.moved() - before;
   };
-  const std::size_t parameters = resident.model.parameters().gradients().bytes();
-  CHECK(copied_by_a_forward(anew) == copied_by_a_forward(resident) + parameters);
+  const std::size_t parameters = persistent.model.parameters().gradients().bytes();
+  CHECK(copied_by_a_forward(copied) == copied_by_a_forward(persistent) + parameters);
 }
 
 TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {
@@ -223,7 +238,7 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
   const int count = std::min(4, backend(DeviceKind::cuda).device_count());
   const std::vector<Device> gpus = first_devices(DeviceKind::cuda, count);
   for (const dp::Refresh refresh : {dp::Refresh::persistent, dp::Refresh::per_forward}) {
-    Training tree(gpus, refresh), nccl(gpus, refresh, DeviceSum::nccl);
+    Training tree(gpus, refresh), nccl(gpus, refresh, Rule::sgd, DeviceSum::nccl);
     for (Training* const training : {&tree, &nccl}) {
       for (int i = 0; i < 3; ++i) training->step();
       training->optimizer.zero_grad();
@@ -237,7 +252,7 @@ TEST_CASE("cuda: gradients added up by NCCL agree with the tree's, on distinct G
       CHECK(std::abs(learnt.values[i] - expected.values[i]) < 1e-6);
   }
   const std::vector<Device> logical = {{DeviceKind::cuda, 0, 0}, {DeviceKind::cuda, 0, 1}};
-  Training training(logical, dp::Refresh::persistent, DeviceSum::nccl);
+  Training training(logical, dp::Refresh::persistent, Rule::sgd, DeviceSum::nccl);
   CHECK_THROWS_WITH(
       training.step(),
       ContainsSubstring("NCCL takes cuda:0.1 only with a GPU of its own; logical devices add up by tree"));
