@@ -6,6 +6,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -78,8 +79,8 @@ class RankThreads {
     if (options_.backend != "memory") {
       try {
         return make_shm_group(store_, rank, size(), kMeetTimeout, options_.group);
-      } catch (const CommError&) {  // on all ranks alike
-        if (options_.backend == "shm") throw;
+      } catch (const CommError&) {  // on all ranks alike, unless one has failed
+        if (options_.backend == "shm" || failed()) throw;
       }
     }
     auto group =
@@ -100,8 +101,15 @@ class RankThreads {
   }
 
   void note(Failure failure) {
+    const std::string text = concat("rank ", failure.rank, " has failed");
     const std::lock_guard lock(mutex_);
     failures_.push_back(std::move(failure));
+    store_->fail(text);  // no launcher ends the ranks that wait there for this one
+  }
+
+  bool failed() {
+    const std::lock_guard lock(mutex_);
+    return !failures_.empty();
   }
 
   void rethrow_cause() const {
@@ -113,7 +121,7 @@ class RankThreads {
 
   const RankThreadsOptions& options_;
   const std::function<void(ProcessGroup&)>& body_;
-  const std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
+  const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
   std::vector<std::unique_ptr<Transport>> transports_;
   std::mutex mutex_;
   std::vector<Failure> failures_;  // in the order in which they came

@@ -20,10 +20,16 @@ auto MemoryStore::change(F&& change) {
 void MemoryStore::wait_locked(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
                               Milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const bool all = changed_.wait_until(lock, deadline, [&] { return table_.has_all(keys); });
-  if (!all) throw CommError(timeout_message(table_.missing(keys), timeout));
+  changed_.wait_until(lock, deadline, [&] { return table_.has_all(keys) || !failure_.empty(); });
+  if (table_.has_all(keys)) return;
+  throw CommError(failure_.empty() ? timeout_message(table_.missing(keys), timeout) : failure_);
 }
 
+void MemoryStore::fail(const std::string& why) {
+  change([&] {
+    if (failure_.empty()) failure_ = why;
+  });
+}
 void MemoryStore::set(const std::string& key, const std::string& value) {
   change([&] { table_.set(key, value); });
 }

@@ -17,6 +17,8 @@ class MemoryStore final : public Store {
  public:
   explicit MemoryStore(Milliseconds timeout = kStoreTimeout) : Store(timeout) {}
   using Store::wait;
+  /// Ends all waits for keys that are missing, also later ones, by a CommError with this text. The first call counts.
+  void fail(const std::string& why);
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
   void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
@@ -38,6 +40,7 @@ class MemoryStore final : public Store {
   std::mutex mutex_;
   std::condition_variable changed_;
   StoreTable table_;
+  std::string failure_;
 };
 
 }  // namespace duet::ddp

@@ -140,6 +140,22 @@ TEST_CASE("a timeout names the key") {
   CHECK(a->get("zz") == "late");  // the store lives on
 }
 
+TEST_CASE("a store in memory that has failed ends waits for missing keys, before and after") {
+  MemoryStore store(1h);
+  store.set("there", "");
+  std::thread rank([&] {
+    store.wait({"start"});
+    store.fail("rank 1 has failed");
+    store.fail("rank 2 has failed");
+  });
+  store.set("start", "");
+  CHECK_THROWS_WITH(store.wait({"there", "missing"}), "rank 1 has failed");
+  rank.join();
+  CHECK_THROWS_AS(store.get("missing"), CommError);
+  CHECK_THROWS_WITH(store.get("missing"), "rank 1 has failed");
+  CHECK(store.get("there").empty());
+}
+
 TEST_CASE("keys and values have limits") {
   const Scratch scratch;
   const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
