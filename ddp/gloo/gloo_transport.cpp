@@ -17,6 +17,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -69,6 +70,15 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+/// Starts a thread.
+std::shared_ptr<gloo::transport::Device> make_device(int rank, const std::string& address) {
+  try {
+    return gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
+  } catch (const std::system_error& error) {
+    throw_no_thread(concat("the thread of Gloo for rank ", rank), error);
+  }
+}
+
 /// A message that a peer never sends, so that it ends with the connection. Gloo tells those whose messages have not yet
 /// begun, but not those of whose message a part was under way.
 class Lifeline {
@@ -101,7 +111,8 @@ class GlooTransport final : public Transport {
     StoreForGloo adapter(store, options.connect_timeout);
     const std::set<int> others = tcp_connections();
     try {
-      auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.address.c_str()));
+      auto device = make_device(rank, options.address);
+      meet(store, "gloo/device");  // no rank connects with one that has none
       context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
       // Gloo has no option for it, and does not give its sockets away.
@@ -109,7 +120,7 @@ class GlooTransport final : public Transport {
         if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
-      meet(store);
+      meet(store, "gloo/connected");
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
       throw CommError(concat("rank ", rank, " could not connect with the other ", size - 1, " over Gloo at ",
                              options.address, ": ", plain(error)));
@@ -171,10 +182,10 @@ class GlooTransport final : public Transport {
   }
 
  private:
-  /// Returns when all ranks are connected. A peer may not have accepted this rank's connections yet: if they ended
-  /// before it has, an exception in a thread of Gloo would end its process.
-  void meet(ddp::Store& store) const {
-    const std::vector<std::string> keys = rank_keys("gloo/connected", size());
+  /// Returns when all ranks have come. When connected: a peer may not have accepted this rank's connections yet, and if
+  /// they ended before it has, an exception in a thread of Gloo would end its process.
+  void meet(ddp::Store& store, const char* prefix) const {
+    const std::vector<std::string> keys = rank_keys(prefix, size());
     store.set(keys[static_cast<std::size_t>(rank())], "");
     store.wait(keys, options_.connect_timeout);
   }

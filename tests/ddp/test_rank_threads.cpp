@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <set>
@@ -61,6 +62,15 @@ TEST_CASE("of ranks that are threads, the one that failed by itself is named, an
   }
 }
 
+TEST_CASE("a rank that fails ends the ranks that wait for it in the store") {
+  const auto job = [](ProcessGroup& group) {
+    if (group.rank() == 1) throw DataError("the disk is full");
+    group.shared_storage(1);  // all ranks meet in the store
+  };
+  const RankThreadsOptions options{.backend = "shm", .group = {.timeout = std::chrono::hours(10)}};
+  CHECK_THROWS_WITH(run_rank_threads(3, job, options), "rank 1: the disk is full");
+}
+
 TEST_CASE("the kernel ends connections of Gloo whose other host is silent for the timeout") {
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   const std::set<int> others = tcp_connections();
@@ -87,7 +97,8 @@ TEST_CASE("the kernel ends connections of Gloo whose other host is silent for th
 
 TEST_CASE("a rank whose group can start no thread ends the others, and the limit is named") {
   // Three threads are the ranks themselves. Of one group, some have their own thread and some have none.
-  for (const std::string backend : {"shm", "memory"}) {
+  for (const std::string backend : {"shm", "memory", "gloo"}) {
+    if (backend == "gloo" && !why_no_gloo().empty()) continue;
     const auto job = [](ProcessGroup& group) { group.barrier().wait(); };
     std::string what;
     {
