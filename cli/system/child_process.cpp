@@ -19,6 +19,7 @@
 #include "ddp/launch/rank_resolver.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/last_errno.h"
+#include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -70,7 +71,7 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) {
-    end.reason = concat("cannot start a process: ", last_errno);
+    end.reason = cannot_start(shown_as, errno);
     return end;
   }
   if (child == 0) {  // only calls that are safe between fork and exec

@@ -59,7 +59,8 @@ Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& 
     common.error_file = error_files_.back().path;
     record_files_.push_back(make_record_file());
     common.record_file = record_files_.back().path;
-    ranks_.emplace_back(options.command, rank_environment(options, common),
+    ranks_.emplace_back(concat("the process of rank ", global(i), " of ", options.nodes * options.ranks),
+                        options.command, rank_environment(options, common),
                         cores.empty() ? std::vector<int>{} : cores[i]);
   }
 }

@@ -15,7 +15,7 @@
 #include <ctime>
 #include <utility>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/start_thread.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -136,7 +136,7 @@ void JobGuard::start() {
   ::fcntl(pipe.read.get(), F_SETFL, 0);
   pid_ = ::fork();
   if (pid_ == 0) guard(pipe.read.get(), text_.data(), text_.size());
-  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
+  if (pid_ < 0) throw CommError(cannot_start("the job's guard process", errno));
   alive_ = std::move(pipe.write);
 }
 

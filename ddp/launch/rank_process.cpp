@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lib/base/last_errno.h"
+#include "lib/base/start_thread.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -81,8 +82,8 @@ void LineReader::read(const std::function<void(std::string_view)>& on_line) {
   }
 }
 
-RankProcess::RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-                         const std::vector<int>& cores) {
+RankProcess::RankProcess(const std::string& name, const std::vector<std::string>& command,
+                         const std::vector<std::string>& environment, const std::vector<int>& cores) {
   Pipe out = make_pipe(), err = make_pipe(), failure = make_pipe();
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   const std::array<int, 2> outputs = {out.write.get(), err.write.get()};
@@ -93,7 +94,7 @@ RankProcess::RankProcess(const std::vector<std::string>& command, const std::vec
   pid_ = ::fork();
   if (pid_ == 0)
     become(arguments.data(), variables.data(), outputs, cores.empty() ? nullptr : &set, parent, failure.write.get());
-  require<CommError>(pid_ > 0, "cannot start a process: ", last_errno);
+  if (pid_ < 0) throw CommError(cannot_start(name, errno));
   ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
   end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   lines_ = {LineReader(std::move(out.read)), LineReader(std::move(err.read))};

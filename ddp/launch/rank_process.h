@@ -38,9 +38,10 @@ class LineReader {
 class RankProcess {
  public:
   /// Starts `command` with exactly these variables, on these cores (none: on all). Throws UsageError when the program
-  /// cannot be run. Kills the process group when destroyed before the process has ended.
-  RankProcess(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-              const std::vector<int>& cores = {});
+  /// cannot be run, and CommError with `name` when no process can be made. Kills the process group when destroyed
+  /// before the process has ended.
+  RankProcess(const std::string& name, const std::vector<std::string>& command,
+              const std::vector<std::string>& environment, const std::vector<int>& cores = {});
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
   ~RankProcess();

@@ -4,10 +4,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "lib/base/last_errno.h"
 #include "lib/error.h"
@@ -33,7 +35,7 @@ std::string full_control_group() {
     const std::string root = controller.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/pids";
     for (std::string group = line.substr(path);; group.erase(group.rfind('/'))) {
       const std::string most = line_of(root + group + "/pids.max"), now = line_of(root + group + "/pids.current");
-      if (!most.empty() && most != "max" && std::stoll(now) >= std::stoll(most))
+      if (!most.empty() && most != "max" && !now.empty() && std::stoll(now) >= std::stoll(most))
         return concat("the control group ", group.empty() ? "/" : group, " has reached its pids.max of ", most);
       if (group.rfind('/') == std::string::npos) break;
     }
@@ -53,6 +55,13 @@ std::size_t address_space_for_one_more() {
   return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + stack;
 }
 
+/// Whether the kernel does not apply RLIMIT_NPROC: to root, but not to root of a user namespace.
+bool is_machine_root() {
+  std::istringstream users(line_of("/proc/self/uid_map"));
+  uid_t inside = 1, outside = 1;
+  return ::getuid() == 0 && users >> inside >> outside && inside == 0 && outside == 0;
+}
+
 }  // namespace
 
 std::string which_thread_limit() {
@@ -61,15 +70,20 @@ std::string which_thread_limit() {
   if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       address_space_for_one_more() > limit.rlim_cur)
     return concat("the address space is limited to ", limit.rlim_cur / 1024, " KiB (ulimit -v)");
-  if (::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+  if (!is_machine_root() && ::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     return concat("this user may have ", limit.rlim_cur, " processes and threads (ulimit -u)");
   return concat("memory is short, or the machine's ", line_of("/proc/sys/kernel/threads-max"),
                 " threads (kernel.threads-max) or ", line_of("/proc/sys/kernel/pid_max"),
                 " process numbers (kernel.pid_max) are used up");
 }
 
+std::string cannot_start(std::string_view what, int error) {
+  const std::string limit = error == EAGAIN ? ": " + which_thread_limit() : "";
+  return concat("cannot start ", what, ": ", errno_text(error), limit);
+}
+
 void throw_no_thread(const std::string& what, const std::system_error& error) {
-  throw Error(concat("cannot start ", what, ": ", errno_text(error.code().value()), ": ", which_thread_limit()));
+  throw Error(cannot_start(what, error.code().value()));
 }
 
 }  // namespace duet

@@ -31,7 +31,8 @@ std::vector<char*> command(const std::vector<std::string>& arguments) {
   return argv;
 }
 
-pid_t start(const std::vector<std::string>& arguments, const std::string& folder) {
+pid_t start(const std::vector<std::string>& arguments, const std::string& folder,
+            const std::function<bool()>& prepare = {}) {
   const std::vector<char*> argv = command(arguments);
   const std::string out = folder + "/out", err = folder + "/err";
   const pid_t child = ::fork();
@@ -39,8 +40,10 @@ pid_t start(const std::vector<std::string>& arguments, const std::string& folder
   if (child == 0) {
     ::unsetenv("DUET_STARTED_NS");
     if (::dup2(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 1) == 1 &&
-        ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 2) == 2)
+        ::dup2(::open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), 2) == 2) {
+      if (prepare && !prepare()) ::_exit(126);
       ::execv(argv[0], argv.data());
+    }
     ::_exit(127);
   }
   return child;
@@ -65,6 +68,11 @@ Ran finish(pid_t child, const std::string& folder) {
 Ran duet(const std::vector<std::string>& arguments) {
   const duet::cli::TemporaryFolder folder;
   return finish(start(arguments, folder.path()), folder.path());
+}
+
+Ran duet(const std::vector<std::string>& arguments, const std::function<bool()>& prepare) {
+  const duet::cli::TemporaryFolder folder;
+  return finish(start(arguments, folder.path(), prepare), folder.path());
 }
 
 Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal) {

@@ -16,6 +16,8 @@ struct Ran {
 
 /// Waits for the program's end. The program is $DUET_PROGRAM.
 Ran duet(const std::vector<std::string>& arguments);
+/// The same, after the child process has called `prepare`; exit code 126 where that returns false.
+Ran duet(const std::vector<std::string>& arguments, const std::function<bool()>& prepare);
 /// Starts it, sends a signal once a file matches the pattern, and waits.
 Ran duet_interrupted(const std::vector<std::string>& arguments, const std::string& pattern, int signal);
 
