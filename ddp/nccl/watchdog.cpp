@@ -1,0 +1,99 @@
+// The thread that watches a communicator's operations: it sees errors, timeouts and calls that differ among ranks.
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/nccl/check.h"
+#include "ddp/nccl/communicator.h"
+
+namespace duet::ddp::nccl {
+namespace {
+
+constexpr Milliseconds kWatchEvery{5};
+constexpr Milliseconds kSlow{100};  // an operation for which the others are asked
+constexpr Milliseconds kCompareEvery{50};
+
+}  // namespace
+
+void Communicator::watch() {
+  // Another thread may record a graph meanwhile, which questions about events must not spoil.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaSetDevice(gpu_);
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stopping_ || (failure_.empty() && (!pending_.empty() || headers_.fresh())); });
+    if (stopping_) return;
+    const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
+    try {
+      look(lock);
+    } catch (const Error& error) {
+      abort(lock, oldest, error);
+    }
+    changed_.wait_for(lock, kWatchEvery, [this] { return stopping_; });
+  }
+}
+
+/// Throws what went wrong.
+void Communicator::look(Lock& lock) {
+  retire();
+  if (communicator_ != nullptr) compare_headers(lock);
+  if (pending_.empty() || communicator_ == nullptr) return;
+  const auto oldest = pending_.front();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(communicator_, &state), communicator_);
+  check(state, communicator_);
+  if (Clock::now() - oldest->started >= kSlow) look_at_others(lock, *oldest);
+}
+
+void Communicator::note_header(const Call& call) {
+  const Lock lock(mutex_);
+  headers_.add(call);
+}
+
+// Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds up what does not belong together. To ask all
+// ranks before each call would cost more than the call. So the watchdog tells the others this rank's last headers soon
+// after the calls, 20 times a second at most, and compares theirs. Whoever tells last finds a difference, and aborts.
+// Results from before that moment may be wrong, but the job ends.
+void Communicator::compare_headers(Lock& lock) {
+  const Clock::time_point now = Clock::now();
+  if (!headers_.fresh() || now < next_comparison_) return;
+  next_comparison_ = now + kCompareEvery;
+  const std::string own = headers_.text();
+  lock.unlock();
+  std::vector<std::string> all;
+  try {
+    all = meeting_.exchange_headers(own);
+  } catch (const CommError&) {  // at the end of a job the store may go first
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  const std::string text = headers_.difference(all, rank());
+  require<CommError>(text.empty(), text);
+}
+
+void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
+  const std::uint64_t count = collectives_;
+  const bool late = Clock::now() >= oldest.deadline;
+  lock.unlock();
+  std::string other, missing;
+  try {
+    if (std::exchange(told_, count) != count) meeting_.say_started(count);
+    other = meeting_.failure();
+    if (late && oldest.collective) missing = meeting_.ranks_before(oldest.number);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  require<CommError>(other.empty(), other);
+  const auto timeout = std::chrono::duration_cast<Milliseconds>(oldest.deadline - oldest.started);
+  require<CommError>(!late || oldest.done, "it has not ended within ", timeout.count(), " ms",
+                     missing.empty() ? "" : concat("; ", missing, " did not come to it"));
+}
+
+}  // namespace duet::ddp::nccl
