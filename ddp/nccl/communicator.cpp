@@ -213,7 +213,7 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
   const ncclComm_t dead = std::exchange(communicator_, nullptr);
   const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
-  if (lingers) aborting_ = std::thread(ncclCommAbort, dead);
+  if (lingers) abort_in_thread(dead);
   pending_.clear();
   changed_.notify_all();
   const std::string text = failure_;
@@ -221,6 +221,16 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   if (dead != nullptr && !lingers) ncclCommAbort(dead);
   meeting_.say_failed(text);
   lock.lock();
+}
+
+/// In a thread of its own, so that no other holds it up; else in the watchdog's, which has nothing else to do then. Not
+/// in that of the caller, who may be the one to drop the graphs.
+void Communicator::abort_in_thread(ncclComm_t dead) {
+  try {
+    aborting_ = start_thread(concat("the thread that aborts NCCL for rank ", rank()), [dead] { ncclCommAbort(dead); });
+  } catch (const Error&) {
+    to_abort_ = dead;
+  }
 }
 
 void Communicator::close(bool drop) noexcept {

@@ -46,7 +46,8 @@ struct Operation {
 /// has all ranks record and replay the same steps; replays and plain operations may mix (its usage/cudagraph, "Mixing",
 /// graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither ends nor
 /// aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close() drops them,
-/// and an abort goes on in a thread of its own until then: it stops what runs on the device first of all.
+/// and an abort goes on in a thread of its own, or in the watchdog's, until then: it stops what runs on the device
+/// first of all.
 class Communicator {
  public:
   using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
@@ -93,6 +94,7 @@ class Communicator {
   void compare_headers(Lock& lock);
   void look_at_others(Lock& lock, const Operation& oldest);
   void abort(Lock& lock, const std::string& operation, const Error& error);
+  void abort_in_thread(ncclComm_t dead);
   void require_alive_locked() const;
   void leave(Lock& lock);
   void release();
@@ -109,7 +111,8 @@ class Communicator {
 
   std::mutex mutex_;  // of everything below
   ncclComm_t communicator_ = nullptr;
-  std::string failure_;  // the first
+  ncclComm_t to_abort_ = nullptr;  // by the watchdog
+  std::string failure_;            // the first
   std::uint64_t collectives_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse

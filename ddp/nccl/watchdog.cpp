@@ -24,7 +24,15 @@ void Communicator::watch() {
   cudaSetDevice(gpu_);
   Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stopping_ || (failure_.empty() && (!pending_.empty() || headers_.fresh())); });
+    changed_.wait(lock, [this] {
+      return stopping_ || to_abort_ != nullptr || (failure_.empty() && (!pending_.empty() || headers_.fresh()));
+    });
+    if (to_abort_ != nullptr) {
+      const ncclComm_t dead = std::exchange(to_abort_, nullptr);
+      lock.unlock();
+      ncclCommAbort(dead);
+      lock.lock();
+    }
     if (stopping_) return;
     const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
     try {

@@ -1,18 +1,22 @@
 // NCCL failing behind a rank's back.
 #include <net/if.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <future>
 #include <latch>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ddp/init.h"
 #include "ddp/store/network_interface.h"
+#include "lib/backend/step_recorder.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/support/fake_cuda/simulator.h"
+#include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -179,6 +183,38 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
       [](int rank) { return nccl_options(gpu_of(rank)); });
   duet_sim::reset(1);
   CHECK(others_went_on);
+}
+
+TEST_CASE("simulated: an abort that can start no thread says why all the same, and ends") {
+  std::atomic<bool> aborted{false};
+  duet_sim::at_next_abort([&] { aborted = true; });
+  std::optional<FewThreads> few;
+  std::latch recorded(2), limited(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [&](ProcessGroup& group) {
+        const Device gpu = gpu_of(group.rank());
+        const Tensor x = zeros({1}, DType::f32, gpu);
+        StepRecorder& recorder = *backend(gpu.kind).recorder(gpu);
+        group.all_reduce(x).wait();
+        recorder.begin(0);
+        group.all_reduce(x).wait();  // its graph holds the communicator until that is closed
+        recorder.replay(recorder.end(), 0);
+        group.barrier().wait();
+        recorded.arrive_and_wait();
+        if (group.rank() == 0) {
+          few.emplace(0);
+          duet_sim::set_failures("ncclCommGetAsyncError:1:3");  // ncclInternalError
+        }
+        limited.arrive_and_wait();
+        repeat_until_it_fails([&] { group.barrier().wait(); });
+      },
+      [](int rank) { return nccl_options(gpu_of(rank)); });
+  few.reset();
+  duet_sim::reset(1);
+  CHECK(aborted);
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure, ContainsSubstring("failed on rank ") && ContainsSubstring("NCCL: internal error"));
 }
 
 TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error that names the call") {
