@@ -59,7 +59,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old,
   parked.fetch_sub(1);
 }
 
-/// After a change of `value`.
+/// After a change of `value`; `parked` counts only threads that wait for this one.
 void wake(const std::atomic<std::uint32_t>& value, const std::atomic<int>& parked) {
   if (parked.load() > 0) futex_wake(value);
 }
@@ -120,7 +120,7 @@ ThreadPool::~ThreadPool() { stop(); }
 void ThreadPool::stop() {
   stopping_.store(true, std::memory_order_release);
   round_.fetch_add(1);
-  wake(round_, parked_);
+  wake(round_, parked_workers_);
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -137,11 +137,12 @@ void ThreadPool::run(int tasks, FunctionRef<void(int, int)> task) {
   busy_.store(static_cast<std::uint32_t>(workers_ - 1), std::memory_order_relaxed);
   if (workers_ > 1) {
     round_.fetch_add(1);
-    wake(round_, parked_);
+    wake(round_, parked_workers_);
   }
   work(0);
   const bool spin = workers_ <= own_cores();
-  for (std::uint32_t left = busy_.load(); left != 0; left = busy_.load()) wait_for_change(busy_, left, spin, parked_);
+  for (std::uint32_t left = busy_.load(); left != 0; left = busy_.load())
+    wait_for_change(busy_, left, spin, parked_caller_);
   for (std::exception_ptr& failure : failures_) {
     if (!failure) continue;
     std::exception_ptr first = std::exchange(failure, nullptr);
@@ -163,11 +164,11 @@ void ThreadPool::serve(int worker) {
   const bool spin = workers_ <= own_cores();
   std::uint32_t seen = 0;
   for (;;) {
-    wait_for_change(round_, seen, spin, parked_);
+    wait_for_change(round_, seen, spin, parked_workers_);
     ++seen;  // one round at a time: the caller waits for all workers before it starts the next
     if (stopping_.load(std::memory_order_acquire)) return;
     work(worker);
-    if (busy_.fetch_sub(1) == 1) wake(busy_, parked_);
+    if (busy_.fetch_sub(1) == 1) wake(busy_, parked_caller_);
   }
 }
 

@@ -65,7 +65,8 @@ class ThreadPool {
   std::vector<std::exception_ptr> failures_;  // by worker; a worker stops at its first
   std::atomic<std::uint32_t> round_{0};       // a new value starts a round; wraps around
   std::atomic<std::uint32_t> busy_{0};        // workers that have not finished the round
-  std::atomic<int> parked_{0};                // threads that wait in the kernel for one of the two
+  std::atomic<int> parked_workers_{0};        // threads that wait in the kernel for a round
+  std::atomic<int> parked_caller_{0};         // whether the caller waits there for the workers
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };
