@@ -15,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "lib/base/environment.h"
 #include "lib/base/last_errno.h"
 #include "lib/error.h"
 
@@ -61,8 +62,7 @@ std::string read_file(const std::string& path) {
 }
 
 TemporaryFolder::TemporaryFolder() {
-  const char* base = std::getenv("TMPDIR");
-  const std::string parent = base && *base ? base : "/tmp";
+  const std::string parent = environment_variable("TMPDIR").value_or("/tmp");
   remove_abandoned(parent);
   path_ = concat(parent, "/", kStem, std::string(kRandomPart, 'X'));
   require<DataError>(::mkdtemp(path_.data()) != nullptr, "cannot make folder ", path_, ": ", last_errno);

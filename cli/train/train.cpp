@@ -28,6 +28,7 @@
 #include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
 #include "lib/backend/backend.h"
+#include "lib/base/environment.h"
 #include "lib/base/printable.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -40,12 +41,10 @@ constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 
 /// When the program was started: as its starter says, so that the time of exec counts, else now.
 std::int64_t started_ns() {
-  const char* given = std::getenv(kStarted);
-  if (!given) {
-    setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
-    given = std::getenv(kStarted);
-  }
-  return std::strtoll(given, nullptr, 10);
+  if (const auto given = environment_variable(kStarted)) return std::strtoll(given->c_str(), nullptr, 10);
+  const std::int64_t now = monotonic_ns();
+  setenv(kStarted, std::to_string(now).c_str(), 1);  // for ranks that this process starts
+  return now;
 }
 
 RankTeam team_of(ddp::ProcessGroup& group) {

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
 
+#include "lib/base/environment.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
@@ -67,9 +67,8 @@ std::size_t FlightRecorder::bytes() { return sizeof(Memory); }
 namespace {
 
 /// Null if there is no such file of that size.
-void* map(const char* path, int access) {
-  const int file =
-      path == nullptr || *path == '\0' ? -1 : ::open(path, (access & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+void* map(const std::string& path, int access) {
+  const int file = ::open(path.c_str(), (access & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (file < 0) return nullptr;
   struct stat status {};
   const bool fits = ::fstat(file, &status) == 0 && status.st_size == static_cast<off_t>(FlightRecorder::bytes());
@@ -81,7 +80,7 @@ void* map(const char* path, int access) {
 }  // namespace
 
 std::shared_ptr<FlightRecorder> FlightRecorder::make() {
-  void* const shared = map(std::getenv(kFlightRecorderVariable), PROT_READ | PROT_WRITE);
+  void* const shared = map(environment_variable(kFlightRecorderVariable).value_or(""), PROT_READ | PROT_WRITE);
   auto* const memory = shared != nullptr ? static_cast<Memory*>(shared) : new Memory();
   memory->bucket.store(-1);
   memory->magic.store(kMagic);
@@ -202,7 +201,7 @@ FlightRecord FlightRecorder::Memory::snapshot() const {
 FlightRecord FlightRecorder::snapshot() const { return memory_->snapshot(); }
 
 FlightRecord FlightRecorder::read(const std::string& path) {
-  void* const memory = map(path.c_str(), PROT_READ);
+  void* const memory = map(path, PROT_READ);
   if (memory == nullptr) return {};
   const FlightRecord all = static_cast<const Memory*>(memory)->snapshot();
   ::munmap(memory, bytes());

@@ -18,6 +18,7 @@
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_resolver.h"
+#include "lib/base/environment.h"
 #include "lib/base/printable.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -26,11 +27,6 @@ namespace duet::ddp {
 namespace {
 
 constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in the program this process is to run
-
-int variable(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr && *text ? std::atoi(text) : otherwise;
-}
 
 /// This program's arguments as it was started.
 std::vector<std::string> own_command() {
@@ -124,8 +120,8 @@ int report_failure(const std::exception& error) noexcept {
 int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
   const int call = calls++;
   if (is_launched_rank()) {
-    const int wanted = variable(kCall, call);  // without the variable another launcher made this rank
-    return wanted == call ? run_rank(body) : 0;
+    const auto wanted = environment_variable(kCall);  // without it another launcher made this rank
+    return !wanted || *wanted == std::to_string(call) ? run_rank(body) : 0;
   }
   options.ranks = ranks;
   options.command = own_command();

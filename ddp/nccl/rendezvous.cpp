@@ -1,7 +1,6 @@
 #include "ddp/nccl/rendezvous.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "ddp/group/rank_names.h"
 #include "ddp/nccl/check.h"
 #include "ddp/shm/shared_segment.h"
+#include "lib/base/environment.h"
 
 namespace duet::ddp::nccl {
 namespace {
@@ -61,10 +61,7 @@ std::string identity(int gpu) {
 }
 
 /// Ranks may share a GPU if all of them say so.
-bool may_share() {
-  const char* const value = std::getenv(kShareVariable);
-  return loaded_version() >= kSharesGpus && value != nullptr && std::strcmp(value, "1") == 0;
-}
+bool may_share() { return loaded_version() >= kSharesGpus && environment_variable(kShareVariable) == "1"; }
 
 /// `places` by rank: "HOST GPU", and kShared behind it where the rank would share its GPU.
 void refuse_shared(const std::vector<std::string>& places) {

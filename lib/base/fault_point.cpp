@@ -9,6 +9,8 @@
 #include <sstream>
 #include <string>
 
+#include "lib/base/environment.h"
+
 namespace duet {
 namespace {
 
@@ -21,10 +23,7 @@ struct Fault {
 const Fault& fault() {
   static const Fault wanted = [] {
     Fault fault;
-    const auto variable = [](const char* name) {
-      const char* const text = std::getenv(name);
-      return std::string(text ? text : "");
-    };
+    const auto variable = [](const char* name) { return environment_variable(name).value_or(""); };
     const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
     std::istringstream text(variable("DUET_FAULT"));
     std::string times, signal;

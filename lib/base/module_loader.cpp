@@ -2,11 +2,11 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <vector>
 
+#include "lib/base/environment.h"
 #include "lib/error.h"
 
 namespace duet {
@@ -23,8 +23,7 @@ fs::path own_folder() {
 
 /// The value of an environment variable; empty if it is not set.
 fs::path environment_path(const char* variable) {
-  const char* const value = variable == nullptr ? nullptr : std::getenv(variable);
-  return value == nullptr ? fs::path() : fs::path(value);
+  return variable == nullptr ? "" : environment_variable(variable).value_or("");
 }
 
 /// The file of this program, other than the module's own library, that exports what the module imports; or empty.

@@ -1,14 +1,13 @@
 #include "lib/backend/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
 #include "lib/backend/cuda/nccl_clique.h"
+#include "lib/base/environment.h"
 
 namespace duet::cuda {
 namespace {
@@ -54,10 +53,10 @@ void same_device(const char* op, std::initializer_list<Operand> operands) {
 }
 
 void require_no_override(Precision precision) {
-  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
-  if (value == nullptr || *value == '\0') return;
-  const bool forbids = std::string_view(value) == "0";  // else it demands TF32
-  require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", value,
+  const auto value = environment_variable("NVIDIA_TF32_OVERRIDE");
+  if (!value) return;
+  const bool forbids = *value == "0";  // else it demands TF32
+  require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", *value,
                        " makes NVIDIA's libraries compute ", forbids ? "without" : "with",
                        " TF32 whatever they are told, but precision ", name(precision),
                        " was asked for: unset that variable, or choose another precision");

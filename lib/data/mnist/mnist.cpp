@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <optional>
 #include <system_error>
 
+#include "lib/base/environment.h"
 #include "lib/base/grouped.h"
 #include "lib/data/mnist/download.h"
 #include "lib/data/mnist/drawn_digits.h"
@@ -100,8 +100,7 @@ MnistFiles require_complete(const std::string& folder, const char* before, Mnist
 std::optional<MnistFiles> named_files(const MnistOptions& options) {
   if (options.data == kSynthetic) return std::nullopt;
   if (!options.data.empty()) return require_complete(options.data, "", options.kind);
-  const char* const variable = std::getenv("DUET_DATA");
-  const std::string named = options.environment.value_or(variable ? variable : "");
+  const std::string named = options.environment.value_or(environment_variable("DUET_DATA").value_or(""));
   if (named.empty()) return std::nullopt;
   return require_complete(named, "$DUET_DATA ", options.kind);
 }
@@ -136,10 +135,8 @@ Mnist read_mnist(const MnistFiles& files, MnistKind kind, const fs::path& unpack
 }
 
 fs::path cache_folder() {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  if (cache && *cache) return fs::path(cache) / "duet";
-  const char* const home = std::getenv("HOME");
-  return fs::path(home && *home ? home : "/") / ".cache" / "duet";
+  if (const auto cache = environment_variable("XDG_CACHE_HOME")) return fs::path(*cache) / "duet";
+  return fs::path(environment_variable("HOME").value_or("/")) / ".cache" / "duet";
 }
 
 void require_mnist(const MnistOptions& options) { named_files(options); }

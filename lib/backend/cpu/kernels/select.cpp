@@ -1,9 +1,10 @@
 // Chooses the kernels for this machine.
 #include <array>
-#include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "lib/backend/cpu/kernels/amx.h"
+#include "lib/base/environment.h"
 #include "lib/error.h"
 
 namespace duet::cpu {
@@ -24,8 +25,7 @@ struct Candidate {
 };
 
 const Kernels& choose() {
-  const char* const variable = std::getenv("DUET_ISA");
-  const std::string_view wish = variable == nullptr ? "" : variable;
+  const std::string wish = environment_variable("DUET_ISA").value_or("");
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
