@@ -16,6 +16,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/module.h"

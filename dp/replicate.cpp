@@ -94,6 +94,7 @@ void Replicas::replicate(const nn::Context& model, int count) {
     context.training = model.training;
     context.seed = model.seed;
     context.step = model.step;
+    context.fuse = model.fuse;
     copies |= lacks_values(context);
   }
   if (!copies) return;

@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "lib/nn/chain.h"
 #include "lib/nn/module.h"
 
 namespace duet::nn {
 
-/// torch.nn.Sequential: children "0", "1", ... run one after the other.
+/// torch.nn.Sequential: children "0", "1", ... run one after the other, as chain() runs them.
 class Sequential : public Module {
  public:
   /// Constructs a child of type M at the end. Throws UsageError after the model's values were made.
@@ -32,6 +33,7 @@ class Sequential : public Module {
  private:
   void append(std::unique_ptr<Module> child);
   std::vector<std::unique_ptr<Module>> children_;
+  std::vector<LayerRef> layers_;  // the same
 };
 
 /// torch.nn.ModuleList: holds children, has no forward of its own.

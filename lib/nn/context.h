@@ -24,6 +24,8 @@ struct Context {
   std::int64_t step = 0;   // step of dropout's key for inputs without a stamp
   /// When set, dropout draws from this stream in PyTorch's order instead of by key.
   Mt19937* stream = nullptr;
+  /// Whether chain() and Sequential may run layers as fused operators; not while `stream` is set.
+  bool fuse = true;
   /// Set by wrappers that cut batches over devices, for layers that need statistics of the whole batch.
   BatchSums* batch_sums = nullptr;
 

@@ -44,6 +44,7 @@ class Conv2d : public Module {
   using Module::forward;
 
   const Window2d& window() const { return window_; }
+  bool has_bias() const { return bias_; }
   const Variable& weight(const Context& context) const { return parameter(context, 0); }
   /// Undefined without a bias.
   Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
@@ -94,6 +95,8 @@ class MaxPool2d : public Module {
   explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
+
+  const Window2d& window() const { return window_; }
 
  protected:
   std::string type_name() const override { return "MaxPool2d"; }

@@ -24,16 +24,18 @@ struct ConvPoolReluNode final : Node {
 
 }  // namespace
 
+bool pool_tiles(const Window2d& pool) {
+  return pool.kernel_h == pool.stride_h && pool.kernel_w == pool.stride_w && pool.pad_h == 0 && pool.pad_w == 0 &&
+         pool.kernel_h > 0 && pool.kernel_w > 0 && pool.kernel_h * pool.kernel_w < 255;
+}
+
 Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable& b, const ConvPoolRelu& op,
                         bool plain_output) {
   const char* const kName = "conv_pool_relu";
   require_conv2d(kName, input, w, b, op.conv);
   require<ShapeError>(b.defined(), kName, ": needs a bias");
-  require<ShapeError>(op.pool.kernel_h == op.pool.stride_h && op.pool.kernel_w == op.pool.stride_w &&
-                          op.pool.pad_h == 0 && op.pool.pad_w == 0 && op.pool.kernel_h > 0 && op.pool.kernel_w > 0 &&
-                          op.pool.kernel_h * op.pool.kernel_w < 255,
-                      kName, ": pool windows must tile, got kernel ", op.pool.kernel_h, "x", op.pool.kernel_w,
-                      " and stride ", op.pool.stride_h, "x", op.pool.stride_w);
+  require<ShapeError>(pool_tiles(op.pool), kName, ": pool windows must tile, got kernel ", op.pool.kernel_h, "x",
+                      op.pool.kernel_w, " and stride ", op.pool.stride_h, "x", op.pool.stride_w);
   const std::int64_t height = op.conv.out_h(input.shape()[2]), width = op.conv.out_w(input.shape()[3]);
   require<ShapeError>(op.pool.fits(height, width), kName, ": a pool window of ", op.pool.kernel_h, "x",
                       op.pool.kernel_w, " does not fit into the convolution's ", height, "x", width, " pixels");

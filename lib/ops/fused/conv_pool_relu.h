@@ -19,4 +19,7 @@ namespace duet::ops {
 Variable conv_pool_relu(const Variable& x, const Variable& w, const Variable& b, const ConvPoolRelu& op,
                         bool plain_output = false);
 
+/// Whether conv_pool_relu takes this pool: its windows tile.
+bool pool_tiles(const Window2d& pool);
+
 }  // namespace duet::ops
