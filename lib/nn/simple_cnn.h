@@ -26,24 +26,20 @@ class SimpleCNN : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
-  /// Runs convolution, pool, relu and dropout as one operator, linear, relu and dropout as one, and linear and
-  /// log_softmax (the default), or one by one: the same values.
-  void set_fused(bool fused) { fused_ = fused; }
-
  protected:
   std::string type_name() const override { return "SimpleCNN"; }
 
  private:
   explicit SimpleCNN(SimpleCnnWidths widths);
-  Variable features_fused(Context& context, const Variable& x) const;
-  Variable features_plain(Context& context, const Variable& x) const;
-  Variable hidden_fused(Context& context, const Variable& x) const;
-  Variable hidden_plain(Context& context, const Variable& x) const;
 
   Conv2d conv1_, conv2_;
   Dropout dropout1_{0.25}, dropout2_{0.5};
   Linear fc1_, fc2_;
-  bool fused_ = true;
+  // Without values, and not registered: dropout's random numbers depend on the registered layers' numbers.
+  MaxPool2d pool_{2};
+  ReLU relu_;
+  Flatten flatten_;
+  LogSoftmax log_softmax_;
 };
 
 /// The DataParallel tutorial's network: `layers` Linear(3, 3) without bias, then relu: (N, 3) -> (N, 3).
@@ -85,7 +81,9 @@ class LinearClassifier : public Module {
   std::string type_name() const override { return "LinearClassifier"; }
 
  private:
+  Flatten flatten_;
   Linear fc_{784, 10};
+  LogSoftmax log_softmax_;
 };
 
 }  // namespace duet::nn

@@ -18,7 +18,7 @@ std::string digest() {
   nn::SimpleCNN model(1234);
   Sha256 sha;
   for (const bool fused : {true, false}) {
-    model.set_fused(fused);
+    model.context().fuse = fused;
     for (const std::int64_t rows : {5, 9, 33}) {
       const duet_test::Batch batch = duet_test::random_batch(rows, 99);
       sha.update(std::as_bytes(duet_test::gradient_of(model, batch).span<float>()));

@@ -27,7 +27,7 @@ TEST_CASE("gradients of 2, 4 and 8 shards sum to the very bits of the whole batc
   std::vector<std::int64_t> sizes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 96, 100, 128};
   for (int i = 0; i < 4; ++i) sizes.push_back(generator.randint(10, 70));
   for (const bool fused : {true, false}) {
-    model.set_fused(fused);
+    model.context().fuse = fused;
     for (const std::int64_t rows : sizes) {
       if (!fused && rows > 20) continue;
       const Batch batch = random_batch(rows, static_cast<std::uint64_t>(rows));

@@ -58,7 +58,7 @@ StepBatch batch_of(const data::ImageDataset& set, std::int64_t step) {
 
 struct Trained {
   explicit Trained(bool fused) {
-    model.set_fused(fused);
+    model.context().fuse = fused;
     model.context().seed = kSeed;
   }
   double step(const StepBatch& batch) {

@@ -34,7 +34,7 @@ std::string calls_of(const std::function<void()>& work) {
 
 struct Training {
   explicit Training(bool fused) {
-    model.set_fused(fused);
+    model.context().fuse = fused;
     model.to(kOne);
     opt = std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
   }

@@ -15,11 +15,12 @@ namespace {
 
 /// Loss and flat gradient of one step on `device`, with the model's own values.
 struct Step {
-  Step(nn::SimpleCNN& net, const Tensor& images, const std::vector<std::int64_t>& labels, Device device)
+  Step(nn::SimpleCNN& net, const Tensor& images, const std::vector<std::int64_t>& labels, Device device,
+       bool fused = true)
       : store(net.parameters().slots(), {}, device) {
     store.set_model_id(net.parameters().model_id());
     copy(net.parameters().values(), store.values());
-    nn::Context context = {.store = &store, .seed = 77};
+    nn::Context context = {.store = &store, .seed = 77, .fuse = fused};
     Tensor input = images.to(device);
     input.set_stamp(images.stamp());
     const Variable out = net.forward(context, Variable(input));
@@ -43,11 +44,9 @@ TEST_CASE("cuda: a step of SimpleCNN has the CPU's loss and gradients, fused and
     Tensor images = to_tensor(random_array({rows, 1, 28, 28}, generator));
     images.set_stamp({12, 8, 64});  // a shard: its rows decide the dropout
     const std::vector<std::int64_t> labels = random_labels(rows, 10, generator);
-    net.set_fused(true);
     const Step cpu(net, images, labels, Device{});
     for (const bool fused : {true, false}) {
-      net.set_fused(fused);
-      const Step gpu(net, images, labels, kGpu);
+      const Step gpu(net, images, labels, kGpu, fused);
       CAPTURE(rows, fused);
       CHECK(std::abs(gpu.loss - cpu.loss) < kTolerance * std::abs(cpu.loss));
       for (int slot = 0; slot < gpu.store.slot_count(); ++slot) {

@@ -20,7 +20,7 @@ namespace {
 
 struct Training {
   explicit Training(bool fused) {
-    model.set_fused(fused);
+    model.context().fuse = fused;
     Mt19937 generator(4);
     generator.uniform(images.span<float>(), -1.0, 1.0);
     for (std::int64_t& label : labels.span<std::int64_t>()) label = generator.randint(0, 10);

@@ -97,7 +97,7 @@ TEST_CASE("fused operators name the layer whose weights they use") {
   for (const bool fused : {true, false}) {
     CAPTURE(fused);
     SimpleCNN model(1);
-    model.set_fused(fused);
+    model.context().fuse = fused;
     CHECK(text_of<ShapeError>(model, zeros({2, 3, 28, 28})).rfind("conv1 (Conv2d): conv", 0) == 0);
     CHECK(text_of<ShapeError>(model, zeros({2, 1, 20, 20})).rfind("fc1 (Linear): linear", 0) == 0);
   }

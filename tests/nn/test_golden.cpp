@@ -77,7 +77,7 @@ TEST_CASE("construction leaves the generator where PyTorch's is") {
 TEST_CASE("SimpleCNN's forward, loss and gradients on fixed images are PyTorch's") {
   for (const bool fused : {true, false}) {
     nn::SimpleCNN model(1234);
-    model.set_fused(fused);
+    model.context().fuse = fused;
     model.eval();
     const Variable y = model(fixed_images());
     const float row[] = {-2.342586f, -2.293986f, -2.316692f, -2.286713f, -2.092657f,
