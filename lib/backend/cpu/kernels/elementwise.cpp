@@ -28,7 +28,10 @@ void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y
 }
 
 void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) dx[i] = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i] * scale;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float passed = arithmetic::relu_stops(y[i]) ? 0.0f : dy[i];
+    dx[i] = passed * scale;  // outside the choice, which then takes no branch
+  }
 }
 
 namespace {
