@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <set>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,6 +30,7 @@
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace {
@@ -40,11 +39,9 @@ constexpr Milliseconds kLastWords{200};
 constexpr int kMorePorts = 16;
 
 int number(const std::string& text, const std::string& what) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  require<UsageError>(error == std::errc() && stop == end, what, " must be a number, got \"", text, "\"");
-  return value;
+  const auto value = parse_number<int>(text);
+  require<UsageError>(value.has_value(), what, " must be a number, got \"", text, "\"");
+  return *value;
 }
 
 /// Where and as whom this rank meets the others.

@@ -1,22 +1,17 @@
 #include "lib/device.h"
 
-#include <charconv>
 #include <ostream>
-#include <system_error>
 
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet {
 namespace {
 
 constexpr int kMaxDevices = 1024;
 
-/// Reads a whole non-negative number; false when `text` is anything else.
-bool read_number(std::string_view text, int& number) {
-  if (text.empty() || text.front() == '-' || text.front() == '+') return false;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return failure == std::errc() && end == text.data() + text.size();
-}
+/// -1 when `text` is anything else than a whole non-negative number.
+int index_of(std::string_view text) { return text.starts_with('-') ? -1 : parse_number<int>(text).value_or(-1); }
 
 }  // namespace
 
@@ -39,11 +34,13 @@ Device parse_device(std::string_view text) {
   if (good && colon != std::string_view::npos) {
     const std::string_view rest = text.substr(colon + 1);
     const auto dot = rest.find('.');
-    good = read_number(rest.substr(0, dot), device.index);
-    if (good && dot != std::string_view::npos)
-      good = device.kind == DeviceKind::cuda && read_number(rest.substr(dot + 1), device.logical);
+    device.index = index_of(rest.substr(0, dot));
+    if (dot != std::string_view::npos) {
+      device.logical = index_of(rest.substr(dot + 1));
+      good = device.kind == DeviceKind::cuda && device.logical >= 0;
+    }
   }
-  require<UsageError>(good && device.index < kMaxDevices, "unknown device '", text,
+  require<UsageError>(good && device.index >= 0 && device.index < kMaxDevices, "unknown device '", text,
                       "', expected cpu, cpu:N, cuda, cuda:N or cuda:N.L with N below ", kMaxDevices);
   return device;
 }

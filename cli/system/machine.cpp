@@ -6,7 +6,6 @@
 #include <CLI/Version.hpp>
 #include <algorithm>
 #include <boost/version.hpp>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -15,6 +14,7 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda_module.h"
 #include "lib/base/thread_pool.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -44,7 +44,8 @@ Machine this_machine() {
   if (machine.cpu.empty()) machine.cpu = "unknown CPU";
   machine.cores = usable_cores();
   machine.isa = isa();
-  machine.memory_gb = std::strtod(proc_value("/proc/meminfo", "MemTotal").c_str(), nullptr) * 1024 / 1e9;
+  const std::string memory = proc_value("/proc/meminfo", "MemTotal");  // "16318480 kB"
+  machine.memory_gb = parse_number<double>(memory.substr(0, memory.find(' '))).value_or(0) * 1024 / 1e9;
   utsname kernel{};
   if (uname(&kernel) == 0) machine.kernel = std::string(kernel.sysname) + " " + kernel.release;
   std::string why;

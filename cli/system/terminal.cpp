@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "cli/system/number_text.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -50,7 +51,7 @@ bool from_line(const std::string& line, Progress& progress) {
   if (!(in >> word >> p.epoch >> p.epochs >> p.step >> p.steps >> loss >> p.samples_per_s >> p.left_s) ||
       word != "progress")
     return false;
-  p.loss = std::strtod(loss.c_str(), nullptr);  // streams do not read "nan"
+  p.loss = parse_number<double>(loss).value_or(std::nan(""));  // streams do not read "nan"
   progress = p;
   return true;
 }

@@ -32,6 +32,7 @@
 #include "lib/base/printable.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -41,10 +42,8 @@ constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 
 /// When the program was started: as its starter says, so that the time of exec counts, else now.
 std::int64_t started_ns() {
-  if (const auto given = environment_variable(kStarted)) return std::strtoll(given->c_str(), nullptr, 10);
-  const std::int64_t now = monotonic_ns();
-  setenv(kStarted, std::to_string(now).c_str(), 1);  // for ranks that this process starts
-  return now;
+  setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
+  return parse_number<std::int64_t>(std::getenv(kStarted)).value_or(monotonic_ns());
 }
 
 RankTeam team_of(ddp::ProcessGroup& group) {

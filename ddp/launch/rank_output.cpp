@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "lib/base/last_errno.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace {
@@ -47,12 +47,10 @@ RankStreams parse_streams(const std::string& text) {
     const std::string_view item = left.substr(0, left.find(','));
     left.remove_prefix(std::min(left.size(), item.size() + 1));
     const std::size_t colon = std::min(item.find(':'), item.size());
-    int rank = -1;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + colon, rank);
-    require<UsageError>(error == std::errc() && end == item.data() + colon && rank >= 0 && colon < item.size(), "'",
-                        text, "': '", item, "' is not RANK:NUMBER");
-    require<UsageError>(streams.ranks.count(rank) == 0, "'", text, "': rank ", rank, " twice");
-    streams.ranks[rank] = stream_bits(item.substr(colon + 1), text);
+    const auto rank = parse_number<int>(item.substr(0, colon));
+    require<UsageError>(rank.value_or(-1) >= 0 && colon < item.size(), "'", text, "': '", item, "' is not RANK:NUMBER");
+    require<UsageError>(streams.ranks.count(*rank) == 0, "'", text, "': rank ", *rank, " twice");
+    streams.ranks[*rank] = stream_bits(item.substr(colon + 1), text);
   }
   return streams;
 }

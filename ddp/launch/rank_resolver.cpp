@@ -3,15 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <locale>
 #include <sstream>
-#include <system_error>
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace {
@@ -57,12 +56,10 @@ class Resolver {
   int number(const std::string& name, LaunchedRank& rank) const {
     const std::string text = variables_(name).value_or("");
     rank.evidence += concat(rank.evidence.empty() ? "" : " ", name, "=", text);
-    int value = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    require<UsageError>(error == std::errc() && stop == end && value >= 0, "environment variable ", name,
-                        " must be a number, got \"", text, "\"");
-    return value;
+    const auto value = parse_number<int>(text);
+    require<UsageError>(value.value_or(-1) >= 0, "environment variable ", name, " must be a number, got \"", text,
+                        "\"");
+    return *value;
   }
 
   /// Both or neither; true for both.

@@ -1,11 +1,10 @@
 #include "ddp/store/store_table.h"
 
 #include <algorithm>
-#include <charconv>
-#include <system_error>
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 
@@ -51,16 +50,13 @@ const std::string* StoreTable::find(const std::string& key) const {
 }
 
 std::int64_t StoreTable::add(const std::string& key, std::int64_t amount) {
-  std::int64_t number = 0;
-  if (const std::string* text = find(key)) {
-    const char* end = text->data() + text->size();
-    const auto [stop, error] = std::from_chars(text->data(), end, number);
-    require<CommError>(error == std::errc() && stop == end, "cannot add to the store's key ", key, ": it holds \"",
-                       text->substr(0, 40), "\", not a number");
-  }
+  const std::string* const text = find(key);
+  const auto number = parse_number<std::int64_t>(text ? *text : "0");
+  require<CommError>(number.has_value(), "cannot add to the store's key ", key, ": it holds \"",
+                     text ? text->substr(0, 40) : "", "\", not a number");
   std::int64_t sum = 0;
-  require<CommError>(!__builtin_add_overflow(number, amount, &sum), "the store's number ", key, " overflows: ", number,
-                     " + ", amount);
+  require<CommError>(!__builtin_add_overflow(*number, amount, &sum), "the store's number ", key,
+                     " overflows: ", *number, " + ", amount);
   set(key, std::to_string(sum));
   return sum;
 }

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "ddp/store/tcp_store_server.h"
 #include "lib/base/last_errno.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -242,11 +241,9 @@ struct TcpStore::Parts {
   }
   std::int64_t ask_number(StoreOp op, std::vector<std::string> strings) {
     const std::string digits = ask_one(op, std::move(strings));
-    std::int64_t number = 0;
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    require<CommError>(error == std::errc() && stop == digits.data() + digits.size(), "the store sent \"", digits,
-                       "\", expected a number");
-    return number;
+    const auto number = parse_number<std::int64_t>(digits);
+    require<CommError>(number.has_value(), "the store sent \"", digits, "\", expected a number");
+    return *number;
   }
 };
 

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <new>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -252,11 +251,9 @@ std::vector<std::string> TcpStoreServer::answer(const StoreFrame& request) {
       return {};
     case StoreOp::add: {
       arguments(2);
-      std::int64_t amount = 0;
-      const auto [stop, error] = std::from_chars(in[1].data(), in[1].data() + in[1].size(), amount);
-      require<UsageError>(error == std::errc() && stop == in[1].data() + in[1].size(), "cannot add \"", in[1],
-                          "\" in the store");
-      return {std::to_string(table_.add(in[0], amount))};
+      const auto amount = parse_number<std::int64_t>(in[1]);
+      require<UsageError>(amount.has_value(), "cannot add \"", in[1], "\" in the store");
+      return {std::to_string(table_.add(in[0], *amount))};
     }
     case StoreOp::check: return {table_.has_all(in) ? "1" : "0"};
     case StoreOp::compare_set: arguments(3); return {table_.compare_set(in[0], in[1], in[2])};

@@ -2,14 +2,13 @@
 
 #include <fcntl.h>
 
-#include <charconv>
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "ddp/group/rank_names.h"
@@ -19,6 +18,7 @@
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/base/last_errno.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -112,11 +112,9 @@ class Mesh {
   void answer(const TalkPtr& talk) {
     read(talk, kHelloBytes, [this, talk] {
       const std::string_view hello = talk->heard;
-      const std::string_view digits = hello.substr(kRanksMagic.size(), kRankBytes);
-      const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), talk->peer);
-      const bool is_rank = hello.starts_with(kRanksMagic) && error == std::errc() &&
-                           stop == digits.data() + digits.size() && talk->peer > rank_ && talk->peer < size();
-      if (!is_rank) return drop(*talk);
+      const auto peer = parse_number<int>(hello.substr(kRanksMagic.size(), kRankBytes));
+      if (!hello.starts_with(kRanksMagic) || !peer || *peer <= rank_ || *peer >= size()) return drop(*talk);
+      talk->peer = *peer;
       talk->own_number = random_bytes(kStoreNumberBytes);
       make_proofs(*talk, std::string(hello.substr(kRanksMagic.size() + kRankBytes)), talk->own_number, talk->peer,
                   rank_);
@@ -134,13 +132,12 @@ class Mesh {
     const auto talk = std::make_shared<Talk>(tcp::socket(io_));
     talk->peer = peer;
     const std::string place = store_.get(keys()[static_cast<std::size_t>(peer)]);
-    unsigned short port = 0;
-    const char* const end = place.data() + place.size();
-    const char* const blank = std::from_chars(place.data(), end, port).ptr;
+    const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
+    const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
     error_code error;
-    const auto address = asio::ip::make_address(std::string(blank == end ? end : blank + 1, end), error);
-    require<CommError>(!error && port != 0 && *blank == ' ', "rank ", peer, " has no address, got \"", place, "\"");
-    talk->socket.async_connect({address, port}, [this, talk](error_code failure) {
+    const auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
+    require<CommError>(!error && port.value_or(0) != 0, "rank ", peer, " has no address, got \"", place, "\"");
+    talk->socket.async_connect({address, *port}, [this, talk](error_code failure) {
       if (failure) return again(*talk, errno_text(failure.value()));
       talk->own_number = random_bytes(kStoreNumberBytes);
       const std::string digits = std::to_string(rank_);

@@ -4,12 +4,12 @@
 
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <sstream>
 #include <string>
 
 #include "lib/base/environment.h"
+#include "lib/parse_number.h"
 
 namespace duet {
 namespace {
@@ -32,8 +32,8 @@ const Fault& fault() {
     std::getline(text, times, ':');
     std::getline(text, signal, ':');
     if (fault.rank != variable("RANK") || (!restarts.empty() && restarts != "0")) return Fault{};
-    fault.times = std::atoi(times.c_str());
-    fault.signal = std::atoi(signal.c_str());
+    fault.times = parse_number<int>(times).value_or(0);
+    fault.signal = parse_number<int>(signal).value_or(0);
     return fault;
   }();
   return wanted;

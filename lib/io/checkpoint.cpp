@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lib/io/atomic_file.h"
+#include "lib/parse_number.h"
 
 namespace duet {
 namespace {
@@ -25,15 +26,6 @@ constexpr std::string_view kWrapper = "module.";  // restore() drops it
 constexpr std::string_view kSetting = "setting.";
 constexpr std::size_t kKept = 2;
 
-bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
-
-/// The whole text as a number; false when it is not one.
-template <class T>
-bool read_number(std::string_view text, T& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 struct Found {
   std::int64_t step;
   fs::path path;
@@ -45,12 +37,11 @@ std::vector<Found> list_checkpoints(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
-    if (name.size() <= kStem.size() + kEnding.size() || !starts_with(name, kStem)) continue;
+    if (name.size() <= kStem.size() + kEnding.size() || !name.starts_with(kStem)) continue;
     if (!std::string_view(name).ends_with(kEnding)) continue;
-    std::int64_t step = 0;
-    const std::string_view digits =
-        std::string_view(name).substr(kStem.size(), name.size() - kStem.size() - kEnding.size());
-    if (read_number(digits, step) && step >= 0) found.push_back({step, at->path()});
+    const auto step = parse_number<std::int64_t>(
+        std::string_view(name).substr(kStem.size(), name.size() - kStem.size() - kEnding.size()));
+    if (step && *step >= 0) found.push_back({*step, at->path()});
   }
   require<DataError>(!error, "cannot list folder ", folder.string(), ": ", error.message());
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
@@ -63,7 +54,7 @@ void remove_orphans(const fs::path& folder) {
   std::vector<fs::path> orphans;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
-    const bool ours = starts_with(name, kStem) || starts_with(name, kBest) || starts_with(name, ".duet");
+    const bool ours = name.starts_with(kStem) || name.starts_with(kBest) || name.starts_with(".duet");
     if (ours && name.find(kTemporaryMark) != std::string::npos) orphans.push_back(at->path());
   }
   for (const fs::path& orphan : orphans) remove_abandoned_temporary(orphan.string());
@@ -73,10 +64,10 @@ template <class T>
 T metadata_number(const std::string& path, const Metadata& metadata, const std::string& key) {
   const auto entry = metadata.find(key);
   require<DataError>(entry != metadata.end(), path, " is not a checkpoint: __metadata__ has no \"", key, "\"");
-  T number{};
-  require<DataError>(read_number(entry->second, number) && number >= 0, path, ": __metadata__ \"", key, "\" is \"",
-                     entry->second, "\", expected a number of 0 or more");
-  return number;
+  const auto number = parse_number<T>(entry->second);
+  require<DataError>(number && *number >= 0, path, ": __metadata__ \"", key, "\" is \"", entry->second,
+                     "\", expected a number of 0 or more");
+  return *number;
 }
 
 std::string exact_text(double number) {
@@ -86,7 +77,7 @@ std::string exact_text(double number) {
 }
 
 std::string_view without(std::string_view start, std::string_view name) {
-  return starts_with(name, start) ? name.substr(start.size()) : name;
+  return name.starts_with(start) ? name.substr(start.size()) : name;
 }
 
 void check_arch(const std::string& path, const std::string& arch, const std::string& expected) {
@@ -96,7 +87,7 @@ void check_arch(const std::string& path, const std::string& arch, const std::str
 /// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
 void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
   for (const TensorInfo& given : tensors) {
-    const bool of_optimizer = starts_with(given.name, kOptimizer);
+    const bool of_optimizer = given.name.starts_with(kOptimizer);
     std::string_view name = without(kWrapper, without(kOptimizer, given.name));
     if (of_optimizer) name = name.substr(0, name.rfind('.'));  // "conv1.weight.exp_avg"
     const auto own = std::find_if(model.begin(), model.end(), [&](const NamedTensor& one) { return one.name == name; });
@@ -126,9 +117,9 @@ Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
   checkpoint.best_acc1 = metadata_number<double>(path, file.metadata, "best_acc1");
   checkpoint.arch = file.metadata["arch"];
   for (const auto& [key, value] : file.metadata)
-    if (starts_with(key, kSetting)) checkpoint.settings[key.substr(kSetting.size())] = value;
+    if (key.starts_with(kSetting)) checkpoint.settings[key.substr(kSetting.size())] = value;
   for (auto& [name, tensor] : file.tensors) {
-    if (starts_with(name, kOptimizer))
+    if (name.starts_with(kOptimizer))
       checkpoint.optimizer.push_back({name.substr(kOptimizer.size()), std::move(tensor)});
     else
       checkpoint.model.push_back({name, std::move(tensor)});
