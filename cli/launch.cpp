@@ -7,7 +7,6 @@
 #include <string>
 
 #include "cli/options/commands.h"
-#include "cli/options/launch_options.h"
 #include "ddp/launch/output_thread.h"
 #include "lib/error.h"
 

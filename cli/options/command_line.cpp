@@ -2,8 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <utility>
 
-#include "cli/options/suggest.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -16,10 +16,23 @@ bool is_option(const std::string& argument) { return argument.size() > 1 && argu
 void require_known(const std::string& command, const std::vector<std::string>& commands) {
   if (is_option(command) || std::find(commands.begin(), commands.end(), command) != commands.end()) return;
   const std::string hint = did_you_mean(command, commands);
-  std::string list;
-  for (std::size_t i = 0; i < commands.size(); ++i)
-    list += (i == 0 ? ", expected " : i + 1 == commands.size() ? " or " : ", ") + commands[i];
-  throw UsageError(concat("unknown command '", command, "'", hint.empty() ? list : hint, " (see duet --help)"));
+  throw UsageError(concat("unknown command '", command, "'", hint.empty() ? ", expected " + listed(commands) : hint,
+                          " (see duet --help)"));
+}
+
+/// Edits from one word to the other: the optimal string alignment distance.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) edits[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) edits[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i)
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+    }
+  return edits[a.size()][b.size()];
 }
 
 }  // namespace
@@ -30,6 +43,37 @@ void add_json(CLI::App& app, std::string& json, const std::string& what) {
          what +
              " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
       ->type_name("[FILE]");
+}
+
+Check in_range(double least, double most) {
+  return [=](const std::string& text) -> std::string {
+    double value = 0;
+    if (!CLI::detail::lexical_cast(text, value) || (value >= least && value <= most)) return "";  // text: CLI11's error
+    const bool open = most == std::numeric_limits<double>::max();
+    return concat("is ", text, ", expected ", least, open ? " or more" : concat(" to ", most));
+  };
+}
+
+Check one_of(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    return concat("unknown '", text, "', expected ", listed(words));
+  };
+}
+
+void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
+                const std::function<void(std::size_t)>& take, const char* about) {
+  const auto read = [words, take](const std::string& text) {
+    take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
+  };
+  app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
+}
+
+std::string listed(const std::vector<std::string>& words) {
+  std::string list;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    list += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return list;
 }
 
 std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,
@@ -45,6 +89,19 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,
   for (std::size_t i = 0; i < words.size(); ++i)
     if (words[i] == kJson && (i + 1 == words.size() || is_option(words[i + 1]))) words[i] = concat(kJson, "=-");
   return words;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  std::string nearest;
+  std::size_t least = std::max<std::size_t>(1, word.size() / 4) + 1;  // further than this is another word
+  for (const std::string& name : known) {
+    const bool begins = word.size() >= 3 && name.starts_with(word);
+    const std::size_t edits = begins ? 1 : distance(word, name);
+    if (edits >= least) continue;
+    least = edits;
+    nearest = name;
+  }
+  return nearest.empty() ? "" : ", did you mean " + nearest + "?";
 }
 
 std::string hint_for_unknown_option(CLI::App& app) {

@@ -1,16 +1,16 @@
-#include "cli/options/launch_options.h"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <memory>
-#include <system_error>
+#include <string>
+#include <string_view>
 
+#include "cli/options/command_line.h"
 #include "cli/system/machine.h"
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -51,18 +51,9 @@ void check_meeting(const LaunchOptions& options) {
   require<UsageError>(options.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
                       "--nnodes is ", options.nodes, ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
   const bool c10d = options.rdzv_backend == "c10d";
-  require<UsageError>(c10d || options.rdzv_backend == "static", "--rdzv-backend: unknown '", options.rdzv_backend,
-                      "', expected static or c10d");
   require<UsageError>(!c10d || options.nodes == 1 || options.node_rank_given, "--rdzv-backend is c10d with --nnodes ",
                       options.nodes, ", but no --node-rank says which host this is: duet launch does not assign them");
-  require<UsageError>(options.master_port >= 0 && options.master_port <= kMaxPort, "--master-port is ",
-                      options.master_port, ", expected 0 to ", kMaxPort);
   endpoint_of(options);
-}
-
-void check_seconds(const char* option, double seconds, double least = 0) {
-  require<UsageError>(seconds >= least && seconds <= kMaxSeconds, option, " is ", seconds, ", expected ", least, " to ",
-                      kMaxSeconds, " seconds");
 }
 
 /// Shows an option by its names without underscores.
@@ -91,10 +82,7 @@ std::string both(const std::string& names) {
 
 /// What -n says: a number, or what this host has.
 int count_of(const std::string& text) {
-  int count = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, count);
-  if (error == std::errc() && stop == end) return count;
+  if (const auto count = parse_number<int>(text)) return *count;
   require<UsageError>(text == "auto" || text == "gpu" || text == "cpu", "-n: unknown '", text,
                       "', expected a number, auto, gpu or cpu");
   std::string why;
@@ -111,12 +99,13 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
                  "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
                  "that --node-rank says which host this is")
-      ->capture_default_str();
+      ->check(one_of({"static", "c10d"}));
   app.add_option(both("--rdzv-id"), options.rdzv_id,
                  "name of the job, the same on all hosts: ranks get it as TORCHELASTIC_RUN_ID, ranks of another name "
                  "do not join, and after a restart only checkpoints of this name are gone on from. Default: a new one");
   app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
-  app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")->capture_default_str();
+  app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")
+      ->check(in_range(0, kMaxPort));
   app.add_option("--interface", options.interface,
                  "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
                  "NCCL's is loopback on one host, else its own choice. Beyond loopback "
@@ -139,10 +128,9 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   if (bracket != std::string::npos && text[0] == '[') endpoint.address = text.substr(1, bracket - 1);
   require<UsageError>(!endpoint.address.empty(), "--rdzv-endpoint is ", text, ", expected HOST or HOST:PORT");
   if (colon == std::string::npos) return endpoint;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, endpoint.port);
-  require<UsageError>(error == std::errc() && stop == end && endpoint.port >= 0 && endpoint.port <= kMaxPort,
-                      "--rdzv-endpoint is ", text, ", expected a port from 0 to ", kMaxPort, " after the colon");
+  endpoint.port = parse_number<int>(std::string_view(text).substr(colon + 1)).value_or(-1);
+  require<UsageError>(endpoint.port >= 0 && endpoint.port <= kMaxPort, "--rdzv-endpoint is ", text,
+                      ", expected a port from 0 to ", kMaxPort, " after the colon");
   require<UsageError>(options.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
                       ", but several hosts must be told one port");
   return endpoint;
@@ -157,15 +145,15 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
          "there are any, else cpu")
       ->default_str(std::to_string(options.processes));
   app.add_option("--nnodes", options.nodes, "number of hosts, each with a duet launch of the same -n")
-      ->capture_default_str();
+      ->check(in_range(1, kMaxRanks));
   const CLI::Option* const node_rank =
-      app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0")->capture_default_str();
+      app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0");
   app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
   add_meeting(app, options);
   app.add_option(
          both("--max-restarts"), options.max_restarts,
          "how often a failed job is started anew (one host only); duet train then goes on from its --checkpoint")
-      ->capture_default_str();
+      ->check(in_range(0));
   app.add_option(both("--log-dir"), options.log_dir,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
@@ -177,38 +165,31 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
                "leave every rank all cores; by default each gets an equal share, its own where there are enough");
   app.add_option(both("--rdzv-timeout"), options.rdzv_timeout_s,
                  "seconds that ranks wait for each other before they name those that have not come")
-      ->capture_default_str();
+      ->check(in_range(0.001, kMaxSeconds));
   app.add_option("--timeout", options.timeout_s,
                  "seconds that one collective may take before it fails and names the ranks that it waits for; never "
                  "less than ten times the median of a rank's last 15 steps")
-      ->capture_default_str();
+      ->check(in_range(0.001, kMaxSeconds));
   app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
-      ->capture_default_str();
+      ->check(in_range(0, kMaxSeconds));
   app.add_option(both("--stop-limit"), options.stop_limit_s,
                  "seconds that a rank may be stopped (SIGSTOP) before the job ends")
-      ->capture_default_str();
+      ->check(in_range(0, kMaxSeconds));
   app.add_flag("--verbose", options.verbose, "also tell each rank's cores and folder");
-  app.add_option("command", options.command, "program and its arguments, after --");
+  app.add_option("command", options.command, "program and its arguments, after --")->default_str("");
   app.positionals_at_end();
 }
 
 void check(const LaunchOptions& options) {
   require<UsageError>(options.processes >= 1 && options.processes <= kMaxRanks, "-n is ", options.processes,
                       ", expected 1 to ", kMaxRanks, " processes");
-  require<UsageError>(options.nodes >= 1 && options.nodes <= kMaxRanks, "--nnodes is ", options.nodes,
-                      ", expected 1 to ", kMaxRanks);
   require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "--node-rank is ", options.node_rank,
                       ", expected 0 to ", options.nodes - 1, " with --nnodes ", options.nodes);
   check_meeting(options);
-  require<UsageError>(options.max_restarts >= 0, "--max-restarts is ", options.max_restarts, ", expected 0 or more");
   require<UsageError>(options.max_restarts == 0 || options.nodes == 1, "--max-restarts is ", options.max_restarts,
                       ", but with --nnodes ", options.nodes, " the launchers do not know of each other's failures");
   check_streams("--tee", options.tee, options);
   check_streams("--redirects", options.redirects, options);
-  check_seconds("--rdzv-timeout", options.rdzv_timeout_s, 0.001);
-  check_seconds("--timeout", options.timeout_s, 0.001);
-  check_seconds("--grace", options.grace_s);
-  check_seconds("--stop-limit", options.stop_limit_s);
   require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
 }
 

@@ -4,18 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <optional>
-#include <system_error>
 
-#include "cli/options/collective_options.h"
 #include "cli/options/command_line.h"
-#include "cli/options/launch_options.h"
-#include "cli/options/suggest.h"
 #include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -25,162 +21,10 @@ constexpr const char* kAbout =
     "averaging, by DataParallel and by DistributedDataParallel, and says how fast each was and whether all learned the "
     "same bits.";
 
-/// Options that are read as text; after parsing they are checked and become typed values.
-struct Texts {
-  std::string mode = "single", modes = "single,seed,dp,ddp", devices = "1,2,4", device = "cpu", precision = "fp32",
-              compat;
-};
+constexpr std::array kModes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
+constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
 
-/// CLI11 itself takes -1 for 2^64 - 1, and what is too large for the largest.
-std::string seed_error(const std::string& text) {
-  errno = 0;
-  std::strtoull(text.c_str(), nullptr, 0);
-  if (errno != ERANGE && text.find('-') == std::string::npos) return "";
-  return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
-}
-
-/// How a step is made, whoever runs it.
-void add_step(CLI::App& app, Training& training, Texts& texts) {
-  app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
-      ->capture_default_str();
-  app.add_option(
-         "--device", texts.device,
-         "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them")
-      ->capture_default_str();
-  app.add_option("--precision", texts.precision,
-                 "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32")
-      ->capture_default_str();
-  app.add_option(
-         "--graph", training.graph,
-         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "
-         "ranks (ddp) are connected by nccl")
-      ->capture_default_str();
-  app.add_option(
-         "--graph-steps", training.graph_steps,
-         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
-         "as many as fit between two readings of the loss")
-      ->capture_default_str();
-  app.add_option("--backend", training.backend,
-                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), tcp, "
-                 "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-                 "else shm where it can be had, else tcp")
-      ->capture_default_str();
-  app.add_option("--workers", training.workers,
-                 "what a rank of seed and ddp is: a process, or a thread (with all ranks in one process, and the same "
-                 "bits; CPU devices)")
-      ->capture_default_str();
-  app.add_option("--threads-per-device", training.threads_per_device,
-                 "threads of one CPU device, each pinned to a core")
-      ->capture_default_str();
-  app.add_option(
-      "--data", training.data,
-      "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
-      "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
-  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
-      ->capture_default_str();
-  app.add_option("--lr", training.lr, "learning rate")->capture_default_str();
-  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->capture_default_str();
-  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")
-      ->check(seed_error)
-      ->capture_default_str();
-  app.add_option(
-      "--compat", texts.compat,
-      "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
-      "devices no longer end with the same bits)");
-  app.add_flag("--check-finite", training.check_finite,
-               "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
-               "gradient is infinite or not a number; a step then takes about a third longer");
-  app.add_flag("--quiet", training.quiet, "no progress line, no colours");
-}
-
-/// What whole trainings need besides.
-void add_training(CLI::App& app, Training& training, Texts& texts) {
-  add_step(app, training, texts);
-  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
-  app.add_option("--epochs", training.epochs, "passes over the training images")->capture_default_str();
-  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
-      ->capture_default_str();
-  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")
-      ->capture_default_str();
-  app.add_flag("--verbose", training.verbose,
-               "train: every rank also tells by which launcher's variables it knows its place");
-}
-
-/// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
-void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
-
-void add_train(CLI::App& app, TrainOptions& options, Texts& texts) {
-  app.add_option("--mode", texts.mode, "single, seed (the tutorial's averaging loop), dp or ddp")
-      ->capture_default_str();
-  app.add_option("--devices", options.devices, "number of devices (single: 1)")->capture_default_str();
-  add_training(app, options, texts);
-  app.add_option("--timeout", options.timeout_s,
-                 "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
-                 "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300");
-  app.add_option("--replicas", options.replicas,
-                 "dp: persistent (every device keeps the parameters and updates its own; CPU devices share them), or "
-                 "per_forward (copied from the first device in every step, as PyTorch does)")
-      ->capture_default_str();
-  app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")->capture_default_str();
-  app.add_option("--sum", options.sum,
-                 "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
-                 "order of its own (then results agree with other numbers of devices only to rounding)")
-      ->capture_default_str();
-  app.add_option("--update", options.update,
-                 "ddp: replicated (every rank sums all gradients and updates the whole model), or sharded (within the "
-                 "update each rank sums and updates a part and gives it to the others, with the same bits; for ranks "
-                 "on CPU devices that share memory)")
-      ->capture_default_str();
-  app.add_option("--checkpoint", options.checkpoint,
-                 "folder; a checkpoint is written there after every epoch. A job that duet launch "
-                 "has started anew goes on from its own newest one. Default: the folder of --resume, if that is one");
-  app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
-  app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
-  app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
-  app.add_option(
-         "--compare-every", options.compare_every,
-         "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
-      ->capture_default_str();
-  app.add_option("--trace", options.trace,
-                 "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
-  app.add_option("--step-times", options.step_times,
-                 "file for the time of every step but the first, in us, a line each");
-  app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
-}
-
-void add_compare(CLI::App& app, CompareOptions& options, Texts& texts) {
-  app.add_option("--modes", texts.modes, "what to compare, separated by commas")->capture_default_str();
-  app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
-  add_training(app, options, texts);
-  app.get_option("--backend")
-      ->description(
-          "what carries the ranks' collectives in seed and ddp: see duet train --help; of several, separated "
-          "by commas, each gets rows of ddp, and seed runs over the first");
-  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->capture_default_str();
-  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv")->capture_default_str();
-  add_json(app, options.json, "the same as results.json");
-}
-
-void add_bench(CLI::App& app, BenchOptions& options, Texts& texts, std::string& what) {
-  app.add_option("what", what,
-                 "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
-                 "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
-                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
-  texts.modes = "single,dp,ddp";
-  texts.devices = "1,2";
-  app.add_option("--modes", texts.modes, "modes to time, separated by commas")->capture_default_str();
-  app.add_option("--devices", texts.devices, "numbers of devices, separated by commas")->capture_default_str();
-  app.add_option("--steps", options.steps, "steps timed in every repeat")->capture_default_str();
-  app.add_option("--repeats", options.repeats, "rounds: how often every mode is run, interleaved")
-      ->capture_default_str();
-  app.add_option(
-      "--vs-torch", options.vs_torch,
-      "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
-      "rounds");
-  add_json(app, options.json, "step: everything measured");
-  add_step(app, options, texts);
-}
-
+/// The entries of a list with commas between them.
 std::vector<std::string> split(const std::string& list, const char* option) {
   std::vector<std::string> items;
   std::size_t begin = 0;
@@ -193,27 +37,180 @@ std::vector<std::string> split(const std::string& list, const char* option) {
   }
 }
 
-std::vector<Mode> parse_modes(const std::string& list) {
-  std::vector<Mode> modes;
-  for (const std::string& item : split(list, "--modes")) {
-    const Mode mode = parse_mode(item);
-    require<UsageError>(std::find(modes.begin(), modes.end(), mode) == modes.end(), "--modes: ", item, " twice");
-    modes.push_back(mode);
-  }
-  return modes;
+/// Adds an option that takes a list of different values with commas between them, each read by read(entry).
+template <class T>
+void add_list(CLI::App& app, const char* option, std::vector<T>& values, T (*read)(const std::string&),
+              const char* otherwise, const char* about) {
+  const auto take = [=, &values](const std::string& list) {
+    values.clear();
+    for (const std::string& item : split(list, option)) {
+      const T value = read(item);
+      require<UsageError>(std::find(values.begin(), values.end(), value) == values.end(), option, ": ", item, " twice");
+      values.push_back(value);
+    }
+  };
+  app.add_option_function<std::string>(option, take, about)->default_str(otherwise);
 }
 
-std::vector<int> parse_counts(const std::string& list) {
-  std::vector<int> counts;
-  for (const std::string& item : split(list, "--devices")) {
-    int count = 0;
-    const auto [end, failure] = std::from_chars(item.data(), item.data() + item.size(), count);
-    require<UsageError>(failure == std::errc() && end == item.data() + item.size(), "--devices: '", item,
-                        "' is not a whole number");
-    require<UsageError>(std::find(counts.begin(), counts.end(), count) == counts.end(), "--devices: ", item, " twice");
-    counts.push_back(count);
-  }
-  return counts;
+Mode parse_mode(const std::string& text) {
+  const auto mode = std::find_if(kModes.begin(), kModes.end(), [&](Mode one) { return text == name(one); });
+  require<UsageError>(mode != kModes.end(), "--modes: unknown '", text, "', expected single, seed, dp or ddp");
+  return *mode;
+}
+
+int parse_count(const std::string& text) {
+  const auto count = parse_number<int>(text);
+  require<UsageError>(count.has_value(), "--devices: '", text, "' is not a whole number");
+  return *count;
+}
+
+/// CLI11 itself takes -1 for 2^64 - 1, and what is too large for the largest.
+std::string seed_error(const std::string& text) {
+  errno = 0;
+  std::strtoull(text.c_str(), nullptr, 0);
+  if (errno != ERANGE && text.find('-') == std::string::npos) return "";
+  return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
+}
+
+/// How a step is made, whoever runs it.
+void add_step(CLI::App& app, Training& training) {
+  app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
+      ->check(one_of({"simple_cnn", "linear"}));
+  add_choice(app, "--device", training.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
+             "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
+  add_choice(app, "--precision", training.precision, kPrecisions,
+             "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32");
+  app.add_option(
+         "--graph", training.graph,
+         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "
+         "ranks (ddp) are connected by nccl")
+      ->check(one_of({"auto", "on", "off"}));
+  app.add_option(
+         "--graph-steps", training.graph_steps,
+         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
+         "as many as fit between two readings of the loss")
+      ->check(in_range(0, 1024));
+  app.add_option("--backend", training.backend,
+                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), tcp, "
+                 "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+                 "else shm where it can be had, else tcp");
+  app.add_option("--workers", training.workers,
+                 "what a rank of seed and ddp is: a process, or a thread (with all ranks in one process, and the same "
+                 "bits; CPU devices)")
+      ->check(one_of({"process", "thread"}));
+  app.add_option("--threads-per-device", training.threads_per_device,
+                 "threads of one CPU device, each pinned to a core")
+      ->check(in_range(1, 1024));
+  app.add_option(
+      "--data", training.data,
+      "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
+      "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
+  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
+      ->check(in_range(1));
+  app.add_option("--lr", training.lr, "learning rate");
+  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1");
+  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->check(seed_error);
+  add_choice(
+      app, "--compat", {"torch"}, "", [&](std::size_t) { training.compat_torch = true; },
+      "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
+      "devices no longer end with the same bits)");
+  app.add_flag("--check-finite", training.check_finite,
+               "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
+               "gradient is infinite or not a number; a step then takes about a third longer");
+  app.add_flag("--quiet", training.quiet, "no progress line, no colours");
+}
+
+/// What whole trainings need besides.
+void add_training(CLI::App& app, Training& training) {
+  add_step(app, training);
+  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
+  app.add_option("--epochs", training.epochs, "passes over the training images")->check(in_range(1));
+  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
+      ->check(in_range(0));
+  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")->check(in_range(0));
+  app.add_flag("--verbose", training.verbose,
+               "train: every rank also tells by which launcher's variables it knows its place");
+}
+
+/// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
+void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
+
+void add_train(CLI::App& app, TrainOptions& options) {
+  add_choice(app, "--mode", options.mode, kModes, "single, seed (the tutorial's averaging loop), dp or ddp");
+  app.add_option("--devices", options.devices, "number of devices (single: 1)");
+  add_training(app, options);
+  app.get_option("--backend")->check(one_of(kBackends));
+  app.add_option("--timeout", options.timeout_s,
+                 "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
+                 "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300")
+      ->check(in_range(0, 8e5))
+      ->default_str("");
+  app.add_option("--replicas", options.replicas,
+                 "dp: persistent (every device keeps the parameters and updates its own; CPU devices share "
+                 "them), or per_forward (copied from the first device in every step, as PyTorch does)")
+      ->check(one_of({"per_forward", "persistent"}));
+  app.add_option("--loss", options.loss, "dp: loss of the gathered output, or in_replica")
+      ->check(one_of({"gathered", "in_replica"}));
+  app.add_option("--sum", options.sum,
+                 "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
+                 "order of its own (then results agree with other numbers of devices only to rounding)")
+      ->check(one_of({"tree", "nccl"}));
+  app.add_option("--update", options.update,
+                 "ddp: replicated (every rank sums all gradients and updates the whole model), or sharded (within the "
+                 "update each rank sums and updates a part and gives it to the others, with the same bits; for ranks "
+                 "on CPU devices that share memory)")
+      ->check(one_of({"replicated", "sharded"}));
+  app.add_option("--checkpoint", options.checkpoint,
+                 "folder; a checkpoint is written there after every epoch. A job that duet launch "
+                 "has started anew goes on from its own newest one. Default: the folder of --resume, if that is one");
+  app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
+  app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
+  app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
+  app.add_option(
+         "--compare-every", options.compare_every,
+         "ddp: compare hashes of all ranks' parameters in every K-th step, besides every epoch's end; 0: do not")
+      ->check(in_range(0));
+  app.add_option("--trace", options.trace,
+                 "file for a trace of every step of all ranks and replicas, for ui.perfetto.dev or chrome://tracing");
+  app.add_option("--step-times", options.step_times,
+                 "file for the time of every step but the first, in us, a line each");
+  app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
+}
+
+void add_compare(CLI::App& app, CompareOptions& options) {
+  add_list(app, "--modes", options.modes, parse_mode, "single,seed,dp,ddp", "what to compare, separated by commas");
+  add_list(app, "--devices", options.devices, parse_count, "1,2,4", "numbers of devices, separated by commas");
+  add_training(app, options);
+  app.get_option("--backend")
+      ->description(
+          "what carries the ranks' collectives in seed and ddp: see duet train --help; of several, separated "
+          "by commas, each gets rows of ddp, and seed runs over the first")
+      ->check([known = one_of(kBackends)](const std::string& list) {
+        std::string wrong;
+        for (const std::string& backend : split(list, "--backend")) wrong = wrong.empty() ? known(backend) : wrong;
+        return wrong;
+      });
+  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->check(in_range(1));
+  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
+  add_json(app, options.json, "the same as results.json");
+}
+
+void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
+  app.add_option("what", what,
+                 "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
+                 "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
+                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
+  add_list(app, "--modes", options.modes, parse_mode, "single,dp,ddp", "modes to time, separated by commas");
+  add_list(app, "--devices", options.devices, parse_count, "1,2", "numbers of devices, separated by commas");
+  app.add_option("--steps", options.steps, "steps timed in every repeat")->check(in_range(5));
+  app.add_option("--repeats", options.repeats, "rounds: how often every mode is run, interleaved")->check(in_range(1));
+  app.add_option(
+      "--vs-torch", options.vs_torch,
+      "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
+      "rounds");
+  add_json(app, options.json, "step: everything measured");
+  add_step(app, options);
+  app.get_option("--backend")->check(one_of(kBackends));
 }
 
 void require_bench(const std::string& what) {
@@ -223,20 +220,6 @@ void require_bench(const std::string& what) {
   const std::string hint = did_you_mean(what, known);
   throw UsageError(
       concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step, overhead or a collective" : hint));
-}
-
-void finish(Training& training, const Texts& texts) {
-  const Device device = parse_device(texts.device);
-  require<UsageError>(texts.device.find(':') == std::string::npos, "--device takes a kind, cpu or cuda, got '",
-                      texts.device, "'; --devices says how many");
-  training.device = device.kind;
-  training.precision = parse_precision(texts.precision);
-  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "memory"};
-  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), training.backend) != kBackends.end(),
-                      "--backend: unknown '", training.backend, "', expected auto, shm, tcp, gloo, nccl or memory");
-  require<UsageError>(texts.compat.empty() || texts.compat == "torch", "--compat: unknown '", texts.compat,
-                      "', expected torch");
-  training.compat_torch = texts.compat == "torch";
 }
 
 /// The parser with all commands, and what it reads into.
@@ -255,7 +238,6 @@ struct CommandLine {
   BenchOptions bench;
   CollectiveOptions collective;
   InfoOptions info;
-  Texts compare_texts, train_texts, bench_texts;
   std::string what;  // bench: step or overhead
 
  private:
@@ -272,11 +254,13 @@ CommandLine::CommandLine()
   app.require_subcommand(1);
   app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
   for (CLI::App* const one : {compare_app, train_app, bench_app}) take_last(*one);
+  for (CLI::App* const one : {compare_app, train_app, bench_app, launch_app})
+    one->option_defaults()->always_capture_default();
   compare.epochs = 1;
-  add_compare(*compare_app, compare, compare_texts);
-  add_train(*train_app, train, train_texts);
+  add_compare(*compare_app, compare);
+  add_train(*train_app, train);
   add_launch(*launch_app, launch);
-  add_bench(*bench_app, bench, bench_texts, what);
+  add_bench(*bench_app, bench, what);
   add_collectives(*bench_app, collective);
   add_json(*info_app, info.json, "the same");
 }
@@ -294,6 +278,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
     if (*bench_app && collective.collective.empty() && !what.empty()) require_bench(what);
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
+    if (const std::size_t range = line.find(": is "); range != std::string::npos) line.erase(range, 1);  // in_range()
     const auto used = app.get_subcommands();
     throw UsageError(concat(line, hint_for_unknown_option(app), " (see duet ",
                             used.empty() ? "" : used.front()->get_name() + " ", "--help)"));
@@ -308,8 +293,6 @@ Command CommandLine::command() {
     return launch;
   }
   if (*train_app) {
-    train.mode = parse_mode(train_texts.mode);
-    finish(train, train_texts);
     check(train);
     return train;
   }
@@ -320,18 +303,12 @@ Command CommandLine::command() {
   if (*bench_app) {
     require_bench(what);
     bench.overhead = what == "overhead";
-    bench.modes = parse_modes(bench_texts.modes);
-    bench.devices = parse_counts(bench_texts.devices);
-    finish(bench, bench_texts);
     check(bench);
     return bench;
   }
-  compare.modes = parse_modes(compare_texts.modes);
-  compare.devices = parse_counts(compare_texts.devices);
   compare.backends = split(compare.backend, "--backend");
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
-    finish(compare, compare_texts);
     check(compare);
   }
   return compare;

@@ -16,8 +16,6 @@ enum class Mode { single, seed, dp, ddp };
 const char* name(Mode mode);
 /// Whether its devices are driven by ranks.
 bool has_ranks(Mode mode);
-/// Throws UsageError that lists the four modes.
-Mode parse_mode(const std::string& text);
 
 /// What every run of a training needs, whoever starts it.
 struct Training {
@@ -89,6 +87,14 @@ struct LaunchOptions {
   bool verbose = false;
   std::vector<std::string> command;
 };
+
+/// Where rank 0 serves the store.
+struct Endpoint {
+  std::string address = "127.0.0.1";
+  int port = 0;  // 0: a free one
+};
+/// As --rdzv-endpoint, or --master-addr and --master-port, have it. Throws UsageError.
+Endpoint endpoint_of(const LaunchOptions& options);
 
 struct BenchOptions : Training {
   bool overhead = false;  // else whole steps and operators

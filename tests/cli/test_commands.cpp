@@ -4,7 +4,6 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/launch_options.h"
 #include "cli/options/options.h"
 #include "cli/system/devices.h"
 #include "cli/system/machine.h"

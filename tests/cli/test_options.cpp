@@ -3,7 +3,6 @@
 #include <variant>
 #include <vector>
 
-#include "cli/options/launch_options.h"
 #include "cli/options/options.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -102,9 +101,9 @@ TEST_CASE("the options of bench all_reduce are those of nccl-tests") {
 TEST_CASE("wrong options are named in one line") {
   using Lines = std::vector<std::pair<std::vector<std::string>, std::string>>;
   const Lines lines = {
-      {{"train", "--device", "tpu"}, "unknown device 'tpu'"},
-      {{"train", "--device", "cpu:1"}, "--device takes a kind"},
-      {{"train", "--mode", "dpp"}, "unknown mode 'dpp', expected single, seed, dp or ddp"},
+      {{"train", "--device", "tpu"}, "--device: unknown 'tpu', expected cpu or cuda"},
+      {{"train", "--device", "cpu:1"}, "--device: unknown 'cpu:1', expected cpu or cuda"},
+      {{"train", "--mode", "dpp"}, "--mode: unknown 'dpp', expected single, seed, dp or ddp"},
       {{"train", "--mode", "dp", "--devices", "0"}, "--devices is 0, expected 1 to 1024"},
       {{"train", "--mode", "dp", "--devices", "100000"}, "--devices is 100000, expected 1 to 1024"},
       {{"train", "--devices", "2"}, "mode single uses 1"},
@@ -116,8 +115,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--epochs", "0"}, "--epochs is 0"},
       {{"train", "--epochs", "many"}, "--epochs"},
       {{"train", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo, nccl or memory"},
-      {{"train", "--seed=-1"}, "--seed: is -1, expected 0 to 18446744073709551615"},
-      {{"compare", "--seed", "18446744073709551616"}, "--seed: is 18446744073709551616, expected 0 to"},
+      {{"train", "--seed=-1"}, "--seed is -1, expected 0 to 18446744073709551615"},
+      {{"compare", "--seed", "18446744073709551616"}, "--seed is 18446744073709551616, expected 0 to"},
       {{"train", "--workers", "fork"}, "--workers: unknown 'fork', expected process or thread"},
       {{"train", "--mode", "dp", "--workers", "thread"}, "--workers thread is for modes seed and ddp, not dp"},
       {{"train", "--mode", "ddp", "--workers", "thread", "--device", "cuda"}, "--workers thread is for CPU devices"},
@@ -137,6 +136,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--model", "resnet"}, "--model: unknown 'resnet'"},
       {{"compare", "--modes", "single,,dp"}, "empty entry"},
       {{"compare", "--modes", "dp,dp"}, "dp twice"},
+      {{"compare", "--modes", "dp,x"}, "--modes: unknown 'x', expected single, seed, dp or ddp"},
+      {{"train", "--precision", "fp8"}, "--precision: unknown 'fp8', expected fp32, tf32 or bf16"},
       {{"compare", "--devices", "1,x"}, "'x' is not a whole number"},
       {{"compare", "--devices", "0"}, "--devices is 0"},
       {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
@@ -171,8 +172,8 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "broadcast", "--algorithm", "naive_ring"}, "--algorithm: unknown 'naive_ring', expected library"},
       {{"bench", "all_reduce", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo"},
       {{"bench", "all_reduce", "--dtype", "half"}, "--dtype: unknown 'half', expected f32, f16, bf16"},
-      {{"bench", "all_reduce", "--device", "tpu"}, "--device: unknown 'tpu', expected cpu, cuda"},
-      {{"bench", "all_reduce", "--workers", "fork"}, "--workers: unknown 'fork', expected process, thread"},
+      {{"bench", "all_reduce", "--device", "tpu"}, "--device: unknown 'tpu', expected cpu or cuda"},
+      {{"bench", "all_reduce", "--workers", "fork"}, "--workers: unknown 'fork', expected process or thread"},
       {{"bench", "all_reduce", "--backend", "shm,nccl"}, "--backend nccl is for --device cuda"},
       {{"bench", "all_reduce", "--backend", "memory"}, "--backend memory is for --workers thread"},
       {{"bench", "all_reduce", "--dtype", "f16", "--algorithm", "chunked_ring"},
@@ -183,7 +184,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "all_reduce", "-b", "1K", "-e", "512"}, "--max-bytes is 512, smaller than --min-bytes, 1024"},
       {{"bench", "all_reduce", "-b", "2"}, "--min-bytes is 2, expected 4 or more"},
       {{"bench", "all_reduce", "-f", "1"}, "--factor is 1, expected 2 or more"},
-      {{"bench", "all_reduce", "-c", "2"}, "--check is 2, expected 0 or 1"},
+      {{"bench", "all_reduce", "-c", "2"}, "--check is 2, expected 0 to 1"},
       {{"compare", "--unknown"}, "--unknown"},
       {{}, "--help"},
   };
