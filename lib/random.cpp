@@ -74,53 +74,45 @@ void box_muller16(float* values) {
   }
 }
 
-std::array<std::uint32_t, 2> key_words(std::uint64_t seed) {
-  return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
+/// CPython's seeding by a number, whose 32-bit words are the key: init_by_array of Matsumoto and Nishimura. As a seed
+/// sequence it gives the engine its whole state.
+class KeyedState {
+ public:
+  using result_type = std::uint32_t;
+  explicit KeyedState(std::uint64_t seed)
+      : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}, length_(seed >> 32 ? 2 : 1) {}
+
+  template <class Iterator>
+  void generate(Iterator begin, Iterator end) const {
+    constexpr std::size_t kWords = MersenneTwister::state_size;
+    std::array<std::uint32_t, kWords> state{19650218U};
+    const auto turned = [&](std::size_t i) { return state[i - 1] ^ (state[i - 1] >> 30); };
+    for (std::size_t i = 1; i < kWords; ++i) state[i] = 1812433253U * turned(i) + static_cast<std::uint32_t>(i);
+    std::size_t i = 1;
+    const auto advance = [&] {
+      if (++i < kWords) return;
+      state[0] = state[kWords - 1];
+      i = 1;
+    };
+    for (std::size_t k = 0; k < kWords; ++k, advance())
+      state[i] = (state[i] ^ (turned(i) * 1664525U)) + key_[k % length_] + static_cast<std::uint32_t>(k % length_);
+    for (std::size_t k = 1; k < kWords; ++k, advance())
+      state[i] = (state[i] ^ (turned(i) * 1566083941U)) - static_cast<std::uint32_t>(i);
+    state[0] = 0x80000000U;
+    std::copy_n(state.begin(), std::min(state.size(), static_cast<std::size_t>(end - begin)), begin);
+  }
+
+ private:
+  std::array<std::uint32_t, 2> key_;
+  std::size_t length_;
+};
+
+MersenneTwister keyed(std::uint64_t seed) {
+  KeyedState state(seed);
+  return MersenneTwister(state);
 }
 
 }  // namespace
-
-MersenneTwister::MersenneTwister(std::uint32_t seed) {
-  state_[0] = seed;
-  for (std::size_t i = 1; i < kWords; ++i) {
-    state_[i] = 1812433253U * (state_[i - 1] ^ (state_[i - 1] >> 30)) + static_cast<std::uint32_t>(i);
-  }
-}
-
-MersenneTwister::MersenneTwister(std::span<const std::uint32_t> key) : MersenneTwister(19650218U) {
-  require<UsageError>(!key.empty(), "the key of a Mersenne Twister is empty");
-  std::size_t i = 1, j = 0;
-  const auto mixed = [&](std::uint32_t factor) {
-    return state_[i] ^ ((state_[i - 1] ^ (state_[i - 1] >> 30)) * factor);
-  };
-  const auto advance = [&] {
-    if (++i < kWords) return;
-    state_[0] = state_[kWords - 1];
-    i = 1;
-  };
-  for (std::size_t k = std::max(kWords, key.size()); k > 0; --k) {
-    state_[i] = mixed(1664525U) + key[j] + static_cast<std::uint32_t>(j);
-    advance();
-    if (++j >= key.size()) j = 0;
-  }
-  for (std::size_t k = kWords - 1; k > 0; --k) {
-    state_[i] = mixed(1566083941U) - static_cast<std::uint32_t>(i);
-    advance();
-  }
-  state_[0] = 0x80000000U;
-}
-
-void MersenneTwister::refill() {
-  constexpr std::size_t kShift = 397;
-  const auto twist = [&](std::size_t i, std::size_t next, std::size_t far) {
-    const std::uint32_t y = (state_[i] & 0x80000000U) | (state_[next] & 0x7fffffffU);
-    state_[i] = state_[far] ^ (y >> 1) ^ (0x9908b0dfU & (0U - (y & 1U)));
-  };
-  for (std::size_t i = 0; i < kWords - kShift; ++i) twist(i, i + 1, i + kShift);
-  for (std::size_t i = kWords - kShift; i < kWords - 1; ++i) twist(i, i + 1, i + kShift - kWords);
-  twist(kWords - 1, 0, kShift - 1);
-  next_ = 0;
-}
 
 std::int64_t Mt19937::randint(std::int64_t low, std::int64_t high) {
   require<UsageError>(low < high, "randint needs low < high, got ", low, " and ", high);
@@ -199,8 +191,7 @@ void Mt19937::randn(std::span<float> out) {
   }
 }
 
-PythonRandom::PythonRandom(std::uint64_t seed)
-    : engine_(std::span<const std::uint32_t>(key_words(seed)).first(seed >> 32 ? 2 : 1)) {}
+PythonRandom::PythonRandom(std::uint64_t seed) : engine_(keyed(seed)) {}
 
 std::uint64_t PythonRandom::getrandbits(int bits) {
   require<UsageError>(1 <= bits && bits <= 64, "getrandbits takes 1 to 64 bits, got ", bits);

@@ -2,13 +2,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "lib/base/sha256.h"
 #include "lib/data/mnist/byte_reader.h"
 #include "lib/data/mnist/download.h"
 #include "lib/data/mnist/fetch.h"
-#include "lib/data/mnist/md5.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"
@@ -67,7 +68,8 @@ TEST_CASE("Fashion-MNIST's archives are checked as they come") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder / "mirror", true);
   CHECK_THROWS_WITH(download_mnist(MnistKind::fashion_mnist, folder / "cache", {url(folder / "mirror")}),
-                    ContainsSubstring("archive has MD5") && ContainsSubstring("8d4fb7e6c68d591d4c3dfef9ec88bf0d"));
+                    ContainsSubstring("archive has SHA-256") &&
+                        ContainsSubstring("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"));
 }
 
 TEST_CASE("content of the right size with wrong bytes, or with a byte more, is refused") {
@@ -76,7 +78,8 @@ TEST_CASE("content of the right size with wrong bytes, or with a byte more, is r
   Bytes content(47040016, 0);
   write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
   CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
-                    ContainsSubstring("content has MD5") && ContainsSubstring("6bbc9ace898e44ae57da46a324031adb"));
+                    ContainsSubstring("content has SHA-256") &&
+                        ContainsSubstring("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"));
   content.push_back(0);
   write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
   CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
@@ -93,6 +96,8 @@ TEST_CASE("a folder that cannot be written is found before anything is fetched")
   CHECK(!asked);
 }
 
+std::string sha256_of(const Bytes& bytes) { return sha256_hex(std::as_bytes(std::span(bytes))); }
+
 TEST_CASE("MNIST from a mirror: unpacked, kept, mended") {
   const auto real = duet_test::real_mnist();
   if (!real) DUET_SKIP("no MNIST in $DUET_DATA or shared/data");
@@ -106,12 +111,14 @@ TEST_CASE("MNIST from a mirror: unpacked, kept, mended") {
   download_mnist(MnistKind::mnist, cache, mirrors, progress);
   CHECK(asked.size() == 4);
   CHECK(count_files(cache) == 4);
-  CHECK(md5_hex(duet_test::read_file(cache / "t10k-images-idx3-ubyte")) == "2646ac647ad5339dbf082846283269ea");
+  CHECK(sha256_of(duet_test::read_file(cache / "t10k-images-idx3-ubyte")) ==
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7");
   CHECK(find_mnist(folder / "cache", MnistKind::mnist).complete());
 
   asked.clear();
   write_file(cache / "t10k-labels-idx1-ubyte", Bytes(10008, 1));
   download_mnist(MnistKind::mnist, cache, mirrors, progress);
   CHECK(asked == std::vector<std::string>{"t10k-labels-idx1-ubyte.gz"});
-  CHECK(md5_hex(duet_test::read_file(cache / "t10k-labels-idx1-ubyte")) == "27ae3e4e09519cfbb04c329615203637");
+  CHECK(sha256_of(duet_test::read_file(cache / "t10k-labels-idx1-ubyte")) ==
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2");
 }

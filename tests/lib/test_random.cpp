@@ -63,9 +63,9 @@ TEST_CASE("mt19937 draws PyTorch's words") {
 }
 
 TEST_CASE("the engine runs through many refills") {  // the standard's own check value: the 10000th word of seed 5489
-  MersenneTwister engine(5489);
-  for (int i = 0; i < 9999; ++i) engine();
-  CHECK(engine() == 4123659995U);
+  Mt19937 engine(5489);
+  for (int i = 0; i < 9999; ++i) engine.random();
+  CHECK(engine.random() == 4123659995U);
 }
 
 TEST_CASE("integers of PyTorch") {
@@ -193,10 +193,6 @@ TEST_CASE("randn has PyTorch's bits for many seeds and sizes") {
 
 TEST_CASE("CPython's Random") {
   PythonRandom random(1234);
-  CHECK(random.engine().state()[0] == 2147483648U);
-  CHECK(random.engine().state()[1] == 681931688U);
-  CHECK(random.engine().state()[2] == 3687344416U);
-  CHECK(random.engine().state()[3] == 1319623383U);
   CHECK(draws(5, [&] { return random.word(); }) == Words{4150886329, 3342196574, 1892932127, 501869158, 32175636});
 
   CHECK(PythonRandom(0).word() == 3626764237U);

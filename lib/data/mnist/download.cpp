@@ -6,9 +6,9 @@
 #include <span>
 #include <system_error>
 
+#include "lib/base/sha256.h"
 #include "lib/data/mnist/byte_reader.h"
 #include "lib/data/mnist/fetch.h"
-#include "lib/data/mnist/md5.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 
@@ -18,35 +18,35 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::uint8_t>;
 
-/// Sums as published; an empty one is not known. Mirrors pack MNIST anew, so only its content is known; of
-/// Fashion-MNIST the archives are.
+/// SHA-256 of files with the published MD5; an empty one is not known. Mirrors pack MNIST anew, so only its content is
+/// known; of Fashion-MNIST the archives are.
 struct Published {
   std::size_t bytes;  // unpacked
-  const char* content_md5;
-  const char* archive_md5;
+  const char* content;
+  const char* archive;
 };
 
 constexpr std::array<Published, 4> kPublishedMnist = {{
-    {47040016, "6bbc9ace898e44ae57da46a324031adb", ""},
-    {60008, "a25bea736e30d166cdddb491f175f624", ""},
-    {7840016, "2646ac647ad5339dbf082846283269ea", ""},
-    {10008, "27ae3e4e09519cfbb04c329615203637", ""},
+    {47040016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", ""},
+    {60008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5", ""},
+    {7840016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7", ""},
+    {10008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2", ""},
 }};
 constexpr std::array<Published, 4> kPublishedFashion = {{
-    {47040016, "", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"},
-    {60008, "", "25c81989df183df01b3e8a0aad5dffbe"},
-    {7840016, "", "bef4ecab320f06d8554ea6380940ec79"},
-    {10008, "", "bb300cfdad3c16e7a12a480ee83cd310"},
+    {47040016, "", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"},
+    {60008, "", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"},
+    {7840016, "", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"},
+    {10008, "", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"},
 }};
 
 const std::array<Published, 4>& published(MnistKind kind) {
   return kind == MnistKind::mnist ? kPublishedMnist : kPublishedFashion;
 }
 
-void check_md5(const std::string& name, const char* what, std::span<const std::uint8_t> bytes, const char* expected) {
+void check_sum(const std::string& name, const char* what, std::span<const std::uint8_t> bytes, const char* expected) {
   if (!*expected) return;
-  const std::string found = md5_hex(bytes);
-  require<DataError>(found == expected, name, ": ", what, " has MD5 ", found, ", expected ", expected);
+  const std::string found = sha256_hex(std::as_bytes(bytes));
+  require<DataError>(found == expected, name, ": ", what, " has SHA-256 ", found, ", expected ", expected);
 }
 
 /// All of the file; throws DataError unless it has exactly `expected` bytes.
@@ -65,7 +65,7 @@ bool is_whole(const fs::path& path, const Published& wanted) {
   if (!fs::exists(path, error)) return false;
   try {
     ByteReader reader(path);
-    check_md5(path.string(), "content", read_exactly(reader, wanted.bytes), wanted.content_md5);
+    check_sum(path.string(), "content", read_exactly(reader, wanted.bytes), wanted.content);
     return true;
   } catch (const DataError&) {
     return false;  // damaged: fetched again, and then replaced
@@ -77,10 +77,10 @@ Bytes fetch_content(const std::string& url, const std::string& file, const Publi
   const Bytes archive = fetch(url, wanted.bytes, [&](std::uint64_t done, std::uint64_t total) {
     if (progress) progress(file, done, total);
   });
-  check_md5(url, "archive", archive, wanted.archive_md5);
+  check_sum(url, "archive", archive, wanted.archive);
   ByteReader reader(archive, url);
   Bytes content = read_exactly(reader, wanted.bytes);
-  check_md5(url, "content", content, wanted.content_md5);
+  check_sum(url, "content", content, wanted.content);
   return content;
 }
 
