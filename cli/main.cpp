@@ -7,8 +7,8 @@
 
 #include "cli/options/commands.h"
 #include "ddp/launch/launch.h"
-#include "lib/base/printable.h"
-#include "lib/base/standard_streams.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace {

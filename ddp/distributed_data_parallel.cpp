@@ -8,7 +8,7 @@
 
 #include "ddp/gradient_synchroniser.h"
 #include "ddp/group/gather_text.h"
-#include "ddp/output_of_batch.h"
+#include "ddp/rank_weights.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
 

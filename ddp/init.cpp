@@ -16,7 +16,7 @@
 #include "ddp/gloo/load.h"
 #include "ddp/group/rank_names.h"
 #include "ddp/group/solo_group.h"
-#include "ddp/launch/variables.h"
+#include "ddp/launch/rank_environment.h"
 #include "ddp/nccl/load.h"
 #include "ddp/shm/multi_host_transport.h"
 #include "ddp/shm/shared_segment.h"

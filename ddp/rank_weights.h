@@ -3,9 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "ddp/group/process_group.h"
+#include "lib/autograd/variable.h"
+#include "lib/nn/value.h"
 #include "lib/rows.h"
 
 namespace duet::ddp {
@@ -55,5 +58,12 @@ class RankWeights {
   std::size_t of_this_run_ = 0;  // index of the first
   std::uint64_t zero_grads_ = 0;
 };
+
+/// `output` with a node of the tape through which gradients pass unchanged. Every backward that will reach it calls
+/// weights->reached(batch) before any node runs.
+Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeights>& weights,
+                         const RankWeights::Batch& batch);
+nn::Value output_of_batch(const nn::Value& output, const std::shared_ptr<RankWeights>& weights,
+                          const RankWeights::Batch& batch);
 
 }  // namespace duet::ddp

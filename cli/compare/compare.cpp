@@ -19,7 +19,7 @@
 #include "cli/system/signals.h"
 #include "cli/train/find_images.h"
 #include "lib/backend/backend.h"
-#include "lib/base/printable.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 

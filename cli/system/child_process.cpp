@@ -18,8 +18,8 @@
 #include "cli/system/signals.h"
 #include "ddp/launch/rank_resolver.h"
 #include "lib/base/descriptor.h"
-#include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lib/base/environment.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::cli {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/base/grouped.h"
+#include "lib/base/text.h"
 
 namespace duet::cli {
 

@@ -14,8 +14,7 @@
 
 #include "ddp/launch/output_thread.h"
 #include "lib/base/descriptor.h"
-#include "lib/base/grouped.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "cli/system/number_text.h"
-#include "cli/train/network.h"
+#include "cli/train/setup.h"
 #include "lib/base/environment.h"
-#include "lib/base/printable.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 

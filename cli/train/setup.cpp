@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,10 @@
 #include "ddp/tutorial/average_gradients.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
+#include "lib/base/sha256.h"
 #include "lib/data/partitioner.h"
+#include "lib/error.h"
+#include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "samplers/batch.h"
 #include "samplers/data_loader.h"
@@ -104,6 +108,36 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
 }
 
 }  // namespace
+
+Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
+  Network network;
+  network.arch = arch_of(name);
+  if (name == "simple_cnn") {
+    network.model = generator ? std::make_unique<nn::SimpleCNN>(*generator) : std::make_unique<nn::SimpleCNN>(seed);
+  } else {
+    network.model = std::make_unique<nn::LinearClassifier>(seed);
+    if (generator) network.model->initialise(*generator);
+  }
+  network.model->context().seed = seed;
+  network.model->context().stream = generator;
+  return network;
+}
+
+std::string arch_of(const std::string& name) {
+  if (name == "simple_cnn") return "SimpleCNN";
+  require<UsageError>(name == "linear", "unknown model '", name, "'");
+  return "LinearClassifier";
+}
+
+std::string parameters_sha256(nn::Module& model) {
+  const nn::ParameterStore& store = model.parameters();
+  Sha256 hash;
+  for (int slot = 0; slot < store.slot_count(); ++slot) {
+    const Tensor value = store.value(slot).to(Device{});
+    hash.update(std::as_bytes(value.span<float>()));
+  }
+  return hash.hex();
+}
 
 Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::ProcessGroup& group,
                  std::vector<Device> devices) {

@@ -1,19 +1,36 @@
-// What differs between the modes: the wrapper around the model, and the order of the images.
+// The networks that the program trains, and what differs between the modes: the wrapper around the model, and the order
+// of the images.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cli/train/find_images.h"
-#include "cli/train/network.h"
 #include "cli/train/step_clock.h"
 #include "ddp/group/process_group.h"
 #include "lib/backend/step_graph.h"
 #include "lib/data/loader.h"
+#include "lib/nn/module.h"
 #include "lib/optim/sgd.h"
 
 namespace duet::cli {
+
+struct Network {
+  std::string arch;  // as checkpoints name it
+  std::unique_ptr<nn::Module> model;
+};
+
+/// "simple_cnn" or "linear", with PyTorch's initial weights of this seed. With `generator` they are drawn from it.
+Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator = nullptr);
+
+/// The name of such a network in checkpoints. Throws UsageError for another name.
+std::string arch_of(const std::string& name);
+
+/// SHA-256 of all parameters, in PyTorch's order and layout.
+std::string parameters_sha256(nn::Module& model);
 
 /// Everything that one process trains with. Members are destroyed in reverse: the wrapper before its model.
 struct Setup {

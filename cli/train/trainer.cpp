@@ -21,7 +21,7 @@
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"
-#include "lib/base/signal_text.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::cli {

@@ -3,34 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+
+#include "lib/error.h"
 
 namespace duet::ddp {
-namespace {
-
-using Bytes = std::vector<std::uint8_t>;
-
-/// Texts of the ranks as collectives carry them: padded to the longest.
-struct Padded {
-  Padded(ProcessGroup& group, const std::string& text) : lengths(static_cast<std::size_t>(group.size())) {
-    std::int64_t own_length = static_cast<std::int64_t>(text.size());
-    group.all_gather(std::span(&own_length, 1), std::span(lengths)).wait();
-    own.resize(static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end())));
-    std::copy(text.begin(), text.end(), own.begin());
-  }
-  std::vector<std::string> cut(const Bytes& all) const {
-    std::vector<std::string> texts;
-    for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
-      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * own.size());
-      texts.emplace_back(begin, begin + lengths[rank]);
-    }
-    return texts;
-  }
-  std::vector<std::int64_t> lengths;
-  Bytes own;
-};
-
-}  // namespace
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -42,27 +18,38 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-std::string broadcast_text(ProcessGroup& group, const std::string& text, int root) {
-  std::int64_t length = static_cast<std::int64_t>(text.size());
-  group.broadcast(std::span(&length, 1), root).wait();
-  Bytes bytes(text.begin(), text.end());
-  bytes.resize(static_cast<std::size_t>(length));
-  group.broadcast(std::span(bytes), root).wait();
-  return {bytes.begin(), bytes.end()};
-}
-
-std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& text, int root) {
-  Padded padded(group, text);
-  Bytes all(group.rank() == root ? padded.own.size() * padded.lengths.size() : 0);
-  group.gather(std::span(padded.own), std::span(all), root).wait();
-  return group.rank() == root ? padded.cut(all) : std::vector<std::string>();
-}
-
 std::vector<std::string> all_gather_texts(ProcessGroup& group, const std::string& text) {
-  Padded padded(group, text);
-  Bytes all(padded.own.size() * padded.lengths.size());
-  group.all_gather(std::span(padded.own), std::span(all)).wait();
-  return padded.cut(all);
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()));
+  std::int64_t own_length = static_cast<std::int64_t>(text.size());
+  group.all_gather(std::span(&own_length, 1), std::span(lengths)).wait();
+  // Padded to the longest.
+  std::vector<std::uint8_t> own(text.begin(), text.end());
+  own.resize(static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end())));
+  std::vector<std::uint8_t> all(own.size() * lengths.size());
+  group.all_gather(std::span(own), std::span(all)).wait();
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * own.size());
+    texts.emplace_back(begin, begin + lengths[rank]);
+  }
+  return texts;
+}
+
+void require_same_settings(ProcessGroup& group, std::span<const Setting> settings) {
+  if (group.size() == 1) return;
+  std::string text;
+  for (const auto& [name, value] : settings) text += name + " is " + value + "\n";
+  const std::vector<std::string> texts = all_gather_texts(group, text);
+  const std::vector<std::string> first = lines_of(texts[0]);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    const std::vector<std::string> lines = lines_of(texts[rank]);
+    const auto both = static_cast<std::ptrdiff_t>(std::min(lines.size(), first.size()));
+    const auto [there, here] = std::mismatch(lines.begin(), lines.begin() + both, first.begin());
+    require<CommError>(there != lines.begin() + both, "the ranks disagree: rank ", rank, " has ", lines.size(),
+                       " settings, rank 0 ", first.size());
+    throw CommError(concat("the ranks disagree: ", *there, " on rank ", rank, ", ", *here, " on rank 0"));
+  }
 }
 
 }  // namespace duet::ddp

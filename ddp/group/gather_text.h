@@ -1,6 +1,7 @@
 // Texts, or any bytes, of ranks. All of them are collectives: all ranks call them.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -8,13 +9,19 @@
 
 namespace duet::ddp {
 
-/// The root's text, on all ranks.
-std::string broadcast_text(ProcessGroup& group, const std::string& text, int root = 0);
-/// Every rank's text, in rank order, on the root; nothing elsewhere.
-std::vector<std::string> gather_texts(ProcessGroup& group, const std::string& text, int root = 0);
-/// As gather_texts, on all ranks.
+/// Every rank's text, in rank order, on all ranks.
 std::vector<std::string> all_gather_texts(ProcessGroup& group, const std::string& text);
 /// A text's lines, each of which ends with a line feed. No collective.
 std::vector<std::string> lines_of(const std::string& text);
+
+/// A name as a person knows it, "--lr", and what this rank was given, "0.05".
+struct Setting {
+  std::string name, value;
+};
+
+/// Compares all ranks' settings with rank 0's. All ranks call it, with the same names in the same order. Throws
+/// CommError on every rank, with the first that differs: "the ranks disagree: --lr is 0.1 on rank 1, --lr is 0.05 on
+/// rank 0".
+void require_same_settings(ProcessGroup& group, std::span<const Setting> settings);
 
 }  // namespace duet::ddp

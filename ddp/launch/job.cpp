@@ -15,8 +15,7 @@
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/rank_names.h"
-#include "lib/base/printable.h"
-#include "lib/base/signal_text.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

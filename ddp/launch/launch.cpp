@@ -19,9 +19,8 @@
 #include "ddp/launch/rank_output.h"
 #include "ddp/launch/signal_pipe.h"
 #include "ddp/store/secret.h"
-#include "lib/base/hex.h"
-#include "lib/base/last_errno.h"
-#include "lib/base/standard_streams.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -10,8 +10,8 @@
 #include <chrono>
 #include <utility>
 
-#include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

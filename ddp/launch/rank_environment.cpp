@@ -14,10 +14,9 @@
 #include "ddp/group/work.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_guard.h"
-#include "ddp/launch/variables.h"
 #include "ddp/store/network_interface.h"
 #include "ddp/store/secret.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 extern "C" char** environ;

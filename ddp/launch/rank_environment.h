@@ -9,6 +9,10 @@
 
 namespace duet::ddp {
 
+/// By which a launcher passes options to ranks.
+inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
+inline constexpr const char* kTimeoutVariable = "DUET_TIMEOUT_MS";
+
 /// A port that nobody else gets while this lives. The socket never listens, so rank 0 may bind the same port beside it:
 /// both allow address reuse, as every server of this kind does.
 class ReservedPort {

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 

@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

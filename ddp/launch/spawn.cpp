@@ -19,7 +19,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_resolver.h"
 #include "lib/base/environment.h"
-#include "lib/base/printable.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

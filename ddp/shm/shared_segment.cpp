@@ -15,7 +15,7 @@
 #include "ddp/group/rank_names.h"
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

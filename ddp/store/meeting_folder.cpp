@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

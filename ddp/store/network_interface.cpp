@@ -8,7 +8,7 @@
 #include <memory>
 #include <set>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

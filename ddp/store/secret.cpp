@@ -11,9 +11,8 @@
 #include "ddp/store/meeting_folder.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
-#include "lib/base/hex.h"
-#include "lib/base/last_errno.h"
 #include "lib/base/sha256.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -12,7 +12,7 @@
 
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store_server.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 

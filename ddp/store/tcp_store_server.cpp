@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "ddp/store/secret.h"
-#include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 

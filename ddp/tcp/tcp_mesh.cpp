@@ -16,7 +16,7 @@
 #include "ddp/store/asio.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store_wire.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 

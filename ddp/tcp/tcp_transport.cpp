@@ -24,8 +24,8 @@
 #include "ddp/tcp/tcp_mesh.h"
 #include "ddp/tcp/tcp_receiver.h"
 #include "lib/base/descriptor.h"
-#include "lib/base/last_errno.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -1,9 +1,21 @@
-// A file descriptor with an owner.
+// File descriptors: with an owner, and 0, 1 and 2.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
+
+namespace duet {
+
+/// Opens /dev/null on those of the descriptors 0, 1 and 2 that are closed. Without it the next file or pipe gets such a
+/// number, and what is printed goes there. For main(), before anything is opened.
+inline void open_closed_streams() {
+  for (int number = STDIN_FILENO; number <= STDERR_FILENO; ++number)
+    if (::fcntl(number, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // gets the lowest free number, which is this one
+}
+
+}  // namespace duet
 
 namespace duet::ddp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "lib/base/hex.h"
+#include "lib/base/text.h"
 
 namespace duet {
 namespace {

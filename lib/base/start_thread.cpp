@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "lib/base/fault_point.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/base/hex.h"
 #include "lib/base/sha256.h"
+#include "lib/base/text.h"
 #include "tests/support/catch2.h"
 
 namespace {

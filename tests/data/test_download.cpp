@@ -9,7 +9,6 @@
 #include "lib/base/sha256.h"
 #include "lib/data/mnist/byte_reader.h"
 #include "lib/data/mnist/download.h"
-#include "lib/data/mnist/fetch.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"

@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/hex.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::data {

@@ -1,11 +1,15 @@
 #include "lib/data/mnist/idx.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
 
-#include "lib/data/mnist/mapped_file.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -13,6 +17,27 @@ namespace {
 
 constexpr std::uint32_t kImageMagic = 2051, kLabelMagic = 2049;
 constexpr std::size_t kImageHeader = 16;  // bytes
+
+/// All bytes of a regular file that is not empty, as storage of the CPU that keeps the mapping alive; undefined (null)
+/// for anything else, or where the file system cannot map it. Writes to it stay with this process. The file must not
+/// shrink while it is mapped; a replaced or removed one may.
+std::shared_ptr<Storage> map_file(const std::filesystem::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block
+  if (file < 0) return nullptr;
+  struct stat status {};
+  void* memory = MAP_FAILED;
+  std::size_t bytes = 0;
+  if (::fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
+    bytes = static_cast<std::size_t>(status.st_size);
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  }
+  ::close(file);
+  if (memory == MAP_FAILED) return nullptr;
+  return {new Storage(Device{}, memory, bytes), [](Storage* storage) {
+            ::munmap(storage->data(), storage->bytes());
+            delete storage;
+          }};
+}
 
 std::uint32_t read_word(ByteReader& file, const char* field) {
   std::array<std::uint8_t, 4> bytes{};

@@ -14,7 +14,7 @@ namespace duet::data {
 /// Throws DataError that names the file, the field, what was found and what was expected: a file that is absent, no
 /// regular file, empty, truncated, corrupt, not gzip though named .gz, of another magic, with a size of 0 or beyond
 /// what the file can hold or kMostIdxBytes, or with bytes behind the last one. Never reads or allocates more than the
-/// header announces. The images of a file that is not packed are not read but mapped: see lib/data/mnist/mapped_file.h.
+/// header announces. The images of a file that is not packed are not read but mapped: see map_file() in idx.cpp.
 Tensor read_idx_images(const std::filesystem::path& path);
 Tensor read_idx_images(ByteReader& file);
 

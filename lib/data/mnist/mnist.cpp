@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "lib/base/environment.h"
-#include "lib/base/grouped.h"
+#include "lib/base/text.h"
 #include "lib/data/mnist/download.h"
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/data/mnist/idx.h"

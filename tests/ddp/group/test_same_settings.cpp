@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/group/same_settings.h"
+#include "ddp/group/gather_text.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -20,7 +20,7 @@
 #include <string>
 
 #include "lib/base/descriptor.h"
-#include "lib/base/last_errno.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "tests/ddp/worker.h"
 
