@@ -21,19 +21,12 @@ TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t 
                    const std::string& folder, const std::function<void()>& poll) {
   const std::string script = folder + "/torch_peer.py", out = folder + "/torch";
   write_atomically(script, std::string(kScript));
-  std::vector<std::string> arguments = {script,
-                                        "--device",
-                                        "cpu",
-                                        "--out",
-                                        out,
-                                        "--ranks",
-                                        std::to_string(way.ranks),
-                                        "--threads",
-                                        std::to_string(way.threads),
-                                        "--batch",
-                                        std::to_string(batch),
-                                        "--steps",
-                                        std::to_string(steps)};
+  std::vector<std::string> arguments = {script, "--device=cpu", "--out=" + out};
+  const auto add = [&](const char* option, auto number) { arguments.push_back(concat("--", option, "=", number)); };
+  add("ranks", way.ranks);
+  add("threads", way.threads);
+  add("batch", batch);
+  add("steps", steps);
   if (way.tuned) arguments.push_back("--tuned");
   const ChildEnd end = run_program(python, arguments, folder + "/log", poll);
   TorchRun run;

@@ -64,43 +64,29 @@ std::string title(const Training& options, const Cell& cell) {
 }
 
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {
-  std::vector<std::string> arguments = {"train",
-                                        "--quiet",
-                                        "--mode",
-                                        name(cell.mode),
-                                        "--devices",
-                                        std::to_string(cell.devices),
-                                        "--device",
-                                        duet::name(options.device),
-                                        "--precision",
-                                        duet::name(options.precision),
-                                        "--graph",
-                                        options.graph,
-                                        "--graph-steps",
-                                        std::to_string(options.graph_steps),
-                                        "--backend",
-                                        backend_of(options, cell),
-                                        "--threads-per-device",
-                                        std::to_string(cell.threads_per_device),
-                                        "--model",
-                                        options.model,
-                                        "--epochs",
-                                        std::to_string(options.epochs),
-                                        "--batch",
-                                        std::to_string(options.batch),
-                                        "--lr",
-                                        shortest(options.lr),
-                                        "--momentum",
-                                        shortest(options.momentum),
-                                        "--seed",
-                                        std::to_string(options.seed),
-                                        "--train-images",
-                                        std::to_string(options.train_images),
-                                        "--test-images",
-                                        std::to_string(options.test_images)};
-  if (!options.data.empty()) arguments.insert(arguments.end(), {"--data", options.data});
-  if (has_ranks(cell.mode)) arguments.insert(arguments.end(), {"--workers", options.workers});
-  if (options.compat_torch) arguments.insert(arguments.end(), {"--compat", "torch"});
+  std::vector<std::string> arguments = {"train", "--quiet"};
+  const auto add = [&](const char* option, const auto& value) {
+    arguments.push_back(concat("--", option, "=", value));
+  };
+  add("mode", name(cell.mode));
+  add("devices", cell.devices);
+  add("device", duet::name(options.device));
+  add("precision", duet::name(options.precision));
+  add("graph", options.graph);
+  add("graph-steps", options.graph_steps);
+  add("backend", backend_of(options, cell));
+  add("threads-per-device", cell.threads_per_device);
+  add("model", options.model);
+  add("epochs", options.epochs);
+  add("batch", options.batch);
+  add("lr", shortest(options.lr));
+  add("momentum", shortest(options.momentum));
+  add("seed", options.seed);
+  add("train-images", options.train_images);
+  add("test-images", options.test_images);
+  if (!options.data.empty()) add("data", options.data);
+  if (has_ranks(cell.mode)) add("workers", options.workers);
+  if (options.compat_torch) add("compat", "torch");
   if (options.check_finite) arguments.push_back("--check-finite");
   return arguments;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/system/number_text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -16,8 +17,8 @@ bool is_option(const std::string& argument) { return argument.size() > 1 && argu
 void require_known(const std::string& command, const std::vector<std::string>& commands) {
   if (is_option(command) || std::find(commands.begin(), commands.end(), command) != commands.end()) return;
   const std::string hint = did_you_mean(command, commands);
-  throw UsageError(concat("unknown command '", command, "'", hint.empty() ? ", expected " + listed(commands) : hint,
-                          " (see duet --help)"));
+  throw UsageError(concat("unknown command '", command, "'",
+                          hint.empty() ? ", expected " + listed(commands, "or") : hint, " (see duet --help)"));
 }
 
 /// Edits from one word to the other: the optimal string alignment distance.
@@ -57,7 +58,7 @@ Check in_range(double least, double most) {
 Check one_of(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) -> std::string {
     if (std::find(words.begin(), words.end(), text) != words.end()) return "";
-    return concat("unknown '", text, "', expected ", listed(words));
+    return concat("unknown '", text, "', expected ", listed(words, "or"));
   };
 }
 
@@ -67,13 +68,6 @@ void add_choice(CLI::App& app, const char* option, const std::vector<std::string
     take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
   };
   app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
-}
-
-std::string listed(const std::vector<std::string>& words) {
-  std::string list;
-  for (std::size_t i = 0; i < words.size(); ++i)
-    list += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
-  return list;
 }
 
 std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,

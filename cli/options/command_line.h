@@ -41,9 +41,6 @@ void add_choice(CLI::App& app, const char* option, T& chosen, const std::array<T
   add_choice(app, option, words, name(chosen), take, about);
 }
 
-/// "a, b or c".
-std::string listed(const std::vector<std::string>& words);
-
 /// The arguments as the parser takes them: `help COMMAND` as `COMMAND --help`, and `--json` without a file as
 /// `--json=-`. Throws UsageError with the nearest one for a command that is none of `commands`.
 std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,

@@ -53,7 +53,7 @@ void reached(const Results& results, std::vector<std::string>& out) {
   if (items.empty()) return;
   out.push_back("At batch " + std::to_string(results.settings.batch) + " on " + std::to_string(devices) +
                 " devices, where " + std::to_string(devices) + "x would be ideal, the speed-up over single is " +
-                and_list(items) + ".");
+                listed(items) + ".");
 }
 
 /// Says which part of a step keeps `run` from being single's step divided by the devices.
@@ -116,7 +116,7 @@ void crowded(const Results& results, std::vector<std::string>& out) {
 std::string and_text(const std::set<int>& numbers) {
   std::vector<std::string> texts;
   for (int number : numbers) texts.push_back(std::to_string(number));
-  return and_list(texts);
+  return listed(texts);
 }
 
 void bits(const Results& results, std::vector<std::string>& out) {
@@ -145,7 +145,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
     counts.insert(same.begin(), same.end());
   }
   if (!modes.empty() && same_counts)
-    out.push_back(and_list(modes) + " ended with the very same bits as single on " + and_text(counts) +
+    out.push_back(listed(modes) + " ended with the very same bits as single on " + and_text(counts) +
                   (counts == std::set<int>{1} ? " device" : " devices") + " (parameters sha256 " +
                   single->parameters_sha256.substr(0, 16) + "...).");
   out.insert(out.end(), others.begin(), others.end());
@@ -175,7 +175,7 @@ void not_finite(const Results& results, std::vector<std::string>& out) {
     if (run.ok && !run.train_loss.empty() && !std::isfinite(run.train_loss.back()))
       rows.push_back(row_name(results, run) + " " + std::to_string(run.devices));
   if (!rows.empty())
-    out.push_back("The loss of " + and_list(rows) +
+    out.push_back("The loss of " + listed(rows) +
                   " is not finite: --check-finite ends a training where that begins and says where it arose.");
 }
 

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "lib/error.h"
+
 namespace duet::cli {
 
 std::string fixed(double value, int digits) {
@@ -21,10 +23,10 @@ std::string shortest(double value) {
 
 std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
 
-std::string and_list(const std::vector<std::string>& items) {
+std::string listed(const std::vector<std::string>& items, const char* last) {
   std::string out;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) out += i + 1 == items.size() ? " and " : ", ";
+    if (i > 0) out += i + 1 == items.size() ? concat(" ", last, " ") : ", ";
     out += items[i];
   }
   return out;

@@ -18,8 +18,8 @@ std::string fixed(double value, int digits);
 std::string shortest(double value);
 /// Seconds with three significant digits: "0.184", "5.87", "124".
 std::string seconds(double value);
-/// "1", "1 and 2", "1, 2 and 4".
-std::string and_list(const std::vector<std::string>& items);
+/// "1", "1 and 2", "1, 2 and 4", or with another word before the last.
+std::string listed(const std::vector<std::string>& items, const char* last = "and");
 /// As Python's repr prints a float: shortest digits, an exponent only below 1e-4 or from 1e16.
 std::string python_float(double value);
 /// Number of characters (code points) of UTF-8 text, for columns.

@@ -7,6 +7,23 @@
 
 namespace duet::ddp {
 
+bool GroupFailure::empty() const {
+  const std::lock_guard lock(mutex_);
+  return first_.empty();
+}
+
+void GroupFailure::check() const {
+  const std::lock_guard lock(mutex_);
+  require<CommError>(first_.empty(), "the process group is of no more use since ", first_);
+}
+
+std::string GroupFailure::add(const std::string& operation, int rank, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (!first_.empty()) return concat("the process group is of no more use since ", first_);
+  first_ = concat(operation, " failed on rank ", rank, ": ", error.what());
+  return first_;
+}
+
 void WorkState::begin(std::string_view name, std::function<bool(Clock::time_point)> finisher) {
   const std::lock_guard lock(mutex_);
   name_.assign(name);

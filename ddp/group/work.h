@@ -19,6 +19,20 @@ namespace duet::ddp {
 
 using Clock = std::chrono::steady_clock;
 
+/// The first failure of a process group, after which all of its operations throw. Thread-safe.
+class GroupFailure {
+ public:
+  bool empty() const;
+  /// Throws CommError after a failure.
+  void check() const;
+  /// Notes that an operation failed. Returns the text to be thrown: its own, or the first failure's.
+  std::string add(const std::string& operation, int rank, const std::exception& error);
+
+ private:
+  mutable std::mutex mutex_;
+  std::string first_;
+};
+
 /// Where one operation stands. Thread-safe; reused by WorkPool.
 class WorkState {
  public:

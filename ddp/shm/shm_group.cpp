@@ -24,7 +24,6 @@
 namespace duet::ddp {
 namespace {
 
-constexpr const char* kFailed = "the process group is of no more use since ";
 constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
 
 /// Memory of a segment, which it keeps alive.
@@ -65,7 +64,6 @@ class ShmGroup final : public SharedMemoryGroup {
   /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
   void close();
   std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
-  void check_alive() const;
   /// The helper's thread: what nobody waits for goes on too.
   void help();
   void help_messages();
@@ -83,10 +81,10 @@ class ShmGroup final : public SharedMemoryGroup {
   std::mutex messages_mutex_;
   Messages messages_;
 
+  GroupFailure failure_;
   mutable std::mutex mutex_;            // of what follows; the last one taken, and never held while waiting
   std::vector<Task> tasks_;             // in the order of the calls
   std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
-  std::string failure_;
   WorkPool works_;
   std::atomic<std::int64_t> busy_ns_{0};
   std::condition_variable wake_helper_;
@@ -147,20 +145,8 @@ std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
   return storage_in(segment, segment->data(), bytes);
 }
 
-void ShmGroup::check_alive() const {
-  const std::lock_guard lock(mutex_);
-  require<CommError>(failure_.empty(), kFailed, failure_);
-}
-
 std::string ShmGroup::fail(const std::string& operation, const std::exception& error) {
-  std::string text = concat(operation, " failed on rank ", rank(), ": ", error.what());
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_.empty())
-      failure_ = text;
-    else  // a consequence of the first
-      text = concat(kFailed, failure_);
-  }
+  std::string text = failure_.add(operation, rank(), error);
   close();  // the peers must not wait for this rank
   return text;
 }
@@ -214,7 +200,7 @@ void ShmGroup::run_until(std::uint64_t number, bool spin) {
 void ShmGroup::run(const Task& task, bool spin) {
   std::exception_ptr failure;
   try {
-    check_alive();
+    failure_.check();
     try {
       const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
                            bytes_of(task.call));
@@ -238,7 +224,7 @@ void ShmGroup::run(const Task& task, bool spin) {
 }
 
 Work ShmGroup::start_message(const Call& call) {
-  check_alive();
+  failure_.check();
   Call both = call;  // as both sides describe it
   both.op = Collective::send;
   both.root = 0;
@@ -253,7 +239,7 @@ Work ShmGroup::start_message(const Call& call) {
         sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
     if (sends) messages_.progress();
     state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
-      check_alive();
+      failure_.check();
       try {
         return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
       } catch (const std::exception& error) {

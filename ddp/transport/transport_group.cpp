@@ -20,18 +20,8 @@ constexpr std::size_t kQueued = 64;  // calls in the background for which there 
 
 }  // namespace
 
-void TransportGroup::Core::check_alive() {
-  const std::lock_guard lock(mutex);
-  require<CommError>(failure.empty(), "the process group is of no more use since ", failure);
-}
-
 void TransportGroup::Core::fail(const std::string& operation, const std::exception& error) {
-  std::string text;
-  {
-    const std::lock_guard lock(mutex);
-    text = concat(operation, " failed on rank ", transport->rank(), ": ", error.what());
-    if (failure.empty()) failure = text;
-  }
+  const std::string text = failure.add(operation, transport->rank(), error);
   transport->close();  // the peers must not wait for this rank
   throw CommError(text);
 }
@@ -82,7 +72,7 @@ Work TransportGroup::start_message(const Call& call) {
     CallHeader ours, theirs;
     Transport::Request header = 0, payload = 0;
   };
-  core_->check_alive();
+  core_->failure.check();
   const auto message = std::make_shared<Message>();
   const std::uint64_t number = messages_[{call.op, call.root, call.tag}]++;
   Call both = call;  // as both sides describe it, so that their tags agree
@@ -146,7 +136,7 @@ void TransportGroup::serve() {
 void TransportGroup::execute(const Task& task) {
   const std::uint64_t number = sequence_++;
   try {
-    core_->check_alive();
+    core_->failure.check();
     try {
       const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
                            bytes_of(task.call));

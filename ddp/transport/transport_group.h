@@ -41,9 +41,7 @@ class TransportGroup final : public ProcessGroup {
   /// What a Work may still need after the group is gone.
   struct Core {
     std::unique_ptr<Transport> transport;
-    std::mutex mutex;
-    std::string failure;  // the first; the group is dead after it
-    void check_alive();
+    GroupFailure failure;
     [[noreturn]] void fail(const std::string& operation, const std::exception& error);
   };
   struct Task {

@@ -45,9 +45,9 @@ TEST_CASE("numbers as people read them") {
   CHECK(seconds(0.1834) == "0.183");
   CHECK(seconds(5.868) == "5.87");
   CHECK(seconds(123.9) == "124");
-  CHECK(and_list({}) == "");
-  CHECK(and_list({"1"}) == "1");
-  CHECK(and_list({"1", "2", "4"}) == "1, 2 and 4");
+  CHECK(listed({}) == "");
+  CHECK(listed({"1"}) == "1");
+  CHECK(listed({"1", "2", "4"}) == "1, 2 and 4");
   CHECK(width("▕█▏") == 3);
   CHECK(median({3, 1, 2}) == 2);
   CHECK(median({4, 1, 2, 3}) == 2.5);
