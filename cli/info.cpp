@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/commands.h"
+#include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/output.h"

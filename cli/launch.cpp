@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "cli/options/commands.h"
+#include "cli/options/options.h"
 #include "ddp/launch/output_thread.h"
 #include "lib/error.h"
 

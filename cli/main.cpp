@@ -5,7 +5,7 @@
 #include <string>
 #include <variant>
 
-#include "cli/options/commands.h"
+#include "cli/options/options.h"
 #include "ddp/launch/launch.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "cli/options/commands.h"
-#include "cli/system/devices.h"
+#include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/output.h"

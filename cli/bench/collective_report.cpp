@@ -12,7 +12,6 @@
 #include "cli/bench/collective_rows.h"
 #include "cli/report/page.h"
 #include "cli/report/svg.h"
-#include "cli/system/devices.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/bench/bare_step.h"
-#include "cli/options/commands.h"
+#include "cli/options/options.h"
 #include "cli/system/number_text.h"
 #include "cli/train/find_images.h"
 #include "lib/data/loader.h"

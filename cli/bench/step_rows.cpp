@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "cli/system/devices.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 

@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "cli/compare/cells.h"
-#include "cli/options/commands.h"
+#include "cli/options/options.h"
 #include "cli/report/findings.h"
 #include "cli/report/page.h"
 #include "cli/report/table.h"
-#include "cli/system/devices.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"

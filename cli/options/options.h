@@ -146,4 +146,14 @@ void check(const BenchOptions& options);
 void check(const CollectiveOptions& options);
 void check(const LaunchOptions& options);
 
+// The commands; each returns its exit code or throws. `command_line` is for reports.
+int info(const InfoOptions& options);
+int bench(const BenchOptions& options);
+int bench(const CollectiveOptions& options, const std::string& command_line);
+int launch(const LaunchOptions& options);
+/// The part of it that measures tape, modules and loader; exit code 1 if both sides do not end with the same loss.
+int bench_overhead(const BenchOptions& options);
+int train(const TrainOptions& options);
+int compare(const CompareOptions& options, const std::string& command_line);
+
 }  // namespace duet::cli

@@ -1,4 +1,4 @@
-// What this program runs on, and what it was built with.
+// What this program runs on, the devices of a run, and what the program was built with.
 #pragma once
 
 #include <string>
@@ -29,6 +29,22 @@ struct Gpu {
 };
 /// Makes contexts on all GPUs, because that is how free memory is asked for. Empty without CUDA.
 std::vector<Gpu> all_gpus();
+
+/// `count` devices of a kind: cuda:0, cuda:1, ... where there are as many GPUs, else logical devices that share the
+/// GPUs evenly: cuda:0.0, cuda:0.1, ... CPU devices are always real ones. Throws DeviceError without any device.
+std::vector<Device> devices_for(DeviceKind kind, int count);
+
+/// The device of a rank among the `ranks` of this machine; ranks share a GPU where they outnumber the GPUs.
+Device device_of_rank(DeviceKind kind, int rank, int ranks);
+
+/// How many of a kind's devices `count` devices occupy: the GPUs for CUDA, `count` for CPU.
+int physical_devices(DeviceKind kind, int count);
+
+/// Whether `ranks` ranks of this machine can exchange over NCCL, each with a GPU of its own.
+bool can_use_nccl(DeviceKind kind, int ranks);
+
+/// "cpu", "cuda", or "cuda (simulated)".
+std::string kind_title(DeviceKind kind);
 
 /// One library and its version, or why it is not there.
 struct Library {

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/options/commands.h"
-#include "cli/system/devices.h"
+#include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "cli/system/output.h"
 #include "cli/system/signals.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "cli/system/devices.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/output.h"

@@ -1,8 +1,16 @@
 #include "lib/data/loader.h"
 
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
 #include <utility>
+#include <vector>
 
-#include "lib/data/prefetcher.h"
+#include "lib/base/start_thread.h"
 #include "lib/data/resident_images.h"
 #include "lib/error.h"
 
@@ -18,6 +26,93 @@ Shape with_rows(const Shape& sample) {
 }
 
 }  // namespace
+
+/// Calls make(step) for every step in [first, end), each in one of the workers, at most `depth` steps ahead of take().
+class Prefetcher {
+ public:
+  Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end, std::function<Batch(std::int64_t)> make);
+  /// Waits for the batches in work and drops them.
+  ~Prefetcher();
+  Prefetcher(const Prefetcher&) = delete;
+  Prefetcher& operator=(const Prefetcher&) = delete;
+
+  /// The batch of the next step; rethrows what make threw for it. At most end - first times.
+  Batch take();
+
+ private:
+  struct Slot {
+    bool ready = false;
+    Batch batch;
+    std::exception_ptr failure;
+  };
+  Slot& slot(std::int64_t step) { return slots_[static_cast<std::size_t>(step) % slots_.size()]; }
+  void work();
+  void stop();
+
+  std::function<Batch(std::int64_t)> make_;
+  std::mutex mutex_;
+  std::condition_variable room_, filled_;
+  std::vector<Slot> slots_;  // step s in slot s % depth
+  std::int64_t claimed_, taken_, end_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+Prefetcher::Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end,
+                       std::function<Batch(std::int64_t)> make)
+    : make_(std::move(make)), slots_(static_cast<std::size_t>(depth)), claimed_(first), taken_(first), end_(end) {
+  try {
+    for (int i = 0; i < workers; ++i)
+      threads_.push_back(start_thread("a worker thread of a data loader", [this] { work(); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+Prefetcher::~Prefetcher() { stop(); }
+
+void Prefetcher::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  room_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Batch Prefetcher::take() {
+  std::unique_lock lock(mutex_);
+  Slot& next = slot(taken_);
+  filled_.wait(lock, [&] { return next.ready; });
+  Slot result = std::exchange(next, {});
+  ++taken_;
+  lock.unlock();
+  room_.notify_one();
+  if (result.failure) std::rethrow_exception(result.failure);
+  return std::move(result.batch);
+}
+
+void Prefetcher::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    room_.wait(lock, [&] { return stopping_ || claimed_ == end_ || claimed_ < taken_ + std::ssize(slots_); });
+    if (stopping_ || claimed_ == end_) return;
+    const std::int64_t step = claimed_++;
+    lock.unlock();
+    Slot result;
+    try {
+      result.batch = make_(step);
+    } catch (...) {
+      result.failure = std::current_exception();
+    }
+    result.ready = true;
+    lock.lock();
+    slot(step) = std::move(result);
+    filled_.notify_one();
+    if (claimed_ == end_) room_.notify_all();
+  }
+}
 
 Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options)
     : dataset_(dataset),

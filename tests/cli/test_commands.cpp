@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/system/devices.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"

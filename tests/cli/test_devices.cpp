@@ -1,7 +1,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/devices.h"
 #include "cli/system/machine.h"
 #include "lib/backend/cuda_module.h"
 #include "lib/error.h"
