@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kWidth = 760, kHeight = 380, kLeft = 70, kRight = 200, kTop = 30, kBottom = 46;
 // Those of the page's colours that differ most.
-constexpr const char* kColours[] = {"dp", "seed", "ddp", "single"};
+constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
 
 Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 

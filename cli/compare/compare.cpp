@@ -62,7 +62,7 @@ void find_first_differences(Results& results, const std::vector<Cell>& cells, Ce
   std::vector<std::string> expected;
   for (std::size_t i = 0; i < cells.size(); ++i) {
     Run& run = results.runs[i];
-    const bool comparable = run.ok && run.on_cpu() && cells[i].mode != Mode::seed && &run != single;
+    const bool comparable = run.ok && run.on_cpu() && cells[i].mode != Mode::averaging && &run != single;
     if (!comparable || run.parameters_sha256 == single->parameters_sha256) continue;
     if (expected.empty()) expected = runner.fingerprints({Mode::single, 1, single->threads_per_device});
     run.first_differing_step = first_difference(expected, runner.fingerprints(cells[i]));

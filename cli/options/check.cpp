@@ -40,19 +40,19 @@ void check_devices(int devices, std::int64_t batch) {
 const char* name(Mode mode) {
   switch (mode) {
     case Mode::single: return "single";
-    case Mode::seed: return "seed";
+    case Mode::averaging: return "averaging";
     case Mode::dp: return "dp";
     case Mode::ddp: return "ddp";
   }
   return "?";
 }
 
-bool has_ranks(Mode mode) { return mode == Mode::seed || mode == Mode::ddp; }
+bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp; }
 
 std::string why_no_graph(const TrainOptions& options, std::string carrier) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
   if (options.graph == "off") return "--graph off";
-  if (options.mode == Mode::seed) return "in mode seed ranks add gradients up, outside of graphs";
+  if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
   if (options.mode != Mode::ddp && options.devices > 1)
     return concat("a graph holds the work of one device, not of ", options.devices);
   if (carrier.empty() && options.devices > 1 && options.backend != "auto") carrier = options.backend;
@@ -70,9 +70,9 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(options.workers == "process" || has_ranks(options.mode),
-                      "--workers thread is for modes seed and ddp, not ", name(options.mode));
-  require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode), "--timeout is for modes seed and ddp, not ",
-                      name(options.mode));
+                      "--workers thread is for modes averaging and ddp, not ", name(options.mode));
+  require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),
+                      "--timeout is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
   const std::string no_graph = why_no_graph(options);

@@ -21,7 +21,7 @@ constexpr const char* kAbout =
     "averaging, by DataParallel and by DistributedDataParallel, and says how fast each was and whether all learned the "
     "same bits.";
 
-constexpr std::array kModes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
+constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
 
 /// The entries of a list with commas between them.
@@ -54,7 +54,7 @@ void add_list(CLI::App& app, const char* option, std::vector<T>& values, T (*rea
 
 Mode parse_mode(const std::string& text) {
   const auto mode = std::find_if(kModes.begin(), kModes.end(), [&](Mode one) { return text == name(one); });
-  require<UsageError>(mode != kModes.end(), "--modes: unknown '", text, "', expected single, seed, dp or ddp");
+  require<UsageError>(mode != kModes.end(), "--modes: unknown '", text, "', expected single, averaging, dp or ddp");
   return *mode;
 }
 
@@ -90,13 +90,15 @@ void add_step(CLI::App& app, Training& training) {
          "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
          "as many as fit between two readings of the loss")
       ->check(in_range(0, 1024));
-  app.add_option("--backend", training.backend,
-                 "what carries the ranks' collectives in seed and ddp: shm (memory that one host's ranks share), tcp, "
-                 "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-                 "else shm where it can be had, else tcp");
-  app.add_option("--workers", training.workers,
-                 "what a rank of seed and ddp is: a process, or a thread (with all ranks in one process, and the same "
-                 "bits; CPU devices)")
+  app.add_option(
+      "--backend", training.backend,
+      "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
+      "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+      "else shm where it can be had, else tcp");
+  app.add_option(
+         "--workers", training.workers,
+         "what a rank of averaging and ddp is: a process, or a thread (with all ranks in one process, and the same "
+         "bits; CPU devices)")
       ->check(one_of({"process", "thread"}));
   app.add_option("--threads-per-device", training.threads_per_device,
                  "threads of one CPU device, each pinned to a core")
@@ -136,7 +138,7 @@ void add_training(CLI::App& app, Training& training) {
 void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
 void add_train(CLI::App& app, TrainOptions& options) {
-  add_choice(app, "--mode", options.mode, kModes, "single, seed (the tutorial's averaging loop), dp or ddp");
+  add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
   app.add_option("--devices", options.devices, "number of devices (single: 1)");
   add_training(app, options);
   app.get_option("--backend")->check(one_of(kBackends));
@@ -178,13 +180,14 @@ void add_train(CLI::App& app, TrainOptions& options) {
 }
 
 void add_compare(CLI::App& app, CompareOptions& options) {
-  add_list(app, "--modes", options.modes, parse_mode, "single,seed,dp,ddp", "what to compare, separated by commas");
+  add_list(app, "--modes", options.modes, parse_mode, "single,averaging,dp,ddp",
+           "what to compare, separated by commas");
   add_list(app, "--devices", options.devices, parse_count, "1,2,4", "numbers of devices, separated by commas");
   add_training(app, options);
   app.get_option("--backend")
       ->description(
-          "what carries the ranks' collectives in seed and ddp: see duet train --help; of several, separated "
-          "by commas, each gets rows of ddp, and seed runs over the first")
+          "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
+          "by commas, each gets rows of ddp, and averaging runs over the first")
       ->check([known = one_of(kBackends)](const std::string& list) {
         std::string wrong;
         for (const std::string& backend : split(list, "--backend")) wrong = wrong.empty() ? known(backend) : wrong;

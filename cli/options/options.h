@@ -12,7 +12,7 @@
 
 namespace duet::cli {
 
-enum class Mode { single, seed, dp, ddp };
+enum class Mode { single, averaging, dp, ddp };
 const char* name(Mode mode);
 /// Whether its devices are driven by ranks.
 bool has_ranks(Mode mode);
@@ -61,7 +61,7 @@ struct TrainOptions : Training {
 };
 
 struct CompareOptions : Training {
-  std::vector<Mode> modes = {Mode::single, Mode::seed, Mode::dp, Mode::ddp};
+  std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
   int repeats = 1;

@@ -88,7 +88,7 @@ std::string epoch_chart(const Results& results) {
     labels.emplace_back(ideal.back().second, "ideal");
   }
   int shift = 0;
-  for (const char* mode : {"single", "seed", "dp", "ddp"}) {
+  for (const char* mode : {"single", "averaging", "dp", "ddp"}) {
     std::vector<std::pair<double, double>> points;
     for (int devices : columns) {
       const Run* run = find_run(results, mode, devices);

@@ -73,7 +73,7 @@ void lost(const Results& results, const std::string& mode, std::vector<std::stri
   const double largest = std::max({moving, fixed_part, compute});
   if (largest < extra / 3) return;
   std::string why = "communication (scatter, replicate, gather, all-reduce)";
-  if (mode == "ddp" || mode == "seed") why = "waiting for all-reduces";
+  if (mode == "ddp" || mode == "averaging") why = "waiting for all-reduces";
   if (largest == fixed_part) why = "input and update, which every device does in full";
   if (largest == compute) why = "forward, loss and backward, which do not divide evenly or slow each other down";
   out.push_back(mode + " on " + std::to_string(run->devices) + " devices takes " + us(extra) +
@@ -83,7 +83,7 @@ void lost(const Results& results, const std::string& mode, std::vector<std::stri
 
 void hidden(const Results& results, std::vector<std::string>& out) {
   const int devices = largest_fair(results);
-  const Run* seed = find_run(results, "seed", devices);
+  const Run* averaging = find_run(results, "averaging", devices);
   const Run* ddp = find_run(results, "ddp", devices);
   if (!ddp || ddp->communication_us <= 0) return;
   const double waiting = ddp->step_us.communication;
@@ -91,9 +91,9 @@ void hidden(const Results& results, std::vector<std::string>& out) {
   std::string text = "ddp on " + std::to_string(devices) + " devices communicates for " + us(ddp->communication_us) +
                      " a step and stands still for " + us(waiting) + " of it: " + fixed(100 * share, 0) +
                      " % is hidden behind backward.";
-  if (seed && seed->communication_us > waiting &&
-      seed->communication_us - waiting > seed->step_us.sum() * std::max(spread(*seed), spread(*ddp)))
-    text += " seed stands still for all of its " + us(seed->communication_us) + ".";
+  if (averaging && averaging->communication_us > waiting &&
+      averaging->communication_us - waiting > averaging->step_us.sum() * std::max(spread(*averaging), spread(*ddp)))
+    text += " averaging stands still for all of its " + us(averaging->communication_us) + ".";
   out.push_back(text);
 }
 

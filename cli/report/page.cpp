@@ -33,7 +33,7 @@ svg { width: 100%; height: auto; max-width: 760px; } svg text { font: 12px syste
 
 std::string mode_styles() {
   std::string out;
-  for (const char* m : {"single", "seed", "dp", "ddp"}) {
+  for (const char* m : {"single", "averaging", "dp", "ddp"}) {
     const std::string mode = m;
     out += ".stroke-" + mode + " { stroke: var(--" + mode + "); } .fill-" + mode + " { fill: var(--" + mode +
            "); } svg text.ink-" + mode + " { fill: var(--" + mode + "); }\n";
@@ -146,9 +146,9 @@ std::string to_html(const Results& results, const Provenance& provenance) {
           page_section("Memory of every process", memory_chart(results), "") +
           page_section("Memory of every device", device_memory_chart(results),
                        "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
-          page_section(
-              "Training loss", loss_chart(results),
-              "Runs that learn the same bits lie on one line; seed trains every rank on its own part of the data.") +
+          page_section("Training loss", loss_chart(results),
+                       "Runs that learn the same bits lie on one line; averaging trains every rank on its own part of "
+                       "the data.") +
           page_section("What was run", provenance_list(results, provenance), ""));
 }
 

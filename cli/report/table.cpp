@@ -74,7 +74,7 @@ std::string same_result(const Results& results, const Run& run) {
   const Run* single = find_run(results, "single", 1);
   if (!run.ok || !single || &run == single) return kNothing;
   if (run.parameters_sha256 == single->parameters_sha256) return "yes";
-  if (run.mode == "seed") return "own data split";
+  if (run.mode == "averaging") return "own data split";
   if (!run.on_cpu()) return close_losses(*single, run) ? "loss within 0.1 %" : "no";
   return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
 }

@@ -148,8 +148,8 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   setup.network = make_network(options.model, options.seed, setup.generator.get());
   setup.model().to(setup.devices.at(0));
   if (why_no_graph(options, group.backend()).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
-  setup.own_batches = options.mode == Mode::seed || (options.mode == Mode::ddp && options.compat_torch);
-  if (options.mode == Mode::seed)
+  setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat_torch);
+  if (options.mode == Mode::averaging)
     read_own_part(setup, options, train, place);
   else if (!setup.generator)
     setup.loader = blocked_loader(train, options, place, setup.graph != nullptr);
@@ -162,7 +162,7 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
       optim::SGDOptions{.lr = static_cast<float>(options.lr), .momentum = static_cast<float>(options.momentum)});
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
-  if (options.mode == Mode::seed)
+  if (options.mode == Mode::averaging)
     setup.average = [model = setup.network.model.get(), &group] { ddp::average_gradients(*model, group); };
   return setup;
 }

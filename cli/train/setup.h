@@ -37,11 +37,11 @@ struct Setup {
   std::unique_ptr<Mt19937> generator;         // --compat torch: PyTorch's default generator
   Network network;                            // the model alone
   std::unique_ptr<nn::Module> wrapper;        // dp and ddp
-  std::unique_ptr<const data::Dataset> part;  // seed: this rank's images
+  std::unique_ptr<const data::Dataset> part;  // averaging: this rank's images
   std::unique_ptr<data::Loader> loader;
   std::unique_ptr<optim::SGD> optimizer;
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
-  std::function<void()> average;                // seed
+  std::function<void()> average;                // of mode averaging
   std::function<WrapperTimes()> times;          // dp and ddp
   std::function<void()> require_same_replicas;  // dp
   bool loss_in_replica = false;

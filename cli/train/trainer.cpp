@@ -73,7 +73,7 @@ class Trainer {
       if (ends()) return interrupted(position);
     }
     progress_.clear();
-    if (options_.mode == Mode::seed && leader())
+    if (options_.mode == Mode::averaging && leader())
       std::printf("Total execution time for %d %s: %s seconds\n", team_.size,
                   options_.device == DeviceKind::cuda ? "GPUs" : "CPU devices",
                   fixed(static_cast<double>(monotonic_ns() - begin_ns) / 1e9, 1).c_str());
@@ -176,11 +176,11 @@ class Trainer {
   void say(int epoch, double own_loss, double loss, bool timed) {
     std::vector<double> losses(static_cast<std::size_t>(team_.size), 0);
     losses[static_cast<std::size_t>(team_.rank)] = own_loss;
-    if (options_.mode == Mode::seed) team_.sum(losses);
+    if (options_.mode == Mode::averaging) team_.sum(losses);
     if (!leader()) return;
     progress_.clear();
     warn_unless_finite(epoch, loss);
-    if (options_.mode == Mode::seed)
+    if (options_.mode == Mode::averaging)
       for (int rank = 0; rank < team_.size; ++rank)
         std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
                     python_float(losses[static_cast<std::size_t>(rank)]).c_str());

@@ -17,7 +17,7 @@ struct TrainingStep {
   nn::Module& net;
   optim::SGD& optimizer;
   bool loss_in_replica = false;     // net takes a list {images, labels} and gives the loss
-  std::function<void()> average{};  // seed: averages gradients after backward
+  std::function<void()> average{};  // of mode averaging, after backward
   Device device{};                  // of the model: batches go there, unless net cuts them up itself
   bool scatters = false;            // net does
   StepGraph* graph = nullptr;       // replays the steps, of a deferred loader

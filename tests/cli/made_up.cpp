@@ -43,7 +43,7 @@ duet::cli::Results made_up() {
       .cpu = "Example <CPU>", .cores = 2, .isa = "AVX2", .gpus = {}, .memory_gb = 8.5, .kernel = "Linux 6.1"};
   results.settings.data = "MNIST";
   results.settings.train_images = 60000;
-  results.runs = {run("single", 1, 8, 0), run("single", 1, 4.4, 0), run("seed", 2, 5, 500),
+  results.runs = {run("single", 1, 8, 0), run("single", 1, 4.4, 0), run("averaging", 2, 5, 500),
                   run("dp", 2, 4.2, 100), run("ddp", 2, 5, 1500),   run("ddp", 4, 6, 3000)};
   results.runs[1].threads_per_device = 2;
   results.runs[2].parameters_sha256 = kOther;

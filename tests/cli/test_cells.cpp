@@ -30,11 +30,13 @@ TEST_CASE("the cells of a comparison") {
 
 TEST_CASE("ranks are compared over every backend that was asked for") {
   const CompareOptions options =
-      std::get<CompareOptions>(parse({"compare", "--modes", "seed,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));
+      std::get<CompareOptions>(parse({"compare", "--modes", "averaging,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));
   CHECK(options.backend == "shm");
-  CHECK(cells_of(options, 2) ==
-        std::vector<Cell>{
-            {Mode::seed, 1, 1}, {Mode::seed, 2, 1}, {Mode::ddp, 1, 1}, {Mode::ddp, 2, 1}, {Mode::ddp, 2, 1, "gloo"}});
+  CHECK(cells_of(options, 2) == std::vector<Cell>{{Mode::averaging, 1, 1},
+                                                  {Mode::averaging, 2, 1},
+                                                  {Mode::ddp, 1, 1},
+                                                  {Mode::ddp, 2, 1},
+                                                  {Mode::ddp, 2, 1, "gloo"}});
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1}))).backend == "shm");
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1, "gloo"}))).backend == "gloo");
 }
@@ -44,8 +46,8 @@ TEST_CASE("cells of a comparison have titles of their own") {
       std::get<CompareOptions>(parse({"compare", "--devices", "1,2", "--backend", "shm,gloo"}));
   std::vector<std::string> titles;
   for (const Cell& cell : cells_of(options, 4)) titles.push_back(title(options, cell));
-  CHECK(titles == std::vector<std::string>{"single 1", "single, all cores", "seed 1", "seed 2", "dp 1", "dp 2", "ddp 1",
-                                           "ddp 2", "ddp 2, gloo"});
+  CHECK(titles == std::vector<std::string>{"single 1", "single, all cores", "averaging 1", "averaging 2", "dp 1",
+                                           "dp 2", "ddp 1", "ddp 2", "ddp 2, gloo"});
 }
 
 TEST_CASE("a cell's command line says what the comparison was told") {

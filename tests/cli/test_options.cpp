@@ -37,7 +37,7 @@ TEST_CASE("defaults are the tutorial's") {
   CHECK(train.seed == 1234);
   const auto compare = std::get<CompareOptions>(parse({"compare"}));
   CHECK(compare.epochs == 1);
-  CHECK(compare.modes == std::vector<Mode>{Mode::single, Mode::seed, Mode::dp, Mode::ddp});
+  CHECK(compare.modes == std::vector<Mode>{Mode::single, Mode::averaging, Mode::dp, Mode::ddp});
   CHECK(compare.devices == std::vector<int>{1, 2, 4});
   CHECK(compare.out == "out");
 }
@@ -103,7 +103,8 @@ TEST_CASE("wrong options are named in one line") {
   const Lines lines = {
       {{"train", "--device", "tpu"}, "--device: unknown 'tpu', expected cpu or cuda"},
       {{"train", "--device", "cpu:1"}, "--device: unknown 'cpu:1', expected cpu or cuda"},
-      {{"train", "--mode", "dpp"}, "--mode: unknown 'dpp', expected single, seed, dp or ddp"},
+      {{"train", "--mode", "dpp"}, "--mode: unknown 'dpp', expected single, averaging, dp or ddp"},
+      {{"train", "--mode", "seed"}, "--mode: unknown 'seed', expected single, averaging, dp or ddp"},
       {{"train", "--mode", "dp", "--devices", "0"}, "--devices is 0, expected 1 to 1024"},
       {{"train", "--mode", "dp", "--devices", "100000"}, "--devices is 100000, expected 1 to 1024"},
       {{"train", "--devices", "2"}, "mode single uses 1"},
@@ -118,7 +119,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--seed=-1"}, "--seed is -1, expected 0 to 18446744073709551615"},
       {{"compare", "--seed", "18446744073709551616"}, "--seed is 18446744073709551616, expected 0 to"},
       {{"train", "--workers", "fork"}, "--workers: unknown 'fork', expected process or thread"},
-      {{"train", "--mode", "dp", "--workers", "thread"}, "--workers thread is for modes seed and ddp, not dp"},
+      {{"train", "--mode", "dp", "--workers", "thread"}, "--workers thread is for modes averaging and ddp, not dp"},
       {{"train", "--mode", "ddp", "--workers", "thread", "--device", "cuda"}, "--workers thread is for CPU devices"},
       {{"compare", "--backend", "memory"}, "--backend memory is for --workers thread"},
       {{"compare", "--backend", "shm,udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo, nccl or memory"},
@@ -130,13 +131,13 @@ TEST_CASE("wrong options are named in one line") {
       {{"train", "--update", "sharded", "--mode", "ddp", "--device", "cuda"}, "--update sharded is for CPU devices"},
       {{"train", "--graph-steps", "-1"}, "--graph-steps is -1, expected 0 to 1024"},
       {{"compare", "--graph", "on"}, "--graph on: CPU devices have no graphs"},
-      {{"train", "--graph", "on", "--device", "cuda", "--mode", "seed"},
-       "--graph on: in mode seed ranks add gradients"},
+      {{"train", "--graph", "on", "--device", "cuda", "--mode", "averaging"},
+       "--graph on: in mode averaging ranks add gradients"},
       {{"train", "--compat", "jax"}, "--compat: unknown 'jax'"},
       {{"train", "--model", "resnet"}, "--model: unknown 'resnet'"},
       {{"compare", "--modes", "single,,dp"}, "empty entry"},
       {{"compare", "--modes", "dp,dp"}, "dp twice"},
-      {{"compare", "--modes", "dp,x"}, "--modes: unknown 'x', expected single, seed, dp or ddp"},
+      {{"compare", "--modes", "dp,x"}, "--modes: unknown 'x', expected single, averaging, dp or ddp"},
       {{"train", "--precision", "fp8"}, "--precision: unknown 'fp8', expected fp32, tf32 or bf16"},
       {{"compare", "--devices", "1,x"}, "'x' is not a whole number"},
       {{"compare", "--devices", "0"}, "--devices is 0"},

@@ -19,7 +19,7 @@ TEST_CASE("the table in a pipe") {
       R"( mode               devices    start                epoch  samples/s  speed-up      efficiency  waiting    loss  accuracy  memory  same result
  single                   1  0.250 s  8.00 s (7.92..8.08)      7,500     1.00x           100 %        -  0.3125   97.12 %  120 MB  -
  single, all cores        1  0.250 s  4.40 s (4.36..4.44)     13,636     1.82x            91 %        -  0.3125   97.12 %  120 MB  yes
- seed                     2  0.250 s  5.00 s (4.95..5.05)     12,000     1.60x            80 %    4.7 %  0.3125   97.12 %  120 MB  own data split
+ averaging                2  0.250 s  5.00 s (4.95..5.05)     12,000     1.60x            80 %    4.7 %  0.3125   97.12 %  120 MB  own data split
  dp                       2  0.250 s  4.20 s (4.16..4.24)     14,286     1.90x            95 %    1.1 %  0.3125   97.12 %  120 MB  yes
  ddp                      2  0.250 s  5.00 s (4.95..5.05)     12,000     1.60x            80 %   14.1 %  0.3125   97.12 %  120 MB  yes
  ddp                      4  0.250 s  6.00 s (5.94..6.06)     10,000     1.33x  oversubscribed   23.5 %  0.3125   97.12 %  120 MB  no: differs from step 17

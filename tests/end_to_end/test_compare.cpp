@@ -44,11 +44,11 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
     CHECK(run.test_accuracy.size() == 1);
     CHECK(run.samples_per_s > 0);
     CHECK(run.peak_memory_mb.size() ==
-          static_cast<std::size_t>(run.mode == "seed" || run.mode == "ddp" ? run.devices : 1));
+          static_cast<std::size_t>(run.mode == "averaging" || run.mode == "ddp" ? run.devices : 1));
     const bool first = &run == &results.runs[0];
-    CHECK(same_result(results, run) == (first ? "-" : run.mode == "seed" ? "own data split" : "yes"));
+    CHECK(same_result(results, run) == (first ? "-" : run.mode == "averaging" ? "own data split" : "yes"));
     if (run.mode == "single" || run.mode == "dp") CHECK(run.train_loss == results.runs[0].train_loss);
-    CHECK(std::abs(run.train_loss.back() - results.runs[0].train_loss.back()) < (run.mode == "seed" ? 1 : 1e-5));
+    CHECK(std::abs(run.train_loss.back() - results.runs[0].train_loss.back()) < (run.mode == "averaging" ? 1 : 1e-5));
     CHECK(run.step_us.forward > 0);
     CHECK((run.step_us.scatter > 0) == (run.mode == "dp"));
   }
@@ -103,7 +103,7 @@ TEST_CASE("usage errors exit with 2, others with 1, each with one line") {
 TEST_CASE("a mode that fails is a row that says why, and the exit code says it too") {
   const TemporaryFolder folder;
   // A rank of the tutorial's split gets no image at all: 5 images on 8 ranks.
-  const auto ran = duet_test::duet({"compare", "--modes", "single,seed", "--devices", "8", "--out", folder.path(),
+  const auto ran = duet_test::duet({"compare", "--modes", "single,averaging", "--devices", "8", "--out", folder.path(),
                                     "--data", "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-"});
   INFO(ran.err);
   CHECK(ran.status == 1);

@@ -28,7 +28,7 @@ TEST_CASE("every mode shows its progress in a terminal, and whole lines for its 
   using Arguments = std::vector<std::string>;
   for (const Arguments& mode :
        {Arguments{"--mode", "single"}, Arguments{"--mode", "dp", "--devices", "2"},
-        Arguments{"--mode", "ddp", "--devices", "2"}, Arguments{"--mode", "seed", "--devices", "2"},
+        Arguments{"--mode", "ddp", "--devices", "2"}, Arguments{"--mode", "averaging", "--devices", "2"},
         Arguments{"--mode", "ddp", "--devices", "2", "--workers", "thread"}}) {
     Arguments arguments = small({"train", "--epochs", "2"});
     arguments.insert(arguments.end(), mode.begin(), mode.end());

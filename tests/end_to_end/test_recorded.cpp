@@ -52,7 +52,7 @@ std::optional<data::Mnist> real_mnist() {
 /// The first `steps` losses of every rank of the tutorial's program with `size` ranks.
 std::vector<std::vector<float>> first_losses(const data::Dataset& train, int size, int steps) {
   TrainOptions options;
-  options.mode = Mode::seed;
+  options.mode = Mode::averaging;
   options.devices = size;
   options.compat_torch = true;
   std::vector<std::unique_ptr<LockStep>> groups;

@@ -19,7 +19,7 @@ using Arguments = std::vector<std::string>;
 const std::vector<Arguments> kModes = {{},
                                        {"--mode", "dp", "--devices", "2"},
                                        {"--mode", "ddp", "--devices", "2"},
-                                       {"--mode", "seed", "--devices", "2"},
+                                       {"--mode", "averaging", "--devices", "2"},
                                        {"--mode", "ddp", "--devices", "2", "--workers", "thread"}};
 
 #ifdef DUET_FAULT_POINTS
@@ -116,7 +116,7 @@ TEST_CASE("what keeps a launched training from its checkpoints is said by rank 0
                                                                {{"--mode", "dp", "--devices", "2"}, "1"},
                                                                {{"--mode", "ddp"}, "1"},
                                                                {{"--mode", "ddp"}, "3"},
-                                                               {{"--mode", "seed"}, "3"}};
+                                                               {{"--mode", "averaging"}, "3"}};
   for (const auto& [mode, ranks] : jobs) {
     const TemporaryFolder folder;
     const std::string run = folder.path() + "/run";

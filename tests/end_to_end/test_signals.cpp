@@ -53,7 +53,7 @@ TEST_CASE("a signal that one rank alone received ends all with a checkpoint, and
   if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   for (const Case& one : {Case{0, SIGTERM, "SIGTERM", true, "ddp"}, Case{1, SIGTERM, "SIGTERM", true, "ddp"},
                           Case{2, SIGTERM, "SIGTERM", true, "ddp"}, Case{1, SIGINT, "SIGINT", true, "ddp"},
-                          Case{2, SIGTERM, "SIGTERM", false, "ddp"}, Case{1, SIGTERM, "SIGTERM", true, "seed"}}) {
+                          Case{2, SIGTERM, "SIGTERM", false, "ddp"}, Case{1, SIGTERM, "SIGTERM", true, "averaging"}}) {
     const TemporaryFolder folder;
     const std::string kept = folder.path() + "/kept",
                       fault = "update:" + std::to_string(one.rank) + ":9:" + std::to_string(one.signal);

@@ -153,7 +153,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
       {SIGINT, {"--mode", "ddp", "--backend", "shm"}},
       {SIGTERM, {"--mode", "ddp", "--backend", "gloo"}},
       {SIGINT, {"--mode", "ddp", "--update", "sharded"}},
-      {SIGTERM, {"--mode", "seed"}}};
+      {SIGTERM, {"--mode", "averaging"}}};
   for (const auto& [signal, mode] : jobs) {
     const TemporaryFolder folder;
     const std::string kept = folder.path() + "/c", progress = folder.path() + "/progress";
@@ -169,7 +169,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
     CHECK(ran.status == 128 + signal);
     CHECK(duet_test::processes_with(folder.path()) == 0);
     const std::string epochs = epochs_begun(kept);
-    const bool averaged = mode[1] == "seed";
+    const bool averaged = mode[1] == "averaging";
     if (!averaged && mode.back() != "shm") continue;  // the same checkpoint
     REQUIRE(duet_test::duet(averaged ? of_two({"--epochs", epochs, "--result", whole})
                                      : train({"--epochs", epochs, "--result", whole}, kLarge))
@@ -218,7 +218,7 @@ TEST_CASE("a trace shows every step of all ranks and replicas") {
     for (std::size_t at = 0; (at = trace.find(text, at)) != std::string::npos; ++at) ++found;
     return found;
   };
-  for (const char* const mode : {"dp", "ddp", "seed"}) {
+  for (const char* const mode : {"dp", "ddp", "averaging"}) {
     INFO(mode);
     REQUIRE(
         duet_test::duet(train({"--epochs", "1", "--mode", mode, "--devices", "2", "--trace", file}, "320")).status ==
@@ -275,8 +275,8 @@ TEST_CASE("ranks are started by duet launch too, and share the work") {
   CHECK(run_from_json(read_file(launched)).devices == 2);
 }
 
-TEST_CASE("the seed mode prints the tutorial's lines") {
-  const auto ran = duet_test::duet(train({"--mode", "seed", "--epochs", "1"}));
+TEST_CASE("the averaging mode prints the tutorial's lines") {
+  const auto ran = duet_test::duet(train({"--mode", "averaging", "--epochs", "1"}));
   INFO(ran.out << ran.err);
   CHECK(ran.status == 0);
   CHECK_THAT(ran.out, duet_test::ContainsSubstring("\nRank  0 , epoch  0 :  2."));

@@ -67,7 +67,7 @@ TEST_CASE("an epoch draws two numbers with shuffle, one without or with a sample
   CHECK(generator.random() == untouched.random());
 }
 
-TEST_CASE("the seed program's first images") {  // manual_seed(1234), partition, loader, SimpleCNN, first epoch
+TEST_CASE("the tutorial's program's first images") {  // manual_seed(1234), partition, loader, SimpleCNN, first epoch
   const auto first = [](int size, std::size_t rank, std::size_t count) {
     const auto dataset = numbered(60000);
     const data::Subset part = data::DataPartitioner(dataset, data::equal_fractions(size)).use(rank);
