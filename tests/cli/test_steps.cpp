@@ -28,7 +28,9 @@ StepRow row(const std::string& name, int devices, int threads, const std::vector
 /// A program that stands in for Python: it runs `body` with the value of --out in $out.
 std::string program(const TemporaryFolder& folder, const std::string& body) {
   const std::string path = folder.path() + "/python";
-  write_atomically(path, "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --out ] && out=$2; shift; done\n" + body + "\n");
+  write_atomically(
+      path,
+      "#!/bin/sh\nwhile [ $# -gt 0 ]; do case \"$1\" in --out=*) out=${1#--out=};; esac; shift; done\n" + body + "\n");
   ::chmod(path.c_str(), 0755);
   return path;
 }

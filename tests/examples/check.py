@@ -5,8 +5,10 @@
 """
 import difflib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 WRAPPER_LINES = 15
@@ -53,6 +55,31 @@ def check_wrapper_lines(_, sources, name):
     return text if len(changed) > WRAPPER_LINES or not any("net(" in line for line in changed) else ""
 
 
+def check_own_network(programs, _, name):
+    """All modes and numbers of devices print the same; so does a training that went on twice, each time in another mode."""
+    alone = run(programs, name, "single", "1", "3")
+    if alone.count("loss of unseen") != 3 or "parameters: sha256 " not in alone:
+        return alone
+    for mode, devices in (("dp", "2"), ("dp", "4"), ("ddp", "2"), ("ddp", "4")):
+        wrong = difference(alone, run(programs, name, mode, devices, "3"), f"{mode} {devices}")
+        if wrong:
+            return wrong
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [run(programs, name, mode, devices, epochs, folder)
+                 for mode, devices, epochs in (("dp", "2", "1"), ("ddp", "4", "2"), ("single", "1", "3"))]
+    lines = [line for part in parts for line in part.splitlines() if line.startswith("epoch")]
+    return difference(alone, "\n".join(lines + parts[-1].splitlines()[-1:]), "resumed")
+
+
+def check_page(_, sources, name):
+    """The page shows the program's own lines."""
+    with open(os.path.join(sources, name + ".cpp"), encoding="utf-8") as file:
+        program = file.read()
+    with open(os.path.join(sources, "..", "docs", name + ".md"), encoding="utf-8") as file:
+        pieces = re.findall(r"```cpp\n(.*?)```", file.read(), re.S)
+    return "\n".join(piece for piece in pieces if piece not in program) if pieces else "no pieces of code"
+
+
 def check_help(programs, _, name):
     """--help prints the usage."""
     result = subprocess.run([os.path.join(programs, name), "--help"], capture_output=True, text=True, timeout=120)
@@ -62,7 +89,7 @@ def check_help(programs, _, name):
 
 def check_wrong_arguments(programs, _, name):
     """A wrong command line is one line on stderr and exit code 2."""
-    wrong = [["--nonsense"], ["a", "b", "c"]]
+    wrong = [["--nonsense"], ["a", "b", "c", "d", "e"]]
     wrong += [["synthetic", number] for number in ("many", "-1", "10x", "0")] if name.startswith("train_") else []
     wrong += [[number] for number in ("many", "0", "65", "1e9")] if name == "random_dataset_dp" else []
     for arguments in wrong:
@@ -77,9 +104,11 @@ CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a
                                             "ring_all_reduce", "two_processes")]
 CHECKS += [(check_eight_devices, "random_dataset_dp")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
-                                      "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp")
+                                      "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
+
+CHECKS += [(check_own_network, "own_network"), (check_page, "own_network")]
 
 
 def main(programs, sources):
