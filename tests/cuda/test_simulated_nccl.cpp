@@ -165,11 +165,12 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
   duet_sim::at_next_abort([&, told = thrown.get_future().share()] {
     others_went_on = told.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
   });
-  std::latch ended(2);
+  std::latch idle(2), ended(2);
   const auto failures = try_nccl_ranks(
       2,
       [&](ProcessGroup& group) {
         group.barrier().wait();
+        idle.arrive_and_wait();  // from here on rank 1's watchdog asks for no error, and so finds none of rank 0's
         if (group.rank() == 1) return ended.arrive_and_wait();
         try {
           ddp::Work barrier = group.barrier();
