@@ -80,7 +80,9 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("epochs", options.epochs);
   add("batch", options.batch);
   add("lr", shortest(options.lr));
-  add("momentum", shortest(options.momentum));
+  add("optimizer", options.optimizer);
+  if (options.optimizer == "sgd") add("momentum", shortest(options.momentum));
+  if (options.weight_decay) add("weight-decay", shortest(*options.weight_decay));
   add("seed", options.seed);
   add("train-images", options.train_images);
   add("test-images", options.test_images);

@@ -74,7 +74,9 @@ Settings settings_of(const CompareOptions& options, const Images& images) {
   settings.batch = options.batch;
   settings.epochs = options.epochs;
   settings.lr = options.lr;
+  settings.optimizer = options.optimizer;
   settings.momentum = options.momentum;
+  settings.weight_decay = options.weight_decay;
   settings.seed = options.seed;
   settings.precision = name(options.precision);
   settings.data = images.name;

@@ -58,6 +58,7 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier) {
   if (carrier.empty() && options.devices > 1 && options.backend != "auto") carrier = options.backend;
   if (options.mode == Mode::ddp && !carrier.empty() && carrier != "nccl" && carrier != "solo")
     return concat("ranks over ", carrier, " add gradients up in the host's memory");
+  if (options.optimizer != "sgd") return concat("--optimizer ", options.optimizer, " counts its steps on the host");
   if (options.compare_every > 0) return "--compare-every reads all parameters back";
   if (options.compat_torch) return "with --compat torch the host draws dropout";
   if (options.check_finite) return "--check-finite reads every result back";

@@ -125,6 +125,10 @@ void add_step(CLI::App& app, Training& training) {
 /// What whole trainings need besides.
 void add_training(CLI::App& app, Training& training) {
   add_step(app, training);
+  app.add_option("--optimizer", training.optimizer, "sgd, adam or adamw, with the rules of torch.optim")
+      ->check(one_of({"sgd", "adam", "adamw"}));
+  app.add_option("--weight-decay", training.weight_decay, "of the optimizer; default: 0, of adamw 0.01")
+      ->check(in_range(0));
   app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
   app.add_option("--epochs", training.epochs, "passes over the training images")->check(in_range(1));
   app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
@@ -289,6 +293,12 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
   return {};
 }
 
+/// An option that would have no effect.
+void require_momentum_of_sgd(CLI::App& app, const Training& training) {
+  require<UsageError>(training.optimizer == "sgd" || app.get_option("--momentum")->count() == 0,
+                      "--momentum is for --optimizer sgd, not ", training.optimizer);
+}
+
 Command CommandLine::command() {
   if (*info_app) return info;
   if (*launch_app) {
@@ -296,6 +306,7 @@ Command CommandLine::command() {
     return launch;
   }
   if (*train_app) {
+    require_momentum_of_sgd(*train_app, train);
     check(train);
     return train;
   }
@@ -309,6 +320,7 @@ Command CommandLine::command() {
     check(bench);
     return bench;
   }
+  require_momentum_of_sgd(*compare_app, compare);
   compare.backends = split(compare.backend, "--backend");
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -32,7 +33,9 @@ struct Training {
   int epochs = 10;
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
   double lr = 0.01;
-  double momentum = 0.5;
+  std::string optimizer = "sgd";       // "adam" or "adamw"
+  double momentum = 0.5;               // of sgd
+  std::optional<double> weight_decay;  // none: the optimizer's own
   std::uint64_t seed = 1234;
   std::int64_t train_images = 0;  // 0: all
   std::int64_t test_images = 0;   // 0: all

@@ -95,10 +95,13 @@ std::string provenance_list(const Results& results, const Provenance& from) {
                                    fixed(machine.memory_gb, 1) + " GB, " + machine.kernel) +
          page_entry("GPUs", gpus) + page_entry("versions", from.versions) + page_entry("date", from.date) +
          page_entry("data", settings.data + ", " + grouped(settings.train_images) + " training images") +
-         page_entry("settings", "batch " + std::to_string(settings.batch) + " (global), epochs " +
-                                    std::to_string(settings.epochs) + ", lr " + shortest(settings.lr) + ", momentum " +
-                                    shortest(settings.momentum) + ", seed " + std::to_string(settings.seed) + ", " +
-                                    settings.precision + ", repeats " + std::to_string(from.repeats)) +
+         page_entry("settings",
+                    "batch " + std::to_string(settings.batch) + " (global), epochs " + std::to_string(settings.epochs) +
+                        ", " + settings.optimizer + ", lr " + shortest(settings.lr) +
+                        (settings.optimizer == "sgd" ? ", momentum " + shortest(settings.momentum) : "") +
+                        (settings.weight_decay ? ", weight decay " + shortest(*settings.weight_decay) : "") +
+                        ", seed " + std::to_string(settings.seed) + ", " + settings.precision + ", repeats " +
+                        std::to_string(from.repeats)) +
          page_entry("parameters of single, sha256", hash) + "</dl>\n";
 }
 

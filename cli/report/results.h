@@ -76,7 +76,9 @@ struct Settings {
   std::int64_t batch = 128;
   int epochs = 1;
   double lr = 0.01;
-  double momentum = 0.5;
+  std::string optimizer = "sgd";
+  double momentum = 0.5;               // of sgd
+  std::optional<double> weight_decay;  // none: the optimizer's own
   std::uint64_t seed = 1234;
   std::string precision = "fp32";
   std::string data;

@@ -166,7 +166,9 @@ std::string to_json(const Results& results) {
                      {{"batch", settings.batch},
                       {"epochs", settings.epochs},
                       {"lr", settings.lr},
+                      {"optimizer", settings.optimizer},
                       {"momentum", settings.momentum},
+                      {"weight_decay", settings.weight_decay ? Json(*settings.weight_decay) : Json(nullptr)},
                       {"seed", settings.seed},
                       {"precision", settings.precision},
                       {"data", settings.data},
@@ -195,7 +197,10 @@ Results results_from_json(const std::string& text) {
   read(settings, "batch", results.settings.batch);
   read(settings, "epochs", results.settings.epochs);
   read(settings, "lr", results.settings.lr);
+  read(settings, "optimizer", results.settings.optimizer);
   read(settings, "momentum", results.settings.momentum);
+  if (settings.contains("weight_decay") && !settings.at("weight_decay").is_null())
+    read(settings, "weight_decay", results.settings.weight_decay.emplace());
   read(settings, "seed", results.settings.seed);
   read(settings, "precision", results.settings.precision);
   read(settings, "data", results.settings.data);

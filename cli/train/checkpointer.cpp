@@ -29,7 +29,9 @@ Metadata settings_of(const TrainOptions& options) {
   return {{"seed", std::to_string(options.seed)},
           {"batch", std::to_string(options.batch)},
           {"lr", shortest(options.lr)},
-          {"momentum", shortest(options.momentum)}};
+          {"optimizer", options.optimizer},
+          {"momentum", shortest(options.momentum)},
+          {"weight_decay", options.weight_decay ? shortest(*options.weight_decay) : "default"}};
 }
 
 void require_same(const LoadedCheckpoint& loaded, const std::string& key, const std::string& value) {
@@ -136,11 +138,11 @@ Position Checkpointer::resume() {
                        " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
     if (!own) require_epochs_left(loaded, options_);
     if (leader_) say_position(loaded.path, own.has_value(), position);
-    const NamedTensors momentum = loaded.checkpoint.optimizer;
+    const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
     restore(loaded, setup_.network.arch, model);
-    setup_.optimizer->load_state(momentum);
+    setup_.optimizer->load_state(optimizer);
     setup_.loader->start_at(position.epoch, position.step);
   }
   if (leader_ && !folder_.empty()) prepare_checkpoint_folder(folder_, total_steps(position), model);

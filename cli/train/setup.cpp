@@ -17,6 +17,8 @@
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
+#include "lib/optim/adam.h"
+#include "lib/optim/sgd.h"
 #include "samplers/batch.h"
 #include "samplers/data_loader.h"
 #include "samplers/distributed.h"
@@ -107,6 +109,21 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   setup.wrapper = std::move(wrapper);
 }
 
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn::Module& model) {
+  const auto lr = static_cast<float>(options.lr);
+  if (options.optimizer == "sgd")
+    return std::make_unique<optim::SGD>(
+        model, optim::SGDOptions{.lr = lr,
+                                 .momentum = static_cast<float>(options.momentum),
+                                 .weight_decay = static_cast<float>(options.weight_decay.value_or(0))});
+  if (options.optimizer == "adam")
+    return std::make_unique<optim::Adam>(
+        model, optim::AdamOptions{.lr = lr, .weight_decay = options.weight_decay.value_or(0)});
+  optim::AdamWOptions adamw{.lr = lr};
+  adamw.weight_decay = options.weight_decay.value_or(adamw.weight_decay);
+  return std::make_unique<optim::AdamW>(model, adamw);
+}
+
 }  // namespace
 
 Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
@@ -157,9 +174,7 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
     setup.loader = strided_loader(train, options, place, *setup.generator);
   else
     setup.loader = torch_loader(train, options.batch, *setup.generator);
-  setup.optimizer = std::make_unique<optim::SGD>(
-      setup.model(),
-      optim::SGDOptions{.lr = static_cast<float>(options.lr), .momentum = static_cast<float>(options.momentum)});
+  setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
   if (options.mode == Mode::averaging)

@@ -14,7 +14,7 @@
 #include "lib/backend/step_graph.h"
 #include "lib/data/loader.h"
 #include "lib/nn/module.h"
-#include "lib/optim/sgd.h"
+#include "lib/optim/optimizer.h"
 
 namespace duet::cli {
 
@@ -39,7 +39,7 @@ struct Setup {
   std::unique_ptr<nn::Module> wrapper;        // dp and ddp
   std::unique_ptr<const data::Dataset> part;  // averaging: this rank's images
   std::unique_ptr<data::Loader> loader;
-  std::unique_ptr<optim::SGD> optimizer;
+  std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
   std::function<void()> average;                // of mode averaging
   std::function<WrapperTimes()> times;          // dp and ddp

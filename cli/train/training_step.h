@@ -8,14 +8,14 @@
 #include "lib/backend/step_graph.h"
 #include "lib/data/loader.h"
 #include "lib/nn/module.h"
-#include "lib/optim/sgd.h"
+#include "lib/optim/optimizer.h"
 
 namespace duet::cli {
 
 /// What a step works on: `net` is the model itself or a wrapper around it; everything else is the same in all modes.
 struct TrainingStep {
   nn::Module& net;
-  optim::SGD& optimizer;
+  optim::Optimizer& optimizer;
   bool loss_in_replica = false;     // net takes a list {images, labels} and gives the loss
   std::function<void()> average{};  // of mode averaging, after backward
   Device device{};                  // of the model: batches go there, unless net cuts them up itself

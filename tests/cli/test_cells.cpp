@@ -29,8 +29,8 @@ TEST_CASE("the cells of a comparison") {
 }
 
 TEST_CASE("ranks are compared over every backend that was asked for") {
-  const CompareOptions options =
-      std::get<CompareOptions>(parse({"compare", "--modes", "averaging,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));
+  const CompareOptions options = std::get<CompareOptions>(
+      parse({"compare", "--modes", "averaging,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));
   CHECK(options.backend == "shm");
   CHECK(cells_of(options, 2) == std::vector<Cell>{{Mode::averaging, 1, 1},
                                                   {Mode::averaging, 2, 1},
@@ -71,6 +71,10 @@ TEST_CASE("a cell's command line says what the comparison was told") {
   CHECK(train.compat_torch);
   CHECK(train.model == "linear");
   CHECK(train.quiet);
+  options = std::get<CompareOptions>(parse({"compare", "--optimizer", "adamw", "--weight-decay", "0.1"}));
+  const auto adamw = std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1})));
+  CHECK(adamw.optimizer == "adamw");
+  CHECK(adamw.weight_decay == 0.1);
 }
 
 TEST_CASE("threads as ranks are asked of the modes that have ranks") {

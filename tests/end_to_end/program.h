@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/results.h"
 #include "cli/system/files.h"
 
 namespace duet_test {
@@ -32,6 +33,10 @@ Ran duet_in_terminal(const std::vector<std::string>& arguments);
 bool there(const std::string& pattern);
 /// Names of files in a folder that begin with `start`.
 std::vector<std::string> files_in(const std::string& folder, const std::string& start = "");
+/// SHA-256 of the parameters, of the record that --result left.
+inline std::string hash_of(const std::string& result) {
+  return duet::cli::run_from_json(duet::cli::read_file(result)).parameters_sha256;
+}
 /// Processes whose command line holds `text`.
 int processes_with(const std::string& text);
 

@@ -49,8 +49,6 @@ duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, c
   return ran;
 }
 
-std::string hash_of(const std::string& result) { return run_from_json(read_file(result)).parameters_sha256; }
-
 }  // namespace
 
 TEST_CASE("a job that is struck goes on from its checkpoint, to the bits of an undisturbed one") {
@@ -67,7 +65,7 @@ TEST_CASE("a job that is struck goes on from its checkpoint, to the bits of an u
     REQUIRE(ran.status == 0);
     CHECK_THAT(ran.err, duet_test::ContainsSubstring(" was killed by signal 9 (SIGKILL); restart 1 of 2"));
     CHECK((ran.out.find("restart 1: goes on from") == std::string::npos) == (fault == faults[0]));
-    CHECK(hash_of(result) == hash_of(whole));
+    CHECK(duet_test::hash_of(result) == duet_test::hash_of(whole));
     CHECK(duet_test::processes_with(folder.path()) == 0);
     for (const std::string& name : duet_test::files_in(kept)) CHECK(name.find(".tmp.") == std::string::npos);
   }
@@ -86,7 +84,7 @@ TEST_CASE("ranks that are struck in the middle of a sharded update leave whole c
     REQUIRE(ran.status == 0);
     CHECK_THAT(ran.err, duet_test::ContainsSubstring(" was killed by signal 9 (SIGKILL); restart 1 of 2"));
     CHECK_THAT(ran.err, duet_test::ContainsSubstring(" in reduce_update #"));
-    CHECK(hash_of(result) == hash_of(whole));
+    CHECK(duet_test::hash_of(result) == duet_test::hash_of(whole));
   }
 }
 

@@ -75,6 +75,30 @@ TEST_CASE("a training goes on in the folder that it is resumed from, and says wh
   }
 }
 
+TEST_CASE(
+    "Adam and AdamW go on in another mode with the bits of an uninterrupted training, and with no other optimizer") {
+  for (const std::string optimizer : {"adam", "adamw"}) {
+    const TemporaryFolder folder;
+    const std::string run = folder.path() + "/run", whole = folder.path() + "/whole", late = folder.path() + "/late";
+    const auto with = [&](Arguments more) {
+      more.insert(more.end(), {"--optimizer", optimizer, "--weight-decay", "0.1"});
+      return more;
+    };
+    REQUIRE(train({}, with({"--epochs", "3", "--result", whole})).status == 0);
+    REQUIRE(train({"--mode", "dp", "--devices", "4"}, with({"--epochs", "1", "--checkpoint", run})).status == 0);
+    REQUIRE(train({"--mode", "ddp", "--devices", "2", "--update", "sharded"}, with({"--epochs", "2", "--resume", run}))
+                .status == 0);
+    REQUIRE(
+        train({"--mode", "ddp", "--devices", "2"}, with({"--epochs", "3", "--resume", run, "--result", late})).status ==
+        0);
+    CHECK(duet_test::hash_of(late) == duet_test::hash_of(whole));
+    const auto other = train({}, {"--epochs", "4", "--resume", run});
+    CHECK(other.status == 1);
+    CHECK_THAT(other.err,
+               duet_test::ContainsSubstring("is of a run with optimizer " + optimizer + ", this run has sgd"));
+  }
+}
+
 TEST_CASE("the option --checkpoint names another folder for a resumed training, and a file names none") {
   const TemporaryFolder folder;
   const std::string run = folder.path() + "/run", other = folder.path() + "/other";

@@ -35,8 +35,6 @@ std::string epochs_begun(const std::string& kept) {
   return std::to_string(step / kStepsOfLarge + 1);
 }
 
-std::string hash_of(const std::string& result) { return run_from_json(read_file(result)).parameters_sha256; }
-
 }  // namespace
 
 TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any mode") {
@@ -47,7 +45,7 @@ TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any
   REQUIRE(
       duet_test::duet(train({"--epochs", "2", "--resume", kept, "--result", resumed, "--mode", "dp", "--devices", "2"}))
           .status == 0);
-  CHECK(hash_of(resumed) == hash_of(whole));
+  CHECK(duet_test::hash_of(resumed) == duet_test::hash_of(whole));
   CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
 }
 
@@ -81,7 +79,7 @@ TEST_CASE("a signal ends the step, keeps a checkpoint, and training goes on from
     const std::string whole = folder.path() + "/whole", resumed = folder.path() + "/resumed";
     REQUIRE(duet_test::duet(train({"--epochs", epochs, "--result", whole}, kLarge)).status == 0);
     REQUIRE(duet_test::duet(train({"--epochs", epochs, "--resume", kept, "--result", resumed}, kLarge)).status == 0);
-    CHECK(hash_of(resumed) == hash_of(whole));
+    CHECK(duet_test::hash_of(resumed) == duet_test::hash_of(whole));
   }
 }
 
@@ -94,7 +92,7 @@ TEST_CASE("ranks end with the bits of one device, whatever carries their gradien
         train({"--epochs", "1", "--mode", "ddp", "--devices", "4", "--backend", backend, "--result", ranks}));
     INFO(backend << ": " << ran.err);
     REQUIRE(ran.status == 0);
-    CHECK(hash_of(ranks) == hash_of(alone));
+    CHECK(duet_test::hash_of(ranks) == duet_test::hash_of(alone));
   }
 }
 
@@ -113,15 +111,15 @@ TEST_CASE("ranks that share out the update end with the bits of one device, and 
       const auto ran = sharded(devices, {"--epochs", "2", "--result", ranks});
       INFO(workers << " " << devices << ": " << ran.err);
       REQUIRE(ran.status == 0);
-      CHECK(hash_of(ranks) == hash_of(alone));
+      CHECK(duet_test::hash_of(ranks) == duet_test::hash_of(alone));
     }
     const std::string folder_of = kept + workers;
     REQUIRE(sharded("2", {"--epochs", "1", "--checkpoint", folder_of}).status == 0);
     REQUIRE(sharded("4", {"--epochs", "2", "--resume", folder_of, "--checkpoint", folder_of + "4", "--result", ranks})
                 .status == 0);
-    CHECK(hash_of(ranks) == hash_of(alone));
+    CHECK(duet_test::hash_of(ranks) == duet_test::hash_of(alone));
     REQUIRE(duet_test::duet(train({"--epochs", "2", "--resume", folder_of, "--result", ranks})).status == 0);
-    CHECK(hash_of(ranks) == hash_of(alone));
+    CHECK(duet_test::hash_of(ranks) == duet_test::hash_of(alone));
   }
   const auto refused = duet_test::duet(
       train({"--mode", "ddp", "--update", "sharded", "--workers", "thread", "--devices", "2", "--backend", "memory"}));
@@ -138,7 +136,7 @@ TEST_CASE("ranks that are threads end with the bits of one device, and are one p
                                             "--backend", backend, "--result", ranks, "--trace", file}));
     INFO(backend << ": " << ran.err);
     REQUIRE(ran.status == 0);
-    CHECK(hash_of(ranks) == hash_of(alone));
+    CHECK(duet_test::hash_of(ranks) == duet_test::hash_of(alone));
     const Run run = run_from_json(read_file(ranks));
     CHECK(run.workers == "thread");
     CHECK(run.peak_memory_mb.size() == 1);
@@ -175,7 +173,7 @@ TEST_CASE("a signal ends ranks after the same step, and they go on from there") 
                                      : train({"--epochs", epochs, "--result", whole}, kLarge))
                 .status == 0);
     REQUIRE(duet_test::duet(of_two({"--epochs", epochs, "--resume", kept, "--result", resumed})).status == 0);
-    CHECK(hash_of(resumed) == hash_of(whole));
+    CHECK(duet_test::hash_of(resumed) == duet_test::hash_of(whole));
   }
 }
 
@@ -271,7 +269,7 @@ TEST_CASE("ranks are started by duet launch too, and share the work") {
   const auto ran = duet_test::duet(arguments);
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  CHECK(hash_of(launched) == hash_of(alone));
+  CHECK(duet_test::hash_of(launched) == duet_test::hash_of(alone));
   CHECK(run_from_json(read_file(launched)).devices == 2);
 }
 
