@@ -68,7 +68,7 @@ void run_threads(const CollectiveOptions& options, const std::string& name,
   ddp::run_rank_threads(options.devices, run, {.backend = chosen(options, name), .devices = devices});
 }
 
-/// Prints rows in the columns of nccl-tests, with the shortest and the longest call beside the mean.
+/// Prints rows in the columns of nccl-tests, with the shortest, the longest and the mean call.
 class Table {
  public:
   Table(const CollectiveOptions& options, std::FILE* out) : options_(options), out_(out) {}

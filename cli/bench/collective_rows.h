@@ -18,8 +18,8 @@ struct CollectiveRow {
   int ranks = 1;
   std::int64_t bytes = 0, count = 0;  // of a rank's longer buffer
   double time_us = 0;                 // of one call, mean over calls and ranks
-  // Of the shortest and the longest call, mean over ranks; not of GPUs, which work on calls one after the other by
-  // themselves.
+  // Of the shortest and the longest call, mean over ranks; not measured on GPUs, which run calls
+  // asynchronously.
   std::optional<double> min_us{}, max_us{};
   double algorithm_gb_s = 0, bus_gb_s = 0;
   std::int64_t wrong = -1;  // elements on all ranks; -1: not checked

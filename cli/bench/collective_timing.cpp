@@ -32,7 +32,7 @@ class Bench {
       : options_(options), algorithm_(algorithm), group_(group), device_(device) {
     const Shape room = {options.max_bytes / static_cast<std::int64_t>(sizeof(T))};
     out_ = zeros(room, dtype_of<T>(), device);
-    // Where gradients lie too.
+    // Where gradients are stored, too.
     const bool shares = options.collective == "all_reduce" && device.kind == DeviceKind::cpu;
     const auto arena = shares ? group.shared_storage(out_.bytes()) : nullptr;
     in_ = arena ? Tensor(arena, 0, room, dtype_of<T>()) : zeros(room, dtype_of<T>(), device);
@@ -53,7 +53,7 @@ class Bench {
       us = microseconds(last, now);
       last = now;
     }
-    backend(device_.kind).synchronize(device_);  // wait() is for the device only, where a backend works on it
+    backend(device_.kind).synchronize(device_);  // on a GPU, wait() orders the stream only
     double time_us = microseconds(begin, ddp::Clock::now()) / options_.iterations;
     group_.all_reduce(std::span(&time_us, 1), ddp::ReduceOp::avg).wait();
     CollectiveRow row{.backend = group_.backend(), .algorithm = algorithm_, .ranks = group_.size()};

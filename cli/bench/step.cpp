@@ -169,7 +169,7 @@ int bench(const BenchOptions& options) {
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
   }
-  // Last, because it pins this process, whose children inherit that.
+  // Last, because it pins this process, and children inherit the affinity.
   if (options.device == DeviceKind::cpu && options.model == "simple_cnn") times.operators = time_operators(options);
   std::fputs(to_text(options, times).c_str(), text_stream(options.json));
   write_json(options.json, to_json(options, times));

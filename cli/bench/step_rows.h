@@ -11,7 +11,7 @@
 
 namespace duet::cli {
 
-/// One way of running the step, over all rounds. A round runs every way once, so that a machine that slows down slows
+/// One way of running the step, over all rounds. A round runs every way once, so that a slowdown of the machine affects
 /// all of them.
 struct StepRow {
   std::string name;  // "dp", "torch ddp, tuned"

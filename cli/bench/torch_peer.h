@@ -1,4 +1,4 @@
-// PyTorch's step of the same network, run by somebody's Python.
+// PyTorch's step of the same network, run under a user-supplied Python.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace duet::cli {
 /// A way of running it. `threads` are each rank's.
 struct TorchWay {
   int ranks = 1, threads = 1;
-  bool tuned = false;  // channels_last and a malloc that keeps memory, else as it comes
+  bool tuned = false;  // channels_last and a malloc that keeps memory, else defaults
 };
 
 struct TorchRun {
   bool ok = false;
   std::string reason;   // why not
-  int signal = 0;       // that this process was told to end by meanwhile, or 0
+  int signal = 0;       // that this process received meanwhile, or 0
   std::string version;  // PyTorch's
   double startup_s = 0;
   std::vector<double> steps_us;

@@ -79,7 +79,7 @@ std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,
   }
   if (words.empty()) return words;
   require_known(words[0], commands);
-  if (words[0] == "launch") return words;  // whose last words are another program's
+  if (words[0] == "launch") return words;  // its last words are another program's
   for (std::size_t i = 0; i < words.size(); ++i)
     if (words[i] == kJson && (i + 1 == words.size() || is_option(words[i + 1]))) words[i] = concat(kJson, "=-");
   return words;

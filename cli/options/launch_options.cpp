@@ -93,9 +93,10 @@ int count_of(const std::string& text) {
 
 /// How the ranks find each other.
 void add_meeting(CLI::App& app, LaunchOptions& options) {
-  app.add_option(both("--rdzv-endpoint"), options.rdzv_endpoint,
-                 "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; with several "
-                 "hosts it must be told, with port 29500 if there is none");
+  app.add_option(
+      both("--rdzv-endpoint"), options.rdzv_endpoint,
+      "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; required with "
+      "several hosts, with port 29500 if none is given");
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
                  "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
                  "that --node-rank says which host this is")
@@ -110,7 +111,7 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
                  "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
                  "NCCL's is loopback on one host, else its own choice. Beyond loopback "
                  "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
-  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default, said aloud");
+  app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default");
 }
 
 }  // namespace
@@ -132,7 +133,7 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   require<UsageError>(endpoint.port >= 0 && endpoint.port <= kMaxPort, "--rdzv-endpoint is ", text,
                       ", expected a port from 0 to ", kMaxPort, " after the colon");
   require<UsageError>(options.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
-                      ", but several hosts must be told one port");
+                      ", but several hosts need a fixed port");
   return endpoint;
 }
 
@@ -150,9 +151,8 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
       app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0");
   app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
   add_meeting(app, options);
-  app.add_option(
-         both("--max-restarts"), options.max_restarts,
-         "how often a failed job is started anew (one host only); duet train then goes on from its --checkpoint")
+  app.add_option(both("--max-restarts"), options.max_restarts,
+                 "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
       ->check(in_range(0));
   app.add_option(both("--log-dir"), options.log_dir,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
@@ -175,7 +175,7 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.add_option(both("--stop-limit"), options.stop_limit_s,
                  "seconds that a rank may be stopped (SIGSTOP) before the job ends")
       ->check(in_range(0, kMaxSeconds));
-  app.add_flag("--verbose", options.verbose, "also tell each rank's cores and folder");
+  app.add_flag("--verbose", options.verbose, "also print each rank's cores and folder");
   app.add_option("command", options.command, "program and its arguments, after --")->default_str("");
   app.positionals_at_end();
 }
@@ -187,7 +187,7 @@ void check(const LaunchOptions& options) {
                       ", expected 0 to ", options.nodes - 1, " with --nnodes ", options.nodes);
   check_meeting(options);
   require<UsageError>(options.max_restarts == 0 || options.nodes == 1, "--max-restarts is ", options.max_restarts,
-                      ", but with --nnodes ", options.nodes, " the launchers do not know of each other's failures");
+                      ", but with --nnodes ", options.nodes, " a launcher is not notified of failures on other hosts");
   check_streams("--tee", options.tee, options);
   check_streams("--redirects", options.redirects, options);
   require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");

@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* kAbout =
     "duet: data-parallel training without Python. Trains one small network alone, by the tutorial's own gradient "
-    "averaging, by DataParallel and by DistributedDataParallel, and says how fast each was and whether all learned the "
-    "same bits.";
+    "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
+    "with the same bits.";
 
 constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
@@ -72,7 +72,7 @@ std::string seed_error(const std::string& text) {
   return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
 }
 
-/// How a step is made, whoever runs it.
+/// Options of a training step, in every command that trains.
 void add_step(CLI::App& app, Training& training) {
   app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
       ->check(one_of({"simple_cnn", "linear"}));
@@ -135,7 +135,7 @@ void add_training(CLI::App& app, Training& training) {
       ->check(in_range(0));
   app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")->check(in_range(0));
   app.add_flag("--verbose", training.verbose,
-               "train: every rank also tells by which launcher's variables it knows its place");
+               "train: every rank also prints which launcher's variables its rank was read from");
 }
 
 /// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
@@ -168,8 +168,9 @@ void add_train(CLI::App& app, TrainOptions& options) {
       ->check(one_of({"replicated", "sharded"}));
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
-                 "has started anew goes on from its own newest one. Default: the folder of --resume, if that is one");
-  app.add_option("--resume", options.resume, "checkpoint file, or folder whose newest one is taken, to go on from");
+                 "has restarted goes on from its own newest one. Default: the folder of --resume, if that is one");
+  app.add_option("--resume", options.resume,
+                 "checkpoint file, or folder with checkpoints (the newest is taken), to go on from");
   app.add_option("--result", options.result, "file for this run's record, JSON, as in results.json");
   app.add_option("--fingerprints", options.fingerprints, "file for one hash of all parameters per step (slow)");
   app.add_option(

@@ -1,4 +1,4 @@
-// What a person may say to the program `duet`: one struct per command, and the reader of the command line.
+// Command-line options of the program `duet`: one struct per command, and the parser.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ const char* name(Mode mode);
 /// Whether its devices are driven by ranks.
 bool has_ranks(Mode mode);
 
-/// What every run of a training needs, whoever starts it.
+/// Options of every run of a training.
 struct Training {
   std::string model = "simple_cnn";  // or "linear"
   DeviceKind device = DeviceKind::cpu;
@@ -138,7 +138,7 @@ using Command =
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
 
-/// Why the steps of such a run are not replayed as CUDA graphs, in plain words; empty where they are. `carrier`: the
+/// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one.
 std::string why_no_graph(const TrainOptions& options, std::string carrier = "");
 

@@ -190,7 +190,7 @@ std::string loss_chart(const Results& results) {
       if (std::isfinite(run.train_loss[i]))
         points.emplace_back(kLeft + room * (static_cast<double>(i) + 0.5) / static_cast<double>(run.train_loss.size()),
                             axes.y(run.train_loss[i]));
-    // Runs that learned the same bits lie on one line: wider strokes below, so that all of them show.
+    // Curves of runs with the same bits coincide: wider strokes below, so that all of them show.
     axes.svg.path(points, "curve over-" + run.mode + " stroke-" + run.mode);
     if (!points.empty() && labelled.insert(run.mode).second) labels.emplace_back(points.back().second, run.mode);
   }

@@ -187,7 +187,7 @@ std::vector<std::string> findings(const Results& results) {
   not_finite(results, out);
   if (enough_steps(results)) {
     reached(results, out);
-    // A GPU works on its own: the host's clock does not see how long each part took there.
+    // A GPU runs asynchronously: the host's clock does not measure how long each part took there.
     const bool seen =
         std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.on_cpu(); });
     if (seen) {

@@ -12,7 +12,7 @@ namespace duet::cli {
 /// effect, or runs that are missing. `Results` must have gone through compare_with_single().
 std::vector<std::string> findings(const Results& results);
 
-/// One sentence that says the main thing: which mode was fastest on how many devices, and whether the bits agree.
+/// The headline: which mode was fastest on how many devices, and whether the bits agree.
 std::string headline(const Results& results);
 
 }  // namespace duet::cli

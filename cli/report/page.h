@@ -7,7 +7,7 @@
 
 namespace duet::cli {
 
-/// What results.json does not say, but someone who wants to repeat the run needs.
+/// What repeating the run needs beyond results.json.
 struct Provenance {
   std::string command_line;
   std::string versions;  // of the libraries

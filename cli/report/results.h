@@ -46,15 +46,15 @@ struct Run {
   std::string workers = "process";  // what a rank is, or "thread"
   std::string backend;              // what carried the ranks' collectives: "shm", "gloo", ...; empty: one rank
   bool ok = true;
-  std::string error;            // why not, in plain words
+  std::string error;            // why not
   double startup_s = 0;         // exec to the end of the first step, less a median step
   std::vector<double> epoch_s;  // training only, first step of the run excluded;
                                 // none of an epoch of that step alone
   double samples_per_s = 0;
   std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
   std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
-  double waiting_share = 0;          // of the step in which compute stands still for communication; not told of graphs
-  double communication_us = 0;       // of a step, hidden or not; not told of graphs
+  double waiting_share = 0;          // of the step in which compute waits for communication; not measured with graphs
+  double communication_us = 0;       // of a step, overlapped or not; not measured with graphs
   std::string parameters_sha256;
   std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
   StepParts step_us;

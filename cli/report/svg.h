@@ -1,4 +1,4 @@
-// A few words of SVG: text that a browser draws without a library.
+// SVG as text, without a library.
 #pragma once
 
 #include <string>

@@ -27,7 +27,7 @@ namespace duet::cli {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(20);
-constexpr int kPatience = 250;  // polls that a child gets to end after a signal
+constexpr int kPatience = 250;  // polls between a signal to a child and SIGKILL
 constexpr int kNotStarted = 127;
 
 /// The last line that says something, without the program's name; indented ones belong to the one before them.
@@ -40,7 +40,7 @@ std::string last_line(const std::string& file) {
   return last.starts_with(prefix) ? last.substr(prefix.size()) : last;
 }
 
-/// Waits for the child; passes a noted signal on, and kills one that does not heed it.
+/// Waits for the child; forwards a noted signal, and kills a child that does not end by it.
 int wait_for(pid_t child, const std::function<void()>& poll) {
   int status = 0;
   int signalled = 0;
@@ -62,7 +62,7 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   ddp::forget_rank();
   ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
   ChildEnd end;
-  // Opened here, so that it is there and empty wherever the child dies.
+  // Opened here, so that it exists and is empty wherever the child ends.
   const ddp::Descriptor out(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!out.open()) {
     end.reason = concat("cannot open ", log, ": ", last_errno);

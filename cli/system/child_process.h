@@ -9,8 +9,8 @@ namespace duet::cli {
 
 struct ChildEnd {
   bool ok = false;
-  std::string reason;  // why not, in plain words
-  int signal = 0;      // the signal that this process was told to end by meanwhile, or 0
+  std::string reason;  // why not
+  int signal = 0;      // that this process received meanwhile, or 0
 };
 
 /// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, notes the time of the start

@@ -26,10 +26,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kStem = "duet-";
 constexpr std::size_t kRandomPart = 6;       // of mkdtemp's names
-constexpr const char* kLockFile = "/.lock";  // locked by the process whose folder it is, until that ends
+constexpr const char* kLockFile = "/.lock";  // locked by the owning process until it ends
 
-/// A folder of this user whose process is gone. The lock is then held by the caller, so that of several processes one
-/// removes the folder.
+/// A folder of this user whose process has ended. The caller then holds the lock, so that only one of several
+/// processes removes the folder.
 bool is_abandoned(const std::string& folder, ddp::Descriptor& lock) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) return false;

@@ -10,8 +10,9 @@ namespace duet::cli {
 /// Throws DataError.
 std::string read_file(const std::string& path);
 
-/// A folder of one's own under $TMPDIR or /tmp, removed with all its files at the end. Where the process is killed
-/// before, the next one of the same user that makes such a folder removes it: a lock says whether its process lives.
+/// A folder of one's own under $TMPDIR or /tmp, removed with all its files at the end. If the process is killed
+/// before, the next process of the same user that makes such a folder removes it: a lock is held while its process
+/// runs.
 class TemporaryFolder {
  public:
   /// Throws DataError.

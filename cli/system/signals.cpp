@@ -22,7 +22,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 void note(int signal) { noted = signal; }
 
-/// The access that failed is made again after it, and then ends the process.
+/// The failed access is repeated after the handler returns, and then ends the process.
 void explain(int) {
   constexpr std::string_view kText =
       "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n";
@@ -63,7 +63,7 @@ void CommonEnd::exchange(int own) {
   find_signalled(own);
 }
 
-/// By a second sum, with a place for each rank, which only a run that ends has to pay for.
+/// By a second sum with an element per rank, made only when the run ends.
 void CommonEnd::find_signalled(int own) {
   std::vector<double> received(static_cast<std::size_t>(size_), 0);
   received[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;

@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM: noticed now, acted upon at the end of the step. SIGBUS: explained.
+// Ctrl-C and SIGTERM: noted by the handler, handled at the end of the step. SIGBUS: explained.
 #pragma once
 
 #include <chrono>
@@ -18,8 +18,8 @@ int noted_signal();
 /// shorter.
 void explain_bus_errors();
 
-/// Lets all ranks end after the same step, although a signal reaches each of them in another one, or one rank alone.
-/// They exchange their signals about every 0.1 s, counted in steps so that all do it after the same ones.
+/// Ends all ranks after the same step, although a signal reaches each of them in another one, or one rank alone.
+/// They exchange their signals about every 0.1 s, counted in steps, so that all exchange after the same ones.
 class CommonEnd {
  public:
   /// `sum` adds numbers up over all ranks, on all ranks.

@@ -1,4 +1,4 @@
-// The terminal: whether colours and rewritten lines are welcome, and the one line of progress.
+// The terminal: whether it takes colours and rewritten lines, and the progress line.
 #pragma once
 
 #include <chrono>

@@ -47,7 +47,7 @@ void require_same_run(const LoadedCheckpoint& loaded, const TrainOptions& option
   for (const auto& [key, value] : settings_of(options)) require_same(loaded, key, value);
 }
 
-/// A job may have been struck between its last checkpoint and its end: only where a user asks for more is that wrong.
+/// For --resume only: a restarted job may have failed after its last checkpoint, with nothing left to do.
 void require_epochs_left(const LoadedCheckpoint& loaded, const TrainOptions& options) {
   require<UsageError>(loaded.checkpoint.epoch < options.epochs, loaded.path, " has finished ", loaded.checkpoint.epoch,
                       " epochs, --epochs is ", options.epochs, ": nothing left to do");
@@ -64,8 +64,8 @@ std::string checkpoint_folder(const TrainOptions& options) {
   return std::filesystem::is_directory(options.resume, ignored) ? options.resume : "";
 }
 
-/// What this job itself has written, where its launcher has restarted it. A launcher leaves its ranks their run's name
-/// then, so a checkpoint of another run is never taken.
+/// This job's own checkpoint, after a restart by the launcher. The name of the run is kept across restarts, so a
+/// checkpoint of another run is never taken.
 std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder,
                                                const std::string& arch, const NamedTensors& model) {
   const std::string run = variable(kRunId), restarts = variable(kRestarts);

@@ -1,4 +1,4 @@
-// Checkpoints of a training: where it goes on from, and what it leaves behind.
+// Checkpoints of a training: resuming and saving.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct Position {
   std::int64_t step = 0;   // steps of the running epoch that are done
 };
 
-/// Throws what would end this run in Checkpointer::resume(), as far as it can be found without data and ranks: so it is
-/// found before they are there, and said once. Makes the folder of checkpoints.
+/// Throws what Checkpointer::resume() would, as far as it can be found without data and ranks: early, and in one
+/// process. Makes the folder of checkpoints.
 void require_resumable(const TrainOptions& options);
 
 /// Every rank makes one and resumes; rank 0 alone writes.

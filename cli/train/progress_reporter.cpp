@@ -52,7 +52,7 @@ void ProgressReporter::report(const StepClock& clock, int epoch, int epochs) {
   if (file_ >= 0) {
     std::string text = to_line(progress);
     text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));
-    // Progress is a courtesy: a full disk must not end the training.
+    // Progress is best effort: a full disk must not end the training.
     [[maybe_unused]] const ssize_t written = ::pwrite(file_, text.data(), text.size(), 0);
   }
   if (relayed_) ddp::write_all(STDERR_FILENO, to_line(progress));

@@ -27,7 +27,7 @@
 namespace duet::cli {
 namespace {
 
-/// Where this process stands among its ranks.
+/// This process's rank and world size.
 struct Place {
   int rank = 0, size = 1;
 };
@@ -99,7 +99,7 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   wrap.compare_parameters_every = options.compare_every;
   if (options.update == "sharded") wrap.update = ddp::UpdateKind::sharded;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
-  if (!setup.graph) {  // within which nobody can tell
+  if (!setup.graph) {  // parts of a replayed graph cannot be timed
     setup.times = [net = wrapper.get(), &group] {
       WrapperTimes times = net->times();
       times.communication_us = group.busy_us() - times.update_us;  // of other collectives, too

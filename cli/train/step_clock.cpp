@@ -65,7 +65,7 @@ std::int64_t StepClock::point_of(std::int64_t step) const {
   return std::min(step * points / steps_, points - 1);
 }
 
-bool StepClock::wants_loss(std::int64_t pending) const {
+bool StepClock::needs_loss(std::int64_t pending) const {
   const std::int64_t next = step_ + pending;
   return first_ || next >= steps_ || point_of(next) != point_of(step_);
 }

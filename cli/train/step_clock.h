@@ -1,4 +1,4 @@
-// The clock and the diary of a training: where each step's time went, and the loss along the way.
+// Per-step timing and the loss curve.
 #pragma once
 
 #include <chrono>
@@ -23,17 +23,17 @@ class StepClock {
   /// `device`.
   StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device = {});
 
-  /// An epoch of `steps` steps of which the first `done` are behind us.
+  /// An epoch of `steps` steps of which the first `done` are done.
   void begin_epoch(std::int64_t steps, std::int64_t done);
-  /// The time since the last lap belongs to this part of the step, or of `steps` steps that are told of together.
+  /// Adds the time since the last lap to this part of the step, or of `steps` steps that are reported together.
   void lap(double StepParts::*part, std::int64_t steps = 1);
   /// The step is over. `loss` is the mean over this process's `rows` of `global` rows.
   void end_step(double loss, std::int64_t rows, std::int64_t global) { end_steps(1, loss, rows, global); }
   /// `steps` alike are over, of which only all together were timed: each counts as their mean. `losses` is the sum of
-  /// their losses. They belong to one point of the loss curve, as wants_loss() says.
+  /// their losses. They belong to one point of the loss curve: see needs_loss().
   void end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global);
-  /// Whether losses should be known when `pending` steps are over that were not told yet.
-  bool wants_loss(std::int64_t pending) const;
+  /// Whether losses must be read when `pending` unreported steps are over.
+  bool needs_loss(std::int64_t pending) const;
 
   std::int64_t epoch_step() const { return step_; }
   std::int64_t epoch_steps() const { return steps_; }
@@ -48,7 +48,7 @@ class StepClock {
   /// Global images per second over this epoch so far, first step of the run excluded.
   double samples_per_s() const { return epoch_us_ > 0 ? epoch_images_ / epoch_us_ * 1e6 : 0; }
 
-  /// Fills what this process knows: startup_s, waiting_share, communication_us and step_us.
+  /// Fills startup_s, waiting_share, communication_us and step_us.
   void fill(Run& run) const;
 
  private:

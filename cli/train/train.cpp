@@ -38,7 +38,7 @@ namespace {
 constexpr const char* kStarted = "DUET_STARTED_NS";
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 
-/// When the program was started: as its starter says, so that the time of exec counts, else now.
+/// When the program was started: the parent's time before exec where it is given, else now.
 std::int64_t started_ns() {
   setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
   return parse_number<std::int64_t>(std::getenv(kStarted)).value_or(monotonic_ns());
@@ -103,7 +103,7 @@ void set_up(const TrainOptions& options) {
 /// Files may have other names on other hosts; but the ranks gather what some of them hold.
 const char* given(const std::string& path) { return path.empty() ? "not given" : "given"; }
 
-/// What makes another training where it differs.
+/// Settings that must be equal on all ranks.
 std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images& images) {
   return {{"duet", DUET_VERSION},
           {"--mode", name(options.mode)},
@@ -164,7 +164,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
         const auto group = ddp::init_process_group(group_options(options));
         const ddp::RankInfo place = ddp::rank_info();
         const int threads = options.threads_per_device;
-        // Where the ranks of this machine outnumber its cores, they share them.
+        // Ranks share cores where they outnumber them.
         if (options.device == DeviceKind::cpu && place.local_world_size * threads <= usable_cores())
           take_cores(place.local_rank * threads, threads);
         signal = train_as_rank(options, *group, started);
@@ -173,7 +173,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   return code == 0 && signal != 0 ? 128 + signal : code;
 }
 
-/// Shares a process's trace out among its ranks.
+/// Splits a process's trace by rank.
 class SharedTrace {
  public:
   std::vector<TraceEvent> take(int rank) {
@@ -216,7 +216,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   return signal;
 }
 
-/// The files of a training, with their sizes as far as they can be told before the data are read.
+/// The files of a training, with their sizes as far as they can be estimated before the data are read.
 std::vector<Output> outputs_of(const TrainOptions& options) {
   constexpr std::uint64_t kMnistImages = 60'000, kHashLine = 65, kTimeLine = 10, kRun = 65'536, kEpoch = 512;
   constexpr std::uint64_t kTracedStep = 1'500, kMostTraced = 100'000'000;  // of a device
@@ -232,12 +232,12 @@ std::vector<Output> outputs_of(const TrainOptions& options) {
           {.option = "--progress", .path = options.progress}};
 }
 
-/// Whether all ranks end as soon as one of them does: else they would wait in vain for a rank 0 that does not join.
+/// Whether the launcher ends all ranks as soon as one fails: else they would wait for a rank 0 that does not join.
 bool ends_together(const ddp::RankInfo& place) {
   return std::getenv(ddp::kJobVariable) != nullptr && place.local_world_size == place.world_size;
 }
 
-/// Finds in one process what every rank would fail for.
+/// Checks once, on rank 0, what would fail on every rank.
 void require_files(const TrainOptions& options) {
   const bool launched = ddp::is_launched_rank();
   if (launched && ddp::rank_info().rank != 0) return;

@@ -106,7 +106,7 @@ class Trainer {
   bool ends() {
     if (!end_.due()) return false;
     const int own = noted_signal();
-    if (own != 0) leave_signal(own);  // before another rank can end because of it
+    if (own != 0) leave_signal(own);  // first, before another rank can end as a consequence
     end_.exchange(own);
     if (team_.size > 1) clock_.lap(&StepParts::communication);
     return end_.signal() != 0;
@@ -138,7 +138,7 @@ class Trainer {
                  fixed(loss, 4).c_str(), epoch + 1);
   }
 
-  /// All ranks and replicas must hold the same bits: a reduction that went wrong is found here, not in a worse
+  /// All ranks and replicas must hold the same bits: a wrong reduction is found here, not by a lower
   /// accuracy.
   void require_same_parameters() {
     if (setup_.require_same_replicas) setup_.require_same_replicas();

@@ -1,4 +1,4 @@
-// A whole training run of one process, with what it says, measures and leaves behind.
+// A whole training run of one process: output, measurements and files.
 #pragma once
 
 #include <cstdint>

@@ -62,7 +62,7 @@ class Steps {
   /// Returns how many.
   std::int64_t run() { return training_.graph ? replay() : run_plainly(); }
 
-  /// Tells of the steps whose losses still lie on the device.
+  /// Reports the steps whose losses are still on the device.
   void settle() {
     if (pending_ == 0) return;
     const double losses = training_.graph->take_loss_sum();  // waits
@@ -73,7 +73,7 @@ class Steps {
  private:
   std::int64_t run_plainly() {
     const data::Batch batch = loader_.batch();
-    const float mean = named_step(batch).item();  // waits for a device that works on its own
+    const float mean = named_step(batch).item();  // waits for the device
     clock_.lap(&StepParts::update);
     clock_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
     return 1;
@@ -88,12 +88,12 @@ class Steps {
     }
   }
 
-  /// Steps that can be asked for at once.
+  /// Steps of the next launch.
   std::int64_t several() const {
     const std::int64_t most = training_.graph_steps;
     if (loader_.alike(most) < most) return 1;
     for (std::int64_t i = 1; i < most; ++i)
-      if (clock_.wants_loss(pending_ + i)) return 1;
+      if (clock_.needs_loss(pending_ + i)) return 1;
     return most;
   }
 
@@ -106,14 +106,14 @@ class Steps {
     training_.graph->run_several({rows_, loader_.stamp(), training_.optimizer.lr(), steps},
                                  [&](std::int64_t i) { return step(training_, loader_.batch(i), clock_).value(); });
     pending_ += steps;
-    if (clock_.wants_loss(pending_)) settle();
+    if (clock_.needs_loss(pending_)) settle();
     return steps;
   }
 
   const TrainingStep& training_;
   data::Loader& loader_;
   StepClock& clock_;
-  std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not told of, all of this size
+  std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not reported, all of this size
 };
 
 }  // namespace

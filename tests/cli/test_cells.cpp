@@ -149,7 +149,7 @@ TEST_CASE("steps that are told of together count as their mean, and belong to on
   std::int64_t pending = 0, told = 0;
   std::vector<std::int64_t> intervals;
   for (int step = 0; step < 50; ++step) {
-    if (!clock.wants_loss(++pending)) continue;
+    if (!clock.needs_loss(++pending)) continue;
     clock.lap(&StepParts::update, pending);
     clock.end_steps(pending, static_cast<double>(pending), 4, 8);
     told += pending;
