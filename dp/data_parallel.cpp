@@ -26,8 +26,8 @@ struct Stopwatch {
   }
 };
 
-/// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas know their
-/// rows.
+/// The value with all its tensors stamped as one global batch, so that losses and dropout in the replicas use the
+/// rows' numbers in it.
 nn::Value stamped(const nn::Value& value, const Rows& stamp) {
   return nn::map_tensors(value, [&](const Variable& x) {
     Tensor same = x.value();

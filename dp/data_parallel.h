@@ -30,8 +30,8 @@ struct DataParallelOptions {
   std::function<Variable(const Variable& output, const Tensor& target)> loss = nullptr;
 };
 
-/// Cuts each batch into one piece per device, runs the module on all pieces side by side, and joins the outputs on the
-/// output device. Backward runs the replicas' tapes side by side and sums their gradients on the first device, and on
+/// Cuts each batch into one piece per device, runs the module on all pieces in parallel, and joins the outputs on the
+/// output device. Backward runs the replicas' tapes in parallel and sums their gradients on the first device, and on
 /// all devices that keep parameters of their own (torch/nn/parallel/data_parallel.py). A batch stamped by the loader is
 /// cut into whole blocks, so that the sum has the bits of one device for 1, 2, 4 and 8 devices, and with few rows some
 /// pieces are empty; others are cut as PyTorch's chunk does, and few rows use fewer replicas. With one device the

@@ -1,4 +1,4 @@
-// The third of data parallelism's four verbs: the replicas run side by side.
+// The third of data parallelism's four steps: the replicas run in parallel.
 #pragma once
 
 #include <memory>

@@ -13,13 +13,14 @@
 
 namespace duet::dp {
 
-/// Thrown in a replica that waits for one that failed; not a std::exception, so that nobody takes it for the cause.
+/// Thrown in a replica that waits for one that failed; not a std::exception, so that no handler reports it as the
+/// cause.
 struct OtherReplicaFailed {
   std::exception_ptr cause;
 };
 
-/// A meeting of the replicas' threads. Whoever runs them calls begin() before, and in each thread either leave() or
-/// fail() at its end; then nobody waits for a replica that does not come.
+/// A barrier with a sum for the replicas' threads. Their caller calls begin() before, and each thread leave() or fail()
+/// at its end, so that no replica waits for one that has ended.
 class ReplicaSums {
  public:
   explicit ReplicaSums(int replicas);

@@ -1,4 +1,4 @@
-// The second of data parallelism's four verbs: every device gets the values of the model.
+// The second of data parallelism's four steps: every device gets the values of the model.
 #pragma once
 
 #include <functional>
@@ -25,9 +25,9 @@ enum class Refresh {
   persistent,
 };
 
-/// One context of a module per device, and a long-lived thread for each device but the first, whose thread is the
-/// caller. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; those of the others
-/// are refreshed before every forward and then forgotten.
+/// One context of a module per device, and a long-lived thread for each device but the first, which runs on the
+/// calling thread. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; those of
+/// the others are refreshed before every forward and dropped after it.
 class Replicas {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;

@@ -1,4 +1,4 @@
-// The first and the last of data parallelism's four verbs: a batch is cut into one piece per device, and the pieces of
+// The first and the last of data parallelism's four steps: a batch is cut into one piece per device, and the pieces of
 // the result are joined again.
 #pragma once
 

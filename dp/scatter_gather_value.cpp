@@ -33,7 +33,7 @@ void find_size(const nn::Value& value, int dim, const std::string& path, Found& 
   }
 }
 
-/// Cuts all tensors, in the order in which map_tensors meets them.
+/// Cuts all tensors, in the order in which map_tensors visits them.
 void cut(const nn::Value& value, std::span<const Device> devices, std::span<const std::int64_t> sizes, int dim,
          PooledVector<PooledVector<Variable>>& pieces) {
   if (value.is_variable()) {

@@ -10,7 +10,7 @@
 
 namespace duet::samplers {
 
-/// PyTorch's randperm, anew for each epoch.
+/// PyTorch's randperm, drawn for each epoch.
 class RandomSampler : public data::Sampler {
  public:
   /// Epoch e is randperm(n) of the seed `seed + e`: the whole that DistributedSampler divides, so that one process and

@@ -67,7 +67,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// Fails in the replicas whose numbers are given by the first element of their rows.
+/// Fails in the replicas that the first element of their rows names.
 struct Failing : nn::Module {
   Variable forward(nn::Context&, const Variable& x) const override {
     if (*x.value().data<float>() >= 2) throw DataError(concat("row ", *x.value().data<float>(), " is bad"));
