@@ -1,4 +1,4 @@
-// What a device must offer so that tensors can live on it. The backends implement it (lib/backend).
+// The memory interface of a device. The backends implement it (lib/backend).
 #pragma once
 
 #include <cstddef>

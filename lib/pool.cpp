@@ -3,7 +3,7 @@
 namespace duet {
 
 std::pmr::memory_resource& object_pool() {
-  // Never destroyed: objects in static storage may be released after any destructor order we could choose.
+  // Never destroyed: objects in static storage may be released after any destructor.
   static auto* const pool = new std::pmr::synchronized_pool_resource();
   return *pool;
 }

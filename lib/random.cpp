@@ -48,7 +48,7 @@ struct SineCosine {
 SineCosine cephes_sine_cosine(float angle) {
   const int quarters = (static_cast<int>(angle * (4 / std::numbers::pi_v<float>)) + 1) / 2;
   const auto eighths = static_cast<float>(2 * quarters);
-  float x = std::fma(eighths, -0.78515625f, angle);  // angle - eighths * pi / 4, whose digits are in three parts
+  float x = std::fma(eighths, -0.78515625f, angle);  // angle - eighths * pi / 4, with pi / 4 in three parts
   x = std::fma(eighths, -2.4187564849853515625e-4f, x);
   x = std::fma(eighths, -3.77489497744594108e-8f, x);
   const float square = x * x;
@@ -185,7 +185,7 @@ void Mt19937::randn(std::span<float> out) {
   };
   fill(out);
   for (std::size_t i = 0; i + kGroup <= out.size(); i += kGroup) box_muller16(out.data() + i);
-  if (out.size() % kGroup) {  // the last 16 are drawn anew
+  if (out.size() % kGroup) {  // the last 16 are drawn again
     fill(out.last(kGroup));
     box_muller16(out.data() + out.size() - kGroup);
   }

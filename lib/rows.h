@@ -10,7 +10,7 @@ inline constexpr int kBlocks = 8;
 
 /// Rows [first, first + n) of the global batch number `step`, which has `global` rows in all, where n is the tensor's
 /// own first dimension. The loader stamps each batch, scatter and row slices narrow the stamp, operators pass it on:
-/// so dropout knows its rows, and sums over samples know their blocks, wherever the rows are.
+/// so that dropout uses the rows' numbers and sums over samples their blocks, on any device.
 struct Rows {
   std::int64_t step = 0;
   std::int64_t first = 0;

@@ -57,19 +57,19 @@ constexpr DType dtype_of<BFloat16>() {
 }
 
 /// Order of the elements in memory. `plain` is row-major, outermost dimension first. `blockedN` holds (N, C, H, W) as
-/// (N, C/N, H, W, N): the N channels of a block lie beside each other; C is a multiple of N. Blocked tensors are made
+/// (N, C/N, H, W, N): the N channels of a block are adjacent; C is a multiple of N. Blocked tensors are made
 /// and read by operators of the CPU backend only.
 enum class Layout { plain, blocked8, blocked16 };
 const char* name(Layout layout);
 
-/// Memory of one device that gives itself back when the last tensor is gone.
+/// Memory of one device, released with the last tensor.
 class Storage {
  public:
   /// Throws DeviceError when the device has no such memory.
   Storage(Device device, std::size_t bytes);
   /// Memory of `base`, which it keeps alive, under the name of another device that shares it.
   Storage(Device device, std::shared_ptr<Storage> base);
-  /// Memory that somebody else owns and keeps alive.
+  /// Memory that the caller owns and keeps alive.
   Storage(Device device, void* borrowed, std::size_t bytes);
   ~Storage();
   Storage(const Storage&) = delete;

@@ -1,4 +1,4 @@
-// Finds infinite numbers and NaNs where they arise: a debugging aid, off unless asked for.
+// Finds infinite numbers and NaNs where they arise: a debugging aid, off by default.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace duet {
 
 /// While one lives, in any thread, every operator that is recorded throws NumericError if its result, or an input that
 /// no operator made (images, parameters), is not finite; backward throws if a gradient is not. So none is missed where
-/// a kernel skips its product with zeros. Each tensor is read once more, and a GPU is waited for.
+/// a kernel skips its product with zeros. Each tensor is read once more, and a GPU is synchronised.
 class CheckFinite {
  public:
   explicit CheckFinite(bool active = true);

@@ -154,7 +154,7 @@ class Engine {
   }
 
   const std::uint64_t run_ = ++run_counter;
-  const Node* from_one_ = nullptr;             // the root, where its gradient is the 1 that it knows
+  const Node* from_one_ = nullptr;             // root, whose implicit gradient is 1
   PooledVector<std::shared_ptr<Node>> ready_;  // heap, latest operator first
   PooledVector<BackwardListener*> listeners_;
 };

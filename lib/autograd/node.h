@@ -33,7 +33,7 @@ inline Normaliser normaliser_of(const Rows& stamp, std::int64_t rows) {
 
 /// Input number `output` of a node's backward, that is, the gradient of the output of that number.
 struct Edge {
-  std::shared_ptr<Node> node;  // null: nobody asks for this gradient
+  std::shared_ptr<Node> node;  // null: no consumer needs this gradient
   int output = 0;
 };
 
@@ -60,8 +60,8 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   virtual const char* name() const = 0;
-  /// Whether backward() knows already what to give for a gradient of 1 of its one output, as a loss may that made its
-  /// input's gradient beside its value: a backward that starts here makes no 1 then, and the output's is undefined.
+  /// Whether backward() takes an undefined gradient of its one output as 1. A loss may have computed its input's
+  /// gradient with its value: a backward that starts here then makes no tensor of 1.
   virtual bool starts_from_one() const { return false; }
   /// Called once per backward run, when all gradients of the outputs are complete.
   virtual void backward(const Gradients& gradients) = 0;
@@ -102,8 +102,8 @@ class Node {
   static std::uint64_t next_sequence();
 };
 
-/// A node where gradients end: a parameter, or a leaf variable. It runs at once when its gradient is complete: who
-/// sends that away (ddp) does so while the rest of backward runs.
+/// A node where gradients end: a parameter, or a leaf variable. It runs at once when its gradient is complete, so that
+/// ddp sends it while the rest of backward runs.
 class Leaf : public Node {
  public:
   Leaf() { run_first(); }

@@ -26,7 +26,7 @@ class KeepGradient final : public Leaf {
   Tensor gradient;
 };
 
-/// People give gradients in the plain layout, whatever the value's own is.
+/// Gradients from the user are in the plain layout, whatever the value's own is.
 Tensor in_layout(const Tensor& gradient, Layout layout) {
   if (gradient.layout() == layout) return gradient;
   require<ShapeError>(gradient.layout() == Layout::plain || layout == Layout::plain, "backward() got a gradient in ",

@@ -1,4 +1,4 @@
-// A tensor that remembers how it was computed.
+// A tensor with the record of how it was computed.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class Variable {
   Tensor grad() const;
   void zero_grad();
 
-  /// Computes the gradients of all leaves below this scalar, starting from 1. The tape is used up by it. Throws
+  /// Computes the gradients of all leaves below this scalar, starting from 1, and frees the tape. Throws
   /// ShapeError when this is not one element, Error when it does not require a gradient.
   void backward() const;
   /// As above for any shape, starting from `gradient`.

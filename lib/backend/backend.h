@@ -12,7 +12,7 @@
 // Note [Sums over samples]: a sum over the rows of a batch is the sum inside each of the kBlocks blocks of the global
 // batch, then the fixed binary tree ((0+1)+(2+3))+((4+5)+(6+7)). A device that holds an aligned part of the blocks
 // computes that subtree, and sum_devices (or a rank's all_reduce) continues it. For that, the result for a row must not
-// depend on the rows beside it, so kernels run block by block, as the batch's stamp says.
+// depend on its neighbours, so kernels run block by block, as the batch's stamp says.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Window2d {
 
   std::int64_t out_h(std::int64_t h) const { return (h + 2 * pad_h - kernel_h) / stride_h + 1; }
   std::int64_t out_w(std::int64_t w) const { return (w + 2 * pad_w - kernel_w) / stride_w + 1; }
-  /// Whether an image of (h, w) pixels holds at least one window; the sizes above round towards zero, so they cannot
-  /// tell.
+  /// Whether an image of (h, w) pixels holds at least one window; the sizes above round towards zero and do not
+  /// show it.
   bool fits(std::int64_t h, std::int64_t w) const { return h + 2 * pad_h >= kernel_h && w + 2 * pad_w >= kernel_w; }
   bool operator==(const Window2d&) const = default;
 };
@@ -100,7 +100,7 @@ class BatchSums {
  public:
   virtual ~BatchSums() = default;
   /// Every device calls it in the same order with as many values, and gets the sums: by the tree of Note [Sums over
-  /// samples], so that they have the bits of one device. Throws when another device cannot come.
+  /// samples], so that they have the bits of one device. Throws when another device has failed.
   virtual void sum(std::span<double> values) = 0;
   /// Whether gradients are those of means over each device's own rows: what is summed of them is then weighted by those
   /// rows / all rows.
@@ -148,7 +148,7 @@ class Backend {
   virtual void from_plain(const Tensor& x, const Tensor& y) = 0;
 
   // --- convolution: x (N, C, H, W), w (K, C, R, S) plain, b (K) or undefined, y (N, K, P, Q) ---
-  /// The layout in which this backend wants y.
+  /// The layout of y that this backend prefers.
   virtual Layout conv2d_layout(const Shape& x, const Shape& w) const = 0;
   virtual void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                               const Window2d& window) = 0;
@@ -165,7 +165,7 @@ class Backend {
   // overlap and have no padding; y and dy may be plain or in conv2d_layout ---
   virtual void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                       const Tensor& index, const ConvPoolRelu& op) = 0;
-  /// dx may be undefined (nobody asks for it). db may be undefined.
+  /// dx may be undefined (not needed). db may be undefined.
   virtual void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
                                        const Tensor& dx, const Tensor& dw, const Tensor& db,
                                        const ConvPoolRelu& op) = 0;
@@ -221,7 +221,7 @@ class Backend {
   virtual void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) = 0;
   /// dx = -dloss * factor at the labels, else 0; dloss is a device scalar.
   virtual void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) = 0;
-  /// nll_loss_forward of log_softmax's output y, and beside it the dx that log_softmax_nll_backward gives for a dloss
+  /// nll_loss_forward of log_softmax's output y, and in addition the dx that log_softmax_nll_backward gives for a dloss
   /// of 1 and `gradient_factor`.
   virtual void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
                                        float gradient_factor, const Tensor& dx) = 0;
@@ -233,7 +233,7 @@ class Backend {
   virtual void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) = 0;
   virtual void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
                                  const Tensor& dx) = 0;
-  /// Number of rows whose largest entry stands at their label.
+  /// Number of rows with the largest entry at their label.
   virtual std::int64_t count_correct(const Tensor& x, const Tensor& labels) = 0;
 
   // --- update and reduction over flat buffers ---

@@ -24,7 +24,7 @@ Found find() {
   }
 }
 
-/// Decided once: a machine's driver and GPUs do not come while a program runs. Never destroyed: tensors in static
+/// Decided once: a machine's driver and GPUs do not appear while a program runs. Never destroyed: tensors in static
 /// storage may outlive it.
 const Found& found() {
   static const auto* const result = new Found(find());

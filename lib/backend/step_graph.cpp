@@ -70,7 +70,8 @@ void StepGraph::run(const StepKey& key, FunctionRef<Tensor()> step) {
 }
 
 void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)> step) {
-  require<UsageError>(key.stamp.stamped(), "the batch of a recorded step needs a stamp, which tells dropout its step");
+  require<UsageError>(key.stamp.stamped(),
+                      "the batch of a recorded step needs a stamp, from which dropout reads its step");
   require<UsageError>(key.steps >= 1, "a recording holds 1 step or more, got ", key.steps);
   Entry& entry = entry_of(key);
   if (entry.recording == 0 && !prepared(entry)) {
@@ -96,7 +97,7 @@ void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)
 
 double StepGraph::take_loss_sum() {
   const Tensor sum = loss_sum_.clone();
-  backend(loss_sum_).fill(loss_sum_, 0.0f);  // first: the copy to the host throws what a kernel complained of
+  backend(loss_sum_).fill(loss_sum_, 0.0f);  // first: the copy to the host throws the error of a kernel
   return static_cast<double>(*sum.to(Device{}).data<float>());
 }
 

@@ -11,7 +11,7 @@
 
 namespace duet {
 
-/// What a recorded step holds fast: steps for which all of it is equal are replays of one recording.
+/// The key of a recording: steps with equal keys are replays of one.
 struct StepKey {
   std::int64_t rows = 0;   // of the batch on this device
   Rows stamp = {};         // of the batch; its step may differ
@@ -33,14 +33,14 @@ struct StepKey {
 ///     const double mean = graph.take_loss_sum() / steps;
 ///
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
-/// batch is stamped, so that dropout knows its step. It does not copy to or from the host, and what it changes on the
+/// batch is stamped, so that dropout reads its step. It does not copy to or from the host, and what it changes on the
 /// host (counters, flags) changes in runs as it is and when recorded only. Values that it keeps are overwritten by the
 /// next step of their key. Used by the device's thread.
 ///
 /// Ranks of ddp may record their collectives where NCCL carries them, as long as all of them run the same keys in the
-/// same order: NCCL wants an operation captured, and a graph launched, by all ranks or none. Steps of several devices
-/// of one process (dp) stay plain: NCCL warns that launching their graphs may deadlock, and a recording holds the work
-/// of one device only.
+/// same order: NCCL requires an operation captured, and a graph launched, by all ranks or none. Steps of several
+/// devices of one process (dp) stay plain: NCCL warns that launching their graphs may deadlock, and a recording holds
+/// the work of one device only.
 class StepGraph {
  public:
   /// Throws UsageError for devices that record nothing: CPUs.

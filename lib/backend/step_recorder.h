@@ -1,4 +1,4 @@
-// Writes down what is asked of a device, and asks for all of it again at once: CUDA graphs.
+// Records the work that is launched on a device, and replays it with one launch: CUDA graphs.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 
 namespace duet {
 
-/// Work of others, such as collectives, that lies in a recording and must know when it is done once more.
+/// Work of other parts, such as collectives, that is in a recording and must be notified of each replay.
 class RecordedWork {
  public:
   virtual ~RecordedWork() = default;
   /// Called by the device's thread, for every replay. Calls `launch`, which asks the device for the whole recording;
-  /// throws, before that, where the work can be done no more.
+  /// throws, before that, where the work can no longer be done.
   virtual void replay(FunctionRef<void()> launch) = 0;
 };
 
 /// The recordings of one device; used by the thread that asks it for kernels.
 ///
-/// Between begin() and end() nothing that is asked of the device is done: it is written down with the addresses and
-/// numbers that it was asked with. What the host computes or decides meanwhile is decided for all replays. Memory that
+/// Between begin() and end() no launched work runs: it is recorded with its addresses and
+/// numbers. What the host computes or decides meanwhile is decided for all replays. Memory that
 /// is allocated belongs to the recording until it is dropped, so that each replay finds its own; what lies there is
 /// that of the last replay. Copies between the device and the host, and waiting for it, throw DeviceError.
 class StepRecorder {
@@ -31,13 +31,13 @@ class StepRecorder {
   virtual void begin(std::uint64_t step, std::uint64_t steps = 1) = 0;
   /// Ends it and returns its number. Throws DeviceError, as after cancel(), when something could not be recorded.
   virtual int end() = 0;
-  /// Forgets the recording that runs, if one does. The device is as if nothing had been asked of it.
+  /// Discards the recording that runs, if one does. The device is as if nothing had been launched.
   virtual void cancel() noexcept = 0;
   /// The number of the recording that runs, which no other has; 0 if none does. For any thread.
   virtual int recording() const = 0;
   /// Puts `work` into the recording that runs, which holds it until it is dropped or cancelled.
   virtual void attach(std::shared_ptr<RecordedWork> work) = 0;
-  /// Asks for everything in a recording, in the order of the device. Dropout whose key had the first recorded step gets
+  /// Launches everything in a recording, in the order of the device. Dropout whose key had the first recorded step gets
   /// `step`: kernels read it from a counter on the device, which every replay advances, so that replays in order of
   /// their steps set nothing.
   virtual void replay(int recording, std::uint64_t step) = 0;

@@ -19,7 +19,7 @@ struct Fault {
   int times = 0, signal = 0;
 };
 
-/// Empty unless this process is the one to be struck.
+/// Empty unless the fault is for this process.
 const Fault& fault() {
   static const Fault wanted = [] {
     Fault fault;

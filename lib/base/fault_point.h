@@ -1,11 +1,11 @@
-// Places at which a test can strike a rank. Only builds that are not for release have them.
+// Points of fault injection, in builds other than release.
 #pragma once
 
 namespace duet {
 
 #ifdef DUET_FAULT_POINTS
-/// If DUET_FAULT is "NAME:RANK:TIMES:SIGNAL", the TIMES-th passing of the point NAME by the rank RANK says so on stderr
-/// and raises the signal: 9 kills, 19 stops. Only before a launcher's first restart. Thread-safe.
+/// If DUET_FAULT is "NAME:RANK:TIMES:SIGNAL", the TIMES-th passing of the point NAME by the rank RANK is reported on
+/// stderr and raises the signal: 9 kills, 19 stops. Only before a launcher's first restart. Thread-safe.
 void fault_point(const char* name);
 #else
 inline void fault_point(const char*) {}

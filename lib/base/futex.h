@@ -1,5 +1,5 @@
 // Waiting for a number in memory, which several processes may map. std::atomic::wait() works within one process only,
-// and first yields the core: beside a busy program each yield costs a time slice (libstdc++, bits/atomic_wait.h).
+// and first yields the core: next to a busy program each yield costs a time slice (libstdc++, bits/atomic_wait.h).
 #pragma once
 
 #include <linux/futex.h>
@@ -15,7 +15,7 @@
 namespace duet {
 
 /// Parks the calling thread until futex_wake(value), at most for `limit`; returns at once if the value is no longer
-/// `old`. May return for no reason.
+/// `old`. May return spuriously.
 inline void futex_wait(const std::atomic<std::uint32_t>& value, std::uint32_t old,
                        std::optional<std::chrono::nanoseconds> limit = {}) {
   static_assert(sizeof value == 4 && std::atomic<std::uint32_t>::is_always_lock_free);

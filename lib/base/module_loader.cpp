@@ -53,7 +53,7 @@ std::vector<fs::path> candidates(const ModulePlace& place) {
 LoadedModule load_module(const ModulePlace& place) {
   const std::string other = other_exporter(place);
   if (!other.empty() && sanitizer_runs())
-    return {nullptr, concat(place.title, " cannot be loaded beside ", other, ", which exports functions of ",
+    return {nullptr, concat(place.title, " cannot be loaded together with ", other, ", which exports functions of ",
                             place.library, ": that needs RTLD_DEEPBIND, which sanitizers refuse")};
   const int mode = RTLD_NOW | RTLD_LOCAL | (other.empty() ? 0 : RTLD_DEEPBIND);
   std::string tried;

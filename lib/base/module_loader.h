@@ -25,8 +25,8 @@ struct LoadedModule {
 };
 
 /// Opens the module, which is never unloaded. It is looked for at the path that its own environment variable names, in
-/// the folder DUET_MODULE_DIR, else in the folder duet/ beside libduet, in libduet's build folder, and beside libduet.
-/// Where another library of the program exports one of `imports`, the module is bound to its own library first
+/// the folder DUET_MODULE_DIR, else in the folder duet/ next to libduet, in libduet's build folder, and next to
+/// libduet. Where another library of the program exports one of `imports`, the module is bound to its own library first
 /// (RTLD_DEEPBIND), or refused in a program that runs under a sanitizer. Elsewhere it is not: it would not see a
 /// malloc() that the program replaces.
 LoadedModule load_module(const ModulePlace& place);

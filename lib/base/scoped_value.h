@@ -1,4 +1,4 @@
-// A variable that has another value for a while.
+// A variable with another value within a scope.
 #pragma once
 
 #include <utility>

@@ -32,7 +32,7 @@ class Sha256 {
 /// The digest of `bytes` as 64 lower-case hexadecimal digits.
 std::string sha256_hex(std::span<const std::byte> bytes);
 
-/// HMAC-SHA256 (RFC 2104): what only those can compute who know the key.
+/// HMAC-SHA256 (RFC 2104): only a holder of the key can compute it.
 Sha256::Digest hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> bytes);
 
 }  // namespace duet

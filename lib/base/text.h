@@ -63,7 +63,7 @@ inline std::string errno_text(int number) {
 }
 
 /// Streams errno_text(errno) as errno is when it is written. An argument such as strerror(errno) may be evaluated
-/// before the call that fails beside it, as in require(::pipe(...) == 0, ...).
+/// before the call that fails in the same expression, as in require(::pipe(...) == 0, ...).
 struct LastErrno {};
 inline constexpr LastErrno last_errno;
 inline std::ostream& operator<<(std::ostream& out, LastErrno) {

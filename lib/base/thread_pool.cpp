@@ -14,7 +14,7 @@
 namespace duet {
 namespace {
 
-/// The cores that the process was given, read once: pinning narrows the mask of the thread that asks.
+/// The cores that the process was given, read once: pinning narrows the calling thread's mask.
 const cpu_set_t& process_cores() {
   static const cpu_set_t cores = [] {
     cpu_set_t set;
@@ -48,7 +48,7 @@ TakenCores& taken_cores() {
 }
 
 /// Waits until `value` differs from `old`: a short spin, because the next round usually comes within microseconds, then
-/// parked in the kernel. On an oversubscribed machine spinning only takes the core from the one waited for.
+/// parked in the kernel. On an oversubscribed machine spinning takes the core from the thread that is waited for.
 void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, bool spin, std::atomic<int>& parked) {
   for (int i = 0; spin && i < 4000; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;

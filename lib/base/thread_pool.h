@@ -71,7 +71,7 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-/// Tells the core that the calling thread is in a waiting loop.
+/// The processor's hint for a spin loop.
 void pause_core();
 
 /// Pins the calling thread to one of the process's cores, counted from 0 among those that take_cores() left. Returns

@@ -30,7 +30,7 @@ class Trace {
   static std::vector<TraceEvent> take();
 };
 
-/// Traces its own life.
+/// Traces the time from its construction to its destruction.
 class TraceSpan {
  public:
   TraceSpan(const char* name, Device device, TraceEvent::Kind kind = TraceEvent::Kind::work, std::int64_t amount = 0)

@@ -1,4 +1,4 @@
-// Errors that say in which part of a larger piece of work they arose.
+// Errors with the part of the work in which they arose.
 #pragma once
 
 #include <exception>

@@ -81,11 +81,11 @@ class Loader {
     Loader* loader_;
   };
 
-  /// Starts the next epoch: the sampler is told its number, the first batch is built.
+  /// Starts the next epoch: sets it at the sampler, and builds the first batch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
-  /// The batch of the current step; a deferred one is made anew by each call, and may be `ahead` < staged steps on.
+  /// The batch of the current step; a deferred one is made again by each call, and may be `ahead` < staged steps on.
   Batch batch(std::int64_t ahead = 0) const;
   /// Its rows, and its stamp.
   std::int64_t rows() const { return rows_; }

@@ -1,4 +1,4 @@
-// From stored bytes to what the network reads.
+// From stored bytes to the network's input.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ using IndexLists = std::vector<std::vector<std::int64_t>>;
 struct PartitionOptions {
   std::uint64_t seed = 1234;
   bool exact = false;                              // give every item to a part: remainders go round the parts in order
-  std::function<void(const std::string&)> warn{};  // hears of lost items; unset: one line on the standard error
+  std::function<void(const std::string&)> warn{};  // called for lost items; unset: one line on the standard error
 };
 
 /// Indices 0..n-1, shuffled by CPython's Random(seed).shuffle, in consecutive parts of int(fraction * n) items. As in

@@ -15,7 +15,7 @@ class Sampler {
   virtual ~Sampler() = default;
   /// Number of indices in an epoch, the same for all epochs.
   virtual std::int64_t size() const = 0;
-  /// Fixes the order of that epoch. The loader calls it before each epoch; nobody else has to.
+  /// Fixes the order of that epoch. Called by the loader before each epoch.
   virtual void set_epoch(std::int64_t epoch) = 0;
   /// The indices of the epoch that was set last (0 before that), size() of them; valid until the next set_epoch.
   virtual std::span<const std::int64_t> indices() const = 0;

@@ -1,4 +1,4 @@
-// Checkpoints of a training run: safetensors files in a folder, the last two of them, and the best beside them.
+// Checkpoints of a training run: safetensors files in a folder, the last two and the best.
 #pragma once
 
 #include <cstdint>

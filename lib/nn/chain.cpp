@@ -21,7 +21,7 @@ struct FusedRun {
   Variable output;
 };
 
-/// layers[i] if it is a T and no subclass, whose forward may be another.
+/// layers[i] if it is a T and no subclass, which may override forward.
 template <class T>
 const T* exactly(Layers layers, std::size_t i) {
   if (i >= layers.size()) return nullptr;

@@ -137,11 +137,11 @@ class ParameterStore final : public BackwardListener {
   std::shared_ptr<UpdateSite> update_site() const { return update_site_.lock(); }
   /// Until zero_grad(): the gradients are local until the update reduces them; reading them throws.
   void withhold_gradients() { withheld_ = true; }
-  /// An update went wrong on the way: values of two steps may stand side by side, and state_dict() throws.
+  /// An update failed halfway: values may be a mix of two steps, and state_dict() throws.
   void mark_torn() { torn_ = true; }
   /// Throws UsageError after mark_torn().
   void require_whole_values() const;
-  /// All values were written from outside: they are whole, and have no gradients.
+  /// All values were overwritten: they are of one step, and have no gradients.
   void all_values_written() {
     torn_ = false;
     zero_grad();

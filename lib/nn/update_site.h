@@ -1,10 +1,10 @@
 // Where an optimizer's update takes place.
 //
-// Note [Update sites]: an optimizer updates the values of its model by the gradients beside them, element by element.
+// Note [Update sites]: an optimizer updates the values of its model by their gradients, element by element.
 // A wrapper may have it done elsewhere: on every device that keeps a copy of the values (DataParallel on GPUs), or by
 // each rank for its part of the elements (ZeRO-1, DistributedDataParallel). It sets a site at the model's store; the
-// optimizer gives its rule to the site, which calls it with the memory to work on. The optimizer knows no devices and
-// no ranks, the wrapper no rule.
+// optimizer gives its rule to the site, which calls it with the memory to work on. The optimizer is independent of
+// devices and ranks, the wrapper of the rule.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@ class Mt19937;
 
 namespace duet::ops {
 
-/// Throws UsageError unless 0 <= p < 1; `op` names who was given it.
+/// Throws UsageError unless 0 <= p < 1; `op` is the operator's name, for the message.
 void require_probability(const char* op, double p);
 
 /// x with each element zeroed with probability key.p and the others scaled by 1 / (1 - p); x (N, ...) in plain order.

@@ -1,4 +1,4 @@
-// What all optimizers have in common: buffers beside the parameters, and an update of every element by one rule.
+// The base of all optimizers: state buffers, and an update of every element by one rule.
 #pragma once
 
 #include <cstdint>

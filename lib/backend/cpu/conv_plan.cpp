@@ -16,7 +16,7 @@ Tag tag_of(Layout layout) {
   return Tag::nchw;
 }
 
-/// Shapes of one convolution in oneDNN's words.
+/// Shapes of one convolution as oneDNN's descriptors.
 struct Descs {
   explicit Descs(const ConvKey& key)
       : x({key.batch, key.in_channels, key.height, key.width}, kF32, tag_of(key.x_layout)),

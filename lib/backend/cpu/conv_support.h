@@ -24,7 +24,7 @@ inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, std::int64
   return {pass, rows, x[1], x[2], x[3], out_channels, window, x_layout, y_layout};
 }
 
-/// Weights in the format that the plan wants, reordered once per call, worker and plan.
+/// Weights in the plan's preferred format, reordered once per call, worker and plan.
 class Weights {
  public:
   explicit Weights(const Tensor& plain) : plain_(plain.data<float>()) {}

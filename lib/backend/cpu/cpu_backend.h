@@ -128,7 +128,7 @@ class CpuBackend final : public Backend {
   /// conv_pool_relu_forward by one kernel that keeps the convolution's outputs in registers.
   void pooled_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
                       const ConvPoolRelu& op);
-  /// conv_pool_relu_backward for plain images whose gradient nobody wants.
+  /// conv_pool_relu_backward for plain images without a gradient.
   void plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw, const Tensor& db,
                              const ConvPoolRelu& op);
   /// conv_pool_relu_backward over live gradients only.

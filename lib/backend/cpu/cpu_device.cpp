@@ -11,7 +11,7 @@
 namespace duet::cpu {
 namespace {
 
-/// Makes instances, and keeps those that no thread has. Thread-safe.
+/// Makes instances, and keeps those that no thread uses. Thread-safe.
 class IdleDevices {
  public:
   std::unique_ptr<CpuDevice> take(int index) {

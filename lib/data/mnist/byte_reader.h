@@ -14,9 +14,9 @@ namespace duet::data {
 /// Holds 64 KiB of the file at a time. Every error is a DataError that begins with the file's name. Not thread-safe.
 class ByteReader {
  public:
-  /// A file whose name ends with .gz must be gzip; another one may be, which its first two bytes tell.
+  /// A file whose name ends with .gz must be gzip; another one may be, by its first two bytes.
   explicit ByteReader(const std::filesystem::path& path);
-  /// The same for the content of a file; `name` stands in messages and decides about .gz. The bytes must outlive it.
+  /// The same for the content of a file; `name` is for messages and decides about .gz. The bytes must outlive it.
   ByteReader(std::span<const std::uint8_t> content, std::string name);
   ~ByteReader();
   ByteReader(const ByteReader&) = delete;

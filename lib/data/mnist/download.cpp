@@ -23,8 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::uint8_t>;
 
-/// SHA-256 of files with the published MD5; an empty one is not known. Mirrors pack MNIST anew, so only its content is
-/// known; of Fashion-MNIST the archives are.
+/// SHA-256 of files with the published MD5; empty: unknown. Mirrors repack MNIST, so its sums are of the unpacked
+/// content; those of Fashion-MNIST are of the archives.
 struct Published {
   std::size_t bytes;  // unpacked
   const char* content;

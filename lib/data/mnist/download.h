@@ -1,4 +1,4 @@
-// Fetches MNIST. Never called unless somebody asked for it.
+// Fetches MNIST. Called only on the user's request.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ void download_mnist(MnistKind kind, const std::filesystem::path& folder, const s
 /// Bytes so far, bytes in all (0 while that is unknown).
 using FetchProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
-/// The content of an http, https or file URL; redirects are followed, $https_proxy and its kin are heeded. libcurl is
+/// The content of an http, https or file URL; redirects are followed, $https_proxy and the like apply. libcurl is
 /// loaded by the first call, so that programs that never call it do not pay for it at their start. Throws DataError
 /// that names the URL: libcurl is not installed, the server cannot be reached or refuses, nothing arrives for 30 s, or
 /// the content is larger than `most_bytes`. An exception of `progress` ends the download and is rethrown.

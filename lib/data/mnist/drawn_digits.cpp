@@ -58,7 +58,8 @@ float between(Philox& random, float low, float high) { return low + (high - low)
 class Affine {
  public:
   explicit Affine(Philox& random) {
-    // A rotation without sine and cosine, whose last bits differ between machines: t is the tangent of half the angle.
+    // A rotation without sine and cosine, as their last bits differ between machines: t is the tangent of half the
+    // angle.
     const float t = between(random, -kTurn, kTurn), scale = 1 / (1 + t * t);
     const float cosine = (1 - t * t) * scale, sine = 2 * t * scale, shear = between(random, -kShear, kShear);
     const float width = between(random, kNarrow, kWide), height = between(random, kNarrow, kWide);

@@ -1,4 +1,4 @@
-// MNIST and Fashion-MNIST: where they are looked for, how they are read, and what stands in for them.
+// MNIST and Fashion-MNIST: search order, reading, and drawn digits in their place.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ struct Mnist {
 /// and looked for (lib/data/mnist/unpacked.h); empty: nowhere.
 Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
 
-/// Told about a download: file name, bytes so far, bytes in all (0 while that is unknown).
+/// Progress of a download: file name, bytes so far, bytes in all (0 while that is unknown).
 using DownloadProgress = std::function<void(const std::string& file, std::uint64_t done, std::uint64_t total)>;
 
 struct MnistOptions {
@@ -69,8 +69,9 @@ std::filesystem::path cache_folder();
 void require_mnist(const MnistOptions& options);
 
 /// Looks in `data`, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
-/// hold a complete set: else DataError says what is missing. If nothing is found: downloads if told so, else draws
-/// digits, and `origin` says it. Packed images are unpacked once: copies are kept in the cache's folder `unpacked`.
+/// hold a complete set: else DataError says what is missing. If nothing is found: downloads if `download` is set,
+/// else draws digits, as `origin` then says. Packed images are unpacked once: copies are kept in the cache's folder
+/// `unpacked`.
 Mnist load_mnist(const MnistOptions& options);
 
 }  // namespace duet::data

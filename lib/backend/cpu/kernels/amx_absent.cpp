@@ -1,4 +1,4 @@
-// Built where the compiler or the processor family knows no AMX.
+// Built where the compiler or the processor family lacks AMX.
 #include "lib/backend/cpu/kernels/amx.h"
 
 namespace duet::cpu {

@@ -12,7 +12,7 @@ bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0) return false;
   // Tiles are too large for the stacks that old programs make for signals, so a process must ask for them, once. Header
-  // files of Linux before 5.16 do not know the number.
+  // files of Linux before 5.16 lack the number.
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }

@@ -1,6 +1,6 @@
 // The inner loops of the CPU backend: one source, compiled once per instruction set, chosen when the program starts.
 //
-// They work on raw pointers and know no tensors. Of headers with inline functions their sources include only
+// They work on raw pointers, not tensors. Of headers with inline functions their sources include only
 // lib/backend/arithmetic: of another function the linker would keep one copy, perhaps with instructions that this
 // machine lacks.
 #pragma once
@@ -47,7 +47,7 @@ struct PlainConv {
 
 struct Kernels {
   const char* name;   // as people write it: "AVX-512"
-  int channel_block;  // channels that lie beside each other in the layout this instruction set likes
+  int channel_block;  // adjacent channels in the layout that suits this instruction set
 
   // elementwise, n elements
   void (*relu)(const float* x, float* y, std::int64_t n);
@@ -84,7 +84,7 @@ struct Kernels {
   /// Floats that winograd_weights writes, and of scratch memory that winograd_forward takes.
   std::int64_t (*winograd_weight_floats)(const PooledConv& g);
   std::int64_t (*winograd_scratch_floats)(const PooledConv& g);
-  /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward wants them.
+  /// u = the plain weights w (out_channels, in_channels, 3, 3) as winograd_forward reads them.
   void (*winograd_weights)(const PooledConv& g, const float* w, float* u);
   /// One row: padded image x to pooled y and index, both blocked. Fetches the next row's image, without a border,
   /// into the cache.

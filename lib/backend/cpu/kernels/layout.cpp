@@ -37,7 +37,7 @@ template <int kTimes, int kVecs, class V>
 
 constexpr int log2(int n) { return n == 1 ? 0 : 1 + log2(n / 2); }
 
-/// kGroup pixels of kBlock channels: from (pixel, channel) to (channel, pixel), whose channels lie `pixels` apart, or
+/// kGroup pixels of kBlock channels: from (pixel, channel) to (channel, pixel) with channels `pixels` apart, or
 /// back.
 template <class V, int kBlock, bool kToBlocks, class T>
 void turn_group(const T* x, T* y, std::int64_t pixels) {

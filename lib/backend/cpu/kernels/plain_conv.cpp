@@ -8,7 +8,7 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // output channels that lie beside each other
+constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // adjacent output channels
 constexpr std::int64_t kTapsAtOnce = 9;           // accumulators that fit the registers
 
 /// dw of kTaps taps from `tap` on, for the kWidth output channels at dy: the sum over all rows and pixels.

@@ -11,7 +11,7 @@ namespace duet::cpu::DUET_ISA {
 namespace {
 
 constexpr int kTaps = 9;
-constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // output channels that lie beside each other
+constexpr int kBlock = kWidth >= 8 ? kWidth : 8;  // adjacent output channels
 constexpr int kPatch = 16;                        // pixels under a window's four outputs
 constexpr std::int64_t kFetchAhead = 1024;        // gradients; they are read in the order in which they lie
 

@@ -67,7 +67,7 @@ typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
 /// Asks for the cache line that holds p, which need not be memory at all.
 [[gnu::always_inline]] inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-/// Fetches memory into the second cache a few lines at a time, beside other work: the third cache answers so late that
+/// Fetches memory into the second cache a few lines at a time, between other work: the third cache answers so late that
 /// reading from it in one go is mostly waiting. Lines that will be written are fetched, too.
 class Ahead {
  public:

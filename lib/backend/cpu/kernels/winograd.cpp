@@ -25,7 +25,7 @@ std::int64_t panel_width(const PooledConv& g, std::int64_t k) {
 std::int64_t point_pitch(int tiles, std::int64_t channels) { return tiles * channels + kApart; }
 
 /// m (kTiles, kVecs vectors) = v (kTiles, channels) * u (channels, kVecs vectors). Each element has one accumulator
-/// that walks the channels in order, so it does not depend on the tiles beside it.
+/// that walks the channels in order, so it does not depend on the neighbouring tiles.
 template <int kTiles, int kVecs>
 void multiply(const float* v, const float* u, float* m, std::int64_t channels) {
   Vec total[kTiles][kVecs] = {};
