@@ -40,11 +40,11 @@ void run(int rank) {
   // Each call starts the operation in the background; wait() returns when it has ended.
   Floats values = {own, own};
   group->broadcast(std::span(values), kRoot).wait();
-  show("broadcast: everybody has what rank 0 had", values);
+  show("broadcast: every rank has what rank 0 had", values);
 
   values = {own, own};
   group->all_reduce(std::span(values)).wait();
-  show("all_reduce: everybody has the sum", values);
+  show("all_reduce: every rank has the sum", values);
 
   values = {own, own};
   group->reduce(std::span(values), kRoot).wait();
@@ -53,15 +53,15 @@ void run(int rank) {
   values = {own};
   Floats all(rank == kRoot ? kRanks : 0);
   group->gather(std::span(values), std::span(all), kRoot).wait();
-  show("gather: rank 0 has one piece of everybody", all);
+  show("gather: rank 0 has one piece of every rank", all);
 
   for (float& value : all) value *= 10;
   group->scatter(std::span(all), std::span(values), kRoot).wait();
-  show("scatter: everybody has a piece of rank 0's", values);
+  show("scatter: every rank has a piece of rank 0's", values);
 
   all.resize(kRanks);
   group->all_gather(std::span(values), std::span(all)).wait();
-  show("all_gather: everybody has all pieces", all);
+  show("all_gather: every rank has all pieces", all);
 }
 
 }  // namespace

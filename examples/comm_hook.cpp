@@ -1,4 +1,4 @@
-// A communication hook of one's own: gradients summed up in double precision, beside all_reduce and beside compression
+// A user-defined communication hook: gradients summed in double precision, compared with all_reduce and compression
 // to 16 bits. Trains SimpleCNN on drawn digits on two ranks, three times.
 //
 //   comm_hook

@@ -14,7 +14,7 @@
 
 namespace examples {
 
-/// Lines of replicas that run side by side: kept until the step is over, then printed in the order of the devices.
+/// Lines of replicas that run in parallel: kept until the step is over, then printed in the order of the devices.
 class ReplicaLines {
  public:
   /// Any thread may call this.
@@ -34,7 +34,7 @@ class ReplicaLines {
 
 /// Every rank calls this with its line; rank 0 prints all of them, its own first.
 inline void print_in_order(duet::ddp::ProcessGroup& group, const std::string& line) {
-  constexpr std::size_t kWidth = 120;  // gather wants pieces of one size
+  constexpr std::size_t kWidth = 120;  // gather takes pieces of one size
   std::vector<std::uint8_t> own(line.begin(), line.end());
   own.resize(kWidth, '\0');
   std::vector<std::uint8_t> all(group.rank() == 0 ? kWidth * static_cast<std::size_t>(group.size()) : 0);

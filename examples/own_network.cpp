@@ -1,4 +1,4 @@
-// A network, a data set and a training loop of one's own: alone, under DataParallel and under DistributedDataParallel,
+// A user-defined network, data set and training loop: alone, under DataParallel and under DistributedDataParallel,
 // with the same bits. docs/own_network.md explains it piece by piece.
 //
 //   own_network [MODE [DEVICES [EPOCHS [FOLDER]]]]      MODE: single, dp or ddp; FOLDER: of checkpoints
@@ -43,7 +43,7 @@ namespace {
 constexpr std::int64_t kSide = 12, kClasses = 4;
 constexpr const char* kArch = "StripeNet";
 
-/// (N, C, H, W) -> the same: two convolutions with batch norm, beside a path around them.
+/// (N, C, H, W) -> the same: two convolutions with batch norm, and a shortcut around them.
 class Residual : public nn::Module {
  public:
   explicit Residual(std::int64_t channels)

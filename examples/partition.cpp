@@ -27,7 +27,7 @@ void run() {
   std::vector<int> items(10);
   std::iota(items.begin(), items.end(), 1);
 
-  // The indices are shuffled as CPython's Random(1234).shuffle does it, so all workers agree without talking.
+  // The indices are shuffled as CPython's Random(1234).shuffle does it, so all workers agree without communication.
   const DataPartitioner parts(items, {0.7, 0.2, 0.1});
   print("Training set", parts.use(0));
   print("Validation set", parts.use(1));

@@ -1,4 +1,4 @@
-// The command line of an example, and what becomes of errors.
+// The command line of an example, and its error handling.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ namespace {
 
 std::string size_text(const Variable& x) { return "torch.Size(" + x.shape().str() + ")"; }
 
-/// A module of one's own: register the children, and compute with them in forward, which runs on all devices at once.
+/// A user-defined module: register the children, and compute with them in forward, which runs on all devices at once.
 class Model : public nn::Module {
  public:
   Model(std::int64_t input_size, std::int64_t output_size, examples::ReplicaLines& lines)

@@ -1,4 +1,4 @@
-// The tutorial's ring all-reduce beside one that works in chunks, and what becomes of replicas under each.
+// The tutorial's ring all-reduce compared with a chunked one, and the drift of replicas under each.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

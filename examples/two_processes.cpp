@@ -1,4 +1,4 @@
-// The scaffold of every distributed program: two processes that find each other. First they pass a number on, then they
+// The scaffold of every distributed program: two processes with a rendezvous. First they pass a number on, then they
 // fit a line together, each to its own half of the points.
 #include <cstdint>
 #include <cstdio>
