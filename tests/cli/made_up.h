@@ -1,4 +1,4 @@
-// A comparison that never ran: two cores, single, seed, dp and ddp on 1, 2 and 4 devices, one of them failed.
+// A comparison that never ran: two cores, single, averaging, dp and ddp on 1, 2 and 4 devices, one of them failed.
 #pragma once
 
 #include "cli/report/results.h"

@@ -73,7 +73,7 @@ status=0
 "$duet" "${by_nccl[@]}" >text 2>&1 || status=$?
 [ $status = 1 ]
 expect '^duet: NCCL takes cuda:0.1 only with a GPU of its own' text
-# Collectives over NCCL, among threads, beside those that go through the host's memory.
+# Collectives over NCCL among threads, and over the host's memory.
 for collective in all_reduce all_gather broadcast reduce_scatter all_to_all; do
   DUET_SIM_DEVICES=2 DUET_NCCL_MODULE=$nccl "$duet" bench $collective --device cuda --workers thread --backend nccl,shm \
     -b 64 -e 4K -f 8 -n 2 -w 1 --dtype bf16 --json bench.json --html bench.html >text
@@ -85,7 +85,7 @@ for collective in all_reduce all_gather broadcast reduce_scatter all_to_all; do
   expect '"device": "cuda (simulated)"' bench.json
   expect "$collective of bf16 among 2 ranks on cuda (simulated)" bench.html
 done
-# Of ranks that are processes, too; NCCL for another CUDA module is not taken, and not passed over in silence.
+# With ranks as processes, too; NCCL for another CUDA module is reported as skipped, and alone is an error.
 "$duet" bench all_reduce --device cuda --backend nccl,shm -b 64 -e 64 -n 1 -w 0 >text
 cat text
 expect '^# all_reduce over nccl: skipped: DUET_CUDA_MODULE names another CUDA module' text
@@ -95,7 +95,7 @@ DUET_CUDA_MODULE=/nowhere/libduet_cuda.so "$duet" bench all_reduce --device cuda
 cat text
 [ $status = 1 ] && [ "$(wc -l <text)" = 1 ]
 expect '^# all_reduce over nccl: skipped: --device cuda: .*looked for /nowhere/libduet_cuda.so' text
-# What duet info says of GPUs: compute capability, memory, driver, and who reaches whom.
+# What duet info says of GPUs: compute capability, memory, driver, and direct copies between GPUs.
 DUET_SIM_DEVICES=2 "$duet" info >text
 expect '^ *cuda:0 (simulated GPU, sm_90, 4096 MiB, 4295 of 4295 MB free)' text
 expect '^ *cuda:1 *to cuda:0 direct$' text

@@ -50,7 +50,7 @@ TEST_CASE("cells of a comparison have titles of their own") {
                                            "dp 2", "ddp 1", "ddp 2", "ddp 2, gloo"});
 }
 
-TEST_CASE("a cell's command line says what the comparison was told") {
+TEST_CASE("a cell's command line has the options of the comparison") {
   CompareOptions options = std::get<CompareOptions>(
       parse({"compare",    "--lr",          "0.05",   "--batch",  "64",       "--seed",  "7",
              "--momentum", "0.9",           "--data", "a b",      "--epochs", "3",       "--train-images",
@@ -77,7 +77,7 @@ TEST_CASE("a cell's command line says what the comparison was told") {
   CHECK(adamw.weight_decay == 0.1);
 }
 
-TEST_CASE("threads as ranks are asked of the modes that have ranks") {
+TEST_CASE("threads as ranks are for the modes that have ranks") {
   const CompareOptions options = std::get<CompareOptions>(parse({"compare", "--workers", "thread"}));
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1}))).workers == "thread");
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1}))).workers == "process");
@@ -109,7 +109,7 @@ TEST_CASE("the first difference of two lists of fingerprints") {
   CHECK_FALSE(first_difference({}, {"a"}));
 }
 
-TEST_CASE("the clock's parts add up to the step, without the first step of the run") {
+TEST_CASE("the parts of a step add up to it, without the first step of the run") {
   WrapperTimes times;
   constexpr double kStartedAgo = 3600;  // in seconds: far more than the steps below take, however slow the machine
   StepClock clock(monotonic_ns() - static_cast<std::int64_t>(kStartedAgo * 1e9), [&] { return times; });
@@ -120,7 +120,7 @@ TEST_CASE("the clock's parts add up to the step, without the first step of the r
     clock.lap(&StepParts::forward);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     clock.lap(&StepParts::backward);
-    // What the wrapper saw inside: of the first step 1 s, of each later one a little.
+    // The wrapper's own times: 1 s in the first step, a little in each later one.
     times.scatter_us += step == 0 ? 1e6 : 1000;
     times.exposed_us += step == 0 ? 1e6 : 500;
     times.communication_us += step == 0 ? 2e6 : 600;
@@ -143,20 +143,20 @@ TEST_CASE("the clock's parts add up to the step, without the first step of the r
   CHECK(clock.epoch_loss() == 0.5);
 }
 
-TEST_CASE("steps that are told of together count as their mean, and belong to one point of the loss curve") {
+TEST_CASE("steps that are reported together count as their mean, and belong to one point of the loss curve") {
   StepClock clock(monotonic_ns(), {});
   clock.begin_epoch(50, 0);
-  std::int64_t pending = 0, told = 0;
+  std::int64_t pending = 0, reported = 0;
   std::vector<std::int64_t> intervals;
   for (int step = 0; step < 50; ++step) {
     if (!clock.needs_loss(++pending)) continue;
     clock.lap(&StepParts::update, pending);
     clock.end_steps(pending, static_cast<double>(pending), 4, 8);
-    told += pending;
+    reported += pending;
     intervals.push_back(std::exchange(pending, 0));
   }
   // The first step of the run alone; then 20 points of 2 or 3 steps.
-  CHECK(told == 50);
+  CHECK(reported == 50);
   REQUIRE(intervals.size() == 21);
   CHECK(intervals[0] == 1);
   CHECK(*std::max_element(intervals.begin(), intervals.end()) == 3);

@@ -1,4 +1,4 @@
-// What duet bench all_reduce and its like measure and report.
+// duet bench of collectives: measurements and reports.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,7 +64,7 @@ TEST_CASE("every collective and algorithm is measured and right") {
         REQUIRE((row.min_us && row.max_us));
         CHECK(*row.min_us > 0);
         CHECK(*row.min_us <= *row.max_us);
-        // The mean holds besides the two calls what lies between them.
+        // The mean includes the time between the two calls.
         CHECK(row.time_us >= (*row.min_us + *row.max_us) / 2 * (1 - 1e-9));
         CHECK(row.algorithm_gb_s == duet_test::Approx(static_cast<double>(row.bytes) / row.time_us / 1e3));
         CHECK(row.bus_gb_s == duet_test::Approx(row.algorithm_gb_s * bus_factor(name, options.devices)));

@@ -1,4 +1,4 @@
-// How the program answers names that it does not know, and torchrun's names, which it does.
+// Unknown names of commands and options, and torchrun's names of options.
 #include <algorithm>
 #include <string>
 #include <variant>
@@ -103,7 +103,7 @@ TEST_CASE("launch counts cores and GPUs for -n") {
              ContainsSubstring("-n: unknown 'all', expected a number, auto, gpu or cpu"));
 }
 
-TEST_CASE("launch refuses what it cannot mean by torchrun's options") {
+TEST_CASE("launch refuses values of torchrun's options that it does not support") {
   CHECK_THAT(complaint({"launch", "--rdzv-backend", "etcd", "--", "a"}),
              ContainsSubstring("--rdzv-backend: unknown 'etcd', expected static or c10d"));
   CHECK_THAT(complaint({"launch", "--rdzv-backend", "c10d", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--", "a"}),

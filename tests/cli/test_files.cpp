@@ -25,7 +25,7 @@ namespace {
 
 bool dies_at_fork = false;
 
-/// From now on children die between fork and exec while `dies_at_fork` holds.
+/// From now on children are killed between fork and exec while `dies_at_fork` holds.
 void install_fork_handler() {
   static const int installed = ::pthread_atfork(nullptr, nullptr, [] {
     if (dies_at_fork) ::raise(SIGKILL);
@@ -33,12 +33,12 @@ void install_fork_handler() {
   REQUIRE(installed == 0);
 }
 
-/// A process that runs `body` and is then gone without running destructors, once `stop()` was called.
+/// A process that runs `body`, and after `stop()` exits without destructors.
 class OtherRun {
  public:
   explicit OtherRun(const std::function<std::string()>& body) {
-    std::array<int, 2> told{}, go_on{};
-    REQUIRE(::pipe(told.data()) == 0);
+    std::array<int, 2> report{}, go_on{};
+    REQUIRE(::pipe(report.data()) == 0);
     REQUIRE(::pipe(go_on.data()) == 0);
     pid_ = ::fork();
     REQUIRE(pid_ >= 0);
@@ -46,20 +46,20 @@ class OtherRun {
       ::close(go_on[1]);
       const std::string text = body();
       char byte = 0;
-      const bool sent = ::write(told[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
-      ::close(told[1]);
+      const bool sent = ::write(report[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+      ::close(report[1]);
       [[maybe_unused]] const ssize_t end = ::read(go_on[0], &byte, 1);
       ::_exit(sent ? 0 : 1);
     }
-    ::close(told[1]);
+    ::close(report[1]);
     ::close(go_on[0]);
     go_on_ = go_on[1];
     for (std::array<char, 200> bytes; true;) {
-      const ssize_t got = ::read(told[0], bytes.data(), bytes.size());
+      const ssize_t got = ::read(report[0], bytes.data(), bytes.size());
       if (got <= 0) break;
       text_.append(bytes.data(), static_cast<std::size_t>(got));
     }
-    ::close(told[0]);
+    ::close(report[0]);
   }
   ~OtherRun() { stop(); }
   OtherRun(const OtherRun&) = delete;
@@ -86,7 +86,7 @@ std::string leave_folder() {
 
 }  // namespace
 
-TEST_CASE("a child that dies before it runs its program is a failed child") {
+TEST_CASE("a child that is killed before exec is a failed child") {
   install_fork_handler();
   const TemporaryFolder folder;
   dies_at_fork = true;
@@ -119,7 +119,7 @@ TEST_CASE("a cell whose process cannot run is a failed row, and the next one run
   CHECK(struck.error == "ended by signal 9 (Killed)");
 }
 
-TEST_CASE("folders of runs that are gone are removed at the next start, those of living runs are not") {
+TEST_CASE("folders of runs that have ended are removed at the next start, those of running ones are not") {
   const TemporaryFolder base;
   ::setenv("TMPDIR", base.path().c_str(), 1);
   std::filesystem::create_directory(base.path() + "/duet-others");  // without a run's lock

@@ -76,14 +76,14 @@ TEST_CASE("a loss that is not finite is named, with a hint") {
         "it arose.");
 }
 
-TEST_CASE("colours are escape sequences, only where they are wanted") {
+TEST_CASE("colours are escape sequences, only where they are enabled") {
   const std::string plain = table(duet_test::made_up(), {});
   const std::string coloured = table(duet_test::made_up(), {.colour = true, .rewrite = true});
   CHECK(plain.find('\x1b') == std::string::npos);
   CHECK_THAT(coloured, duet_test::ContainsSubstring("\x1b[32myes\x1b[0m"));
 }
 
-TEST_CASE("what the clock says") {
+TEST_CASE("findings of a comparison") {
   const auto sentences = findings(duet_test::made_up());
   std::string all;
   for (const std::string& sentence : sentences) all += sentence + "\n";
@@ -127,7 +127,7 @@ TEST_CASE("rows name what carried the ranks' collectives where they differ in it
   CHECK(table(results, {}).find("ddp, gloo") != std::string::npos);
 }
 
-TEST_CASE("thin evidence is not spoken of") {
+TEST_CASE("findings with thin evidence are left out") {
   Results results = duet_test::made_up();
   const auto says = [&](const std::string& text) {
     const auto list = findings(results);
@@ -153,7 +153,7 @@ TEST_CASE("thin evidence is not spoken of") {
   }
 }
 
-TEST_CASE("the page is one file that asks for nothing and holds every part") {
+TEST_CASE("the page is one file that needs no network and holds every part") {
   const std::string page = to_html(duet_test::made_up(), {.command_line = "duet compare --lr 0.05",
                                                           .versions = "oneDNN 2.6.3",
                                                           .date = "2024-01-02 03:04 UTC",

@@ -1,4 +1,4 @@
-// What duet bench step makes of its rounds, and the PyTorch peer that it runs.
+// duet bench step: ratios of its rounds, and the PyTorch peer.
 #include <sys/stat.h>
 
 #include <nlohmann/json.hpp>
@@ -93,7 +93,7 @@ TEST_CASE("the PyTorch peer is run by the Python that was named, and its times a
   CHECK_THAT(read_file(folder.path() + "/torch_peer.py"), duet_test::ContainsSubstring("class SimpleCNN(nn.Module):"));
 }
 
-TEST_CASE("a PyTorch peer that cannot run says why") {
+TEST_CASE("a PyTorch peer that cannot run is an error with the reason") {
   const TemporaryFolder folder;
   const TorchRun failed = run(program(folder, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1"), folder);
   CHECK_FALSE(failed.ok);

@@ -30,7 +30,7 @@ TrainOptions small() {
   return options;
 }
 
-/// Trains as the first of two ranks, of which the other one says what `other` makes of this one's texts.
+/// Trains as the first of two ranks; `other` computes the second one's texts from this one's.
 Run train_beside(const std::function<std::string(const std::string&)>& other) {
   const TrainOptions options = small();
   const Images images = find_images(options);
@@ -46,7 +46,7 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
 
 }  // namespace
 
-TEST_CASE("all ranks end after the same step for the same signal, wherever it finds them") {
+TEST_CASE("all ranks end after the same step for the same signal, at whatever step it arrives") {
   const auto of = [](int rank, std::array<double, 3>& numbers, const std::array<double, 3>& other) {
     return CommonEnd(rank, 2, [&numbers, other](std::span<double> own) {
       if (own.size() != numbers.size()) return;  // the sum that follows a signal
@@ -69,10 +69,10 @@ TEST_CASE("all ranks end after the same step for the same signal, wherever it fi
   other.exchange(SIGINT);
   CHECK(other.signal() == SIGINT);
   CHECK(other_sum == std::array<double, 3>{1, 0, 3});
-  CommonEnd told = of(0, leader_sum, {1, 1, 0});
-  CHECK(told.due());
-  told.exchange(0);
-  CHECK(told.signal() == SIGTERM);  // where ranks got different ones
+  CommonEnd both = of(0, leader_sum, {1, 1, 0});
+  CHECK(both.due());
+  both.exchange(0);
+  CHECK(both.signal() == SIGTERM);  // where ranks got different ones
   CommonEnd alone(0, 1, [](std::span<double>) {});
   for (int step = 0; step < 3; ++step) {
     CHECK(alone.due());  // at every step: nothing is exchanged
