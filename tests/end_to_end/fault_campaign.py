@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Strikes ranks of `duet launch` with SIGKILL and SIGSTOP at named points of a training, and counts what goes wrong.
+"""Strikes ranks of `duet launch` with SIGKILL and SIGSTOP at named points of a training, and counts the errors.
 
     fault_campaign.py PROGRAM [--strikes N] [--seed S]
                                  PROGRAM is a duet that was not built for release: see lib/base/fault_point.h

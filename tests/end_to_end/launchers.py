@@ -26,7 +26,7 @@ COMMANDS = {
     "mpirun": ["--allow-run-as-root", "--oversubscribe", "-np", str(RANKS)],
     "srun": [f"--ntasks={RANKS}", "--nodes=1", "--overcommit"],
 }
-# What this test itself was started by must not be taken for the launcher.
+# Variables of a launcher that started this test: removed.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 

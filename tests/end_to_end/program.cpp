@@ -111,7 +111,7 @@ Ran duet_in_terminal(const std::vector<std::string>& arguments) {
   }
   Ran ran;
   for (std::array<char, 4096> bytes; true;) {
-    const ssize_t got = ::read(terminal, bytes.data(), bytes.size());  // fails with EIO when nobody has it open
+    const ssize_t got = ::read(terminal, bytes.data(), bytes.size());  // fails with EIO when no process has it open
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;
     ran.out.append(bytes.data(), static_cast<std::size_t>(got));

@@ -1,4 +1,4 @@
-// Runs the program `duet` as a person would.
+// Runs the program `duet` as from a shell.
 #pragma once
 
 #include <functional>

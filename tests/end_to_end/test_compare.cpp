@@ -1,4 +1,4 @@
-// The main job, small: all modes on drawn digits, in processes of their own, must end with the same bits.
+// A small comparison: all modes on drawn digits, in processes of their own, must end with the same bits.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -100,7 +100,7 @@ TEST_CASE("usage errors exit with 2, others with 1, each with one line") {
   }
 }
 
-TEST_CASE("a mode that fails is a row that says why, and the exit code says it too") {
+TEST_CASE("a mode that fails is a row with the reason, and a non-zero exit code") {
   const TemporaryFolder folder;
   // A rank of the tutorial's split gets no image at all: 5 images on 8 ranks.
   const auto ran = duet_test::duet({"compare", "--modes", "single,averaging", "--devices", "8", "--out", folder.path(),
@@ -129,7 +129,7 @@ TEST_CASE("a signal ends a comparison and all its processes") {
   CHECK(duet_test::files_in(folder.path(), "duet-").empty());
 }
 
-TEST_CASE("a training that runs away still reports") {
+TEST_CASE("a training that diverges still reports") {
   const TemporaryFolder folder;
   const auto ran = duet_test::duet(
       with({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},

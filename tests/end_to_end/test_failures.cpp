@@ -1,4 +1,4 @@
-// Comparisons of which not every cell ends well.
+// Comparisons with failed cells.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -30,7 +30,7 @@ std::vector<std::string> compare(const std::string& out, const std::string& mode
           "--test-images", "20",      "--batch", "64",        "--out", out,      "--model",   "linear"};
 }
 
-/// Strikes ranks of all jobs that are started while it lives.
+/// Injects a fault into all jobs that are started during its lifetime.
 class Fault {
  public:
   explicit Fault(const char* fault) { ::setenv("DUET_FAULT", fault, 1); }
@@ -64,7 +64,7 @@ TEST_CASE("names that hold newlines and escapes are printed on one line, as such
   }
 }
 
-TEST_CASE("images that are cut short while they are read end a training with a line that says so") {
+TEST_CASE("a file of images that is truncated during a training ends it with one line") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder.path(), false);
   const std::string images = folder.path() + "/train-images-idx3-ubyte", progress = folder.path() + "/progress";

@@ -1,4 +1,4 @@
-// duet launch with a reader of its output that stands still, closed streams, and files that are not what they were.
+// duet launch with a blocked reader of its output, closed streams, and replaced files.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -158,7 +158,7 @@ TEST_CASE("a launcher with a slow reader loses no line") {
 
 TEST_CASE("closed standard streams do not mix with the launcher's own descriptors") {
   const Scratch scratch;
-  // It lives on while the launcher passes its line on.
+  // It still runs while the launcher forwards its line.
   const std::string rank = "/bin/sh -c \"echo some text; sleep 0.5\"";
   const Ran ran = shell("DUET launch -n 2 -- " + rank + " <&- >&-", scratch);
   CHECK(ran.status == 0);
@@ -189,7 +189,7 @@ TEST_CASE("a pipe in place of a rank's error file does not block the launcher") 
   CHECK_THAT(ran.err, ContainsSubstring(" ended with exit code 3"));
 }
 
-TEST_CASE("a guard that was killed is told and replaced") {
+TEST_CASE("a guard that was killed is reported and replaced") {
   const Scratch scratch;
   const Launched launched(
       {"-n", "1", "--", "/bin/sh", "-c",

@@ -39,7 +39,7 @@ const Arguments kSleepers = {"launch", "-n", "4", "--", "sleep", "1000"};
 
 int lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
-/// A user of this machine without any process, for whom RLIMIT_NPROC counts only what a test starts.
+/// A user of this machine without any process, so that RLIMIT_NPROC counts only what a test starts.
 class NewUser {
  public:
   NewUser() : owns_folder_(::chown(folder_.folder().c_str(), id_, id_) == 0) {}
@@ -154,7 +154,7 @@ TEST_CASE("ranks that can start too few threads of their own end the job, and th
     CHECK_THAT(ran.err, ContainsSubstring("cannot start ") && ContainsSubstring("(ulimit -u)"));
     CHECK(user.left().empty());
   }
-  // 1 thread, 2 ranks, and of each one of Gloo's, one that watches it and one that communicates, are 9.
+  // 1 thread, 2 ranks, and of each one of Gloo's, a monitor and one that communicates, are 9.
   for (rlim_t limit = 3; limit <= 8; ++limit) {
     for (const std::string backend : {"gloo", "tcp", "shm"}) {
       if (backend == "shm" && limit > 4) continue;
@@ -172,7 +172,7 @@ TEST_CASE("ranks that can start too few threads of their own end the job, and th
   }
 }
 
-TEST_CASE("a comparison whose runs cannot be started says so in each of their rows") {
+TEST_CASE("a comparison reports runs that cannot be started in each of their rows") {
   const NewUser user;
   if (const std::string why = user.why_not(); !why.empty()) DUET_SKIP(why.c_str());
   const Ran ran = user.run({"compare", "--modes", "dp", "--devices", "2", "--data", "synthetic", "--train-images",

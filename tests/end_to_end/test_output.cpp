@@ -1,4 +1,4 @@
-// Files that a user names for results, and what is said of runs that give none.
+// Files that a user names for results, and messages of runs without results.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -120,7 +120,7 @@ TEST_CASE("a report does not replace a link in its folder") {
   CHECK_FALSE(nlohmann::json::parse(read_file(target)).at("runs").empty());
 }
 
-TEST_CASE("a file that cannot be written at the end does not take the others along") {
+TEST_CASE("a file that cannot be written at the end does not prevent the others") {
   for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}}) {
     for (const char* const option : {"--trace", "--fingerprints", "--step-times"}) {
       const TemporaryFolder folder;
@@ -192,7 +192,7 @@ TEST_CASE("info lists the devices") {
   CHECK_FALSE(info.at("devices").at(0).at("name").get<std::string>().empty());
 }
 
-TEST_CASE("a loss that is not finite is told once, with a hint") {
+TEST_CASE("a loss that is not finite is reported once, with a hint") {
   for (const Arguments& mode : {Arguments{}, {"--mode", "ddp", "--devices", "2"}, {"--mode", "dp", "--devices", "2"}}) {
     const auto ran =
         duet_test::duet(with(with(kTrain, mode), {"--model", "simple_cnn", "--lr", "1e30", "--epochs", "3"}));
@@ -201,15 +201,15 @@ TEST_CASE("a loss that is not finite is told once, with a hint") {
     CHECK_THAT(ran.out, ContainsSubstring("loss nan"));
     CHECK_THAT(ran.err, ContainsSubstring("the loss is nan") && ContainsSubstring("--check-finite"));
     std::istringstream all(ran.err);
-    int told = 0;  // besides remarks that a rank waits, as on a busy machine
+    int reports = 0;  // without remarks that a rank waits, as on a busy machine
     for (std::string line; std::getline(all, line);)
-      told += line.find(" has waited ") == std::string::npos && line.find(" goes on after ") == std::string::npos;
-    CHECK(told == 1);
+      reports += line.find(" has waited ") == std::string::npos && line.find(" goes on after ") == std::string::npos;
+    CHECK(reports == 1);
   }
   CHECK(duet_test::duet(kTrain).err.empty());
 }
 
-TEST_CASE("a run of one step says that there is nothing to time, in place of zeros") {
+TEST_CASE("a run of one step reports that there is nothing to time, in place of zeros") {
   const std::string nothing = "one step an epoch: nothing to time";
   const TemporaryFolder folder;
   const auto train = duet_test::duet(with(kTrain, {"--batch", "400"}));
@@ -241,7 +241,7 @@ TEST_CASE("bench all_reduce ends with the average bus bandwidth, as nccl-tests d
   CHECK(ran.out.find("# Avg bus bandwidth", first + 1) != std::string::npos);  // of every algorithm
 }
 
-TEST_CASE("launch names the job to its ranks as it was told to") {
+TEST_CASE("launch passes the job's name, given or generated, to its ranks") {
   const Arguments print = {"--", "sh", "-c", "echo run=$TORCHELASTIC_RUN_ID"};
   CHECK(duet_test::duet(with({"launch", "--rdzv_id", "my-job"}, print)).out == "run=my-job\n");
   CHECK_THAT(duet_test::duet(with({"launch"}, print)).out, ContainsSubstring("run=duet-"));

@@ -1,4 +1,4 @@
-// What a user sees while the program works, with a terminal and without.
+// Progress output, with a terminal and without.
 #include <algorithm>
 #include <cstddef>
 #include <string>
@@ -48,7 +48,7 @@ TEST_CASE("every mode shows its progress in a terminal, and whole lines for its 
   }
 }
 
-TEST_CASE("an error of a rank follows the progress line in a terminal, and does not stand behind it") {
+TEST_CASE("an error of a rank follows the progress line in a terminal, on a line of its own") {
   if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   const auto ran = duet_test::duet_in_terminal(
       small({"train", "--mode", "ddp", "--devices", "2", "--lr", "1e30", "--check-finite"}, "simple_cnn"));

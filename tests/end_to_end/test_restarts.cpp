@@ -18,7 +18,7 @@ constexpr bool kFaultPoints = false;
 #endif
 const char* const kNoFaultPoints = "a release build has no fault points";
 
-/// duet launch with two ranks of a small training, of which one is struck.
+/// duet launch with two ranks of a small training, of which one is killed.
 duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, const char* restarts = "2") {
   std::vector<std::string> arguments = {"launch",
                                         "-n",
@@ -51,7 +51,7 @@ duet_test::Ran launch(const char* fault, const std::vector<std::string>& more, c
 
 }  // namespace
 
-TEST_CASE("a job that is struck goes on from its checkpoint, to the bits of an undisturbed one") {
+TEST_CASE("a job with a killed rank goes on from its checkpoint, to the bits of an uninterrupted one") {
   if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const std::string whole = folder.path() + "/whole";
@@ -71,7 +71,7 @@ TEST_CASE("a job that is struck goes on from its checkpoint, to the bits of an u
   }
 }
 
-TEST_CASE("ranks that are struck in the middle of a sharded update leave whole checkpoints") {
+TEST_CASE("ranks that are killed in the middle of a sharded update leave whole checkpoints") {
   if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;
   const std::string whole = folder.path() + "/whole";

@@ -1,4 +1,4 @@
-// Checkpoints as a user meets them: going on in a folder, and being refused.
+// Resuming from checkpoints in a folder, and refused checkpoints.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -59,7 +59,7 @@ int lines_with(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("a training goes on in the folder that it is resumed from, and says where") {
+TEST_CASE("a training goes on in the folder that it is resumed from, and prints it") {
   for (const Arguments& mode : kModes) {
     const TemporaryFolder folder;
     const std::string run = folder.path() + "/run";
@@ -110,7 +110,7 @@ TEST_CASE("the option --checkpoint names another folder for a resumed training, 
 }
 
 TEST_CASE("what keeps a training from its checkpoints is one line with one exit code in every mode") {
-  std::map<std::string, std::string> lines;  // by cause, as single says it
+  std::map<std::string, std::string> lines;  // by cause, as mode single prints them
   for (const Arguments& mode : kModes) {
     const TemporaryFolder folder;
     const std::string run = folder.path() + "/run";
@@ -135,7 +135,7 @@ TEST_CASE("what keeps a training from its checkpoints is one line with one exit 
   }
 }
 
-TEST_CASE("what keeps a launched training from its checkpoints is said by rank 0 alone, with one exit code") {
+TEST_CASE("what keeps a launched training from its checkpoints is reported by rank 0 alone, with one exit code") {
   const std::vector<std::pair<Arguments, std::string>> jobs = {{{"--mode", "single"}, "1"},
                                                                {{"--mode", "dp", "--devices", "2"}, "1"},
                                                                {{"--mode", "ddp"}, "1"},
@@ -161,7 +161,7 @@ TEST_CASE("what keeps a launched training from its checkpoints is said by rank 0
   }
 }
 
-TEST_CASE("a restarted job whose last checkpoint is of its end has nothing to be refused for") {
+TEST_CASE("a restarted job whose last checkpoint is of its end succeeds") {
   if (!kFaultPoints) DUET_SKIP("a release build has no fault points");
   const TemporaryFolder folder;
   const std::string run = folder.path() + "/run";

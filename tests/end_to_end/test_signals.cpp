@@ -61,7 +61,7 @@ TEST_CASE("a signal that one rank alone received ends all with a checkpoint, and
     if (!one.launched) more.insert(more.end(), {"--devices", "3"});
     const auto ran = train(one.launched ? launch_of_three() : Arguments{}, more, fault);
     INFO(one.mode << " " << fault << "\n" << ran.err);
-    CHECK(ran.status == 1);  // of a job that did not end as it should
+    CHECK(ran.status == 1);  // of an interrupted job
     CHECK_THAT(ran.err, duet_test::ContainsSubstring("rank " + std::to_string(one.rank) + " received signal " +
                                                      std::to_string(one.signal) + " (" + one.name + ")\n"));
     CHECK_FALSE(duet_test::files_in(kept, "checkpoint-").empty());

@@ -49,7 +49,7 @@ TEST_CASE("a resumed training ends with the bits of an uninterrupted one, in any
   CHECK_FALSE(duet_test::files_in(kept, "model_best").empty());
 }
 
-TEST_CASE("--check-finite ends a training that overflows, and says where") {
+TEST_CASE("--check-finite ends a training that overflows, and names the place") {
   for (const std::vector<std::string>& mode :
        {std::vector<std::string>{}, {"--mode", "dp", "--devices", "2"}, {"--mode", "ddp", "--devices", "2"}}) {
     std::vector<std::string> arguments = train({"--lr", "1e30"});
@@ -193,7 +193,7 @@ TEST_CASE("a signal to one rank alone ends all of them with a checkpoint") {
   };
   const auto ran = duet_test::duet_interrupted(arguments, strike, 0);
   INFO(ran.err);
-  CHECK(ran.status == 1);  // of a job that did not end as it should
+  CHECK(ran.status == 1);  // of an interrupted job
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("duet: rank 1 received signal 15 (SIGTERM)\n"));
   CHECK_FALSE(duet_test::files_in(kept, "checkpoint-").empty());
 }
