@@ -77,7 +77,7 @@ TEST_CASE("scattered rows come back in order, on either dimension") {
   }
 }
 
-TEST_CASE("scatter says what does not fit") {
+TEST_CASE("scatter names what does not fit") {
   const auto devices = first_devices(DeviceKind::cpu, 2);
   const Variable x(counting({5, 2}));
   const std::vector<std::int64_t> wrong = {2, 2};
@@ -103,7 +103,7 @@ TEST_CASE("nested values are scattered, anything else goes to every device") {
   CHECK(whole.list()[0].variable().shape() == Shape{4, 2});
 }
 
-TEST_CASE("gathered scalars become a vector, and what does not fit is said") {
+TEST_CASE("gathered scalars become a vector, and what does not fit is named") {
   const std::vector<Variable> scalars = {Variable(counting({})), Variable(counting({}))};
   CHECK(dp::gather(scalars, Device{}).shape() == Shape{2});
   const std::vector<Variable> unequal = {Variable(counting({2, 3})), Variable(counting({2, 4}))};

@@ -30,7 +30,7 @@ std::string train_on(int devices, std::int64_t rows) {
   return state_of(model);
 }
 
-/// Runs a given action in replica 1 instead of a sum over the batch.
+/// In replica 1, throws or skips the sum over the batch.
 struct Odd : nn::Module {
   explicit Odd(bool throws) : throws_(throws) { register_module("norm", norm_); }
   Variable forward(nn::Context& context, const Variable& x) const override {
