@@ -1,4 +1,4 @@
-// A pool of threads whose last worker ends while another is parked and the caller is not: nothing is to be woken.
+// A pool whose last worker ends while another is parked and the caller is not: no wake is needed.
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -33,7 +33,7 @@ TEST_CASE("the first devices of a kind") {
   CHECK_THROWS_WITH(first_devices(DeviceKind::cpu, 1025), "number of devices is 1025, expected 1 to 1024");
 }
 
-TEST_CASE("an error says what was wrong") {
+TEST_CASE("an error names what was wrong") {
   try {
     require<DataError>(1 > 2, "field ", 3, " is ", "bad");
     FAIL("nothing was thrown");

@@ -161,7 +161,7 @@ TEST_CASE("large randn is PyTorch's bit for bit") {
   CHECK(bits(randn(generator, 16)) == Words{0xbf51f456, 0x3eca902b, 0x3f661ede, 0xbfb1b738, 0xbe2b0101, 0x3e91ff2d,
                                             0xbf241e93, 0xbf64c69a, 0x3f6d31ec, 0xbf091754, 0xbf9471b7, 0xbeeb99b8,
                                             0x3f3562d1, 0x3f81a1f8, 0x3e6bed28, 0x3f8b8a88});
-  const Words more = bits(randn(generator, 35));  // the last 16 of 35 are drawn anew
+  const Words more = bits(randn(generator, 35));  // the last 16 of 35 are drawn again
   CHECK(Words{more[0], more[18], more[19], more[34]} == Words{0xbfca94c1, 0x3e328f74, 0xbec48d5c, 0x3fce578c});
   CHECK(generator.random_int64() == 6433419655845182986);
 }

@@ -4,7 +4,7 @@
 
 using namespace duet;
 
-TEST_CASE("a shape knows its sizes") {
+TEST_CASE("sizes, count and text of a shape") {
   const Shape shape{4, 1, 28, 28};
   CHECK(shape.count() == 3136);
   CHECK(shape[-1] == 28);

@@ -90,7 +90,7 @@ TEST_CASE("the control group that is full is named, of either version and wherev
   }
 }
 
-TEST_CASE("a user's limit of processes is named, but not to root, to whom it does not apply") {
+TEST_CASE("a user's limit of processes is named, but not for root, which it does not apply to") {
   const auto limited = [](uid_t user) {
     return limit_after([user] {
       rlimit limit{};

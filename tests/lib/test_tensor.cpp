@@ -48,7 +48,7 @@ TEST_CASE("views share memory, clones do not") {
   CHECK(whole.rows(4, 4).count() == 0);
 }
 
-TEST_CASE("memory lives as long as its last view, and is used again afterwards") {
+TEST_CASE("memory is kept until its last view is destroyed, and then reused") {
   void* address = nullptr;
   {
     Tensor view;
@@ -103,7 +103,7 @@ TEST_CASE("devices of the CPU share memory under their own names") {
   CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, 0}), DeviceError);
 }
 
-TEST_CASE("copy wants the same shape, dtype and layout") {
+TEST_CASE("copy requires the same shape, dtype and layout") {
   const Tensor source = counted({2, 2}), destination = zeros({2, 2});
   copy(source, destination);
   CHECK(destination.data<float>()[3] == 3);

@@ -117,7 +117,7 @@ TEST_CASE("a task that calls run() of its own pool is refused, and the pool goes
   CHECK(ran == 2);
 }
 
-TEST_CASE("each thread of a pool is told that it started, before its first task") {
+TEST_CASE("the start callback runs in each thread of a pool before its first task") {
   std::array<std::atomic<bool>, 3> started{};
   ThreadPool pool(3, [&](int worker) { started[static_cast<std::size_t>(worker)] = true; });
   std::atomic<int> early{0};
@@ -150,7 +150,7 @@ TEST_CASE("cores can be counted and pinned to") {
   CHECK(pinned);
 }
 
-TEST_CASE("a process can be left a part of its cores, whoever asked for their number before") {
+TEST_CASE("a process can be left a part of its cores, even after their number was read") {
   const int all = usable_cores();
   if (all < 2) DUET_SKIP("one core only");
   CHECK_FALSE(take_cores(1, all));

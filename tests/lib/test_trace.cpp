@@ -41,7 +41,7 @@ TEST_CASE("a full trace keeps the newest events") {
   CHECK(names(Trace::take()) == "cde");
 }
 
-TEST_CASE("spans trace their own life, on any thread") {
+TEST_CASE("spans trace the time until their destruction, on any thread") {
   Trace::start(100);
   const std::int64_t before = monotonic_ns();
   std::thread([] { const TraceSpan span("thread", {DeviceKind::cpu, 3}, TraceEvent::Kind::communication, 7); }).join();
