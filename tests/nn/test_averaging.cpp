@@ -20,7 +20,7 @@ using namespace duet;
 
 namespace {
 
-/// The real MNIST in $DUET_DATA or shared/data beside the source tree; read once.
+/// The real MNIST in $DUET_DATA or shared/data next to the source tree; read once.
 const data::Mnist* real_mnist() {
   static const std::optional<data::Mnist> mnist = []() -> std::optional<data::Mnist> {
     std::vector<std::filesystem::path> places;

@@ -174,7 +174,7 @@ TEST_CASE("fused layers have the values and gradients of the layers one by one")
   struct Case {
     Layers layers;
     Shape input;
-    double tolerance;  // of convolutions, whose own kernels sum in another order
+    double tolerance;  // of convolutions: their fused kernels sum in another order
   };
   const Case cases[] = {
       {kLinears, {9, 40}, 0}, {kConvolutions, {9, 1, 12, 12}, 2e-6}, {kLargeWindows, {9, 3, 21, 21}, 2e-6}};

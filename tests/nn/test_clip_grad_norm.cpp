@@ -33,7 +33,7 @@ TEST_CASE("clip_grad_norm scales all gradients by the norm of all") {
   CHECK(model.gradient(1) == -4 * factor);
 }
 
-TEST_CASE("clip_grad_norm leaves smaller gradients and those of nobody alone") {
+TEST_CASE("clip_grad_norm leaves smaller and missing gradients alone") {
   Model model(3, -4);
   CHECK(optim::clip_grad_norm(model, 5.1) == 5.0);
   CHECK(model.gradient(0) == 3.0f);
@@ -50,7 +50,7 @@ TEST_CASE("clip_grad_norm sums long gradients in double") {
   CHECK(std::abs(optim::clip_grad_norm(model, 1e9) / expected - 1) < 1e-10);
 }
 
-TEST_CASE("clip_grad_norm tells of gradients that are no numbers where asked") {
+TEST_CASE("clip_grad_norm reports gradients that are not finite where asked") {
   Model model(3, kNaN);
   CHECK_THROWS_AS(optim::clip_grad_norm(model, 1.0, true), NumericError);
   CHECK(model.gradient(0) == 3.0f);

@@ -1,4 +1,4 @@
-// Errors of layers say which layer of the model they arose in.
+// Errors of layers name the layer of the model.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -70,7 +70,7 @@ TEST_CASE("an error in a layer names the layer, once") {
   CHECK(text_of<ShapeError>(alone, zeros({3})) == "Linear: linear: got shape [3], expected (N, I)");
 }
 
-TEST_CASE("an error in a child of a Sequential names the child where no layer inside is to blame") {
+TEST_CASE("an error in a child of a Sequential names the child where no layer inside is the cause") {
   Net model(0);
   CHECK(text_of<ShapeError>(model, zeros({4, 2, 5, 5})) ==
         "features.1 (Residual): add: shapes [4, 2, 5, 5] and [4, 2, 3, 3] differ");

@@ -182,8 +182,8 @@ TEST_CASE("SGD refuses options that make no sense, and continues from a saved st
   other.load_state(saved);
   step(other);
   CHECK(values() == wanted);
-  saved[0].name = "nobody";
-  CHECK_THROWS_WITH(other.load_state(saved), "SGD: the state has 'nobody', which this optimizer lacks");
+  saved[0].name = "absent";
+  CHECK_THROWS_WITH(other.load_state(saved), "SGD: the state has 'absent', which this optimizer lacks");
   optim::SGD plain(model, {.lr = 0.01f});
   CHECK_THROWS_AS(plain.load_state(opt.state()), DataError);
 }

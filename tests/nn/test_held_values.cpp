@@ -1,4 +1,4 @@
-// Values stay where optimizers, wrappers and tapes find them, or the change is refused.
+// Values stay where optimizers, wrappers and tapes hold them, or the change is refused.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

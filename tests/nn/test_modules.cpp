@@ -272,7 +272,7 @@ TEST_CASE("steps of training drop other elements, the same step the same ones") 
                          second.value().span<float>().begin()));
 }
 
-TEST_CASE("values of other kinds are told apart") {
+TEST_CASE("values of other kinds are distinguished") {
   const Value tensor(zeros({1})), list(List{tensor, Value()}), dict(Dict{{"a", tensor}});
   CHECK(std::string(tensor.kind()) == "tensor");
   CHECK(std::string(list.kind()) == "list");

@@ -1,4 +1,4 @@
-// What a module that is not (or not properly) part of a model must not do: run with values of other modules.
+// A module that is not (or not properly) part of a model must not run with values of other modules.
 #include <cstdint>
 #include <memory>
 #include <optional>
