@@ -55,7 +55,7 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
                 backend(DeviceKind::cpu).libraries(), gloo, machine.gpus.empty() ? " · no GPU" : "");
 }
 
-/// Where parameters differ from single's, runs both once more with a fingerprint of every step.
+/// Where parameters differ from single's, runs both again with a fingerprint of every step.
 void find_first_differences(Results& results, const std::vector<Cell>& cells, CellRunner& runner) {
   const Run* single = find_run(results, "single", 1);
   if (!single) return;
@@ -96,7 +96,7 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
   const TerminalStyle style = terminal_style(out, options.quiet);
   std::fprintf(out, "\n%s", table(results, style).c_str());
   const std::vector<std::string> sentences = findings(results);
-  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("What the clock says", style).c_str());
+  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("Findings", style).c_str());
   for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
 }
 

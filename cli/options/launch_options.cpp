@@ -36,7 +36,7 @@ void check_streams(const char* option, const std::string& text, const LaunchOpti
                       ", but no --log-dir says where the files go");
 }
 
-/// Options that only one of may say where the ranks meet.
+/// The options of the rendezvous, of which only one may be given.
 void check_meeting(const LaunchOptions& options) {
   const bool master = !options.master_addr.empty() || options.master_port != 0;
   const std::string given = !options.rdzv_endpoint.empty() ? "--rdzv-endpoint is " + options.rdzv_endpoint

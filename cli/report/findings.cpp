@@ -89,11 +89,11 @@ void hidden(const Results& results, std::vector<std::string>& out) {
   const double waiting = ddp->step_us.communication;
   const double share = std::clamp(1 - waiting / ddp->communication_us, 0.0, 1.0);
   std::string text = "ddp on " + std::to_string(devices) + " devices communicates for " + us(ddp->communication_us) +
-                     " a step and stands still for " + us(waiting) + " of it: " + fixed(100 * share, 0) +
+                     " a step and waits for " + us(waiting) + " of it: " + fixed(100 * share, 0) +
                      " % is hidden behind backward.";
   if (averaging && averaging->communication_us > waiting &&
       averaging->communication_us - waiting > averaging->step_us.sum() * std::max(spread(*averaging), spread(*ddp)))
-    text += " averaging stands still for all of its " + us(averaging->communication_us) + ".";
+    text += " averaging waits for all of its " + us(averaging->communication_us) + ".";
   out.push_back(text);
 }
 
@@ -145,7 +145,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
     counts.insert(same.begin(), same.end());
   }
   if (!modes.empty() && same_counts)
-    out.push_back(listed(modes) + " ended with the very same bits as single on " + and_text(counts) +
+    out.push_back(listed(modes) + " ended with the same bits as single on " + and_text(counts) +
                   (counts == std::set<int>{1} ? " device" : " devices") + " (parameters sha256 " +
                   single->parameters_sha256.substr(0, 16) + "...).");
   out.insert(out.end(), others.begin(), others.end());
@@ -219,7 +219,7 @@ std::string headline(const Results& results) {
            " times as fast as one device";
   else
     text = "Trained in " + std::to_string(results.runs.size()) + (results.runs.size() == 1 ? " way" : " ways");
-  if (any && all_same) text += ", and dp and ddp ended with the very same bits as single";
+  if (any && all_same) text += ", and dp and ddp ended with the same bits as single";
   if (failed) text += "; not every mode ran to its end";
   return text + ".";
 }

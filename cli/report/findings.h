@@ -1,4 +1,4 @@
-// "What the clock says": sentences computed from a comparison.
+// "Findings": sentences computed from a comparison.
 #pragma once
 
 #include <string>

@@ -130,9 +130,9 @@ std::string to_html(const Results& results, const Provenance& provenance) {
       "duet compare", headline(results),
       html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
           "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
-          "median (min..max). waiting: share of a step in which compute stands still for communication. memory: the "
+          "median (min..max). waiting: share of a step in which compute waits for communication. memory: the "
           "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
-          gpu_note(results) + page_section("What the clock says", sentences(results), "") +
+          gpu_note(results) + page_section("Findings", sentences(results), "") +
           page_section(
               "Time of an epoch against devices", epoch_chart(results),
               "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "

@@ -1,4 +1,4 @@
-// Numbers and lists as people read them, independent of the locale.
+// Numbers and lists as text for display, independent of the locale.
 #pragma once
 
 #include <cstdint>

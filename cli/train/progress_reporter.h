@@ -41,7 +41,7 @@ class ProgressRelay {
   explicit ProgressRelay(const TrainOptions& options);
   ProgressRelay(const ProgressRelay&) = delete;
   ProgressRelay& operator=(const ProgressRelay&) = delete;
-  /// For ddp::spawn() while this lives; nothing is relayed where stderr is no terminal.
+  /// For ddp::spawn() during this object's lifetime; nothing is relayed where stderr is no terminal.
   ddp::LaunchOptions launch_options();
 
  private:
