@@ -1,4 +1,4 @@
-// RandomDataset under DataParallel: what the model sees inside each replica, and what comes out.
+// RandomDataset under DataParallel: the input of the model inside each replica, and the output.
 //
 //   random_dataset_dp [DEVICES]      2 unless given
 #include <cstdint>

@@ -64,7 +64,7 @@ void fit_a_line(ddp::ProcessGroup& group) {
 }
 
 void run(int /*rank*/) {
-  // The tutorial starts its processes and joins them one after the other, so that a dead rank leaves the other one
+  // The tutorial starts its processes and joins them one after the other, so that a failed rank leaves the other one
   // waiting for minutes. spawn() ends all as soon as one has failed, and says which.
   const auto group = ddp::init_process_group();
   pass_a_number(*group);

@@ -43,7 +43,7 @@ class DeviceError : public Error {
  public:
   using Error::Error;
 };
-/// Communication between ranks failed: a peer died, a timeout fired, a store or port was not reachable.
+/// Communication between ranks failed: a peer failed, a timeout fired, a store or port was not reachable.
 class CommError : public Error {
  public:
   using Error::Error;

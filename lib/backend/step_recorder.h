@@ -12,12 +12,12 @@ namespace duet {
 class RecordedWork {
  public:
   virtual ~RecordedWork() = default;
-  /// Called by the device's thread, for every replay. Calls `launch`, which asks the device for the whole recording;
+  /// Called by the device's thread, for every replay. Calls `launch`, which launches the whole recording;
   /// throws, before that, where the work can no longer be done.
   virtual void replay(FunctionRef<void()> launch) = 0;
 };
 
-/// The recordings of one device; used by the thread that asks it for kernels.
+/// The recordings of one device; used by the thread that launches its kernels.
 ///
 /// Between begin() and end() no launched work runs: it is recorded with its addresses and
 /// numbers. What the host computes or decides meanwhile is decided for all replays. Memory that

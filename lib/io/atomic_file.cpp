@@ -97,7 +97,7 @@ class Temporary {
   }
 
  private:
-  /// False where a writer that lives has the name: another thread, or a process of another host.
+  /// False where a running writer has the name: another thread, or a process of another host.
   bool make() {
     for (;;) {
       lock_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);

@@ -21,7 +21,7 @@ struct Checkpoint {
   Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
 };
 
-/// Makes the folder, proves that it can be written, and removes temporary files of processes that died. Throws
+/// Makes the folder, proves that it can be written, and removes temporary files of processes that have ended. Throws
 /// DataError when that fails, or when it holds a valid checkpoint of a later step than `step`, which the new run would
 /// hide. With a `model`, one that announces more data than a checkpoint of it counts as valid without being read.
 void prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {});

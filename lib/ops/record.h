@@ -37,7 +37,7 @@ inline void require_finite_step(const Node& op, const Tensor& result, std::initi
 }
 
 /// The variable of an operator's result: on the tape behind a new node of type N, if `inputs` ask for gradients, else a
-/// constant. `fill` sets what the node must remember.
+/// constant. `fill` sets what the node must keep.
 template <class N, class Fill>
 Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Fill fill) {
   if (!recorded(inputs)) return Variable(result);

@@ -91,7 +91,7 @@ Tensor read_copy(const fs::path& path, std::uint32_t crc) {
   }
 }
 
-/// Removes older versions of `copy`, what dead writers left, and the copies used least recently beyond kMostKept.
+/// Removes older versions of `copy`, what killed writers left, and the copies used least recently beyond kMostKept.
 void limit_size(const fs::path& folder, const Copy& copy) {
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> kept;

@@ -7,7 +7,7 @@
 namespace duet::cpu::DUET_ISA {
 namespace {
 
-constexpr int kLanes = 16;          // Philox calls made side by side
+constexpr int kLanes = 16;          // Philox calls made in parallel
 constexpr int kChunk = kLanes * 8;  // decisions that they give: eight 16-bit numbers each
 
 typedef std::uint32_t Words __attribute__((vector_size(kWidth * 4)));
