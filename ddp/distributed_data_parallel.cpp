@@ -15,7 +15,7 @@
 namespace duet::ddp {
 namespace {
 
-/// Every rank compares all ranks with rank 0, so that all say the same.
+/// Every rank compares all ranks with rank 0, so that all report the same.
 void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
   std::string text;
   for (const nn::Slot& slot : slots) text += concat(slot.name, " ", slot.shape, "\n");
@@ -136,7 +136,7 @@ void DistributedDataParallel::join(const std::function<void()>& body) {
   require<UsageError>(!joins_, "join() is called within join()");
   require<UsageError>(!sharded_,
                       "join() with a sharded update: a rank that has ended makes no step(), and without it "
-                      "nobody updates its shard");
+                      "no rank updates its shard");
   const ScopedValue joins(joins_, true);
   const std::int64_t before = times().steps;
   body();

@@ -19,12 +19,12 @@ namespace duet::ddp {
 
 class GradientSynchroniser;
 
-/// Who updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of which
-/// updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(), updates
-/// that shard and gives its values to the others, with the same bits (ZeRO-1, see ddp/sharded_update.h). It is for
-/// ranks on CPU devices that share memory, and for a module that is the whole model. Nobody sees summed gradients then:
-/// reading gradients between backward and zero_grad() throws UsageError, and so do clip_grad_norm, join(), a comm_hook,
-/// and step() without a backward that synchronised the ranks.
+/// Which rank updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of
+/// which updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(),
+/// updates that shard and gives its values to the others, with the same bits (ZeRO-1, see ddp/sharded_update.h). It is
+/// for ranks on CPU devices that share memory, and for a module that is the whole model. Summed gradients are not
+/// visible then: reading gradients between backward and zero_grad() throws UsageError, and so do clip_grad_norm,
+/// join(), a comm_hook, and step() without a backward that synchronised the ranks.
 enum class UpdateKind { replicated, sharded };
 
 struct DistributedDataParallelOptions {

@@ -112,7 +112,8 @@ void GradientSynchroniser::forward_begins() {
   if (recorded_step_) forget();  // its recording was given up within backward
   recorded_step_ = recording() != 0;
   if (!recorded_step_) return;
-  require<UsageError>(!joins_, "a step within join() cannot be recorded: the ranks agree on the host who trains it");
+  require<UsageError>(!joins_,
+                      "a step within join() cannot be recorded: the ranks agree on the host which of them train it");
   require<UsageError>(compare_every_ == 0, "a step cannot be recorded with compare_parameters_every = ", compare_every_,
                       ": the ranks compare hashes on the host");
 }

@@ -35,7 +35,7 @@
 namespace duet::ddp {
 namespace {
 
-constexpr Milliseconds kLastWords{200};
+constexpr Milliseconds kLinger{200};
 constexpr int kMorePorts = 16;
 
 int number(const std::string& text, const std::string& what) {
@@ -44,7 +44,7 @@ int number(const std::string& text, const std::string& what) {
   return *value;
 }
 
-/// Where and as whom this rank meets the others.
+/// This rank's rendezvous: where, and under which rank.
 struct Rendezvous {
   std::string scheme, place;  // of the URL
   int rank = -1, world_size = -1;
@@ -52,7 +52,7 @@ struct Rendezvous {
   int port = -1;
   int more_ports = 0;     // where the first may be taken
   bool one_host = false;  // the launcher says that all ranks are here
-  /// Keeps runs apart that come to the same place.
+  /// Separates runs at the same place.
   std::string run;
 };
 
@@ -82,7 +82,7 @@ void read_query(std::string_view query, const InitOptions& options, Rendezvous& 
   }
 }
 
-/// How often this process has met the others without an address.
+/// How many rendezvous without an address this process has had.
 std::atomic<int> meetings{0};
 
 void read_env(Rendezvous& meeting) {
@@ -94,8 +94,8 @@ void read_env(Rendezvous& meeting) {
   if (meeting.rank < 0) meeting.rank = launched.place.rank;
   if (meeting.world_size < 0) meeting.world_size = launched.place.world_size;
   if (meeting.world_size == 1) return;
-  const bool told = environment_variable("MASTER_ADDR") || environment_variable("MASTER_PORT");
-  if (!told && !launched.job.empty()) {
+  const bool given = environment_variable("MASTER_ADDR") || environment_variable("MASTER_PORT");
+  if (!given && !launched.job.empty()) {
     const RankInfo& place = launched.place;
     require<UsageError>(place.local_world_size == place.world_size, "the job is on several hosts (", describe(launched),
                         "): environment variable MASTER_ADDR expected, but not set");
@@ -156,14 +156,14 @@ void store_barrier(Store& store, const char* name, const char* what, const Rende
   } catch (const CommError&) {
     const std::string missing = rank_names(ranks_without_key(store, keys));
     if (missing.empty()) throw;
-    // The others find out in these moments too, if the one that serves the store leaves them the time.
-    if (meeting.rank == 0) std::this_thread::sleep_for(kLastWords);
+    // The rank that serves the store lingers, so that the others report it too.
+    if (meeting.rank == 0) std::this_thread::sleep_for(kLinger);
     throw CommError(concat(missing, " of ", meeting.world_size, " did not ", what, " within ", timeout.count(),
                            " ms (waiting on rank ", meeting.rank, ")"));
   }
 }
 
-/// Tells the others that this rank is there, finds out who claims the same, and waits for all.
+/// Registers this rank, finds another process that claims the same rank, and waits for all.
 void join(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
   const std::string size = std::to_string(meeting.world_size);
   const std::string other = store.compare_set("world_size", "", size);
@@ -288,8 +288,8 @@ std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& asked) {
   InitOptions options = asked;
   const auto fill_in = [](Milliseconds& timeout, const char* variable, Milliseconds otherwise) {
     if (timeout.count() != 0) return;
-    const auto told = environment_variable(variable);
-    timeout = told ? Milliseconds(number(*told, variable)) : otherwise;
+    const auto given = environment_variable(variable);
+    timeout = given ? Milliseconds(number(*given, variable)) : otherwise;
   };
   fill_in(options.join_timeout, kJoinTimeoutVariable, kStoreTimeout);
   fill_in(options.timeout, kTimeoutVariable, kGroupTimeout);

@@ -1,4 +1,4 @@
-// How ranks find each other and become a process group.
+// Rendezvous: ranks connect and become a process group.
 #pragma once
 
 #include <memory>

@@ -36,10 +36,10 @@ struct ReducerOptions {
   std::shared_ptr<CommHook> comm_hook{};
 };
 
-/// Knows buffers and a group, nothing of modules or variables. Buckets are contiguous runs of the slots as given, so
-/// nothing is copied into them; they are sent strictly in order, each as soon as all of its slots are ready and all
-/// buckets before it have been sent, in the background. Nothing is allocated per step.
-/// Used by one thread at a time. The slots' memory and the group must outlive it.
+/// Works on buffers and a group, independent of modules and variables. Buckets are contiguous runs of the slots as
+/// given, so nothing is copied into them; they are sent strictly in order, each as soon as all of its slots are ready
+/// and all buckets before it have been sent, in the background. Nothing is allocated per step. Used by one thread at a
+/// time. The slots' memory and the group must outlive it.
 class Reducer {
  public:
   /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
@@ -57,7 +57,7 @@ class Reducer {
   /// ready, after which the group is out of step with the others. `recorded`: the step is only written down for a CUDA
   /// graph, and does not count.
   void finish(bool recorded = false);
-  /// A whole step for the other ranks' sake: all gradients are set to zero, and get the sum of the others'.
+  /// A whole step that contributes zeros, while other ranks still train: all gradients get the sum of the others'.
   void contribute_zeros();
   /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
   void reset();

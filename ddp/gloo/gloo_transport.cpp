@@ -30,7 +30,7 @@
 namespace duet::ddp {
 namespace {
 
-/// duet's store as Gloo wants it.
+/// Adapts duet's store to Gloo's interface.
 class StoreForGloo final : public gloo::rendezvous::Store {
  public:
   StoreForGloo(ddp::Store& store, Milliseconds timeout) : store_(store), timeout_(timeout) {}
@@ -79,8 +79,8 @@ std::shared_ptr<gloo::transport::Device> make_device(int rank, const std::string
   }
 }
 
-/// A message that a peer never sends, so that it ends with the connection. Gloo tells those whose messages have not yet
-/// begun, but not those of whose message a part was under way.
+/// A message that a peer never sends, so that it ends with the connection. Gloo notifies messages that have not yet
+/// begun, but not those that were partly transferred.
 class Lifeline {
  public:
   Lifeline(gloo::rendezvous::Context& context, int peer) : buffer_(context.createUnboundBuffer(&nothing_, 1)) {
@@ -173,7 +173,7 @@ class GlooTransport final : public Transport {
     closing_.notify_all();
     try {
       context_->closeConnections();
-    } catch (const gloo::Exception&) {  // closed by the peer in the same moment
+    } catch (const gloo::Exception&) {  // closed by the peer at the same time
     }
     for (Message& message : messages_) {
       if (!message.busy) continue;
@@ -234,7 +234,7 @@ class GlooTransport final : public Transport {
     }
   }
 
-  /// Wakes those who wait for a peer whose connection has ended.
+  /// Wakes the threads that wait for a peer whose connection has ended.
   void watch() {
     std::unique_lock lock(mutex_);
     while (!closing_.wait_for(lock, kWatchEvery, [this] { return closed_; })) {

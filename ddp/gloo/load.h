@@ -19,7 +19,7 @@ struct GlooOptions {
 /// As make_gloo_group(), only the messages.
 std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
 
-/// Connects this rank with the others, who call this with the same store. Throws CommError when a rank does not come,
+/// Connects this rank with the others, which call this with the same store. Throws CommError when a rank does not come,
 /// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
 /// Other libraries of the program may export a Gloo of their own, as PyTorch's wheels do, but not under a sanitizer.
 std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,

@@ -1,4 +1,4 @@
-// The one door between libduet and its Gloo module.
+// The interface between libduet and its Gloo module.
 #pragma once
 
 #include "ddp/gloo/load.h"

@@ -60,13 +60,13 @@ std::uint64_t header_tag(const CallHeader& header) {
 
 std::string disagreement(std::span<const RankHeader> ranks) {
   std::string text = "the ranks disagree: ";
-  std::vector<bool> told(ranks.size(), false);
+  std::vector<bool> grouped(ranks.size(), false);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (told[i]) continue;
+    if (grouped[i]) continue;
     std::vector<int> same;
     for (std::size_t j = i; j < ranks.size(); ++j) {
       if (ranks[j].header != ranks[i].header) continue;
-      told[j] = true;
+      grouped[j] = true;
       same.push_back(ranks[j].rank);
     }
     const char* const verb = same.size() > 1 ? " call " : " calls ";

@@ -1,4 +1,4 @@
-// What every rank tells every other at the start of a collective, so that ranks that disagree are named on all of them
+// The header that ranks exchange at the start of a collective, so that ranks that disagree are named on all of them
 // instead of hanging or mixing their numbers.
 #pragma once
 

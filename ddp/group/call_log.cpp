@@ -17,37 +17,37 @@ void CallLog::add(const Call& call) {
 }
 
 std::string CallLog::text() {
-  const std::uint64_t begin = std::max(told_before_, count_ - std::min(count_, kKept));
+  const std::uint64_t begin = std::max(sent_before_, count_ - std::min(count_, kKept));
   const std::uint64_t numbers[] = {begin, count_, count_ == 0 ? 0 : entry(count_ - 1).chain};
   std::string text(reinterpret_cast<const char*>(numbers), sizeof numbers);
   for (std::uint64_t i = begin; i < count_; ++i)
     text.append(reinterpret_cast<const char*>(&entry(i).header), sizeof(CallHeader));
-  told_before_ = std::exchange(told_, count_);
+  sent_before_ = std::exchange(sent_, count_);
   return text;
 }
 
-CallLog::Told CallLog::read(const std::string& text) {
-  Told told;
+CallLog::PeerLog CallLog::read(const std::string& text) {
+  PeerLog log;
   std::uint64_t numbers[3];
-  if (text.size() < sizeof numbers || (text.size() - sizeof numbers) % sizeof(CallHeader) != 0) return told;
+  if (text.size() < sizeof numbers || (text.size() - sizeof numbers) % sizeof(CallHeader) != 0) return log;
   std::memcpy(numbers, text.data(), sizeof numbers);
-  told.last.resize((text.size() - sizeof numbers) / sizeof(CallHeader));
-  if (numbers[0] + told.last.size() != numbers[1]) return {};
-  for (std::size_t i = 0; i < told.last.size(); ++i)
-    std::memcpy(&told.last[i], text.data() + sizeof numbers + i * sizeof(CallHeader), sizeof(CallHeader));
-  told.begin = numbers[0];
-  told.count = numbers[1];
-  told.chain = numbers[2];
-  return told;
+  log.last.resize((text.size() - sizeof numbers) / sizeof(CallHeader));
+  if (numbers[0] + log.last.size() != numbers[1]) return {};
+  for (std::size_t i = 0; i < log.last.size(); ++i)
+    std::memcpy(&log.last[i], text.data() + sizeof numbers + i * sizeof(CallHeader), sizeof(CallHeader));
+  log.begin = numbers[0];
+  log.count = numbers[1];
+  log.chain = numbers[2];
+  return log;
 }
 
 std::string CallLog::difference(const std::vector<std::string>& texts, int own) const {
-  std::vector<Told> others(texts.size());
+  std::vector<PeerLog> others(texts.size());
   std::optional<std::uint64_t> first;  // collective whose headers differ
-  std::optional<int> unknown;          // a rank with which one differs that is not told any more
+  std::optional<int> unknown;          // a rank with which one differs that is no longer sent
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     if (static_cast<int>(rank) == own) continue;
-    const Told& other = others[rank] = read(texts[rank]);
+    const PeerLog& other = others[rank] = read(texts[rank]);
     const std::uint64_t both = std::min(count_, other.count);
     std::uint64_t i = std::max(count_ - std::min(count_, kKept), other.begin);
     while (i < both && *other.find(i) == entry(i).header) ++i;

@@ -1,4 +1,4 @@
-// The headers of a rank's collectives, for ranks whose library does not compare them: told to the others now and then.
+// The headers of a rank's collectives, for libraries that do not compare them: ranks exchange them from time to time.
 #pragma once
 
 #include <cstdint>
@@ -18,29 +18,29 @@ class CallLog {
 
   void add(const Call& call);
   /// Whether something was added since the last text().
-  bool fresh() const { return told_ != count_; }
-  /// What the other ranks are told: the headers since the text before the last one.
+  bool fresh() const { return sent_ != count_; }
+  /// What is sent to the other ranks: the headers since the text before the last one.
   std::string text();
   /// `texts`: the others' text() by rank, empty where unknown; `own` is this rank. Says what the ranks disagree about,
   /// as far as all have come; empty where nothing is wrong.
   std::string difference(const std::vector<std::string>& texts, int own) const;
 
  private:
-  struct Told {
+  struct PeerLog {
     std::uint64_t begin = 0, count = 0, chain = 0;
     std::vector<CallHeader> last{};  // begin to count
     const CallHeader* find(std::uint64_t number) const {
       return number < begin || number >= count ? nullptr : &last[static_cast<std::size_t>(number - begin)];
     }
   };
-  static Told read(const std::string& text);
+  static PeerLog read(const std::string& text);
   struct Entry {
     CallHeader header;
     std::uint64_t chain = 0;  // of this and all before
   };
   const Entry& entry(std::uint64_t number) const { return kept_[static_cast<std::size_t>(number % kKept)]; }
 
-  std::uint64_t count_ = 0, told_ = 0, told_before_ = 0;
+  std::uint64_t count_ = 0, sent_ = 0, sent_before_ = 0;
   std::vector<Entry> kept_ = std::vector<Entry>(kKept);  // by number modulo kKept
 };
 

@@ -1,4 +1,4 @@
-// What the records of a job's ranks tell about its failure, for people.
+// Turns the flight records of a job's ranks into a readable failure report.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct RankRecord {
 std::string describe(const RecordedCall& call);
 
 /// Where each rank was, the first that failed (-1: it is not known) before the others, in which collective the others
-/// were, and for whom they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
+/// were, and for which ranks they waited: some lines that begin with two blanks, without an end. Empty if no rank has a
 /// record. `now_ns` is when the calls that have not ended are looked at.
 std::string failure_report(const std::vector<RankRecord>& ranks, int failed_rank, std::int64_t now_ns);
 

@@ -33,7 +33,7 @@ struct alignas(64) Line {
 };
 static_assert(sizeof(Line) == 64);
 
-// Whoever reads what a later call has written sees its number too, and that tells it to look away.
+// A reader that sees data of a later call also sees that call's number, and discards the data.
 template <class T>
 T load(const Cell<T>& cell) {
   return cell.load(std::memory_order_acquire);
@@ -147,7 +147,7 @@ CallMark FlightRecorder::add(const RecordedCall& call) {
 void FlightRecorder::mark(std::uint64_t number, Progress progress) {
   const std::scoped_lock lock(writing_);
   Line& line = memory_->lines[number % kCalls];
-  if (load(line.number) != number) return;  // so many calls ago that it is forgotten
+  if (load(line.number) != number) return;  // overwritten by kCalls later ones
   store(progress == Progress::running ? line.began_ns : line.ended_ns, monotonic_ns());
   store(line.progress, progress);
 }

@@ -1,4 +1,4 @@
-// What a rank did last, noted at all times: its step and phase, and its last collectives with their times. Under `duet
+// Flight recorder: a rank's step and phase, and its last 128 collectives with their times. Under `duet
 // launch` it lies in memory that the launcher keeps, so it outlives a rank that is killed.
 #pragma once
 
@@ -23,7 +23,7 @@ enum class Phase : std::uint8_t { none, joining, ready, forward, backward, after
 /// How far a call has come. Over NCCL it has ended when the device's stream waits for it.
 enum class Progress : std::uint8_t { called, running, ended, failed };
 
-/// One call of a process group. What the numbers mean, ddp/group/process_group.h says.
+/// One call of a process group; ddp/group/process_group.h defines the numbers.
 struct RecordedCall {
   std::uint32_t group = 0;     // a number of the group; equal on all its ranks
   std::int64_t sequence = -1;  // among the group's collectives, as in error messages; -1: a message
@@ -42,14 +42,14 @@ struct FlightRecord {
   Phase phase = Phase::none;
   std::int64_t step = 0;              // the first is 1
   std::uint32_t group = 0;            // of all ranks
-  bool leaving = false;               // an exception drops a group: why is not told yet
+  bool leaving = false;               // an exception drops a group: its error is not reported yet
   std::int64_t median_step_ns = 0;    // of the last steps; 0: there were none
   std::vector<RecordedCall> calls{};  // the oldest first
 };
 
 class FlightRecorder;
 
-/// Tells the record how one call goes on. Copies mean the same call; an empty one means none.
+/// Updates the record of one call. Copies refer to the same call; an empty one to none.
 class CallMark {
  public:
   CallMark() = default;
@@ -69,7 +69,7 @@ class CallMark {
 /// Thread-safe; a call costs three readings of the clock, three locks that are hardly ever held, and some stores.
 class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
  public:
-  static constexpr std::size_t kCalls = 128;  // older ones are forgotten
+  static constexpr std::size_t kCalls = 128;  // older ones are overwritten
   static constexpr std::size_t kSteps = 15;   // whose median counts
   static constexpr int kStepsPerTimeout = 10;
   static std::size_t bytes();
@@ -84,12 +84,12 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   std::uint32_t begin_group();
   /// An exception drops a group, of all ranks or not.
   void leave();
-  /// Notes a call; its phase, step, progress and times are filled in here.
+  /// Records a call; its phase, step, progress and times are filled in here.
   CallMark add(const RecordedCall& call);
   /// The next call is this bucket's.
   void next_bucket(int bucket);
   FlightRecord snapshot() const;
-  /// Of a rank, alive or dead, that has its record in this file; Phase::none and no calls if it never had one.
+  /// Of a rank, running or ended, that has its record in this file; Phase::none and no calls if it never had one.
   static FlightRecord read(const std::string& path);
 
  private:

@@ -14,7 +14,7 @@ std::vector<std::string> all_gather_texts(ProcessGroup& group, const std::string
 /// A text's lines, each of which ends with a line feed. No collective.
 std::vector<std::string> lines_of(const std::string& text);
 
-/// A name as a person knows it, "--lr", and what this rank was given, "0.05".
+/// A name as the user gave it, "--lr", and this rank's value, "0.05".
 struct Setting {
   std::string name, value;
 };

@@ -96,8 +96,8 @@ inline std::int64_t bytes_of(const Call& call) {
 /// host's memory over a GPU where the group takes only those: what the device was asked before is in them, and wait()
 /// has put the result there.
 /// A group is used by one thread at a time. Wrong arguments throw UsageError at once; Work::wait() throws CommError
-/// that names operation and rank: ranks that disagree about the call, a lost peer, a timeout. After that the group is
-/// dead and every later call fails with the first reason. The destructor finishes what was started and takes leave of
+/// that names operation and rank: ranks that disagree about the call, a lost peer, a timeout. After that the group has
+/// failed and every later call throws the first reason. The destructor drains what was started, then waits for
 /// the peers; while an exception unwinds the stack it drops the connections at once, so that the peers fail at once
 /// too.
 class ProcessGroup {
@@ -117,7 +117,7 @@ class ProcessGroup {
   const std::shared_ptr<Store>& store() const { return store_; }
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
 
-  /// Where this rank notes its calls, if anywhere. `number` is that of the group on all its ranks.
+  /// Where this rank records its calls, if anywhere. `number` is that of the group on all its ranks.
   const std::shared_ptr<FlightRecorder>& flight_recorder() const { return recorder_; }
   void set_flight_recorder(std::shared_ptr<FlightRecorder> recorder, std::uint32_t number);
 
@@ -145,7 +145,7 @@ class ProcessGroup {
   /// Returns when all ranks have started it.
   [[nodiscard]] Work barrier();
   /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
-  /// beside the collectives (others call that isend and irecv); wait() returns when the memory may be used again.
+  /// in parallel with the collectives (isend and irecv elsewhere); wait() returns when the memory may be used again.
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
   [[nodiscard]] Work recv(const Buffer& buffer, int from, int tag = 0);
 
@@ -162,7 +162,7 @@ class ProcessGroup {
 
  protected:
   ProcessGroup(int rank, int size);
-  /// A group of the same kind, whose ranks all call this at once.
+  /// A group of the same kind, whose ranks all call this at the same time.
   virtual std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const = 0;
   /// The call's buffers are on devices of which takes() is true.
   virtual Work start(const Call& call) = 0;
@@ -170,11 +170,11 @@ class ProcessGroup {
   virtual bool takes(DeviceKind kind) const { return kind == DeviceKind::cpu; }
   /// Where copies of other buffers are made for start().
   virtual Device staging_device() const { return {}; }
-  /// As start(); the host looks at the result as soon as wait() has returned.
+  /// As start(); the host reads the result as soon as wait() has returned.
   virtual Work start_for_host(const Call& call) { return start(call); }
   /// Starts a call whose arguments have been checked as far as they depend on the operation.
   Work checked(const Call& call);
-  /// For the destructor: whether an exception unwinds the stack. Notes it before the peers can find out.
+  /// For the destructor: whether an exception unwinds the stack. Records it first, before peers fail.
   bool is_dropped() const;
 
  private:

@@ -1,4 +1,4 @@
-// Groups within a group, and the barrier that names who did not come: both meet in the store.
+// Groups within a group, and the barrier that names the missing ranks: both rendezvous in the store.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Noticing that ranks wait for long.
+// Detects ranks that wait for long.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace duet::ddp {
 
-/// Looks at the ranks' records from time to time and remarks on a collective in which ranks wait for longer than
+/// Polls the ranks' records and remarks on a collective in which ranks wait for longer than
 /// `remark_after`, than ten times the median of their last steps, and than twice the longest wait that has ended well:
 /// once when it begins to last, and once when it is over.
 class WaitWatch {
@@ -27,7 +27,7 @@ class WaitWatch {
  private:
   std::chrono::nanoseconds remark_after_;
   std::string elsewhere_;
-  std::optional<Wait> told_;
+  std::optional<Wait> reported_;
 };
 
 }  // namespace duet::ddp

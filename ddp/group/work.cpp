@@ -14,12 +14,12 @@ bool GroupFailure::empty() const {
 
 void GroupFailure::check() const {
   const std::lock_guard lock(mutex_);
-  require<CommError>(first_.empty(), "the process group is of no more use since ", first_);
+  require<CommError>(first_.empty(), "the process group has failed: ", first_);
 }
 
 std::string GroupFailure::add(const std::string& operation, int rank, const std::exception& error) {
   const std::lock_guard lock(mutex_);
-  if (!first_.empty()) return concat("the process group is of no more use since ", first_);
+  if (!first_.empty()) return concat("the process group has failed: ", first_);
   first_ = concat(operation, " failed on rank ", rank, ": ", error.what());
   return first_;
 }

@@ -25,7 +25,7 @@ class GroupFailure {
   bool empty() const;
   /// Throws CommError after a failure.
   void check() const;
-  /// Notes that an operation failed. Returns the text to be thrown: its own, or the first failure's.
+  /// Records that an operation failed. Returns the text to be thrown: its own, or the first failure's.
   std::string add(const std::string& operation, int rank, const std::exception& error);
 
  private:
@@ -36,14 +36,14 @@ class GroupFailure {
 /// Where one operation stands. Thread-safe; reused by WorkPool.
 class WorkState {
  public:
-  /// Makes the state that of a new operation. With `finisher`, whoever waits first runs it: if it returns true or
-  /// throws, that ends the operation; after false somebody else calls end().
+  /// Makes the state that of a new operation. With `finisher`, the first thread that waits runs it: if it returns true
+  /// or throws, that ends the operation; after false another thread calls end().
   void begin(std::string_view name, std::function<bool(Clock::time_point deadline)> finisher = {});
-  /// Ends the operation and wakes those who wait.
+  /// Ends the operation and wakes the threads that wait.
   void end(std::exception_ptr failure = nullptr);
   bool done() const;
   void wait(Clock::time_point deadline, Milliseconds timeout);
-  /// The operation's place in the rank's record, which is told how it ends.
+  /// The operation's place in the rank's record, which is updated when it ends.
   void set_mark(CallMark mark);
 
  private:
@@ -62,7 +62,7 @@ class Work {
   /// Nothing to wait for.
   Work() = default;
   explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
-  /// Stays false until wait() where only that looks for the end: send, recv, NCCL, buffers that are copied.
+  /// Stays false until wait() where only that polls for the end: send, recv, NCCL, buffers that are copied.
   bool done() const { return !state_ || state_->done(); }
   /// Blocks to the end of the operation and rethrows what it threw.
   void wait();
@@ -75,7 +75,7 @@ class Work {
   std::shared_ptr<WorkState> state_;
 };
 
-/// Hands out states and takes back those of ended operations that nobody holds any more, so that a training step
+/// Hands out states and takes back those of ended operations that no Work holds any more, so that a training step
 /// allocates none. Used by one thread at a time.
 class WorkPool {
  public:

@@ -1,5 +1,5 @@
-// The file in which a rank leaves why it failed, in the form of torchrun's error files: the launcher's and torchrun's
-// reports then name the cause, whoever started the rank.
+// The file to which a rank writes its error, in the form of torchrun's error files: the launcher's and torchrun's
+// reports then name the cause, whichever launcher started the rank.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct RankError {
   std::string report{};            // where the rank was, see ddp/group/failure_report.h
   bool consequence = false;        // of another rank's failure: a peer was lost
   bool by_signal = false;          // the message names a signal that the rank received
-  std::int64_t monotonic_ns = -1;  // when, by CLOCK_MONOTONIC; -1: not told (a writer other than duet)
+  std::int64_t monotonic_ns = -1;  // when, by CLOCK_MONOTONIC; -1: not given (a writer other than duet)
 };
 
-/// Writes {"message": {"message": TEXT, "extraInfo": {"timestamp": SECONDS, ...}}}. Returns false if that fails: there
-/// is nobody left to tell.
+/// Writes {"message": {"message": TEXT, "extraInfo": {"timestamp": SECONDS, ...}}}. Returns false if that fails:
+/// nothing is left to report it to.
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept;
 /// Nothing if there is no such file, or none that can be read.
 std::optional<RankError> read_error_file(const std::string& path);

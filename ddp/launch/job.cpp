@@ -22,12 +22,12 @@
 namespace duet::ddp {
 namespace {
 
-constexpr Milliseconds kPoll{50};   // where the kernel cannot tell that a process has ended
-constexpr Milliseconds kLook{250};  // whether a process is stopped, it does not tell
-constexpr Milliseconds kStopTold{1000};
-// A rank's error may be the consequence of another's, which may still be on its way out: that shows soon.
+constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
+constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
+constexpr Milliseconds kStopReported{1000};
+// A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
-constexpr Milliseconds kCauseLimit{10'000};  // of a rank that is seen on its way out by an exception
+constexpr Milliseconds kCauseLimit{10'000};  // of a rank whose record shows an exception unwinding
 
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options) {
@@ -50,7 +50,7 @@ Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& 
   const auto count = static_cast<std::size_t>(options.ranks);
   failed_.resize(count);
   stopped_.resize(count);
-  stop_told_.resize(count);
+  stop_reported_.resize(count);
   ranks_.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     error_files_.push_back(make_error_file(global(i)));
@@ -79,7 +79,7 @@ Job::File Job::make_error_file(int rank) const {
   return {{}, path};
 }
 
-/// Without one, where memory is short, the job goes on all the same.
+/// The job goes on without one where memory is short.
 Job::File Job::make_record_file() {
   File file = make_memory_file("duet-rank-record");
   if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(FlightRecorder::bytes())) != 0)
@@ -145,7 +145,7 @@ void Job::read_lines(bool all) {
 
 void Job::pass_on_signals() {
   while (const int signal = signals_.next()) {
-    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // the second time means it
+    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
     interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
     for (const RankProcess& rank : ranks_) rank.send(signal == SIGINT ? SIGINT : SIGTERM);
     if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
@@ -166,10 +166,10 @@ void Job::look_for_failures() {
       std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
       failure.text = printable(failure.text);
       if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
-      const bool own_signal = failure.by_signal && told_to_end_ && failure.when >= *told_to_end_;
+      const bool own_signal = failure.by_signal && sigterm_at_ && failure.when >= *sigterm_at_;
       if (own_signal) failure.text.clear();
     }
-    if (told_to_end_ || interrupted_ != 0) continue;
+    if (sigterm_at_ || interrupted_ != 0) continue;
     const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
     const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : settle);
     terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
@@ -180,19 +180,19 @@ void Job::look_for_failures() {
 void Job::look_for_stopped() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (!ranks_[i].stopped()) {
-      if (stop_told_[i] && !ranks_[i].ended() && !told_to_end_) remark(concat("rank ", global(i), " goes on"));
+      if (stop_reported_[i] && !ranks_[i].ended() && !sigterm_at_) remark(concat("rank ", global(i), " goes on"));
       stopped_[i].reset();
-      stop_told_[i] = false;
+      stop_reported_[i] = false;
       continue;
     }
     const auto now = Clock::now();
     if (!stopped_[i]) stopped_[i] = now;
-    if (!stop_told_[i] && now - *stopped_[i] >= kStopTold) {
-      stop_told_[i] = true;
-      remark(concat("rank ", global(i), " has been stopped by a signal for ", kStopTold.count(),
+    if (!stop_reported_[i] && now - *stopped_[i] >= kStopReported) {
+      stop_reported_[i] = true;
+      remark(concat("rank ", global(i), " has been stopped by a signal for ", kStopReported.count(),
                     " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
     }
-    if (now - *stopped_[i] < options_.stop_limit || told_to_end_ || terminate_at_ || overdue_rank_ >= 0) continue;
+    if (now - *stopped_[i] < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_rank_ >= 0) continue;
     overdue_rank_ = static_cast<int>(i);
     terminate_at_ = now;
   }
@@ -200,7 +200,7 @@ void Job::look_for_stopped() {
 
 void Job::look_for_waits() {
   const auto now = Clock::now();
-  if (now < next_look_ || told_to_end_ || terminate_at_ || interrupted_ != 0) return;
+  if (now < next_look_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
   next_look_ = now + kLook;
   if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
 }
@@ -214,7 +214,7 @@ void Job::look_at_guard() {
   }
 }
 
-/// Whether all that is known are consequences, and a rank that lives has dropped its group by an exception.
+/// Whether all reported failures are consequences, and a running rank has dropped its group by an exception.
 bool Job::cause_is_on_its_way() const {
   bool leaving = false;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -231,7 +231,7 @@ void Job::end_overdue() {
     terminate_at_ = now + kPoll;
   if (terminate_at_ && *terminate_at_ <= now) {
     terminate_at_.reset();
-    told_to_end_ = now;
+    sigterm_at_ = now;
     for (const RankProcess& rank : ranks_) rank.send(SIGTERM);
     if (!kill_at_) kill_at_ = now + options_.grace;
   }
@@ -243,16 +243,17 @@ void Job::end_overdue() {
 
 void Job::remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
 
-/// Whether the rank ended after it was told to. One that had reported a failure by then was still on its way out.
-bool Job::ended_when_told(std::size_t i) const { return told_to_end_ && failed_[i].seen >= *told_to_end_; }
+/// Whether the rank ended after the launcher's SIGTERM. One that had reported a failure by then was still
+/// unwinding.
+bool Job::ended_by_sigterm(std::size_t i) const { return sigterm_at_ && failed_[i].seen >= *sigterm_at_; }
 
 /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
 int Job::culprit_score(std::size_t i) const {
   const Failure& failure = failed_[i];
   if (overdue_rank_ == static_cast<int>(i)) return 4;
   if (!failure.failed) return -1;
-  if (ended_when_told(i) && failure.text.empty()) return -1;
-  if (ranks_[i].signal() != 0 && !ended_when_told(i)) return 3;
+  if (ended_by_sigterm(i) && failure.text.empty()) return -1;
+  if (ranks_[i].signal() != 0 && !ended_by_sigterm(i)) return 3;
   return failure.consequence ? 1 : 2;
 }
 
@@ -261,7 +262,7 @@ std::string Job::message_of(std::size_t i) const {
   if (overdue_rank_ == static_cast<int>(i))
     return concat(rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
   const std::string& text = failed_[i].text;
-  if (ranks_[i].signal() != 0 && !ended_when_told(i)) {
+  if (ranks_[i].signal() != 0 && !ended_by_sigterm(i)) {
     const std::string cause = text.empty() ? "" : ": " + text;
     return concat(rank, " was killed by ", signal_text(ranks_[i].signal()), cause);
   }
@@ -278,7 +279,7 @@ std::vector<RankRecord> Job::records() const {
 }
 
 std::string Job::report(int failed_rank) const {
-  return failure_report(records(), failed_rank, to_ns(told_to_end_.value_or(Clock::now())));
+  return failure_report(records(), failed_rank, to_ns(sigterm_at_.value_or(Clock::now())));
 }
 
 LaunchResult interrupted_by(int signal) {
@@ -298,7 +299,7 @@ LaunchResult Job::result() const {
   if (!first) return result;
   result.exit_code = 1;
   result.failed_rank = global(*first);
-  result.signal = ended_when_told(*first) ? 0 : ranks_[*first].signal();
+  result.signal = ended_by_sigterm(*first) ? 0 : ranks_[*first].signal();
   result.message = message_of(*first);
   result.report = report(result.failed_rank);
   return result;

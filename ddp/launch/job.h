@@ -59,7 +59,7 @@ class Job {
   bool cause_is_on_its_way() const;
   void end_overdue();
   void remark(const std::string& text) const;
-  bool ended_when_told(std::size_t i) const;
+  bool ended_by_sigterm(std::size_t i) const;
   int culprit_score(std::size_t i) const;
   std::string message_of(std::size_t i) const;
   std::string report(int failed_rank) const;
@@ -74,12 +74,12 @@ class Job {
   std::vector<RankProcess> ranks_;
   std::vector<Failure> failed_;
   std::vector<std::optional<Clock::time_point>> stopped_;  // since when
-  std::vector<bool> stop_told_;
+  std::vector<bool> stop_reported_;
   WaitWatch waits_;
   Clock::time_point next_look_{};  // at the records
   int overdue_rank_ = -1;          // stopped for longer than the limit
   int interrupted_ = 0;
-  std::optional<Clock::time_point> terminate_at_, cause_until_, told_to_end_, kill_at_;
+  std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
 };
 
 /// Of a launch that this signal ended.

@@ -62,7 +62,7 @@ pid_t number(const char* name) {
   return *name == '\0' && value > 0 ? value : -1;
 }
 
-/// One look at all processes. Returns how many it killed.
+/// One scan of all processes. Returns how many it killed.
 int kill_all(const char* text, std::size_t length) {
   const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return 0;
@@ -107,7 +107,7 @@ int kill_until_none(const char* text, std::size_t length) {
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
   ::prctl(PR_SET_NAME, "duet-guard");
-  // Whoever reads what the launcher prints must see its end.
+  // The reader of the launcher's output must see end of file.
   const int low = ::dup2(alive, 0);
   if (::syscall(SYS_close_range, 1U, ~0U, 0U) != 0)
     for (int number = 1; number < 4096; ++number) ::close(number);

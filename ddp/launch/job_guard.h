@@ -1,4 +1,4 @@
-// What ends a job's processes when the launcher can no longer do it.
+// Kills a job's processes when the launcher has died.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@ inline constexpr const char* kJobVariable = "DUET_JOB";
 /// were found.
 int end_processes_of(const std::string& job) noexcept;
 
-/// A process that does so as soon as this one has died, however that came about, and does nothing else.
+/// A process that does so as soon as this one has died, for any reason, and does nothing else.
 class JobGuard {
  public:
   /// Throws CommError when no process can be made.

@@ -41,11 +41,11 @@ void check(const LaunchOptions& options) {
   require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "the rank of a node is 0 to ",
                       options.nodes - 1, ", got ", options.node_rank);
   require<UsageError>(options.nodes == 1 || options.master_port != 0, "a job of ", options.nodes,
-                      " nodes needs a port that all of them are told");
+                      " nodes needs a port, the same on all of them");
   require<UsageError>(options.max_restarts >= 0, "the number of restarts must not be negative, got ",
                       options.max_restarts);
   require<UsageError>(options.nodes == 1 || options.max_restarts == 0, "a job of ", options.nodes,
-                      " nodes cannot be restarted: its launchers do not know of each other");
+                      " nodes cannot be restarted: its launchers are not connected");
   require<UsageError>(options.timeout.count() > 0 && options.timeout <= std::chrono::hours(240),
                       "an operation may take 1 ms to 240 hours, got ", options.timeout.count(), " ms");
   require<UsageError>(options.join_timeout.count() > 0 && options.join_timeout <= std::chrono::hours(240),
@@ -56,7 +56,7 @@ void check(const LaunchOptions& options) {
       " ms after a signal, and a stop limit of ", options.stop_limit.count(), " ms");
 }
 
-/// The cores of each local rank; empty if nobody is pinned.
+/// The cores of each local rank; empty if no rank is pinned.
 std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, OutputThread& output) {
   std::vector<std::vector<int>> cores;
   if (!options.pin || options.ranks == 1) return cores;
@@ -80,13 +80,13 @@ std::string run_id_of(const LaunchOptions& options, const std::string& job) {
   return options.nodes == 1 ? job : concat("duet-", options.master_address, "-", options.master_port);
 }
 
-/// On one host nobody else needs to know one.
+/// A secret for a job on one host; empty where the user gives one, and for several hosts.
 std::string own_secret(const LaunchOptions& options) {
-  const auto told = [](const auto& variable) {
+  const auto names_secret = [](const auto& variable) {
     return variable.first == kSecretVariable || variable.first == kSecretFileVariable;
   };
   const bool given =
-      !given_secret().empty() || std::any_of(options.environment.begin(), options.environment.end(), told);
+      !given_secret().empty() || std::any_of(options.environment.begin(), options.environment.end(), names_secret);
   if (given || options.nodes > 1) return {};
   const std::string bytes = random_bytes(32);
   return to_hex(std::as_bytes(std::span(bytes)));

@@ -1,4 +1,4 @@
-// Starting the ranks of a job as processes of this machine, and ending them together.
+// Starts the ranks of a job as processes of this machine, and ends them together.
 #pragma once
 
 #include <exception>
@@ -31,18 +31,18 @@ struct LaunchOptions {
   std::vector<std::string> command{};  // program, looked up in PATH, and its arguments
   int nodes = 1, node_rank = 0;        // hosts with a launcher and `ranks` ranks each, and which of them this is
   std::string master_address = "127.0.0.1";
-  int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be told
+  int master_port = 0;  // 0: a free one, kept for rank 0; with several nodes it must be given
   /// Names the job to its ranks, in TORCHELASTIC_RUN_ID; the same on all hosts. Empty: a name of duet's own.
   std::string run_id{};
   /// Set for every rank besides torchrun's variables.
   std::vector<std::pair<std::string, std::string>> environment{};
   /// Network interface of the data that ranks exchange; empty: see ddp/store/network_interface.h.
   std::string interface {};
-  /// How often a failed job is started anew. TORCHELASTIC_RESTART_COUNT tells the ranks which time it is.
+  /// How often a failed job is restarted. TORCHELASTIC_RESTART_COUNT numbers the attempts.
   int max_restarts = 0;
-  /// How long ranks wait for each other before they name those that have not come, unless they say so themselves.
+  /// How long ranks wait for each other before they name those that have not come, unless they set it themselves.
   Milliseconds join_timeout = kStoreTimeout;
-  /// How long an operation of a process group may take, unless the ranks say so themselves: see ddp/init.h.
+  /// How long an operation of a process group may take, unless the ranks set it themselves: see ddp/init.h.
   Milliseconds timeout{300'000};
   /// How long a rank waits for another in one collective before a remark names both; never less than ten times the
   /// median of its last 15 steps, nor than twice the longest wait that has ended well.
@@ -51,7 +51,7 @@ struct LaunchOptions {
   Milliseconds grace{1000};
   /// The same after a signal to the launcher, where it is longer: time for ranks to end a step and write a checkpoint.
   Milliseconds interrupt_grace{0};
-  /// How long a rank may be stopped (SIGSTOP) before that ends the job. It is told after a second.
+  /// How long a rank may be stopped (SIGSTOP) before that ends the job. A remark names it after a second.
   Milliseconds stop_limit{30'000};
   /// Puts "[rank 1] " before each line that a rank prints.
   bool label_lines = false;
@@ -77,8 +77,8 @@ struct LaunchResult {
   int signal = 0;        // that killed it
   /// "rank 1 was killed by signal 9 (SIGKILL)", "rank 0 ended with exit code 1: ..."; empty for success.
   std::string message{};
-  /// In which step and collective the ranks of this host were, and who waited for whom: lines that begin with blanks;
-  /// empty for success, and for programs that do not use this library.
+  /// In which step and collective the ranks of this host were, and which waited for which: lines that begin with
+  /// blanks; empty for success, and for programs that do not use this library.
   std::string report{};
   int restarts = 0;  // that it took
 };
@@ -96,9 +96,9 @@ struct LaunchResult {
 /// started, CommError when the port is taken, DataError for a folder that cannot be written.
 LaunchResult launch(const LaunchOptions& options);
 
-/// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are told on
-/// stderr in one line. The processes are this program, started again with the same arguments: it runs up to this very
-/// call, calls `body`, and the call returns there too. So main() ends with `return spawn(...)`, or asks
+/// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are printed
+/// on stderr in one line. The processes are this program, started again with the same arguments: it runs up to this
+/// very call, calls `body`, and the call returns there too. So main() ends with `return spawn(...)`, or asks
 /// is_launched_rank() before it goes on. Within a launcher's job this process is one rank already and calls `body`
 /// itself.
 int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
@@ -109,7 +109,7 @@ bool is_launched_rank();
 /// Its rank; nothing in other processes, or where the variables make no sense.
 std::optional<int> launched_rank() noexcept;
 
-/// Leaves an error, with where this rank was, in the launcher's error file, where there is one.
+/// Writes an error, with where this rank was, to the launcher's error file, where there is one.
 void leave_error(const RankError& error) noexcept;
 void leave_error(const std::exception& error) noexcept;
 
@@ -118,7 +118,7 @@ void leave_error(const std::exception& error) noexcept;
 std::string unprinted_report() noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
-/// file, by which it tells a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
+/// file, by which it distinguishes a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
 int report_failure(const std::exception& error) noexcept;
 
 }  // namespace duet::ddp

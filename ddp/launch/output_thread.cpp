@@ -82,7 +82,7 @@ void OutputThread::serve() {
     const std::size_t before = queued_.fetch_sub(write.bytes), left = before - write.bytes;
     if (left == 0 || (before >= kRoom && left < kRoom)) {
       const std::uint64_t one = 1;
-      [[maybe_unused]] const ssize_t told = ::write(event_.get(), &one, sizeof(one));
+      [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof(one));
     }
   }
   ended_.store(true);

@@ -1,4 +1,4 @@
-// A thread that writes a launcher's output, so that a reader that stands still does not hold up the supervision.
+// A thread that writes a launcher's output, so that a stalled reader does not block the supervision.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class OutputThread {
   bool idle() const { return queued_.load() == 0; }
   /// Writes that have ended; counts up while the reader takes something.
   std::uint64_t written() const { return written_.load(); }
-  /// Notes that a write has failed with this errno; the first counts.
+  /// Records that a write has failed with this errno; the first counts.
   void note_failure(int error);
   /// 0 if none has.
   int failure() const { return failure_.load(); }

@@ -1,4 +1,4 @@
-// What the launcher gives to a rank: torchrun's variables, and a port to meet at.
+// What the launcher gives to a rank: torchrun's variables, and the rendezvous port.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace duet::ddp {
 inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
 inline constexpr const char* kTimeoutVariable = "DUET_TIMEOUT_MS";
 
-/// A port that nobody else gets while this lives. The socket never listens, so rank 0 may bind the same port beside it:
+/// A port that is reserved while this lives. The socket never listens, so rank 0 may bind the same port as well:
 /// both allow address reuse, as every server of this kind does.
 class ReservedPort {
  public:
@@ -29,7 +29,7 @@ class ReservedPort {
 /// A name for a run that no other run has.
 std::string random_run_id();
 
-/// What a launch tells each of its ranks.
+/// What a launch passes to each of its ranks.
 struct RankVariables {
   int local_rank = 0;
   int port = 0;
@@ -37,7 +37,7 @@ struct RankVariables {
   std::string run_id{};       // equal on all hosts
   std::string secret{};       // empty: the ranks have one, or need none
   std::string job{};          // of this launcher's processes: see ddp/launch/job_guard.h
-  std::string error_file{};   // where the rank leaves why it failed
+  std::string error_file{};   // to which the rank writes its error
   std::string record_file{};  // what it does: see ddp/group/flight_recorder.h
 };
 

@@ -22,7 +22,7 @@ class RankOutput : public std::enable_shared_from_this<RankOutput> {
   /// Passes a line on in the output thread, to a file, the terminal or both. Never throws or blocks: a full disk must
   /// not end the job; it is reported once.
   void print(int rank, bool is_stderr, std::string_view line);
-  /// Where the rank leaves why it failed; empty without a folder.
+  /// The rank's error file; empty without a folder.
   std::string error_file(int rank) const;
 
  private:

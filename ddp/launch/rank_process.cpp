@@ -45,7 +45,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   if (null > STDERR_FILENO) ::close(null);
   if (ready) ::execvpe(command[0], command, environment);
   const int reason = errno;
-  [[maybe_unused]] const ssize_t told = ::write(errors, &reason, sizeof(reason));
+  [[maybe_unused]] const ssize_t written = ::write(errors, &reason, sizeof(reason));
   ::_exit(127);
 }
 
@@ -95,11 +95,11 @@ RankProcess::RankProcess(const std::string& name, const std::vector<std::string>
   if (pid_ == 0)
     become(arguments.data(), variables.data(), outputs, cores.empty() ? nullptr : &set, parent, failure.write.get());
   if (pid_ < 0) throw CommError(cannot_start(name, errno));
-  ::setpgid(pid_, pid_);  // both sides do it, so that it is done whoever comes first
+  ::setpgid(pid_, pid_);  // parent and child both do it, so that no order of the two is a race
   end_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   lines_ = {LineReader(std::move(out.read)), LineReader(std::move(err.read))};
   failure.write.close();
-  ::fcntl(failure.read.get(), F_SETFL, 0);  // blocks until exec has closed the other end, or told why it could not
+  ::fcntl(failure.read.get(), F_SETFL, 0);  // blocks until exec has closed the other end, or reported why it failed
   int reason = 0;
   ssize_t got = 0;
   while ((got = ::read(failure.read.get(), &reason, sizeof(reason))) < 0 && errno == EINTR) {

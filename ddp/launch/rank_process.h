@@ -1,4 +1,4 @@
-// One rank's process as the launcher sees it.
+// One rank's process, seen from the launcher.
 #pragma once
 
 #include <sys/types.h>
@@ -46,9 +46,9 @@ class RankProcess {
   RankProcess& operator=(RankProcess&&) = delete;
   ~RankProcess();
 
-  /// Looks whether the process has ended; never blocks.
+  /// Polls whether the process has ended; never blocks.
   bool look();
-  /// What the last look() saw.
+  /// The result of the last look().
   bool ended() const { return ended_; }
   /// Whether a signal has stopped the process, and nothing has let it go on.
   bool stopped() const;

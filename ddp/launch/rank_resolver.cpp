@@ -52,7 +52,7 @@ class Resolver {
  private:
   bool has(const std::string& name) const { return variables_(name).has_value(); }
 
-  /// Reads a number and notes the variable as evidence.
+  /// Reads a number and records the variable as evidence.
   int number(const std::string& name, LaunchedRank& rank) const {
     const std::string text = variables_(name).value_or("");
     rank.evidence += concat(rank.evidence.empty() ? "" : " ", name, "=", text);

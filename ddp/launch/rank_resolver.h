@@ -13,14 +13,14 @@ namespace duet::ddp {
 struct RankInfo {
   int rank = 0, world_size = 1;
   int local_rank = 0, local_world_size = 1;  // on this machine
-  int node_rank = 0;                         // of this machine, as far as the launcher tells
+  int node_rank = 0;                         // of this machine, as far as the launcher says
 };
 
 struct LaunchedRank {
   RankInfo place{};
   std::string launcher{};  // "torchrun", "Open MPI", ...; empty: none, and the place is that of the only rank
   std::string evidence{};  // "RANK=1 WORLD_SIZE=2 ...": the variables that say so
-  /// Names the job where ranks may meet without being told an address; else empty.
+  /// Names the job where ranks may meet without a given address; else empty.
   std::string job{};
 };
 

@@ -15,7 +15,7 @@ std::atomic<int> signal_pipe{-1};
 void note_signal(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
-  [[maybe_unused]] const ssize_t told = ::write(signal_pipe.load(), &byte, 1);
+  [[maybe_unused]] const ssize_t written = ::write(signal_pipe.load(), &byte, 1);
   errno = saved;
 }
 

@@ -17,7 +17,7 @@ inline void check(cudaError_t status, const char* what) {
   throw DeviceError(concat("cuda: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
 }
 
-/// NCCL's word for what happened on another rank.
+/// NCCL's result for an error on another rank.
 class RemoteError : public CommError {
  public:
   using CommError::CommError;
@@ -30,7 +30,7 @@ inline std::string text_of(ncclResult_t result, ncclComm_t communicator) {
   return concat("NCCL: ", ncclGetErrorString(result), says_more ? concat(" (", more, ")") : "");
 }
 
-/// Takes an operation that goes on in the background as good.
+/// Treats an operation in progress as success.
 inline void check(ncclResult_t result, ncclComm_t communicator) {
   if (result == ncclSuccess || result == ncclInProgress) return;
   if (result == ncclRemoteError) throw RemoteError(text_of(result, communicator));

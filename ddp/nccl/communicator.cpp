@@ -21,7 +21,7 @@ cudaEvent_t make_event(unsigned flags) {
   return event;
 }
 
-/// Lets others go first, soon for longer.
+/// Yields, soon for longer.
 void pause(int round) {
   if (round < kSpins)
     std::this_thread::yield();
@@ -81,7 +81,7 @@ void Communicator::release() {
 }
 
 void Communicator::require_alive_locked() const {
-  require<CommError>(failure_.empty(), "the process group is of no more use since ", failure_);
+  require<CommError>(failure_.empty(), "the process group has failed: ", failure_);
 }
 
 void Communicator::require_alive() {
@@ -138,7 +138,7 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
   return operation;
 }
 
-/// Waits until NCCL has taken what it was asked: only then is it on the stream. The watchdog sees to the deadline.
+/// Waits until NCCL has accepted the operation: only then is it on the stream. The watchdog enforces the deadline.
 void Communicator::settle(Lock& lock) {
   for (int round = 0;; ++round) {
     require<CommError>(failure_.empty(), failure_);
@@ -198,7 +198,7 @@ void Communicator::retire() {
   }
 }
 
-/// The first failure counts. Whoever holds the lock loses it while NCCL and the other ranks are told, which may take
+/// The first failure counts. Releases the caller's lock while NCCL and the other ranks are notified, which may take
 /// long.
 void Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
   if (!failure_.empty()) return;
@@ -224,7 +224,7 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
 }
 
 /// In a thread of its own, so that no other holds it up; else in the watchdog's, which has nothing else to do then. Not
-/// in that of the caller, who may be the one to drop the graphs.
+/// in the caller's, which may be the one that drops the graphs.
 void Communicator::abort_in_thread(ncclComm_t dead) {
   try {
     aborting_ = start_thread(concat("the thread that aborts NCCL for rank ", rank()), [dead] { ncclCommAbort(dead); });
@@ -247,7 +247,7 @@ void Communicator::close(bool drop) noexcept {
     if (!drop && failure_.empty() && communicator_ != nullptr) leave(lock);
     if (communicator_ != nullptr) abort(lock, "the group", CommError("it was dropped"));
   } catch (const Error& error) {
-    abort(lock, "taking leave", error);
+    abort(lock, "the drain", error);
   }
   drop_recordings(lock);
   stopping_ = true;
@@ -257,7 +257,7 @@ void Communicator::close(bool drop) noexcept {
   if (aborting_.joinable()) aborting_.join();
 }
 
-/// Leaves the communicator to abort() where the others do not leave as well.
+/// Drains and destroys the communicator; leaves it to abort() where the other ranks do not drain theirs in time.
 void Communicator::leave(Lock& lock) {
   check(ncclCommFinalize(communicator_), communicator_);
   const auto limit = Clock::now() + options_.group.leave_timeout;

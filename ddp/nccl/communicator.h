@@ -38,12 +38,12 @@ struct Operation {
 };
 
 /// Every failure (of NCCL, of CUDA, of another rank, a timeout) aborts the communicator, so that the GPU does not wait
-/// for ever, and is told to the other ranks. After that all calls throw CommError with the first reason.
+/// for ever, and is reported to the other ranks. After that all calls throw CommError with the first reason.
 /// Used by one thread; wait() and wait_on_host() by any.
 ///
 /// While the device records a step (lib/backend/step_recorder.h), operations become part of its graph: the events that
-/// order the two streams fork the capture to NCCL's and join it again. What NCCL asks for that is left to the user, who
-/// has all ranks record and replay the same steps; replays and plain operations may mix (its usage/cudagraph, "Mixing",
+/// order the two streams fork the capture to NCCL's and join it again. What NCCL asks for that is left to the user: all
+/// ranks must record and replay the same steps; replays and plain operations may mix (its usage/cudagraph, "Mixing",
 /// graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither ends nor
 /// aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close() drops them,
 /// and an abort goes on in a thread of its own, or in the watchdog's, until then: it stops what runs on the device
@@ -77,7 +77,7 @@ class Communicator {
   /// Asks for the collectives of a recorded step again.
   void replay(const Recorded& recorded, FunctionRef<void()> launch);
 
-  /// Ends what was started and takes leave of the others; at once where `drop`. No run() after it.
+  /// Drains what was started, then closes together with the others; at once where `drop`. No run() after it.
   void close(bool drop) noexcept;
 
  private:
@@ -120,7 +120,7 @@ class Communicator {
   std::condition_variable changed_;
   CallLog headers_;
   Clock::time_point next_comparison_{};
-  std::uint64_t told_ = 0;  // to the others: collectives; the watchdog's
+  std::uint64_t published_ = 0;  // to the others: collectives; the watchdog's
   std::thread watchdog_, aborting_;
 };
 

@@ -14,12 +14,12 @@ struct NcclOptions {
   Device device = {DeviceKind::cuda, 0};  // this rank's
   Milliseconds connect_timeout{30'000};
   GroupOptions group{};
-  /// Network interface of NCCL's sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME goes first, and so does what the
-  /// first group of this process was told, as NCCL asks only once.
+  /// Network interface of NCCL's sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
+  /// choice of this process's first group, as NCCL reads it only once.
   std::string interface {};
 };
 
-/// Connects this rank with the others, who call this with the same store. Beside what ProcessGroup says:
+/// Connects this rank with the others, which call this with the same store. In addition to ProcessGroup:
 /// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
 /// - Collectives run on a stream of their own, after what the device was asked before; wait() returns at once and lets
 ///   the device wait. Only a barrier and what leaves a result in the host's memory keep the host waiting.

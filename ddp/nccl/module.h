@@ -1,4 +1,4 @@
-// The one door between libduet and its NCCL module.
+// The interface between libduet and its NCCL module.
 #pragma once
 
 #include <memory>

@@ -144,7 +144,7 @@ std::string title(const Call& call) {
   return name(call.op);
 }
 
-/// Messages started without a wait between them. NCCL gets them at once, when somebody waits or a collective comes:
+/// Messages started without a wait between them. They are passed to NCCL together, at the next wait or collective:
 /// a send on a stream would keep the recv behind it from starting, while the peer's send waits for that recv.
 struct Messages {
   std::vector<Call> calls;
@@ -176,7 +176,7 @@ class NcclGroup final : public ProcessGroup {
     const bool drop = is_dropped();
     try {
       if (!drop && messages_ != nullptr) flush(*core_, *messages_, rank(), size());
-    } catch (const Error&) {  // the group is dead, which whoever waits is told
+    } catch (const Error&) {  // the group has failed; the next wait throws
     }
     core_->close(drop);
   }

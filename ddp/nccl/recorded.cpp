@@ -20,7 +20,8 @@ bool Communicator::records() const {
 
 Recorded& Communicator::recorded_now() {
   const int recording = recorder_.recording();
-  require<UsageError>(recording != 0, options_.device, " is captured by others, which cannot tell NCCL of replays");
+  require<UsageError>(recording != 0, options_.device,
+                      " is captured by other code, whose replays NCCL is not notified of");
   if (recorded_ != nullptr && recorded_->recording == recording) return *recorded_;
   const auto fresh = std::make_shared<Recorded>(*this, recording);
   recorder_.attach(fresh);
@@ -35,7 +36,7 @@ std::shared_ptr<Operation> Communicator::record(const std::string& what, const C
   Recorded& recorded = recorded_now();
   const auto operation = take_operation(concat("recording ", what), false, options_.group.timeout);
   operation->recording = recorded.recording;
-  // What fails up to here has spoilt the capture, not the communicator.
+  // A failure up to here invalidates the capture, not the communicator.
   check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
   check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
   pending_.push_back(operation);  // NCCL may wait for the others to register buffers

@@ -9,7 +9,7 @@ namespace duet::ddp::nccl {
 
 class Communicator;
 
-/// Tells the communicator of replays.
+/// Notifies the communicator of replays.
 class Recorded final : public RecordedWork {
  public:
   Recorded(Communicator& owner, int number) : communicator(owner), recording(number) {}

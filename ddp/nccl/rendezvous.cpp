@@ -60,7 +60,7 @@ std::string identity(int gpu) {
   return text;
 }
 
-/// Ranks may share a GPU if all of them say so.
+/// Ranks may share a GPU if all of them allow it.
 bool may_share() { return loaded_version() >= kSharesGpus && environment_variable(kShareVariable) == "1"; }
 
 /// `places` by rank: "HOST GPU", and kShared behind it where the rank would share its GPU.
@@ -88,7 +88,7 @@ void refuse_shared(const std::vector<std::string>& places) {
 
 void Rendezvous::compare_gpus(int gpu, Milliseconds timeout) {
   const std::string place = identity(gpu);
-  store_->set(concat(kHeaders, "/", rank_), "");  // so that the others never wait for it
+  store_->set(concat(kHeaders, "/", rank_), "");  // so that the others never block on it
   store_->set(concat(kGpu, "/", rank_), concat(host_identity(), " ", place, may_share() ? kShared : ""));
   const std::vector<std::string> all = rank_keys(kGpu, size_);
   try {
@@ -146,7 +146,7 @@ std::vector<std::string> Rendezvous::exchange_headers(const std::string& own) {
 void Rendezvous::say_failed(const std::string& why) noexcept {
   try {
     store_->compare_set(kFailed, "", why);
-  } catch (const std::exception&) {  // the others find out by NCCL or by their timeout
+  } catch (const std::exception&) {  // the others fail by NCCL or by their timeout
   }
 }
 

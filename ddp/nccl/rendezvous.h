@@ -1,4 +1,4 @@
-// What ranks tell each other through the store: their GPUs, NCCL's id, how far they are, and what went wrong.
+// What ranks exchange through the store: their GPUs, NCCL's id, how far they are, and what went wrong.
 #pragma once
 
 #include <nccl.h>
@@ -21,26 +21,26 @@ class Rendezvous {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// Waits for all ranks and sees that NCCL will take their GPUs. Throws CommError that names who did not come, and on
+  /// Waits for all ranks and checks that NCCL accepts their GPUs. Throws CommError that names the missing ranks, and on
   /// all ranks alike DeviceError that says what to do when ranks share a GPU and must not.
   void compare_gpus(int gpu, Milliseconds timeout);
   /// The id that rank 0 makes, which listens for the others from then on.
   ncclUniqueId share_id(Milliseconds timeout);
 
-  /// Tells the others how many collectives this rank has started.
+  /// Publishes how many collectives this rank has started.
   void say_started(std::uint64_t count);
-  /// "rank 2", "ranks 2, 3": those that have not said that they started more than `number` collectives. Empty if all
-  /// have, or if nobody can tell any more.
+  /// "rank 2", "ranks 2, 3": those that have not published that they started more than `number` collectives. Empty if
+  /// all have, or if the store is lost.
   std::string ranks_before(std::uint64_t number);
 
-  /// Tells the others this rank's headers (ddp/group/call_log.h), and gives those that all ranks have told last.
+  /// Publishes this rank's headers (ddp/group/call_log.h), and returns those that all ranks have published last.
   std::vector<std::string> exchange_headers(const std::string& own);
 
-  /// Tells the others that this rank's group is dead. Never throws.
+  /// Publishes that this rank's group has failed. Never throws.
   void say_failed(const std::string& why) noexcept;
-  /// What the first rank said that failed; empty if none did. Throws CommError when the store is lost.
+  /// The error of the first rank that failed; empty if none did. Throws CommError when the store is lost.
   std::string failure();
-  /// As failure(), after a moment in which others may say something. Never throws.
+  /// As failure(), after a short wait in which others may publish one. Never throws.
   std::string last_words() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// The thread that watches a communicator's operations: it sees errors, timeouts and calls that differ among ranks.
+// The thread that watches a communicator's operations: it detects errors, timeouts and calls that differ among ranks.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -12,13 +12,13 @@ namespace duet::ddp::nccl {
 namespace {
 
 constexpr Milliseconds kWatchEvery{5};
-constexpr Milliseconds kSlow{100};  // an operation for which the others are asked
+constexpr Milliseconds kSlow{100};  // an operation for which the others' progress is read
 constexpr Milliseconds kCompareEvery{50};
 
 }  // namespace
 
 void Communicator::watch() {
-  // Another thread may record a graph meanwhile, which questions about events must not spoil.
+  // Another thread may capture a graph meanwhile, which event queries must not invalidate.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   cudaSetDevice(gpu_);
@@ -61,10 +61,10 @@ void Communicator::note_header(const Call& call) {
   headers_.add(call);
 }
 
-// Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds up what does not belong together. To ask all
-// ranks before each call would cost more than the call. So the watchdog tells the others this rank's last headers soon
-// after the calls, 20 times a second at most, and compares theirs. Whoever tells last finds a difference, and aborts.
-// Results from before that moment may be wrong, but the job ends.
+// Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds unrelated buffers. An exchange before
+// each call would cost more than the call. So the watchdog publishes this rank's last headers soon
+// after the calls, 20 times a second at most, and compares theirs. The rank that publishes last finds a difference, and
+// aborts. Results from before that moment may be wrong, but the job ends.
 void Communicator::compare_headers(Lock& lock) {
   const Clock::time_point now = Clock::now();
   if (!headers_.fresh() || now < next_comparison_) return;
@@ -74,7 +74,7 @@ void Communicator::compare_headers(Lock& lock) {
   std::vector<std::string> all;
   try {
     all = meeting_.exchange_headers(own);
-  } catch (const CommError&) {  // at the end of a job the store may go first
+  } catch (const CommError&) {  // at the end of a job the store may close first
   } catch (...) {
     lock.lock();
     throw;
@@ -90,7 +90,7 @@ void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
   lock.unlock();
   std::string other, missing;
   try {
-    if (std::exchange(told_, count) != count) meeting_.say_started(count);
+    if (std::exchange(published_, count) != count) meeting_.say_started(count);
     other = meeting_.failure();
     if (late && oldest.collective) missing = meeting_.ranks_before(oldest.number);
   } catch (...) {

@@ -117,7 +117,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
   Cell& own = cell(rank_);
   for (;;) {
     const std::uint32_t bell = own.bell.load();
-    own.asleep.fetch_add(1);  // whoever makes ready() true after this sees it, and rings
+    own.asleep.fetch_add(1);  // a rank that makes ready() true after this sees it, and wakes this one
     const bool done = ready();
     if (!done)
       futex_wait(own.bell, bell, std::clamp<Clock::duration>(deadline - Clock::now(), Clock::duration(0), kParked));
@@ -125,7 +125,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
     if (done || ready()) return;
     try {
       check();
-    } catch (const CommError&) {  // it may have come, and gone, since the last look
+    } catch (const CommError&) {  // it may have posted and closed since the last poll
       if (ready()) return;
       throw;
     }
@@ -136,13 +136,13 @@ void ControlBlock::check_alive(int peer) {
   require<CommError>(!closed(rank_), "this rank has closed its connections");
   require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
   const pid_t process = cell(peer).process.load();
-  if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread beside this one
+  if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread of this process
   const std::lock_guard lock(processes_mutex_);
   int& descriptor = processes_[static_cast<std::size_t>(peer)];
   if (descriptor < 0) descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
   pollfd ended{.fd = descriptor, .events = POLLIN, .revents = 0};
   const bool gone = descriptor < 0 ? errno == ESRCH : ::poll(&ended, 1, 0) == 1;
-  // It may have closed properly, after the last look.
+  // It may have closed properly since the last poll.
   require<CommError>(!gone || closed(peer), "rank ", name_of(peer), " (process ", process, ") has ended");
 }
 

@@ -1,8 +1,8 @@
-// Where the ranks of one host tell each other how far they are.
+// The progress of the ranks of one host, in shared memory.
 //
-// Note [Steps on the control block]: a rank's clock counts its posts. All ranks post in the same order, so "everybody's
-// clock has reached mine" means that all have done what I have done. Staging memory and headers come in two halves,
-// used in turn: when I use a half again, all ranks have posted once in between, and have read what it held.
+// Note [Steps on the control block]: a rank's clock counts its posts. All ranks post in the same order, so once
+// all clocks have reached a rank's own, all have done what it has done. Staging memory and headers come in two halves,
+// used in turn: when a rank reuses a half, all ranks have posted once in between, and have read what it held.
 #pragma once
 
 #include <atomic>
@@ -59,7 +59,7 @@ class ControlBlock {
   /// Throws CommError if the rank has closed or its process has ended.
   void check_alive(int peer);
 
-  /// Tells all others that this rank does nothing more. Any thread may call it.
+  /// Closes this rank's side and wakes all others. Any thread may call it.
   void close();
   bool closed(int rank) const;
 

@@ -26,9 +26,9 @@ class Messages {
   std::uint64_t receive(int peer, const CallHeader& header, void* data);
   /// Moves what can be moved without waiting. Throws CommError when a peer sends something else than was expected.
   void progress();
-  /// Forgets all messages, whose memory is not used from then on.
+  /// Drops all messages; their memory is not used from then on.
   void stop();
-  /// True until the message is over; then it is forgotten.
+  /// True until the message has ended; it is then dropped.
   bool pending(std::uint64_t number) const;
   bool any_pending() const;
   /// The other rank of a message that is pending.
@@ -46,7 +46,7 @@ class Messages {
     CallHeader header;
     EarlyData data;
   };
-  /// What goes on with one peer.
+  /// The messages with one peer.
   struct Line {
     std::deque<Message> out, in;  // in the order of the calls
     std::deque<Early> early;

@@ -23,7 +23,7 @@ namespace {
 
 namespace ipc = boost::interprocess;
 
-// Not to be shortened later: a rank that touches memory past the end would end by SIGBUS.
+// Must not shrink later: a rank that touches memory past the end would end by SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 /// A file in memory; other processes of this user reach it through /proc while it is open.
@@ -46,33 +46,33 @@ std::string name_of(const Descriptor& file) {
 
 struct stat status_of(const Descriptor& file) {
   struct stat status {};
-  require<CommError>(::fstat(file.get(), &status) == 0, "cannot look at shared memory: ", last_errno);
+  require<CommError>(::fstat(file.get(), &status) == 0, "cannot stat shared memory: ", last_errno);
   return status;
 }
 
-/// What rank 0 tells the others: the path and the number of its file, and a proof that a rank says so.
+/// What rank 0 publishes: the path and the inode number of its file, and a proof that a rank wrote it.
 std::string signed_place(Store& store, const std::string& key, const std::string& path, ino_t number) {
   const std::string place = concat(path, ' ', number);
   return concat(place, ' ', proof_of(store.secret(), concat("segment ", key, ' ', place)));
 }
 
 /// The file that rank 0 has made, and no other: a path in /proc means something else in another PID namespace.
-Descriptor open_memory(Store& store, const std::string& key, const std::string& told, std::size_t bytes) {
-  const std::string path = told.substr(0, told.find(' '));
+Descriptor open_memory(Store& store, const std::string& key, const std::string& published, std::size_t bytes) {
+  const std::string path = published.substr(0, published.find(' '));
   require<CommError>(path.starts_with("/proc/"), "\"", path, "\" is not the memory of rank 0");
   Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   require<CommError>(file.open(), "cannot open ", path, ": ", last_errno);
   const struct stat status = status_of(file);
   const bool own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid() &&
                    (::fcntl(file.get(), F_GET_SEALS) & kSeals) == kSeals && name_of(file) == "/memfd:duet (deleted)";
-  require<CommError>(own && equal_secrets(told, signed_place(store, key, path, status.st_ino)), path,
+  require<CommError>(own && equal_secrets(published, signed_place(store, key, path, status.st_ino)), path,
                      " is not the memory of rank 0");
   require<CommError>(static_cast<std::size_t>(status.st_size) == bytes, path, " has ", status.st_size,
                      " bytes, expected ", bytes);
   return file;
 }
 
-/// As Boost.Interprocess wants it.
+/// A mapping's file, for Boost.Interprocess.
 struct OpenFile {
   ipc::mapping_handle_t get_mapping_handle() const { return {descriptor.get(), false}; }
   ipc::mode_t get_mode() const { return ipc::read_write; }
@@ -93,7 +93,7 @@ struct SharedSegment::Mapping {
   ipc::mapped_region region;
 };
 
-// Every rank says how it went under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
+// Every rank publishes its result under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
 SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes,
                              Milliseconds timeout) {
   Descriptor made;

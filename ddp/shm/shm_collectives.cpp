@@ -200,7 +200,7 @@ void ShmCollectives::read(const Call& call, Pass pass) {
   }
 }
 
-/// Reduces this rank's shard of the staged elements in place: nobody else reads or writes it before the next post.
+/// Reduces this rank's shard of the staged elements in place: no other rank reads or writes it before the next post.
 void ShmCollectives::reduce_shard(const Call& call, std::int64_t count) {
   const Pass shard = shard_of(count, control_block_.rank());
   const std::size_t offset = static_cast<std::size_t>(shard.begin) * size_of(call.in.dtype);
@@ -232,7 +232,7 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
   }
 }
 
-/// All ranks wait in this call, so nobody reads values while others write them.
+/// All ranks wait in this call, so no rank reads values while others write them.
 void ShmCollectives::reduce_update(const Call& call, std::uint64_t sequence) {
   for (int peer = 0; peer < control_block_.size(); ++peer) {
     const Notice& notice = control_block_.notice(peer, sequence);

@@ -48,7 +48,7 @@ class ShmCollectives {
   std::byte* at_place(int rank, std::uint64_t& place, const Buffer& own) const;
 
   std::int64_t piece_count(const Call& call) const;
-  /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may look there.
+  /// Reduces what the ranks have staged from byte `offset` on; returns where it lies. No other rank may read there.
   const void* reduce_staged(const Call& call, std::size_t offset, std::int64_t count);
   void reduce_shard(const Call& call, std::int64_t count);
   void reduce_shared(const Call& call, std::uint64_t sequence);

@@ -24,7 +24,7 @@
 namespace duet::ddp {
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what nobody waits for
+constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what no thread waits for
 
 /// Memory of a segment, which it keeps alive.
 std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segment, std::byte* data, std::size_t bytes) {
@@ -64,7 +64,7 @@ class ShmGroup final : public SharedMemoryGroup {
   /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
   void close();
   std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
-  /// The helper's thread: what nobody waits for goes on too.
+  /// The helper thread: runs what no other thread waits for.
   void help();
   void help_messages();
 
@@ -75,7 +75,7 @@ class ShmGroup final : public SharedMemoryGroup {
   const bool spins_;
   int arenas_ = 0;
 
-  // Held by whoever carries out collectives, or messages, for as long as that takes.
+  // Held by the thread that carries out collectives, or messages, for as long as that takes.
   std::mutex engine_;
   ShmCollectives collectives_;
   std::mutex messages_mutex_;
@@ -177,7 +177,7 @@ bool ShmGroup::finish(std::uint64_t number, Clock::time_point deadline) {
   if (deadline == Clock::time_point::max()) {
     const std::lock_guard engine(engine_);
     run_until(number, spins_);
-  } else {  // it goes on after the deadline, so somebody else must do it
+  } else {  // it goes on after the deadline, so the helper must do it
     const std::lock_guard lock(mutex_);
     urgent_ = true;
     wake_helper_.notify_one();

@@ -103,7 +103,7 @@ void FileStore::check_owner() const {
 FileStore::~FileStore() {
   try {
     if (world_size_ > 0 && add(kClosedKey, 1) == world_size_) ::unlink(path_.c_str());
-  } catch (const Error&) {  // a left-over file does no harm: its run id is spent
+  } catch (const Error&) {  // a left-over file is harmless: its run id is never reused
   }
   ::close(file_);
 }

@@ -39,7 +39,7 @@ class FileStore final : public Store {
   class Locked;
   /// Throws CommError if other users can reach the file.
   void check_owner() const;
-  /// Applies the records that others have written since the last look. Needs the lock.
+  /// Applies the records that others have written since the last read. Needs the lock.
   void catch_up();
   void write_record(char op, const std::string& key, const std::string& value);
   /// Writes what the table now holds for `key`.

@@ -1,4 +1,4 @@
-// A place on this host where the ranks of a job meet that were told no address.
+// A place on this host where the ranks of a job meet without an address.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace duet::ddp {
 /// cannot be made, or is there and another user's or open to others.
 std::string private_folder(const std::string& suffix);
 
-/// A folder that only this user can use, the same for all ranks of a job and new for each of its meetings. Whoever
-/// destroys it removes it, with the store in it: by then all ranks have opened that, or will not come.
+/// A folder that only this user can use, the same for all ranks of a job and new for each of its meetings. The
+/// destructor removes it, with the store in it: by then all ranks have opened that, or will not come.
 class MeetingFolder {
  public:
   /// `job` names the job on this host, `meeting` counts. Throws as private_folder().

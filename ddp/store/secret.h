@@ -1,4 +1,4 @@
-// What the ranks of a job know and others do not.
+// The shared secret of a job's ranks.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace duet::ddp {
 
-/// Names a file that only its owner can read; its text without the blanks at its end is the secret. Goes first.
+/// Names a file that only its owner can read; its text without the blanks at its end is the secret. Takes precedence.
 inline constexpr const char* kSecretFileVariable = "DUET_SECRET_FILE";
 /// The secret itself.
 inline constexpr const char* kSecretVariable = "DUET_SECRET";
@@ -23,13 +23,13 @@ std::string given_secret();
 /// damaged.
 std::string user_secret();
 
-/// As many bytes that nobody can guess. Throws CommError.
+/// So many cryptographically random bytes. Throws CommError.
 std::string random_bytes(std::size_t count);
 
 /// HMAC-SHA256 of the text under the secret, in 64 hexadecimal digits.
 std::string proof_of(std::string_view secret, std::string_view text);
 
-/// Takes as long whatever the texts hold.
+/// Compares in constant time.
 bool equal_secrets(std::string_view one, std::string_view other);
 
 }  // namespace duet::ddp

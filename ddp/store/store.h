@@ -1,4 +1,4 @@
-// The key-value store through which ranks find each other. Its rules are those of PyTorch's TCPStore
+// The key-value store for the rendezvous of ranks. Its rules are those of PyTorch's TCPStore
 // (torch/csrc/distributed/c10d/TCPStore.hpp), except that every timeout names what is missing.
 #pragma once
 
@@ -25,7 +25,7 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  /// Sets a value and wakes those who wait for it.
+  /// Sets a value and wakes the ranks that wait for it.
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// The value; blocks until it is set. Throws CommError that names the key after timeout().
   virtual std::string get(const std::string& key) = 0;
@@ -47,7 +47,7 @@ class Store {
   /// As get() and set(), for all keys at once.
   virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
   virtual void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) = 0;
-  /// What the ranks of this store know and others do not, equal for all of them: the key of proofs between ranks.
+  /// The shared secret of this store's ranks: the key of proofs between ranks.
   /// Unless the store was made with one, a random one that the first caller puts into it.
   virtual std::string secret();
 
@@ -62,7 +62,7 @@ class Store {
   Milliseconds timeout_;
 };
 
-/// Another store's keys under a prefix, so that runs and groups do not meet. num_keys() counts the whole store.
+/// Another store's keys under a prefix, so that runs and groups do not collide. num_keys() counts the whole store.
 class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> store, std::string prefix);

@@ -92,7 +92,7 @@ std::string timeout_message(const std::vector<std::string>& missing, Millisecond
   for (std::size_t i = 0; i < missing.size() && i < kNamed; ++i) names += (i ? ", " : "") + missing[i];
   if (missing.size() > kNamed) names += concat(" and ", missing.size() - kNamed, " more");
   return concat("waited ", waited.count(), " ms for the store's key", missing.size() > 1 ? "s " : " ", names,
-                ", which nobody set");
+                ", which no rank has set");
 }
 
 }  // namespace duet::ddp

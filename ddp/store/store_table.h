@@ -32,7 +32,7 @@ class StoreTable {
   std::size_t bytes_ = 0;  // of kMaxTableBytes
 };
 
-/// "waited 1000 ms for the store's keys /a, /b, which nobody set". Names at most eight keys.
+/// "waited 1000 ms for the store's keys /a, /b, which no rank has set". Names at most eight keys.
 std::string timeout_message(const std::vector<std::string>& missing, Milliseconds waited);
 
 }  // namespace duet::ddp

@@ -25,9 +25,9 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr Milliseconds kRetryPause{50};
-constexpr Milliseconds kGreetTimeout{1000};  // of what may be anything
+constexpr Milliseconds kGreetTimeout{1000};  // of a peer that may be anything
 constexpr int kGreetings = 5;                // a busy machine may let one fail
-constexpr Milliseconds kFullPause{400};  // five of them are longer than strangers may hold a full store's descriptors
+constexpr Milliseconds kFullPause{400};      // five outlast the handshake timeout of unauthenticated peers
 // Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.
 constexpr Milliseconds kLeastGrace{2000}, kMostGrace{10'000};
 
@@ -96,7 +96,7 @@ class Connection {
   }
 
  private:
-  /// The rank that serves the store waits for nobody but its own thread, which comes even on a busy machine.
+  /// The rank that serves the store waits for its own thread only, which runs even on a busy machine.
   static Milliseconds patience_of(const TcpStoreOptions& options) {
     return options.serve ? std::max(options.timeout, kMostGrace) : options.timeout;
   }
@@ -111,8 +111,8 @@ class Connection {
     return result;
   }
 
-  /// Why this port does not serve the run; empty if it does. Where there are more ports, whatever listens is passed
-  /// over, else it must be the store.
+  /// Why this port does not serve the run; empty if it does. With more ports, any other server is skipped;
+  /// with one, it must be the store.
   std::string try_port(Clock::time_point deadline, bool more) {
     const error_code error = try_connect(deadline);
     require<CommError>(error != asio::error::no_descriptors, "cannot connect to the store of rank 0 at ", name(), ": ",
@@ -134,8 +134,8 @@ class Connection {
 
   void greet(Clock::time_point deadline) {
     const std::string number = random_bytes(kStoreNumberBytes);
-    say(std::string(kStoreMagic) + mark_ + number, deadline);
-    const std::string first = hear(kStoreMagic.size(), deadline);
+    send(std::string(kStoreMagic) + mark_ + number, deadline);
+    const std::string first = receive(kStoreMagic.size(), deadline);
     require<CommError>(first != kStoreOther, "the store at ", name(), " serves another run");
     if (first == kStoreFull) {
       full_ = true;
@@ -143,29 +143,29 @@ class Connection {
       throw CommError(lost_);
     }
     require<CommError>(first == kStoreMagic, "what answers at ", name(), " is not a duet store of this version");
-    const std::string other = hear(kStoreNumberBytes, deadline);
+    const std::string other = receive(kStoreNumberBytes, deadline);
     const auto proof_of = [&](StoreSide side) { return store_proof(secret_, side, mark_, number, other); };
-    say(proof_of(StoreSide::client), deadline);
-    const std::string verdict = hear(kStoreMagic.size(), deadline);
+    send(proof_of(StoreSide::client), deadline);
+    const std::string verdict = receive(kStoreMagic.size(), deadline);
     require<CommError>(verdict == kStoreMagic || verdict == kStoreDenied, "the store at ", name(),
                        " sent a malformed answer");
     const bool proven =
-        verdict == kStoreMagic && equal_secrets(hear(kStoreProofBytes, deadline), proof_of(StoreSide::server));
+        verdict == kStoreMagic && equal_secrets(receive(kStoreProofBytes, deadline), proof_of(StoreSide::server));
     require<CommError>(proven, "the store at ", name(), " has another secret than this rank (", kSecretFileVariable,
                        ", ", kSecretVariable, "; without them on one host, that of the user in a folder of $TMPDIR)");
   }
 
-  void say(const std::string& text, Clock::time_point deadline) {
+  void send(const std::string& text, Clock::time_point deadline) {
     transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(text), done); });
   }
 
-  std::string hear(std::size_t bytes, Clock::time_point deadline) {
+  std::string receive(std::size_t bytes, Clock::time_point deadline) {
     std::string text(bytes, '\0');
     transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(text), done); });
     return text;
   }
 
-  /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection is of no more use.
+  /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection has failed.
   template <class Start>
   void transfer(Clock::time_point deadline, Start&& start) {
     std::optional<error_code> result;
@@ -201,7 +201,7 @@ class Connection {
   bool full_ = false;  // the last one was answered by kStoreFull
   asio::io_context io_;
   tcp::socket socket_{io_};
-  std::string lost_;  // why the connection is of no more use
+  std::string lost_;  // why the connection has failed
   std::mutex mutex_;
 };
 

@@ -14,7 +14,7 @@ struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 29500;    // 0 = pick a free one (with `serve`)
   int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
-  std::string run{};   // names the run: a server turns clients of another one away
+  std::string run{};   // names the run: a server rejects clients of another one
   /// Shared by the ranks of the job only; needed where the ranks do not meet on a loopback address. Empty there: the
   /// user's own, which other users of the host cannot read. See ddp/store/secret.h.
   std::string secret{};
@@ -22,14 +22,14 @@ struct TcpStoreOptions {
   bool one_host = false;
   bool serve = false;  // true on rank 0
   Milliseconds timeout = kStoreTimeout;
-  Milliseconds handshake_timeout{1000};  // after which the server drops a client that has not proved itself
+  Milliseconds handshake_timeout{1000};  // after which the server drops an unauthenticated client
 };
 
 /// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
-/// prove to each other that they know the secret (see Note [Handshake]); what follows is not encrypted, and whoever can
-/// change packets on their way can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
+/// prove to each other that they have the secret (see Note [Handshake]); what follows is not encrypted, and an
+/// attacker on the path can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
 /// not through with it in time, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
-/// port is taken (with port and errno), nobody answers within the timeout, or somebody without the secret does;
+/// port is taken (with port and errno), no peer answers within the timeout, or one without the secret does;
 /// UsageError beyond loopback without a secret.
 class TcpStore final : public Store {
  public:

@@ -25,7 +25,7 @@ using boost::system::error_code;
 
 namespace {
 
-constexpr std::size_t kMaxStrangers = 64;
+constexpr std::size_t kMaxUnauthenticated = 64;
 constexpr Milliseconds kAcceptPause{100};
 constexpr std::size_t kReadBytes = 64 << 10;  // memory grows with what has arrived, not with what was announced
 
@@ -43,7 +43,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   void start() {
     timer_.expires_after(server_.handshake_timeout_);
     timer_.async_wait([self = shared_from_this()](error_code error) {
-      if (!error && self->stranger_) self->hang_up();
+      if (!error && self->unauthenticated_) self->hang_up();
     });
     read_then(magic_, [this] {
       if (said(magic_) == kStoreMagic) return read_then(hello_, [this] { challenge(); });
@@ -51,7 +51,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
     });
   }
 
-  bool stranger() const { return stranger_; }
+  bool unauthenticated() const { return unauthenticated_; }
   void hang_up() {
     error_code ignored;
     socket_.close(ignored);
@@ -102,7 +102,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   void check_proof() {
     if (!equal_secrets(said(proof_), expected_)) return say_last(kStoreDenied);
     timer_.cancel();
-    stranger_ = false;
+    unauthenticated_ = false;
     send(std::string(kStoreMagic) + own_proof_);
   }
 
@@ -147,11 +147,11 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   tcp::socket socket_;
   asio::steady_timer timer_;
   const bool full_;
-  bool stranger_ = true;
+  bool unauthenticated_ = true;
   std::array<char, kStoreMagic.size()> magic_{};
   std::array<char, kStoreRunBytes + kStoreNumberBytes> hello_{};
   std::array<char, kStoreProofBytes> proof_{};
-  std::string expected_, own_proof_;  // what the client must say, and then hears
+  std::string expected_, own_proof_;  // what the client must send, and then receives
   std::array<char, sizeof(std::uint32_t)> length_{};
   std::string body_;
   std::string out_;
@@ -190,17 +190,17 @@ void TcpStoreServer::serve() {
   }
 }
 
-// The oldest has had the most time: a rank proves itself in two trips.
-void TcpStoreServer::add_stranger(const std::shared_ptr<Session>& session) {
-  strangers_.remove_if([](const std::weak_ptr<Session>& one) {
+// The oldest has had the most time: a rank authenticates in two round trips.
+void TcpStoreServer::add_unauthenticated(const std::shared_ptr<Session>& session) {
+  unauthenticated_.remove_if([](const std::weak_ptr<Session>& one) {
     const auto still = one.lock();
-    return !still || !still->stranger();
+    return !still || !still->unauthenticated();
   });
-  if (strangers_.size() >= kMaxStrangers) {
-    if (const auto oldest = strangers_.front().lock()) oldest->hang_up();
-    strangers_.pop_front();
+  if (unauthenticated_.size() >= kMaxUnauthenticated) {
+    if (const auto oldest = unauthenticated_.front().lock()) oldest->hang_up();
+    unauthenticated_.pop_front();
   }
-  strangers_.push_back(session);
+  unauthenticated_.push_back(session);
   session->start();
 }
 
@@ -213,7 +213,7 @@ void TcpStoreServer::accept() {
   acceptor_.async_accept([this](error_code error, tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
     try {
-      if (!error) add_stranger(std::make_shared<Session>(*this, std::move(socket), !has_spare()));
+      if (!error) add_unauthenticated(std::make_shared<Session>(*this, std::move(socket), !has_spare()));
     } catch (const std::bad_alloc&) {
       error = asio::error::no_memory;
     }

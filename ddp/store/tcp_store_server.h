@@ -49,13 +49,13 @@ class TcpStoreServer {
   void add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request);
   void serve_waiters();
 
-  /// Those who have not yet proved themselves, the oldest first.
-  std::list<std::weak_ptr<Session>> strangers_;
-  void add_stranger(const std::shared_ptr<Session>& session);
+  /// Clients that have not yet authenticated, the oldest first.
+  std::list<std::weak_ptr<Session>> unauthenticated_;
+  void add_unauthenticated(const std::shared_ptr<Session>& session);
   boost::asio::io_context io_;
   boost::asio::ip::tcp::acceptor acceptor_{io_};
   boost::asio::steady_timer pause_{io_};  // after a failed accept
-  /// Given up for the one connection that there is no descriptor for, so that its client can be told.
+  /// Given up for the one connection that there is no descriptor for, so that its client receives kStoreFull.
   Descriptor spare_;
   int port_ = 0;
   const std::string run_mark_, secret_;

@@ -9,14 +9,14 @@
 
 namespace duet::ddp {
 
-/// Note [Handshake]: both sides prove that they know the secret, and neither sends it. Fresh random numbers make every
+/// Note [Handshake]: both sides prove that they have the secret, and neither sends it. Fresh random numbers make every
 /// proof worthless for another connection.
 ///   client: kStoreMagic, store_run_mark(), its number
 ///   server: kStoreMagic, its number; or kStoreOther, where it serves another run; or kStoreFull
 ///   client: its proof
 ///   server: kStoreMagic, its proof; or kStoreDenied
-/// The client goes first: anybody may connect, and could try secrets at home on a proof that the server gave him.
-/// Whoever hears anything else hangs up. What follows is neither encrypted nor signed.
+/// The client proves first: any process may connect, and could test secrets offline against a proof of the server.
+/// A side that receives anything else closes the connection. What follows is neither encrypted nor signed.
 inline constexpr std::string_view kStoreMagic = "duet-store-v004\n";
 inline constexpr std::string_view kStoreOther = "duet-store-other";
 inline constexpr std::string_view kStoreFull = "duet-store-full\n";  // this was its process's last file descriptor
@@ -25,7 +25,7 @@ inline constexpr std::size_t kStoreRunBytes = 32, kStoreNumberBytes = 32, kStore
 enum class StoreSide : std::uint8_t { client, server };
 std::string store_proof(const std::string& secret, StoreSide side, std::string_view run_mark,
                         std::string_view client_number, std::string_view server_number);
-/// Tells runs apart; no secret.
+/// Distinguishes runs; no secret.
 std::string store_run_mark(const std::string& run);
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMaxFrameStrings = 65'536;

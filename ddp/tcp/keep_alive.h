@@ -1,4 +1,4 @@
-// Noticing a host that is gone without a word: a cut cable, a machine without power.
+// Detects a host that is gone without closing its connections: a cut cable, a machine without power.
 #pragma once
 
 #include <set>

@@ -37,18 +37,18 @@ namespace {
 constexpr std::string_view kRanksMagic = "duet-ranks-v001\n";
 constexpr std::size_t kRankBytes = 8;
 constexpr std::size_t kHelloBytes = kRanksMagic.size() + kRankBytes + kStoreNumberBytes;
-constexpr std::size_t kMaxStrangers = 64;
+constexpr std::size_t kMaxUnauthenticated = 64;
 constexpr Milliseconds kRetryPause{50};
 
-/// A connection on its way to the proof. All calls run on the thread that runs the mesh.
-struct Talk {
-  explicit Talk(tcp::socket the_socket) : socket(std::move(the_socket)) {}
+/// A connection during its handshake. All calls run on the thread that runs the mesh.
+struct Handshake {
+  explicit Handshake(tcp::socket the_socket) : socket(std::move(the_socket)) {}
   tcp::socket socket;
   int peer = -1;
   bool proven = false;
-  std::string own_number, heard, said, expected, proof;
+  std::string own_number, received, said, expected, proof;
 };
-using TalkPtr = std::shared_ptr<Talk>;
+using HandshakePtr = std::shared_ptr<Handshake>;
 
 class Mesh {
  public:
@@ -96,32 +96,32 @@ class Mesh {
         last_failure_ = errno_text(error.value());
         return pause([this] { accept(); });
       }
-      strangers_.remove_if([](const std::weak_ptr<Talk>& one) { return one.expired(); });
-      if (strangers_.size() >= kMaxStrangers) {  // the oldest has had the most time; a rank comes back
-        if (const TalkPtr oldest = strangers_.front().lock()) drop(*oldest);
-        strangers_.pop_front();
+      unauthenticated_.remove_if([](const std::weak_ptr<Handshake>& one) { return one.expired(); });
+      if (unauthenticated_.size() >= kMaxUnauthenticated) {  // the oldest has had the most time; a rank comes back
+        if (const HandshakePtr oldest = unauthenticated_.front().lock()) drop(*oldest);
+        unauthenticated_.pop_front();
       }
-      const auto talk = std::make_shared<Talk>(std::move(socket));
-      strangers_.push_back(talk);
-      answer(talk);
+      const auto handshake = std::make_shared<Handshake>(std::move(socket));
+      unauthenticated_.push_back(handshake);
+      answer(handshake);
       accept();
     });
   }
 
   /// The lower rank's side.
-  void answer(const TalkPtr& talk) {
-    read(talk, kHelloBytes, [this, talk] {
-      const std::string_view hello = talk->heard;
+  void answer(const HandshakePtr& handshake) {
+    read(handshake, kHelloBytes, [this, handshake] {
+      const std::string_view hello = handshake->received;
       const auto peer = parse_number<int>(hello.substr(kRanksMagic.size(), kRankBytes));
-      if (!hello.starts_with(kRanksMagic) || !peer || *peer <= rank_ || *peer >= size()) return drop(*talk);
-      talk->peer = *peer;
-      talk->own_number = random_bytes(kStoreNumberBytes);
-      make_proofs(*talk, std::string(hello.substr(kRanksMagic.size() + kRankBytes)), talk->own_number, talk->peer,
-                  rank_);
-      write(talk, talk->own_number, [this, talk] {
-        read(talk, kStoreProofBytes, [this, talk] {
-          if (!equal_secrets(talk->heard, talk->expected)) return drop(*talk);
-          write(talk, talk->proof, [this, talk] { keep(*talk); });
+      if (!hello.starts_with(kRanksMagic) || !peer || *peer <= rank_ || *peer >= size()) return drop(*handshake);
+      handshake->peer = *peer;
+      handshake->own_number = random_bytes(kStoreNumberBytes);
+      make_proofs(*handshake, std::string(hello.substr(kRanksMagic.size() + kRankBytes)), handshake->own_number,
+                  handshake->peer, rank_);
+      write(handshake, handshake->own_number, [this, handshake] {
+        read(handshake, kStoreProofBytes, [this, handshake] {
+          if (!equal_secrets(handshake->received, handshake->expected)) return drop(*handshake);
+          write(handshake, handshake->proof, [this, handshake] { keep(*handshake); });
         });
       });
     });
@@ -129,28 +129,29 @@ class Mesh {
 
   /// The higher rank's side.
   void call(int peer) {
-    const auto talk = std::make_shared<Talk>(tcp::socket(io_));
-    talk->peer = peer;
+    const auto handshake = std::make_shared<Handshake>(tcp::socket(io_));
+    handshake->peer = peer;
     const std::string place = store_.get(keys()[static_cast<std::size_t>(peer)]);
     const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
     error_code error;
     const auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
     require<CommError>(!error && port.value_or(0) != 0, "rank ", peer, " has no address, got \"", place, "\"");
-    talk->socket.async_connect({address, *port}, [this, talk](error_code failure) {
-      if (failure) return again(*talk, errno_text(failure.value()));
-      talk->own_number = random_bytes(kStoreNumberBytes);
+    handshake->socket.async_connect({address, *port}, [this, handshake](error_code failure) {
+      if (failure) return again(*handshake, errno_text(failure.value()));
+      handshake->own_number = random_bytes(kStoreNumberBytes);
       const std::string digits = std::to_string(rank_);
       const std::string hello =
-          concat(kRanksMagic, std::string(kRankBytes - digits.size(), '0'), digits, talk->own_number);
-      write(talk, hello, [this, talk] {
-        read(talk, kStoreNumberBytes, [this, talk] {
-          make_proofs(*talk, talk->own_number, talk->heard, rank_, talk->peer);
-          std::swap(talk->proof, talk->expected);
-          write(talk, talk->proof, [this, talk] {
-            read(talk, kStoreProofBytes, [this, talk] {
-              if (!equal_secrets(talk->heard, talk->expected)) return again(*talk, "it has another secret");
-              keep(*talk);
+          concat(kRanksMagic, std::string(kRankBytes - digits.size(), '0'), digits, handshake->own_number);
+      write(handshake, hello, [this, handshake] {
+        read(handshake, kStoreNumberBytes, [this, handshake] {
+          make_proofs(*handshake, handshake->own_number, handshake->received, rank_, handshake->peer);
+          std::swap(handshake->proof, handshake->expected);
+          write(handshake, handshake->proof, [this, handshake] {
+            read(handshake, kStoreProofBytes, [this, handshake] {
+              if (!equal_secrets(handshake->received, handshake->expected))
+                return again(*handshake, "it has another secret");
+              keep(*handshake);
             });
           });
         });
@@ -158,36 +159,38 @@ class Mesh {
     });
   }
 
-  /// As the lower rank expects and says them.
-  void make_proofs(Talk& talk, const std::string& higher_number, const std::string& lower_number, int higher,
+  /// As the lower rank expects and sends them.
+  void make_proofs(Handshake& handshake, const std::string& higher_number, const std::string& lower_number, int higher,
                    int lower) const {
     const std::string mark = store_run_mark(concat("rank ", higher, " to rank ", lower));
-    talk.expected = store_proof(secret_, StoreSide::client, mark, higher_number, lower_number);
-    talk.proof = store_proof(secret_, StoreSide::server, mark, higher_number, lower_number);
+    handshake.expected = store_proof(secret_, StoreSide::client, mark, higher_number, lower_number);
+    handshake.proof = store_proof(secret_, StoreSide::server, mark, higher_number, lower_number);
   }
 
   template <class Next>
-  void read(const TalkPtr& talk, std::size_t bytes, Next next) {
-    talk->heard.resize(bytes);
-    asio::async_read(talk->socket, asio::buffer(talk->heard),
-                     [this, talk, next](error_code error, std::size_t) { error ? failed(*talk, error) : next(); });
+  void read(const HandshakePtr& handshake, std::size_t bytes, Next next) {
+    handshake->received.resize(bytes);
+    asio::async_read(
+        handshake->socket, asio::buffer(handshake->received),
+        [this, handshake, next](error_code error, std::size_t) { error ? failed(*handshake, error) : next(); });
   }
 
   template <class Next>
-  void write(const TalkPtr& talk, const std::string& text, Next next) {
-    talk->said = text;
-    asio::async_write(talk->socket, asio::buffer(talk->said),
-                      [this, talk, next](error_code error, std::size_t) { error ? failed(*talk, error) : next(); });
+  void write(const HandshakePtr& handshake, const std::string& text, Next next) {
+    handshake->said = text;
+    asio::async_write(
+        handshake->socket, asio::buffer(handshake->said),
+        [this, handshake, next](error_code error, std::size_t) { error ? failed(*handshake, error) : next(); });
   }
 
-  void failed(Talk& talk, error_code error) {
-    if (talk.peer >= 0 && talk.peer < rank_) again(talk, error.message());
+  void failed(Handshake& handshake, error_code error) {
+    if (handshake.peer >= 0 && handshake.peer < rank_) again(handshake, error.message());
   }
 
-  void again(Talk& talk, const std::string& reason) {
-    last_failure_ = concat("rank ", talk.peer, ": ", reason);
-    drop(talk);
-    pause([this, peer = talk.peer] { call(peer); });
+  void again(Handshake& handshake, const std::string& reason) {
+    last_failure_ = concat("rank ", handshake.peer, ": ", reason);
+    drop(handshake);
+    pause([this, peer = handshake.peer] { call(peer); });
   }
 
   template <class Next>
@@ -198,18 +201,18 @@ class Mesh {
     });
   }
 
-  static void drop(Talk& talk) {
+  static void drop(Handshake& handshake) {
     error_code ignored;
-    talk.socket.close(ignored);
+    handshake.socket.close(ignored);
   }
 
   /// The last one of a rank: it has given up those before.
-  void keep(Talk& talk) {
+  void keep(Handshake& handshake) {
     error_code ignored;
-    talk.socket.set_option(tcp::no_delay(true), ignored);
-    Descriptor socket(talk.socket.release(ignored));
+    handshake.socket.set_option(tcp::no_delay(true), ignored);
+    Descriptor socket(handshake.socket.release(ignored));
     ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
-    sockets_[static_cast<std::size_t>(talk.peer)] = std::move(socket);
+    sockets_[static_cast<std::size_t>(handshake.peer)] = std::move(socket);
   }
 
   Store& store_;
@@ -217,7 +220,7 @@ class Mesh {
   const std::string secret_;
   std::vector<Descriptor> sockets_;  // by rank
   std::string last_failure_;
-  std::list<std::weak_ptr<Talk>> strangers_;  // the oldest first
+  std::list<std::weak_ptr<Handshake>> unauthenticated_;  // the oldest first
   asio::io_context io_;
   tcp::acceptor acceptor_{io_};
 };

@@ -10,7 +10,7 @@
 namespace duet::ddp {
 
 /// A TCP socket to every other rank, by rank; this rank's own place is empty. All ranks call it with the same store.
-/// `address` is this rank's, where the others reach it. Both ends prove that they know the store's secret() before
+/// `address` is this rank's, where the others reach it. Both ends prove that they have the store's secret() before
 /// anything else is read from them; any other connection is dropped. Throws CommError when a rank does not come within
 /// the timeout.
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,

@@ -47,7 +47,7 @@ class TcpReceiver {
   void keep_parked();
   /// Of the message that is arriving.
   std::uint64_t announced() const { return arriving_.bytes; }
-  /// Fails all that is expected, and forgets what is arriving.
+  /// Fails all that is expected, and drops what is arriving.
   void stop(const std::string& reason);
 
  private:

@@ -108,7 +108,7 @@ class TcpTransport final : public Transport {
     std::string end;  // why the connection has ended
   };
 
-  // As sendmsg() wants it, which writes nothing there.
+  // sendmsg() takes a pointer to non-const, and writes nothing there.
   static std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
 
   TcpMessage& at(Request request) {

@@ -32,7 +32,7 @@ bool reduces_in_parts(const Call& call) {
 }  // namespace
 
 Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport_(transport), timeout_(timeout) {
-  for (int rank = 0; rank < transport.size(); ++rank) heard_.push_back({rank, {}});
+  for (int rank = 0; rank < transport.size(); ++rank) peer_headers_.push_back({rank, {}});
   for (int rank = 0; rank < transport.size(); ++rank) all_ranks_.push_back(rank);
   ranks_per_host_ = ranks_per_host();
 }
@@ -54,7 +54,7 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
     case Collective::all_to_all: all_to_all(call); break;
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv:                  // these two run beside the collectives
+    case Collective::recv:                  // these two run in parallel with collectives
     case Collective::reduce_update: break;  // needs memory that the ranks share
   }
   finish_messages();
@@ -68,45 +68,45 @@ void Collectives::take_leave(Milliseconds timeout) {
     requests_.clear();
     exchange_headers();
     finish_messages();
-  } catch (const Error&) {  // the peers are gone or busy: nothing is lost by not waiting for them
+  } catch (const Error&) {  // the peers have closed or are busy: no need to wait for them
   }
 }
 
 void Collectives::exchange_headers() {
-  heard_[static_cast<std::size_t>(transport_.rank())].header = header_;
+  peer_headers_[static_cast<std::size_t>(transport_.rank())].header = header_;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == transport_.rank()) continue;
-    CallHeader& heard = heard_[static_cast<std::size_t>(peer)].header;
-    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &heard, sizeof(CallHeader)));
+    CallHeader& received = peer_headers_[static_cast<std::size_t>(peer)].header;
+    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &received, sizeof(CallHeader)));
     requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(CallHeader)));
   }
 }
 
-// Note [Disagreement]: all ranks hear all headers before any of them gives up, so that each of them prints both sides.
-// Whoever finds the disagreement takes leave of the others first: its closed connections must not be what they find.
+// Note [Disagreement]: all ranks receive all headers before any of them fails, so that each of them prints both sides.
+// A rank that finds a disagreement drains before closing, so that peers report the mismatch, not a reset.
 void Collectives::check_headers() {
   if (header_requests_.empty()) return;
   std::string lost;
   std::vector<int> silent;
-  for (std::size_t i = 0, peer = 0; peer < heard_.size(); ++peer) {
-    if (heard_[peer].rank == transport_.rank()) continue;
+  for (std::size_t i = 0, peer = 0; peer < peer_headers_.size(); ++peer) {
+    if (peer_headers_[peer].rank == transport_.rank()) continue;
     try {  // after a loss, only what is there already
       transport_.wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
     } catch (const CommError& error) {
       if (lost.empty()) lost = error.what();
-      silent.push_back(heard_[peer].rank);
+      silent.push_back(peer_headers_[peer].rank);
     }
   }
   header_requests_.clear();
   const auto is_silent = [&](const RankHeader& one) {  // its header may arrive at any moment
     return std::find(silent.begin(), silent.end(), one.rank) != silent.end();
   };
-  const bool agree = std::all_of(heard_.begin(), heard_.end(),
+  const bool agree = std::all_of(peer_headers_.begin(), peer_headers_.end(),
                                  [&](const RankHeader& one) { return is_silent(one) || one.header == header_; });
   if (agree && lost.empty()) return;
   if (agree) throw CommError(lost);
   std::vector<RankHeader> known;
-  std::remove_copy_if(heard_.begin(), heard_.end(), std::back_inserter(known), is_silent);
+  std::remove_copy_if(peer_headers_.begin(), peer_headers_.end(), std::back_inserter(known), is_silent);
   const std::string text = disagreement(known);
   if (lost.empty()) take_leave(kPartingTime);
   throw CommError(lost.empty() ? text : concat(text, "; ", lost));

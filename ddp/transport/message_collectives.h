@@ -41,7 +41,7 @@ class Collectives {
   void receive(int peer, int phase, void* data, std::size_t bytes);
   /// Waits for all messages since the last call.
   void finish_messages();
-  /// Receives `chunk` of all other ranks beside this rank's own, and points parts_ at them in rank order.
+  /// Receives `chunk` of all other ranks next to this rank's own, and points parts_ at them in rank order.
   void receive_parts(const Buffer& own, Chunk chunk, int phase) { receive_parts(own, chunk, phase, all_ranks_); }
   void receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks);
   /// Sends each of the other `ranks` its piece of `whole`.
@@ -61,7 +61,7 @@ class Collectives {
   Milliseconds timeout_;
   Clock::time_point deadline_;
   CallHeader header_;
-  std::vector<RankHeader> heard_;  // by rank
+  std::vector<RankHeader> peer_headers_;  // by rank
   std::vector<int> all_ranks_;
   int ranks_per_host_ = 0;
   std::vector<Transport::Request> header_requests_, requests_;

@@ -30,7 +30,7 @@ class Transport {
   virtual Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) = 0;
   /// Blocks to the end of the message, whose number is then free again. Throws CommError that names the peer.
   virtual void wait(Request request, Clock::time_point deadline) = 0;
-  /// Connects some of the ranks anew; all of them call it.
+  /// New connections for some of the ranks; all of these call it.
   virtual std::unique_ptr<Transport> connect_subset(const Subset& subset) const = 0;
   /// Ends all messages, here and at the peers, with errors. May be called at any time, from any thread.
   virtual void close() = 0;

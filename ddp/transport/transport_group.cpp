@@ -65,8 +65,8 @@ Work TransportGroup::start(const Call& call) {
   return Work(std::move(state));
 }
 
-// A message needs no queue: it is started here, and whoever waits for it sees it to its end. So a rank may start a send
-// and a recv in any order, as in a ring, and nobody waits for anybody in a circle.
+// A message needs no queue: it is started here, and the thread that waits for it completes it. So a rank may start a
+// send and a recv in any order, as in a ring, without a circular wait.
 Work TransportGroup::start_message(const Call& call) {
   struct Message {
     CallHeader ours, theirs;
@@ -96,7 +96,7 @@ Work TransportGroup::start_message(const Call& call) {
     if (!empty)
       message->payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
                                : transport.receive(call.root, tag, call.in.data, call.in.bytes());
-  } catch (const std::exception& error) {  // the peer is gone
+  } catch (const std::exception& error) {  // the peer has closed
     core_->fail(title, error);
   }
 

@@ -1,4 +1,4 @@
-// What a process group does when something is wrong.
+// Failures of a process group.
 #include <chrono>
 #include <cstdint>
 #include <latch>
@@ -102,11 +102,11 @@ TEST_CASE("a message of another size than expected is an error") {
   CHECK_THAT(text_of(failures[1]), ContainsSubstring("rank 0 sends 8 f32, expected 4 f32"));
 }
 
-TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
+TEST_CASE("a missing peer is named after the timeout, and the group has failed") {
   const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
   if (missing(over)) DUET_SKIP("Gloo is not built");
   std::latch called(1), failed(1);
-  // Rank 2 calls first and has more time, so that rank 0 waits for nobody but rank 1.
+  // Rank 2 calls first and has more time, so that rank 0 waits for rank 1 only.
   const auto options_of = [](int rank) {
     return GroupOptions{.timeout = rank == 0 ? 100ms : 60'000ms, .leave_timeout = 500ms};
   };
@@ -124,7 +124,8 @@ TEST_CASE("a missing peer is named after the timeout, and the group is dead") {
     }
   });
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}})
-    CHECK_THAT(text_of(failures[rank]), ContainsSubstring("of no more use since all_reduce #0 failed on rank"));
+    CHECK_THAT(text_of(failures[rank]),
+               ContainsSubstring("the process group has failed: all_reduce #0 failed on rank"));
   CHECK_THAT(text_of(failures[0]),
              ContainsSubstring(over == Over::shm ? "rank 1 did not come in time" : "rank 1 sent nothing"));
 }
@@ -141,7 +142,7 @@ TEST_CASE("an exception in one rank ends the others at once") {
   CHECK(text_of(failures[1]) == "the label is 10");
   CHECK_THAT(text_of(failures[0]), ContainsSubstring("all_reduce #0 failed on rank 0"));
   CHECK_THAT(text_of(failures[2]), ContainsSubstring("all_reduce #0 failed on rank 2"));
-  CHECK(Clock::now() - begin < 20s);  // nobody waited for the timeout, or to leave
+  CHECK(Clock::now() - begin < 20s);  // no rank waited for the timeout, or to leave
 }
 
 TEST_CASE("any exception out of a shard's update fails the group on all ranks") {
@@ -169,10 +170,10 @@ TEST_CASE("any exception out of a shard's update fails the group on all ranks") 
   CHECK(texts[0] == "reduce_update #0 failed on rank 0: no room");
   CHECK(texts[1] == "reduce_update #0 failed on rank 1: rank 0 has closed the connection");
   for (const std::size_t rank : {std::size_t{0}, std::size_t{1}})
-    CHECK(text_of(failures[rank]) == concat("the process group is of no more use since ", texts[rank]));
+    CHECK(text_of(failures[rank]) == concat("the process group has failed: ", texts[rank]));
 }
 
-TEST_CASE("a rank that came and went while this one did not look has come") {
+TEST_CASE("a rank that came and closed between two polls has come") {
   MemoryStore store;
   ControlBlock control_block(std::make_unique<SharedSegment>(store, "control_block", 0, 1, ControlBlock::bytes(1), 60s),
                              0, 1);
@@ -194,7 +195,7 @@ TEST_CASE("waiting has a limit of its own") {
         throw Error("should have timed out");
       } catch (const CommError&) {
         group.send(span(values), 1).wait();
-        work.wait();  // it went on all the same
+        work.wait();  // it went on in the background
       }
     } else {
       Floats go(10);

@@ -85,7 +85,7 @@ TEST_CASE("ranks that disagree about a message: both groups fail, and both ranks
       const auto failures = disagree(over, one, early);
       const std::string text = text_of(failures[1]);  // of the message, then of the barrier
       CHECK_THAT(text.substr(0, text.find(" | ")), ContainsSubstring(one.text));
-      CHECK_THAT(text, ContainsSubstring(" | the process group is of no more use since"));
+      CHECK_THAT(text, ContainsSubstring(" | the process group has failed: "));
       CHECK_THAT(text_of(failures[0]), ContainsSubstring("failed on rank 0: rank 1 "));
     }
 }
