@@ -48,7 +48,7 @@ inline std::vector<std::exception_ptr> try_unlike_ranks(
   const auto store = std::make_shared<duet::ddp::MemoryStore>();
   auto transports = duet::ddp::make_memory_transports(size);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
-  std::latch connected(size);  // or failed to: who leaves at once would break the others' connecting
+  std::latch connected(size);  // or failed to: a rank that leaves at once would break the others' connecting
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

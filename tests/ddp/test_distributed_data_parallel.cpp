@@ -100,7 +100,7 @@ TEST_CASE("while ranks join, buffers are those of a rank that trains") {
   for (int rank = 0; rank < 2; ++rank) CHECK(outcome.lines.at(rank) == Lines{"1.084"});  // 4 (1 - 0.9^3)
 }
 
-TEST_CASE("parameters that went astray are found in the step that compares them, on every rank") {
+TEST_CASE("parameters that differ are found in the step that compares them, on every rank") {
   const Outcome outcome = run_worker(3, {"compare"});
   CHECK_THAT(outcome.result.message, ContainsSubstring("parameters differ from those of rank 0 in step 3, on rank 1"));
 }
@@ -269,7 +269,7 @@ TEST_CASE("construction gives all ranks the values of rank 0") {
   for (const auto& values : results) CHECK(values == std::vector<float>(8, 5.0f));
 }
 
-TEST_CASE("ranks with different models are all told so") {
+TEST_CASE("ranks with different models all fail with the difference") {
   const bool other_shape = GENERATE(false, true);
   const auto failures = try_ranks(Over::memory, 3, {}, [&](ProcessGroup& group) {
     const bool odd = group.rank() == 2;

@@ -81,7 +81,7 @@ TEST_CASE("ranks that do not come are named") {
   CHECK_THAT(meet(tcp_url(port), {0}, 2, 60ms)[0], ContainsSubstring("rank 1 of 2 did not join within 60 ms"));
 }
 
-TEST_CASE("two processes with one rank, and other world sizes, are told apart") {
+TEST_CASE("two processes with one rank, and other world sizes, are refused") {
   const Scratch scratch;
   FileStore store(scratch.path("meet"), "test");
   store.set("duet/init/joined/0", "process 1 on elsewhere");
@@ -92,7 +92,7 @@ TEST_CASE("two processes with one rank, and other world sizes, are told apart") 
              ContainsSubstring("rank 1 counts 2 ranks, but another rank counts 3"));
 }
 
-TEST_CASE("a taken port is told") {
+TEST_CASE("a taken port is named") {
   const TcpStore taken({.port = 0, .serve = true});
   CHECK_THAT(meet(concat("tcp://127.0.0.1:", taken.port()), {0}, 2, 60ms)[0],
              ContainsSubstring(std::to_string(taken.port())) && ContainsSubstring("errno 98"));

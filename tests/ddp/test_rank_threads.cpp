@@ -65,7 +65,7 @@ TEST_CASE("of ranks that are threads, the one that failed by itself is named, an
 TEST_CASE("a rank that fails ends the ranks that wait for it in the store") {
   const auto job = [](ProcessGroup& group) {
     if (group.rank() == 1) throw DataError("the disk is full");
-    group.shared_storage(1);  // all ranks meet in the store
+    group.shared_storage(1);  // all ranks rendezvous in the store
   };
   const RankThreadsOptions options{.backend = "shm", .group = {.timeout = std::chrono::hours(10)}};
   CHECK_THROWS_WITH(run_rank_threads(3, job, options), "rank 1: the disk is full");

@@ -173,7 +173,7 @@ TEST_CASE("a training with sharded updates goes on from the state of any other, 
             Rank early(group, first, rule, GradientRule::rows);
             early.train(0, 2);
             Rank late(group, second, rule, GradientRule::rows);
-            late.train(7, 8);  // what it knew goes
+            late.train(7, 8);  // its own state is replaced
             late.model.load_state_dict(early.model.state_dict());
             late.optimizer.load_state(early.optimizer.state());
             late.train(2, 4);
@@ -289,7 +289,7 @@ TEST_CASE("under PyTorch's rule a second backward without zero_grad is refused: 
     CHECK_THAT(text_of(failure), ContainsSubstring("call zero_grad()"));
 }
 
-TEST_CASE("ranks that would update by different rules say so, all of them") {
+TEST_CASE("ranks that would update by different rules all fail") {
   const auto failures = try_ranks(Over::shm, 3, {}, [](ProcessGroup& group) {
     Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
     rank.train(0, 1);
@@ -323,7 +323,7 @@ TEST_CASE("a sharded update is refused at construction where it cannot be had") 
     CHECK_THAT(text_of(failure), ContainsSubstring("is for a whole model of 4 parameters, got a module with 2"));
 }
 
-TEST_CASE("after an update that lost a rank nobody takes the parameters for whole") {
+TEST_CASE("after an update that lost a rank no other takes the parameters for whole") {
   const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [](ProcessGroup& group) {
     Rank rank(group, UpdateKind::sharded, kRules[1], GradientRule::rows);
     rank.train(0, 1);

@@ -40,7 +40,7 @@ void run_until(const std::function<void()>& act) {
   }
 }
 
-/// The others have long lost rank 1 when it says why it left.
+/// The others have long lost rank 1 when it reports its error.
 void run_throwing_late() {
   try {
     run_until([] { throw DataError("label 10 of image 7"); });
@@ -67,7 +67,7 @@ Work start(ProcessGroup& group, const std::string& op, std::span<float> in, std:
   return group.barrier();
 }
 
-/// One collective after the other; rank 1 dies inside the sixth. Its peers have to notice by themselves.
+/// One collective after the other; rank 1 dies inside the sixth. Its peers must detect it by themselves.
 void run_dying(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);
   const auto group = init_process_group({.backend = arguments.at(1)});
@@ -84,7 +84,7 @@ void run_rounds(const Arguments& arguments) {
   sum_rounds(*group, std::stoi(arguments.at(1)));
 }
 
-/// As run_rounds(), and more sums, of which nothing is told, until the file "over" of a folder is there.
+/// As run_rounds(), and more sums, of which nothing is printed, until the file "over" of a folder is there.
 void run_rounds_until_over(const Arguments& arguments) {
   const auto group = init_process_group();
   sum_rounds(*group, std::stoi(arguments.at(1)));
@@ -120,10 +120,10 @@ void run_sleep(const Arguments& arguments) {
   for (;;) ::pause();
 }
 
-/// Says that a signal came, and goes on.
+/// Prints that a signal came, and goes on.
 void run_stubborn(const Arguments& arguments) {
   for (const int signal : {SIGINT, SIGTERM})
-    ::signal(signal, [](int) { [[maybe_unused]] const ssize_t told = ::write(STDOUT_FILENO, "told\n", 5); });
+    ::signal(signal, [](int) { [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, "signalled\n", 10); });
   run_sleep({arguments[0]});
 }
 
@@ -133,7 +133,7 @@ void run_orphan(const Arguments&) {
   std::exit(status == 0 && rank_info().rank == 0 ? 3 : 0);
 }
 
-/// Starts a process that leaves group, session and parent behind, and tells its number.
+/// Starts a process that leaves group, session and parent behind, and prints its number.
 void run_detached(const Arguments& arguments) {
   if (std::system("setsid sleep 1000 >/dev/null 2>&1 & echo $!") == 0) run_sleep({arguments[0]});
 }
@@ -147,7 +147,7 @@ void run_meet_twice(const Arguments&) {
   }
 }
 
-/// Rank 1 fails first; rank 0 is the first to tell and to end.
+/// Rank 1 fails first; rank 0 is the first to report and to end.
 void run_errors(const Arguments&) {
   const int rank = rank_info().rank;
   const auto folder = std::filesystem::path(std::getenv(kErrorFileVariable)).parent_path().parent_path();

@@ -150,7 +150,7 @@ void run_sync_batch_norm(const Arguments&) {
   std::cout << fingerprint(model) << std::endl;
 }
 
-/// Rank 1's parameter goes astray behind the first step.
+/// Rank 1's parameter is changed after the first step.
 void run_compare(const Arguments&) {
   const auto group = init_process_group();
   Scalar model(1);

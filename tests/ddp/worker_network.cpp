@@ -41,7 +41,7 @@ Trouble parse_trouble(const Arguments& arguments, std::size_t first) {
           .only_answers = number(3) != 0};
 }
 
-/// Tells the others this rank's proxy in place of every port of its own at which Gloo listens.
+/// Publishes this rank's proxy in place of every port of its own at which Gloo listens.
 class ProxiedStore final : public Store {
  public:
   ProxiedStore(Store& store, std::string address, const Trouble& trouble)
@@ -93,9 +93,9 @@ class ProxiedStore final : public Store {
 };
 
 /// Data goes over Gloo and every rank's proxy: "TASK TROUBLE... TIMEOUT CONNECT_TIMEOUT", in ms. Ranks have addresses
-/// of their own, as on several hosts: Gloo compares them to find out who connects.
+/// of their own, as on several hosts: Gloo compares them to decide which side connects.
 void run_proxied(const Arguments& arguments) {
-  ::signal(SIGTERM, SIG_IGN);  // each rank has to notice by itself
+  ::signal(SIGTERM, SIG_IGN);  // each rank must detect it by itself
   require<UsageError>(arguments.at(1) == "train" || arguments[1] == "endless", "no task is called '", arguments[1],
                       "'");
   const RankInfo self = rank_info();

@@ -1,4 +1,5 @@
-// A library that exports functions of another Gloo, as PyTorch's wheel does. Whoever is bound to them by mistake ends.
+// A library that exports functions of another Gloo, as PyTorch's wheel does. A program that is bound to them by mistake
+// ends.
 #include <cstdlib>
 #include <memory>
 

@@ -22,7 +22,7 @@ void add(CallLog& log, int calls) {
 
 }  // namespace
 
-TEST_CASE("ranks that tell each other their headers find the first that differs, wherever they are") {
+TEST_CASE("ranks that exchange headers find the first that differs, wherever they are") {
   CallLog a, b;
   CHECK_FALSE(a.fresh());
   add(a, 40);

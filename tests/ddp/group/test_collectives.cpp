@@ -40,7 +40,7 @@ T reduced(int size, std::size_t i, ReduceOp op) {
   return op == ReduceOp::avg ? static_cast<T>(all / static_cast<T>(static_cast<float>(size))) : all;
 }
 
-/// One rank's calls with `count` elements per rank; notes what differs from the plain loops.
+/// One rank's calls with `count` elements per rank; records what differs from the plain loops.
 template <class T>
 class Table {
  public:

@@ -1,4 +1,4 @@
-// What a rank notes of its calls, and what is told of them when a job fails.
+// A rank's flight recorder, and the report made of it when a job fails.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -56,7 +56,7 @@ TEST_CASE("a record keeps the last calls, in their order and with their ends") {
     if (i == 299) record->next_bucket(2);
     marks.push_back(record->add({.group = group, .sequence = i, .count = 2 * i}));
   }
-  marks[0].ended(true);  // forgotten: must not end the one that has its place now
+  marks[0].ended(true);  // overwritten: must not end the one that has its place now
   marks[297].running();
   marks[298].running();
   marks[298].ended(false);
@@ -165,7 +165,7 @@ TEST_CASE("a failure report names which rank waited for which") {
       "  rank 2 was in backward of step 17; its last call, all_reduce #34 of 340 f32 (sum), had ended\n"
       "  ranks 0, 1 were in backward of step 17, waiting for rank 2 in all_reduce #35 of 350 f32 (sum), bucket 1, for "
       "2.5 ms");
-  // Struck inside the collective, and one that is late without having failed.
+  // Killed inside the collective, and one that is late without having failed.
   const FlightRecord late{.phase = Phase::after, .step = 16, .group = 1, .calls = {}};
   CHECK(
       failure_report({{0, in_backward({call(35, Progress::running)})}, {1, in_backward({call(35, Progress::failed)})}},
@@ -233,8 +233,8 @@ TEST_CASE("a rank that is silent is named, first in a remark and then as what th
   CHECK(outcome.took < 60s);
 }
 
-TEST_CASE("a launch that fails says where the ranks were, the killed one included") {
-  // SIGTERM does not end these, so they find out by themselves.
+TEST_CASE("a launch that fails reports where the ranks were, the killed one included") {
+  // SIGTERM does not end these, so they must detect it by themselves.
   const Outcome killed = run_worker(3, {"die", "shm", "all_reduce"}, {.grace = 20s});
   CHECK(killed.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK_THAT(killed.result.report,

@@ -146,7 +146,7 @@ TEST_CASE("a group of one leaves 16-bit numbers as they are") {
   for (const ReduceOp op : kOps) CHECK(is_reduced<Float16>(group, 9, op, bits_of<Float16>(values_of<Float16>(0, 9))));
 }
 
-TEST_CASE("ranks that disagree about 16-bit types are told so") {
+TEST_CASE("ranks that disagree about 16-bit types fail with both sides named") {
   const auto failures = try_ranks(Over::shm, 2, {.timeout = std::chrono::seconds(60)}, [](ProcessGroup& group) {
     std::vector<Float16> half(4);
     std::vector<BFloat16> other(4);

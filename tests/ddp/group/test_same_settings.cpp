@@ -12,7 +12,7 @@ using namespace duet::ddp;
 using namespace duet_test;
 using namespace std::chrono_literals;
 
-TEST_CASE("ranks that were asked for different things are told so on every rank, before they train") {
+TEST_CASE("ranks with different settings fail on every rank, before they train") {
   const auto try_settings = [](const std::vector<std::vector<Setting>>& settings) {
     return try_ranks(Over::memory, static_cast<int>(settings.size()), {.timeout = 60s}, [&](ProcessGroup& group) {
       require_same_settings(group, settings[static_cast<std::size_t>(group.rank())]);

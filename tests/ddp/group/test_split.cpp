@@ -1,4 +1,4 @@
-// Groups within groups, texts, and the barrier that names who did not come.
+// Groups within groups, texts, and the barrier that names missing ranks.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@ int sum(ProcessGroup& group, int number) {
   return value;
 }
 
-/// What each rank says.
+/// Each rank's text.
 Texts said(Over over, int size, const std::function<std::string(ProcessGroup&)>& body) {
   Texts texts(static_cast<std::size_t>(size));
   run_ranks(over, size, [&](ProcessGroup& group) { texts[static_cast<std::size_t>(group.rank())] = body(group); });
@@ -156,7 +156,7 @@ TEST_CASE("a monitored barrier names all ranks that did not come, and the group 
     if (group.rank() % 2 == 1) {
       both_over.wait();
     } else {
-      if (group.rank() == 2) first_over.wait();  // so that it is certain who has come by then
+      if (group.rank() == 2) first_over.wait();  // so that it is certain which ranks have come by then
       try {
         group.monitored_barrier(100ms);
       } catch (const CommError& error) {

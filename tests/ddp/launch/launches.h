@@ -1,4 +1,4 @@
-// Launches of tests, and what becomes of their processes.
+// Launches of tests, and the state of their processes.
 #pragma once
 
 #include <fcntl.h>

@@ -61,7 +61,7 @@ TEST_CASE("a rank killed by SIGKILL ends the job, named with its signal") {
   CHECK(outcome.result.exit_code == 1);
   CHECK(outcome.result.failed_rank == 1);
   CHECK(outcome.result.signal == SIGKILL);
-  CHECK(outcome.took < 30s);  // nobody waited for the grace; start and rendezvous included
+  CHECK(outcome.took < 30s);  // no process waited for the grace; start and rendezvous included
 }
 
 TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
@@ -70,7 +70,7 @@ TEST_CASE("a rank that throws is the cause, not the ranks that lost it") {
   CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
 }
 
-TEST_CASE("a rank that stands still on its way out is the cause all the same") {
+TEST_CASE("a rank that stalls while it unwinds is still the cause") {
   const Outcome outcome = run_worker(3, {"throw_late"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 1: label 10 of image 7");
 }
@@ -104,7 +104,7 @@ TEST_CASE("a rank that received a signal is the cause, not those that ended with
   CHECK(stopped.result.message == "rank 0 ended with exit code 1: lost rank 7");
 }
 
-TEST_CASE("an exit code is told") {
+TEST_CASE("an exit code is reported") {
   const Outcome outcome = run_worker(2, {"exit"});
   CHECK(outcome.result.message == "rank 1 ended with exit code 3");
   CHECK(outcome.result.exit_code == 1);
@@ -155,11 +155,11 @@ TEST_CASE("SIGINT, SIGTERM, SIGHUP and SIGQUIT to the launcher end all ranks; it
 TEST_CASE("a second Ctrl-C kills ranks that do not end at the first") {
   Launcher launcher("stubborn");
   ::kill(launcher.pid, SIGINT);
-  for (int rank = 0; rank < 2; ++rank) CHECK(launcher.line() == "told");
+  for (int rank = 0; rank < 2; ++rank) CHECK(launcher.line() == "signalled");
   const auto begin = std::chrono::steady_clock::now();
   ::kill(launcher.pid, SIGINT);
-  std::string last = "told";
-  while (last == "told") last = launcher.line();  // they hear of the second as well
+  std::string last = "signalled";
+  while (last == "signalled") last = launcher.line();  // they receive the second as well
   CHECK(last == "ended by signal 2 (SIGINT)");
   CHECK(launcher.wait() == 128 + SIGINT);
   CHECK(std::chrono::steady_clock::now() - begin < 20s);  // the grace is 60 s

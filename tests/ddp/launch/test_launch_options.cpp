@@ -43,7 +43,7 @@ std::vector<int> numbers(const std::vector<Cpu>& cpus) {
 
 }  // namespace
 
-TEST_CASE("a failed job is started anew, as often as allowed") {
+TEST_CASE("a failed job is restarted, as often as allowed") {
   const std::vector<std::string> fails_twice = {"/bin/sh", "-c",
                                                 "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
                                                 "[ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT -ge 2 ] || kill -9 $$"};
@@ -59,7 +59,7 @@ TEST_CASE("a failed job is started anew, as often as allowed") {
   CHECK(too_few.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
 }
 
-TEST_CASE("a job that was interrupted is not started anew") {
+TEST_CASE("a job that was interrupted is not restarted") {
   Launcher launcher("restarting");
   ::kill(launcher.pid, SIGTERM);
   CHECK(launcher.line() == "ended by signal 15 (SIGTERM)");
@@ -95,7 +95,7 @@ TEST_CASE("lines go into files, or into files and on") {
 
 TEST_CASE("the error of the rank that failed first is the cause, and stays in its file") {
   const Scratch scratch;
-  // Both lost somebody; rank 1 did so first, but tells it and ends last.
+  // Both lost a peer; rank 1 did so first, but reports it and ends last.
   const Outcome outcome = run_worker(2, {"errors"}, {.log_folder = scratch.folder()});
   // On a slow machine its end is the launcher's, so the words between differ.
   CHECK_THAT(outcome.result.message, ContainsSubstring("rank 1 ") && ContainsSubstring("lost the network"));
@@ -133,7 +133,7 @@ TEST_CASE("an error file that is nested as deep as its size allows is read") {
   CHECK_FALSE(read_error_file(scratch.path("error")));
 }
 
-TEST_CASE("a stopped rank is told after a second, and ends the job at the limit") {
+TEST_CASE("a stopped rank is named after a second, and ends the job at the limit") {
   const Outcome outcome = run(2, {"/bin/sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi; exec sleep 100"},
                               {.grace = 200ms, .stop_limit = 1500ms});
   CHECK(outcome.result.message == "rank 1 was stopped by a signal for more than 1500 ms");
@@ -143,7 +143,7 @@ TEST_CASE("a stopped rank is told after a second, and ends the job at the limit"
   CHECK(outcome.took < 30s);
 }
 
-TEST_CASE("a stopped rank that goes on does no harm") {
+TEST_CASE("a stopped rank that continues does not fail the job") {
   const Scratch scratch;
   const std::string waits = "[ $RANK = 0 ] || { echo $$; kill -STOP $$; until [ -e \"$0\" ]; do sleep 0.02; done; }";
   pid_t stopped = 0;

@@ -127,7 +127,7 @@ TEST_CASE("every launcher's variables are understood") {
         "MPI_LOCALNRANKS=1)");
 }
 
-TEST_CASE("launchers that start each other are told apart") {
+TEST_CASE("launchers that start each other are distinguished") {
   CHECK(resolve(with(kTorchrun, kOpenMpi)).launcher == "torchrun");
   CHECK(resolve(with(kOpenMpi, kSlurm)).launcher == "Open MPI");
   CHECK(resolve(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "2"}})).launcher == "environment");

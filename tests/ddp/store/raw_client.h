@@ -1,4 +1,4 @@
-// A client of the store that says what a test wants.
+// A client of the store that sends arbitrary bytes.
 #pragma once
 
 #include <string>
@@ -14,28 +14,28 @@ class RawClient {
     socket_.connect({boost::asio::ip::make_address("127.0.0.1"), static_cast<unsigned short>(port)});
   }
   /// The other side may hang up in the middle of it.
-  void say(const std::string& bytes) { boost::asio::write(socket_, boost::asio::buffer(bytes), error_); }
-  std::string hear(std::size_t bytes) {
+  void send(const std::string& bytes) { boost::asio::write(socket_, boost::asio::buffer(bytes), error_); }
+  std::string receive(std::size_t bytes) {
     std::string text(bytes, '\0');
     text.resize(boost::asio::read(socket_, boost::asio::buffer(text), error_));
     return text;
   }
-  /// Until the server hangs up; returns what it said before.
+  /// Until the server hangs up; returns what it sent before.
   std::string wait_for_end() {
     std::string text;
-    for (std::string more = hear(1); !more.empty(); more = hear(1)) text += more;
+    for (std::string more = receive(1); !more.empty(); more = receive(1)) text += more;
     return text;
   }
-  /// The whole handshake of Note [Handshake]; returns what the server says at its end, and what was said as proof.
+  /// The whole handshake of Note [Handshake]; returns the server's verdict, and keeps the proof that was sent.
   std::string greet(const std::string& secret, const std::string& replayed = "") {
     using namespace duet::ddp;
     const std::string mark = store_run_mark(""), number(kStoreNumberBytes, 'n');
-    say(std::string(kStoreMagic) + mark + number);
-    hear(kStoreMagic.size());
-    const std::string other = hear(kStoreNumberBytes);
+    send(std::string(kStoreMagic) + mark + number);
+    receive(kStoreMagic.size());
+    const std::string other = receive(kStoreNumberBytes);
     proof = replayed.empty() ? store_proof(secret, StoreSide::client, mark, number, other) : replayed;
-    say(proof);
-    return hear(kStoreMagic.size());
+    send(proof);
+    return receive(kStoreMagic.size());
   }
   std::string proof;
 

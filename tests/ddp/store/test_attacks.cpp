@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::size_t kBytes = 4096;
 
-/// Why rank 1 of 2 does not map what the store says; empty if it does. Rank 0 has set `key/path` before.
+/// Why rank 1 of 2 does not map what the store names; empty if it does. Rank 0 has set `key/path` before.
 std::string why_not_mapped(MemoryStore& store) {
   store.set("k/0", "");
   try {
@@ -49,7 +49,7 @@ std::string why_not_mapped(MemoryStore& store) {
   }
 }
 
-/// As rank 0 tells the others where its memory is.
+/// The place of rank 0's memory, as it publishes it.
 std::string proven(Store& store, const std::string& place) {
   return concat(place, ' ', proof_of(store.secret(), "segment k " + place));
 }
@@ -73,7 +73,7 @@ struct ControlBlocks {
 
 }  // namespace
 
-TEST_CASE("another user of this host gets into no store of ranks that were given no secret") {
+TEST_CASE("another user of this host is refused by a store of ranks that were given no secret") {
   if (*why_no_other_user()) DUET_SKIP(why_no_other_user());
   TcpStore store({.port = 0, .serve = true});
   store.set("shm/path", "the ranks'");

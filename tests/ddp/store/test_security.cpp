@@ -1,4 +1,4 @@
-// Who may speak to the store, and where it listens.
+// Authentication of the store's clients, and where it listens.
 #include <sys/stat.h>
 
 #include <atomic>
@@ -50,21 +50,21 @@ std::size_t open_files() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// Speaks nonsense of one kind to the port.
+/// Sends one kind of invalid bytes to the port.
 void disturb(int port, int kind) {
   RawClient client(port);
   const std::string magic(kStoreMagic), mark = store_run_mark(""), number(kStoreNumberBytes, 'x');
-  if (kind == 0) client.say("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
-  if (kind == 1) client.say(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + number);  // TLS
-  if (kind == 2) client.say(random_bytes(4096));
-  if (kind == 3) client.say(magic + mark + number + std::string(kStoreProofBytes, 'p'));
-  if (kind == 4) client.say(magic + std::string(kStoreRunBytes, 'r') + number);
-  if (kind == 5) client.say(magic.substr(0, 7));
+  if (kind == 0) client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+  if (kind == 1) client.send(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + number);  // TLS
+  if (kind == 2) client.send(random_bytes(4096));
+  if (kind == 3) client.send(magic + mark + number + std::string(kStoreProofBytes, 'p'));
+  if (kind == 4) client.send(magic + std::string(kStoreRunBytes, 'r') + number);
+  if (kind == 5) client.send(magic.substr(0, 7));
 }
 
 }  // namespace
 
-TEST_CASE("the store and its clients prove to each other that they know the secret") {
+TEST_CASE("the store and its clients prove to each other that they have the secret") {
   const TcpStore server({.port = 0, .secret = kSecret, .serve = true, .handshake_timeout = 60s});
   TcpStore client({.port = server.port(), .secret = kSecret});
   client.set("key", "value");
@@ -79,18 +79,18 @@ TEST_CASE("the store and its clients prove to each other that they know the secr
   CHECK(client.get("key") == "value");
 }
 
-TEST_CASE("a store that does not prove that it knows the secret is left") {
+TEST_CASE("a store that does not prove that it has the secret is refused") {
   boost::asio::io_context io;
   boost::asio::ip::tcp::acceptor acceptor(io, {boost::asio::ip::address_v4::loopback(), 0});
   const int port = acceptor.local_endpoint().port();
   std::thread impostor([&] {
     auto client = acceptor.accept();
-    std::string heard(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, '\0');
-    boost::asio::read(client, boost::asio::buffer(heard));
+    std::string received(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, '\0');
+    boost::asio::read(client, boost::asio::buffer(received));
     boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + std::string(kStoreNumberBytes, 'n')));
-    heard.resize(kStoreProofBytes);
-    boost::asio::read(client, boost::asio::buffer(heard));
-    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + heard));  // the client's own proof
+    received.resize(kStoreProofBytes);
+    boost::asio::read(client, boost::asio::buffer(received));
+    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + received));  // the client's own proof
   });
   CHECK_THROWS_WITH(TcpStore({.port = port, .secret = kSecret}),
                     ContainsSubstring("has another secret than this rank"));
@@ -175,7 +175,7 @@ TEST_CASE("a launch on one host gives its ranks a secret that it makes up, unles
   CHECK(secrets() == kSecret);
 }
 
-TEST_CASE("a thousand strangers are dropped, and leave nothing behind") {
+TEST_CASE("a thousand unauthenticated peers are dropped, and leave nothing behind") {
   TcpStore server({.port = 0, .secret = kSecret, .serve = true});
   TcpStore client({.port = server.port(), .secret = kSecret});
   const std::size_t before = open_files();
@@ -191,39 +191,39 @@ TEST_CASE("a thousand strangers are dropped, and leave nothing behind") {
   CHECK(open_files() <= before);
 }
 
-TEST_CASE("a port that is fed garbage for a whole run changes nothing") {
+TEST_CASE("garbage sent to the port for a whole run changes nothing") {
   const Scratch scratch;
   const ReservedPort port("127.0.0.1", 0);
   const Outcome quiet = run_worker(2, {"rounds", "200"});
   std::atomic<bool> over = false;
-  std::thread stranger([&] {
-    for (int told = 0; !over;) {
+  std::thread garbage([&] {
+    for (int sent = 0; !over;) {
       try {
-        disturb(port.port(), told % 6);
-        if (++told == 100) write_text(scratch.path("over"), "");
-      } catch (const boost::system::system_error&) {  // nobody listens yet, or no more
+        disturb(port.port(), sent % 6);
+        if (++sent == 100) write_text(scratch.path("over"), "");
+      } catch (const boost::system::system_error&) {  // no store listens yet, or no more
         std::this_thread::yield();
       }
     }
   });
   const Outcome disturbed = run_worker(2, {"rounds_until_over", "200", scratch.folder()}, {.master_port = port.port()});
   over = true;
-  stranger.join();
+  garbage.join();
   CHECK(disturbed.result.message.empty());
   CHECK(disturbed.out == quiet.out);
 }
 
-TEST_CASE("rank 0 does not grow by the strangers that come to its port") {
+TEST_CASE("unauthenticated peers do not make rank 0's memory grow") {
   constexpr int kWarm = 500, kAll = 3500;
   const Scratch scratch;
   const ReservedPort port("127.0.0.1", 0);
   std::atomic<bool> ended = false;
-  std::thread strangers([&] {
-    for (int told = 0; told < kAll && !ended;) {
+  std::thread garbage([&] {
+    for (int sent = 0; sent < kAll && !ended;) {
       try {
-        disturb(port.port(), told % 6);
-        if (++told == kWarm) write_text(scratch.path("warm"), "");
-      } catch (const boost::system::system_error&) {  // nobody listens yet
+        disturb(port.port(), sent % 6);
+        if (++sent == kWarm) write_text(scratch.path("warm"), "");
+      } catch (const boost::system::system_error&) {  // no store listens yet
         std::this_thread::yield();
       }
     }
@@ -231,7 +231,7 @@ TEST_CASE("rank 0 does not grow by the strangers that come to its port") {
   });
   const Outcome run = run_worker(2, {"until_over", scratch.folder()}, {.master_port = port.port()});
   ended = true;
-  strangers.join();
+  garbage.join();
   CHECK(run.result.message.empty());
   REQUIRE(run.out.count(0) == 1);
   const std::int64_t kib = std::stoll(run.out.at(0).at(0));

@@ -40,7 +40,7 @@ TwoRanks file_pair(const Scratch& scratch, Milliseconds timeout) {
   const std::string path = scratch.path("store");
   return {std::make_shared<FileStore>(path, "run", 2, timeout), std::make_shared<FileStore>(path, "run", 2, timeout)};
 }
-/// The timeout is that of `a`: it needs nobody else to connect in that time.
+/// The timeout is that of `a`: it needs no other client to connect in that time.
 TwoRanks tcp_pair(Milliseconds timeout) {
   const auto server = std::make_shared<TcpStore>(TcpStoreOptions{.port = 0, .serve = true, .timeout = timeout});
   return {server, std::make_shared<TcpStore>(TcpStoreOptions{.port = server->port(), .timeout = 60s})};
@@ -85,7 +85,7 @@ TEST_CASE("a store counts") {
   CHECK_THROWS_WITH(b->add("word", 1), ContainsSubstring("word") && ContainsSubstring("12a"));
   a->set("large", "9223372036854775807");
   CHECK_THROWS_AS(b->add("large", 1), CommError);
-  CHECK(b->add("count", 1) == -1);  // the store lives on
+  CHECK(b->add("count", 1) == -1);  // the store still works
 }
 
 TEST_CASE("compare_set follows PyTorch's rules") {
@@ -137,7 +137,7 @@ TEST_CASE("a timeout names the key") {
   CHECK_THROWS_WITH(a->wait({"have", "not"}, 10ms), ContainsSubstring("10 ms") && ContainsSubstring(" not,"));
   CHECK_THROWS_AS(a->multi_get({"have", "not"}), CommError);
   b->set("zz", "late");
-  CHECK(a->get("zz") == "late");  // the store lives on
+  CHECK(a->get("zz") == "late");  // the store still works
 }
 
 TEST_CASE("a store in memory that has failed ends waits for missing keys, before and after") {
@@ -175,7 +175,7 @@ TEST_CASE("a prefix keeps groups apart") {
   CHECK(store->get("left/key") == "1");
 }
 
-TEST_CASE("a left-over file does not poison the next run") {
+TEST_CASE("a left-over file does not affect the next run") {
   const Scratch scratch;
   const std::string path = scratch.path("store");
   FileStore(path, "run 1").set("key", "old");
@@ -236,14 +236,14 @@ TEST_CASE("a client without a server times out, naming the port") {
                     ContainsSubstring(std::to_string(port.port())) && ContainsSubstring("120 ms"));
 }
 
-TEST_CASE("a client whose server goes away says so") {
+TEST_CASE("a client reports that its server is gone") {
   auto pair = tcp_pair(10s);
   pair.b->set("key", "value");
   pair.a.reset();
   CHECK_THROWS_WITH(pair.b->get("key"), ContainsSubstring("lost the store"));
 }
 
-TEST_CASE("the server outlives clients that speak something else") {
+TEST_CASE("the server survives clients of another protocol") {
   const auto [a, b] = tcp_pair(10s);
   const auto port = static_cast<unsigned short>(dynamic_cast<TcpStore&>(*a).port());
   const std::vector<std::string> nonsense = {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", std::string(1000, '\xff'),
@@ -254,13 +254,13 @@ TEST_CASE("the server outlives clients that speak something else") {
       std::string("\x11\0\0\0\x01\0\0\0\0\0\0\0\0\x01\0\0\0\xff\xff\xff\x7f", 21)};             // of two billion bytes
   for (const std::string& bytes : nonsense) {
     RawClient client(port);
-    client.say(bytes);
+    client.send(bytes);
     client.wait_for_end();
   }
   for (const std::string& bytes : frames) {
     RawClient client(port);
     client.greet(user_secret());
-    client.say(bytes);
+    client.send(bytes);
     client.wait_for_end();
   }
   b->set("still", "alive");

@@ -75,8 +75,8 @@ TEST_CASE("a client whose frame holds millions of keys is dropped before the ser
   for (std::size_t i = 0; i < kKeys; ++i) body += key;
   RawClient client(store.port());
   REQUIRE(client.greet(user_secret()) == kStoreMagic);
-  client.hear(kStoreProofBytes);
-  client.say(number(body.size()) + body);
-  CHECK(client.hear(1).empty());  // no answer
+  client.receive(kStoreProofBytes);
+  client.send(number(body.size()) + body);
+  CHECK(client.receive(1).empty());  // no answer
   CHECK(store.get("k").size() == 4096);
 }

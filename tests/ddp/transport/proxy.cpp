@@ -50,7 +50,7 @@ class Proxy::Connection : public std::enable_shared_from_this<Connection> {
 
   void connected(error_code error) {
     error_code ignored;
-    if (error) {  // nobody listens yet
+    if (error) {  // the target does not listen yet
       server_.close(ignored);
       retry_.expires_after(std::chrono::milliseconds(5));
       return retry_.async_wait([self = shared_from_this()](error_code stopped) {
@@ -89,7 +89,7 @@ class Proxy::Connection : public std::enable_shared_from_this<Connection> {
   bool swallows(const Way& way) const { return way.answers || !parts_.trouble.only_answers; }
 
   void end(Way& way, error_code error) {
-    if (bytes_ >= parts_.trouble.swallow_after && swallows(way)) return;  // nobody is told
+    if (bytes_ >= parts_.trouble.swallow_after && swallows(way)) return;  // without a notification
     error_code ignored;
     if (error == asio::error::eof)
       way.sink.shutdown(tcp::socket::shutdown_send, ignored);

@@ -1,4 +1,4 @@
-// A TCP proxy that does to connections what networks do.
+// A TCP proxy that injects network faults.
 #pragma once
 
 #include <atomic>
@@ -11,13 +11,13 @@
 
 namespace duet_test {
 
-/// What befalls each connection. Bytes are counted both ways together.
+/// The faults of each connection. Bytes are counted both ways together.
 struct Trouble {
   static constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
   std::chrono::milliseconds delay{0};  // of every piece
   std::size_t reset_after = kNever;    // as many bytes pass, then both ends get a reset
-  std::size_t swallow_after = kNever;  // as many bytes pass; others are taken and lost, and so is a good-bye
-  bool only_answers = false;           // what the client says still passes when answers are swallowed
+  std::size_t swallow_after = kNever;  // as many bytes pass; later ones are dropped, and so is a close
+  bool only_answers = false;           // what the client sends still passes when answers are swallowed
 };
 
 /// Listens on a free port of `address` and passes on to another one until destroyed; the target may come later.
@@ -28,7 +28,7 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
   int port() const;
-  /// Bytes that came here; any thread may ask.
+  /// Bytes received; any thread may call it.
   std::size_t bytes() const;
 
  private:

@@ -26,7 +26,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr Milliseconds kGrace{60'000};  // after which a rank that hangs is killed, and says nothing
+constexpr Milliseconds kGrace{60'000};  // after which a rank that hangs is killed, without an error
 
 /// Processes with this argument.
 int processes_with(const std::string& argument) {
@@ -78,8 +78,8 @@ Outcome run_proxied(int ranks, const std::string& task, const Trouble& trouble, 
                     {.grace = kGrace});
 }
 
-/// All ranks, none of which heeds SIGTERM, have ended with an error of their own, and these name rank 0's store or say
-/// that a rank is missing.
+/// All ranks, which ignore SIGTERM, have ended with an error of their own, and these name rank 0's store or report
+/// a missing rank.
 void check_lost_store(const Trouble& trouble, Milliseconds join_timeout) {
   ThroughProxy run(trouble, join_timeout);
   CHECK(run.outcome.result.exit_code == 1);
@@ -124,7 +124,7 @@ TEST_CASE("a reset of the way to the store ends all ranks at once, and is named"
   check_lost_store({.reset_after = 2000}, 4s);
 }
 
-TEST_CASE("a store from which nothing comes any more is given up in the time that was told, and is named") {
+TEST_CASE("a store from which nothing comes any more is given up within the given timeout, and is named") {
   check_lost_store({.swallow_after = 2000}, 4s);
   check_lost_store({.swallow_after = 2000, .only_answers = true}, 4s);
 }
@@ -161,7 +161,7 @@ TEST_CASE("a reset while ranks connect ends all of them") {
   for (int rank = 0; rank < 3; ++rank) CHECK(!run.err[rank].empty());
 }
 
-TEST_CASE("a peer from which nothing comes any more is given up in the time that was told, and is named") {
+TEST_CASE("a peer from which nothing comes any more is given up within the given timeout, and is named") {
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   for (const bool only_answers : {false, true}) {
     Outcome run =

@@ -79,7 +79,7 @@ struct HalfPair {
     transport = make_tcp_transport(store, 0, 2, {.connect_timeout = 60s});
     other.join();
   }
-  void say(const void* data, std::size_t bytes) const {
+  void send(const void* data, std::size_t bytes) const {
     for (std::size_t done = 0; done < bytes;) {
       pollfd ready{.fd = raw.get(), .events = POLLOUT, .revents = 0};
       ::poll(&ready, 1, -1);
@@ -144,8 +144,8 @@ TEST_CASE("an early message over TCP takes memory as it arrives, not as it annou
   float value = 0;
   const auto request = two.transport->receive(1, 7, &value, sizeof value);
   const Head announced{8, std::uint64_t{1} << 40};  // more than there is
-  two.say(&announced, sizeof announced);
-  two.say("abcd", 4);
+  two.send(&announced, sizeof announced);
+  two.send("abcd", 4);
   ::shutdown(two.raw.get(), SHUT_WR);
   CHECK_THROWS_WITH(two.transport->wait(request, Clock::now() + 60s), "rank 1 sent nothing: connection closed by peer");
 }
@@ -158,13 +158,13 @@ TEST_CASE("early messages over TCP arrive whole, whenever they are received, and
   const auto request = two.transport->receive(1, 7, &value, sizeof value);
   for (const std::uint64_t tag : {std::uint64_t{8}, std::uint64_t{9}}) {
     const Head head{tag, kMany};
-    two.say(&head, sizeof head);
-    two.say(sent.data(), kMany);
+    two.send(&head, sizeof head);
+    two.send(sent.data(), kMany);
   }
   const Head head{7, sizeof value};
   const float one = 1;
-  two.say(&head, sizeof head);
-  two.say(&one, sizeof one);
+  two.send(&head, sizeof head);
+  two.send(&one, sizeof one);
   const auto first = two.transport->receive(1, 8, early.data(), kMany);  // here, on the way or still to come
   two.transport->wait(request, Clock::now() + 60s);
   CHECK(value == 1);
@@ -185,9 +185,9 @@ TEST_CASE("a rank that announces a message of another size than expected, or of 
   HalfPair two;
   float value = 0;
   const Head head{7, bytes};
-  if (!posted) two.say(&head, sizeof head);
+  if (!posted) two.send(&head, sizeof head);
   const auto request = two.transport->receive(1, 7, &value, sizeof value);
-  if (posted) two.say(&head, sizeof head);
+  if (posted) two.send(&head, sizeof head);
   CHECK_THROWS_WITH(two.transport->wait(request, Clock::now() + 60s),
                     ContainsSubstring("rank 1 sent nothing: ") && ContainsSubstring(text));
 }

@@ -117,7 +117,7 @@ std::vector<std::vector<float>> results(const std::vector<int>& hosts, bool mult
     std::vector<float> one(20'000, static_cast<float>(group.rank())), many(one.size() * hosts.size());
     group.all_gather(std::span<float>(one), std::span<float>(many)).wait();
     own.insert(own.end(), many.begin(), many.end());
-    // A message that is on its way beside a collective, both ways round.
+    // A message that is on its way in parallel with a collective, both ways round.
     const int next = (group.rank() + 1) % group.size(), before = (group.rank() + group.size() - 1) % group.size();
     Work sum = group.all_reduce(std::span<float>(one));
     std::vector<float> sent(50'000, static_cast<float>(group.rank())), got(sent.size());
@@ -166,7 +166,7 @@ TEST_CASE("sums are made host by host") {
 }
 
 TEST_CASE("failures on several hosts name the ranks by their numbers in the job") {
-  // Rank 2 calls when it has heard of ranks 0 and 1, who have more time, so that it waits for nobody but rank 3.
+  // Rank 2 calls after it has received from ranks 0 and 1, which have more time, so that it waits for rank 3 only.
   const auto options_of = [](int rank) {
     return GroupOptions{.timeout = rank == 2 ? 200ms : 60'000ms, .leave_timeout = 10ms};
   };
@@ -175,9 +175,9 @@ TEST_CASE("failures on several hosts name the ranks by their numbers in the job"
   const auto late = try_hosts(
       {0, 0, 2, 2}, true,
       [&](ProcessGroup& group) {
-        if (group.rank() == 3) return over.wait();                                  // there, but without a call
-        constexpr auto kHeard = static_cast<std::int64_t>(4 * sizeof(CallHeader));  // of two ranks by two others
-        while (group.rank() == 2 && network_bytes < kHeard) std::this_thread::sleep_for(1ms);
+        if (group.rank() == 3) return over.wait();                                     // there, but without a call
+        constexpr auto kReceived = static_cast<std::int64_t>(4 * sizeof(CallHeader));  // of two ranks by two others
+        while (group.rank() == 2 && network_bytes < kReceived) std::this_thread::sleep_for(1ms);
         try {
           group.barrier().wait();
         } catch (...) {
@@ -192,7 +192,7 @@ TEST_CASE("failures on several hosts name the ranks by their numbers in the job"
     if (group.rank() == 3) throw DataError("gone");
     group.barrier().wait();
   });
-  std::string all;  // a rank may hear first of another that has heard of it
+  std::string all;  // a rank may first lose another that has lost it
   for (const auto& failure : gone) all += text_of(failure);
   CHECK_THAT(all, ContainsSubstring("rank 3 has closed the connection"));
   const auto differ = try_hosts({0, 0, 2, 2}, true, [](ProcessGroup& group) {
@@ -207,7 +207,7 @@ TEST_CASE("failures on several hosts name the ranks by their numbers in the job"
 namespace {
 
 /// Two namespaces with a cable between them, in each of which the worker launches two of four ranks. $trouble is what
-/// run_cable() is told; without it the cable is the kernel's.
+/// run_cable() is given; without it the cable is the kernel's.
 constexpr const char* kTwoHosts = R"(
 dir=$1 worker=$2 a=duet-a-$$ b=duet-b-$$
 trap 'ip netns del $a; ip netns del $b' EXIT

@@ -1,4 +1,4 @@
-// Connections between ranks over TCP, and strangers that come first.
+// Connections between ranks over TCP, and unauthenticated peers that connect first.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ std::set<int> listening_ports() {
 }
 
 /// Connects to every new port before another rank can: no rank has this rank's address before set() returns.
-class Strangers {
+class UnauthenticatedPeers {
  public:
   void visit() {
     const std::lock_guard lock(mutex_);
@@ -60,8 +60,8 @@ class Strangers {
     }
   }
   std::size_t ports() const { return visited_.size(); }
-  /// The most that one of them has heard, once the ranks have left.
-  std::size_t most_heard() {
+  /// The most that one of them has received, once the ranks have left.
+  std::size_t most_received() {
     std::size_t most = 0;
     for (const auto& client : clients_) most = std::max(most, client->wait_for_end().size());
     return most;
@@ -72,10 +72,10 @@ class Strangers {
   void visit(int port, int kind) {
     auto client = std::make_unique<RawClient>(port);
     const std::string number(kStoreNumberBytes, 'n'), proof(kStoreProofBytes, 'p');
-    if (kind == 1) client->say("GET / HTTP/1.1\r\nHost: a\r\n\r\n" + number + number);
-    if (kind == 2) client->say("duet-ranks-v001\n00000001" + number + proof);
-    if (kind == 3) client->say("duet-ranks-v001\n-0000001" + number + proof);
-    if (kind == 4) client->say("duet-ranks-v001\n");
+    if (kind == 1) client->send("GET / HTTP/1.1\r\nHost: a\r\n\r\n" + number + number);
+    if (kind == 2) client->send("duet-ranks-v001\n00000001" + number + proof);
+    if (kind == 3) client->send("duet-ranks-v001\n-0000001" + number + proof);
+    if (kind == 4) client->send("duet-ranks-v001\n");
     if (kind == 5) client.reset();
     if (client) clients_.push_back(std::move(client));
   }
@@ -87,10 +87,10 @@ class Strangers {
 
 class VisitedStore final : public Store {
  public:
-  explicit VisitedStore(Strangers& strangers) : Store(60s), strangers_(strangers) {}
+  explicit VisitedStore(UnauthenticatedPeers& unauthenticated) : Store(60s), unauthenticated_(unauthenticated) {}
   using Store::wait;
   void set(const std::string& key, const std::string& value) override {
-    strangers_.visit();
+    unauthenticated_.visit();
     inner_.set(key, value);
   }
   std::string get(const std::string& key) override { return inner_.get(key); }
@@ -109,7 +109,7 @@ class VisitedStore final : public Store {
   }
 
  private:
-  Strangers& strangers_;
+  UnauthenticatedPeers& unauthenticated_;
   MemoryStore inner_{60s};
 };
 
@@ -136,15 +136,15 @@ std::vector<std::exception_ptr> sum_of_ranks(Store& store, int size) {
 
 }  // namespace
 
-TEST_CASE("strangers that are the first at the ranks' ports are dropped, and the job goes on") {
+TEST_CASE("unauthenticated peers that are the first at the ranks' ports are dropped, and the job goes on") {
   const int size = GENERATE(2, 4);
-  Strangers strangers;
-  VisitedStore store(strangers);
+  UnauthenticatedPeers unauthenticated;
+  VisitedStore store(unauthenticated);
   for (const auto& failure : sum_of_ranks(store, size)) {
     if (failure) std::rethrow_exception(failure);
   }
-  CHECK(strangers.ports() >= static_cast<std::size_t>(size));
-  CHECK(strangers.most_heard() <= kStoreNumberBytes);  // a random number, and nothing of the job
+  CHECK(unauthenticated.ports() >= static_cast<std::size_t>(size));
+  CHECK(unauthenticated.most_received() <= kStoreNumberBytes);  // a random number, and nothing of the job
 }
 
 TEST_CASE("a rank does not take what listens at a lower rank's address for that rank without a proof") {
@@ -155,19 +155,19 @@ TEST_CASE("a rank does not take what listens at a lower rank's address for that 
     boost::system::error_code error;
     for (;;) {
       auto client = acceptor.accept(error);
-      std::string heard(16 + 8 + kStoreNumberBytes, '\0');
-      boost::asio::read(client, boost::asio::buffer(heard), error);
-      if (heard.front() == 'q') return;
-      boost::asio::write(client, boost::asio::buffer(heard.substr(24)), error);
-      heard.resize(kStoreProofBytes);
-      boost::asio::read(client, boost::asio::buffer(heard), error);
-      boost::asio::write(client, boost::asio::buffer(heard), error);  // the rank's own proof
+      std::string received(16 + 8 + kStoreNumberBytes, '\0');
+      boost::asio::read(client, boost::asio::buffer(received), error);
+      if (received.front() == 'q') return;
+      boost::asio::write(client, boost::asio::buffer(received.substr(24)), error);
+      received.resize(kStoreProofBytes);
+      boost::asio::read(client, boost::asio::buffer(received), error);
+      boost::asio::write(client, boost::asio::buffer(received), error);  // the rank's own proof
     }
   });
   store.set("tcp/address/0", concat(acceptor.local_endpoint().port(), " 127.0.0.1"));
   CHECK_THROWS_WITH(make_tcp_transport(store, 1, 2, {.connect_timeout = 500ms}),
                     ContainsSubstring("rank 1 could not connect with rank 0 within 500 ms"));
-  RawClient(acceptor.local_endpoint().port()).say(std::string(16 + 8 + kStoreNumberBytes, 'q'));
+  RawClient(acceptor.local_endpoint().port()).send(std::string(16 + 8 + kStoreNumberBytes, 'q'));
   impostor.join();
 }
 
