@@ -219,7 +219,7 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   const std::string text = failure_;
   lock.unlock();
   if (dead != nullptr && !lingers) ncclCommAbort(dead);
-  meeting_.say_failed(text);
+  meeting_.publish_failure(text);
   lock.lock();
 }
 
@@ -244,7 +244,7 @@ void Communicator::close(bool drop) noexcept {
       lock.lock();
     }
     if (!drop && failure_.empty()) drop_recordings(lock);
-    if (!drop && failure_.empty() && communicator_ != nullptr) leave(lock);
+    if (!drop && failure_.empty() && communicator_ != nullptr) drain(lock);
     if (communicator_ != nullptr) abort(lock, "the group", CommError("it was dropped"));
   } catch (const Error& error) {
     abort(lock, "the drain", error);
@@ -258,7 +258,7 @@ void Communicator::close(bool drop) noexcept {
 }
 
 /// Drains and destroys the communicator; leaves it to abort() where the other ranks do not drain theirs in time.
-void Communicator::leave(Lock& lock) {
+void Communicator::drain(Lock& lock) {
   check(ncclCommFinalize(communicator_), communicator_);
   const auto limit = Clock::now() + options_.group.leave_timeout;
   for (int round = 0;; ++round) {

@@ -96,7 +96,7 @@ class Communicator {
   void abort(Lock& lock, const std::string& operation, const Error& error);
   void abort_in_thread(ncclComm_t dead);
   void require_alive_locked() const;
-  void leave(Lock& lock);
+  void drain(Lock& lock);
   void release();
 
   NcclOptions options_;

@@ -13,7 +13,7 @@
 namespace duet::ddp::nccl {
 namespace {
 
-constexpr Milliseconds kLastWords{1000};
+constexpr Milliseconds kFailureWait{1000};
 constexpr const char* kId = "nccl/id";
 constexpr const char* kFailed = "nccl/failed";
 constexpr const char* kGpu = "nccl/gpu";
@@ -122,7 +122,9 @@ ncclUniqueId Rendezvous::share_id(Milliseconds timeout) {
   return id;
 }
 
-void Rendezvous::say_started(std::uint64_t count) { store_->set(concat(kStarted, "/", rank_), std::to_string(count)); }
+void Rendezvous::publish_started(std::uint64_t count) {
+  store_->set(concat(kStarted, "/", rank_), std::to_string(count));
+}
 
 std::string Rendezvous::ranks_before(std::uint64_t number) {
   std::vector<int> late;
@@ -143,7 +145,7 @@ std::vector<std::string> Rendezvous::exchange_headers(const std::string& own) {
   return store_->multi_get(rank_keys(kHeaders, size_));
 }
 
-void Rendezvous::say_failed(const std::string& why) noexcept {
+void Rendezvous::publish_failure(const std::string& why) noexcept {
   try {
     store_->compare_set(kFailed, "", why);
   } catch (const std::exception&) {  // the others fail by NCCL or by their timeout
@@ -152,7 +154,7 @@ void Rendezvous::say_failed(const std::string& why) noexcept {
 
 std::string Rendezvous::last_words() noexcept {
   try {
-    store_->wait({kFailed}, kLastWords);
+    store_->wait({kFailed}, kFailureWait);
     return store_->get(kFailed);
   } catch (const std::exception&) {
     return {};

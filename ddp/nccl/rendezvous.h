@@ -28,7 +28,7 @@ class Rendezvous {
   ncclUniqueId share_id(Milliseconds timeout);
 
   /// Publishes how many collectives this rank has started.
-  void say_started(std::uint64_t count);
+  void publish_started(std::uint64_t count);
   /// "rank 2", "ranks 2, 3": those that have not published that they started more than `number` collectives. Empty if
   /// all have, or if the store is lost.
   std::string ranks_before(std::uint64_t number);
@@ -37,7 +37,7 @@ class Rendezvous {
   std::vector<std::string> exchange_headers(const std::string& own);
 
   /// Publishes that this rank's group has failed. Never throws.
-  void say_failed(const std::string& why) noexcept;
+  void publish_failure(const std::string& why) noexcept;
   /// The error of the first rank that failed; empty if none did. Throws CommError when the store is lost.
   std::string failure();
   /// As failure(), after a short wait in which others may publish one. Never throws.

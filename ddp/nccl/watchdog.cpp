@@ -90,7 +90,7 @@ void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
   lock.unlock();
   std::string other, missing;
   try {
-    if (std::exchange(published_, count) != count) meeting_.say_started(count);
+    if (std::exchange(published_, count) != count) meeting_.publish_started(count);
     other = meeting_.failure();
     if (late && oldest.collective) missing = meeting_.ranks_before(oldest.number);
   } catch (...) {

@@ -24,7 +24,7 @@
 namespace duet::ddp {
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(20);  // after it, the helper takes over what no thread waits for
+constexpr auto kTakeoverDelay = std::chrono::milliseconds(20);  // then the helper runs what no thread waits for
 
 /// Memory of a segment, which it keeps alive.
 std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segment, std::byte* data, std::size_t bytes) {
@@ -271,7 +271,7 @@ void ShmGroup::help() {
   std::unique_lock lock(mutex_);
   std::uint64_t seen = ~std::uint64_t{0};
   while (!stopping_) {
-    wake_helper_.wait_for(lock, kPatience, [this] { return urgent_ || stopping_; });
+    wake_helper_.wait_for(lock, kTakeoverDelay, [this] { return urgent_ || stopping_; });
     if (stopping_) return;
     const bool waits = !tasks_.empty() && (urgent_ || seen == done_);
     seen = done_;

@@ -25,9 +25,9 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr Milliseconds kRetryPause{50};
-constexpr Milliseconds kGreetTimeout{1000};  // of a peer that may be anything
-constexpr int kGreetings = 5;                // a busy machine may let one fail
-constexpr Milliseconds kFullPause{400};      // five outlast the handshake timeout of unauthenticated peers
+constexpr Milliseconds kHandshakeTimeout{1000};  // of a peer that may be anything
+constexpr int kHandshakeTries = 5;               // a busy machine may let one fail
+constexpr Milliseconds kFullPause{400};          // five outlast the handshake timeout of unauthenticated peers
 // Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.
 constexpr Milliseconds kLeastGrace{2000}, kMostGrace{10'000};
 
@@ -52,9 +52,9 @@ class Connection {
       : server_(server),
         mark_(store_run_mark(options.run)),
         secret_(options.secret),
-        grace_(std::clamp(patience_of(options), kLeastGrace, kMostGrace)) {
+        grace_(std::clamp(timeout_of(options), kLeastGrace, kMostGrace)) {
     const int more_ports = options.serve ? 0 : options.more_ports;
-    const Milliseconds timeout = patience_of(options);
+    const Milliseconds timeout = timeout_of(options);
     const auto deadline = Clock::now() + timeout;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
@@ -97,7 +97,7 @@ class Connection {
 
  private:
   /// The rank that serves the store waits for its own thread only, which runs even on a busy machine.
-  static Milliseconds patience_of(const TcpStoreOptions& options) {
+  static Milliseconds timeout_of(const TcpStoreOptions& options) {
     return options.serve ? std::max(options.timeout, kMostGrace) : options.timeout;
   }
 
@@ -121,10 +121,10 @@ class Connection {
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
     try {
-      greet(std::min(deadline, Clock::now() + (more ? kGreetTimeout : kMostGrace)));
+      handshake(std::min(deadline, Clock::now() + (more ? kHandshakeTimeout : kMostGrace)));
       return {};
     } catch (const CommError& failure) {
-      const bool again = !lost_.empty() && ++greetings_ < kGreetings;
+      const bool again = !lost_.empty() && ++lost_handshakes_ < kHandshakeTries;
       if ((!more || full_) && !again) throw;
       if (std::exchange(full_, false)) std::this_thread::sleep_for(kFullPause);
       lost_.clear();
@@ -132,7 +132,7 @@ class Connection {
     }
   }
 
-  void greet(Clock::time_point deadline) {
+  void handshake(Clock::time_point deadline) {
     const std::string number = random_bytes(kStoreNumberBytes);
     send(std::string(kStoreMagic) + mark_ + number, deadline);
     const std::string first = receive(kStoreMagic.size(), deadline);
@@ -197,7 +197,7 @@ class Connection {
   std::string mark_;  // of the run
   const std::string secret_;
   const Milliseconds grace_;
-  int greetings_ = 0;  // that got lost
+  int lost_handshakes_ = 0;
   bool full_ = false;  // the last one was answered by kStoreFull
   asio::io_context io_;
   tcp::socket socket_{io_};

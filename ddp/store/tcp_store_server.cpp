@@ -43,16 +43,16 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   void start() {
     timer_.expires_after(server_.handshake_timeout_);
     timer_.async_wait([self = shared_from_this()](error_code error) {
-      if (!error && self->unauthenticated_) self->hang_up();
+      if (!error && self->unauthenticated_) self->disconnect();
     });
     read_then(magic_, [this] {
-      if (said(magic_) == kStoreMagic) return read_then(hello_, [this] { challenge(); });
+      if (view_of(magic_) == kStoreMagic) return read_then(hello_, [this] { challenge(); });
       timer_.cancel();
     });
   }
 
   bool unauthenticated() const { return unauthenticated_; }
-  void hang_up() {
+  void disconnect() {
     error_code ignored;
     socket_.close(ignored);
   }
@@ -67,7 +67,7 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
 
  private:
   template <std::size_t n>
-  static std::string_view said(const std::array<char, n>& bytes) {
+  static std::string_view view_of(const std::array<char, n>& bytes) {
     return {bytes.data(), n};
   }
 
@@ -81,14 +81,15 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
 
   /// See Note [Handshake].
   void challenge() {
-    const std::string_view mark = said(hello_).substr(0, kStoreRunBytes), number = said(hello_).substr(kStoreRunBytes);
-    if (mark != server_.run_mark_) return say_last(kStoreOther);
-    if (full_) return say_last(kStoreFull);
+    const std::string_view mark = view_of(hello_).substr(0, kStoreRunBytes),
+                           number = view_of(hello_).substr(kStoreRunBytes);
+    if (mark != server_.run_mark_) return send_last(kStoreOther);
+    if (full_) return send_last(kStoreFull);
     std::string own;
     try {
       own = random_bytes(kStoreNumberBytes);
     } catch (const CommError&) {
-      return hang_up();
+      return disconnect();
     }
     expected_ = store_proof(server_.secret_, StoreSide::client, mark, number, own);
     own_proof_ = store_proof(server_.secret_, StoreSide::server, mark, number, own);
@@ -100,13 +101,13 @@ class TcpStoreServer::Session : public std::enable_shared_from_this<Session> {
   }
 
   void check_proof() {
-    if (!equal_secrets(said(proof_), expected_)) return say_last(kStoreDenied);
+    if (!equal_secrets(view_of(proof_), expected_)) return send_last(kStoreDenied);
     timer_.cancel();
     unauthenticated_ = false;
     send(std::string(kStoreMagic) + own_proof_);
   }
 
-  void say_last(std::string_view text) {
+  void send_last(std::string_view text) {
     timer_.cancel();
     out_ = text;
     asio::async_write(socket_, asio::buffer(out_), [self = shared_from_this()](error_code, std::size_t) {});
@@ -197,7 +198,7 @@ void TcpStoreServer::add_unauthenticated(const std::shared_ptr<Session>& session
     return !still || !still->unauthenticated();
   });
   if (unauthenticated_.size() >= kMaxUnauthenticated) {
-    if (const auto oldest = unauthenticated_.front().lock()) oldest->hang_up();
+    if (const auto oldest = unauthenticated_.front().lock()) oldest->disconnect();
     unauthenticated_.pop_front();
   }
   unauthenticated_.push_back(session);

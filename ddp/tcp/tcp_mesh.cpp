@@ -46,7 +46,7 @@ struct Handshake {
   tcp::socket socket;
   int peer = -1;
   bool proven = false;
-  std::string own_number, received, said, expected, proof;
+  std::string own_number, received, sent, expected, proof;
 };
 using HandshakePtr = std::shared_ptr<Handshake>;
 
@@ -177,9 +177,9 @@ class Mesh {
 
   template <class Next>
   void write(const HandshakePtr& handshake, const std::string& text, Next next) {
-    handshake->said = text;
+    handshake->sent = text;
     asio::async_write(
-        handshake->socket, asio::buffer(handshake->said),
+        handshake->socket, asio::buffer(handshake->sent),
         [this, handshake, next](error_code error, std::size_t) { error ? failed(*handshake, error) : next(); });
   }
 

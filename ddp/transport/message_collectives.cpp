@@ -18,7 +18,7 @@ namespace {
 // Below this size every rank sends all of its elements to all others: one trip instead of two.
 constexpr std::size_t kSmallBytes = 32 << 10;
 constexpr std::int64_t kChunkAlignment = 16;  // elements; whole cache lines
-constexpr Milliseconds kPartingTime{10'000};  // of ranks that disagree
+constexpr Milliseconds kDrainTime{10'000};    // of ranks that disagree
 
 /// Whether a reduction of reductions is that of all parts, bit for bit. An average divides once, f16 and bf16 are
 /// rounded once.
@@ -60,7 +60,7 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
   finish_messages();
 }
 
-void Collectives::take_leave(Milliseconds timeout) {
+void Collectives::drain(Milliseconds timeout) {
   try {
     deadline_ = Clock::now() + timeout;
     header_ = header_of({.op = Collective::barrier}, ~std::uint64_t{0});
@@ -108,7 +108,7 @@ void Collectives::check_headers() {
   std::vector<RankHeader> known;
   std::remove_copy_if(peer_headers_.begin(), peer_headers_.end(), std::back_inserter(known), is_silent);
   const std::string text = disagreement(known);
-  if (lost.empty()) take_leave(kPartingTime);
+  if (lost.empty()) drain(kDrainTime);
   throw CommError(lost.empty() ? text : concat(text, "; ", lost));
 }
 

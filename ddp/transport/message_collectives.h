@@ -18,7 +18,7 @@ class Collectives {
   Collectives(Transport& transport, Milliseconds timeout);
   void run(const Call& call, std::uint64_t sequence);
   /// Waits until all peers are done too, at most `timeout`; swallows errors.
-  void take_leave(Milliseconds timeout);
+  void drain(Milliseconds timeout);
 
  private:
   struct Chunk {

@@ -130,7 +130,7 @@ void TransportGroup::serve() {
     for (const Task& task : running_) execute(task);
     running_.clear();
   }
-  collectives_.take_leave(options_.leave_timeout);
+  collectives_.drain(options_.leave_timeout);
 }
 
 void TransportGroup::execute(const Task& task) {
