@@ -11,7 +11,7 @@
 #include "lib/shape.h"
 #include "lib/tensor.h"
 
-// Gradients, operators, networks, the optimizer; whole steps as CUDA graphs.
+// Gradients, operators, networks, optimizers; whole steps as CUDA graphs.
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"

@@ -26,8 +26,8 @@ enum class Refresh {
 };
 
 /// One context of a module per device, and a long-lived thread for each device but the first, which runs on the
-/// calling thread. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; those of
-/// the others are refreshed before every forward and dropped after it.
+/// calling thread. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; buffers
+/// of the others are copied before every forward and dropped after it, values as Refresh says.
 class Replicas {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
