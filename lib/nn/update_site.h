@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/base/thread_pool.h"
+#include "lib/pool.h"
 #include "lib/tensor.h"
 
 namespace duet::nn {
