@@ -1,11 +1,11 @@
 #include "ddp/sharded_update.h"
 
-#include <bit>
 #include <memory>
-#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "ddp/group/gather_text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -23,10 +23,8 @@ SharedMemoryGroup& shared_memory(const nn::ParameterStore& store, ProcessGroup& 
 }
 
 /// Before ranks ask for shared buffers, of which other optimizers would ask for other numbers.
-void require_same_settings(ProcessGroup& group, std::uint32_t settings) {
-  const auto own = std::bit_cast<std::int32_t>(settings);
-  std::vector<std::int32_t> all(static_cast<std::size_t>(group.size()));
-  group.all_gather({const_cast<std::int32_t*>(&own), 1, DType::i32}, Buffer(std::span(all))).wait();
+void require_same_optimizer(ProcessGroup& group, std::uint32_t settings) {
+  const std::vector<std::string> all = all_gather_texts(group, std::to_string(settings));
   for (std::size_t rank = 1; rank < all.size(); ++rank)
     require<UsageError>(all[rank] == all[0], "the optimizers of rank 0 and rank ", rank,
                         " differ in kind, settings or steps done, but share one update");
@@ -56,7 +54,7 @@ void ShardedUpdate::update(nn::OptimizerState& state, std::uint32_t settings, Ru
                       "that synchronises them: not one under no_sync() alone, and not the one of an earlier step()");
   // At first the ranks share no buffers: each brings its shard of its own.
   const bool moves = state.at_site == nullptr;
-  if (moves) require_same_settings(group_, settings);
+  if (moves) require_same_optimizer(group_, settings);
   std::vector<Tensor> shared = state.buffers;
   if (moves)
     for (Tensor& buffer : shared) buffer = store_.flat_in(group_.common_storage(store_.flat_bytes()));

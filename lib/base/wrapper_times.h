@@ -12,8 +12,8 @@ struct WrapperTimes {
   // DataParallel, inside forward.
   double scatter_us = 0, replicate_us = 0, gather_us = 0;
   double forward_us = 0;  // of the module or its replicas
-  double backward_us =
-      0;  // ranks: from the end of forward to the last gradient, the loss included; replicas: their own
+  // Ranks: from the end of forward to the last gradient, the loss included; replicas: their own.
+  double backward_us = 0;
   double communication_us = 0;  // from the first bucket sent to the end of the last; replicas: the sum of gradients
   double exposed_us = 0;        // the part of it that backward did not hide
   // A sharded update, inside step().
