@@ -165,7 +165,7 @@ Tensor from_values(const Shape& shape, const std::vector<T>& values) {
   std::copy(values.begin(), values.end(), tensor.data<T>());
   return tensor;
 }
-/// A CPU tensor over memory that the caller keeps alive.
+/// A plain tensor over memory of `device` that the caller keeps alive.
 Tensor borrow(void* data, const Shape& shape, DType dtype, Device device = {});
 /// Copies elements between tensors of the same shape, dtype and layout, on any devices.
 void copy(const Tensor& source, const Tensor& destination);
