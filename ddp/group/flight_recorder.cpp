@@ -174,8 +174,9 @@ FlightRecord FlightRecorder::Memory::snapshot() const {
   all.group = load(group);
   all.leaving = load(leaving) != 0;
   all.median_step_ns = load(median_step_ns);
-  const std::uint64_t last = calls.load();
-  for (std::uint64_t number = last < kCalls ? 1 : last - kCalls + 1; number <= last; ++number) {
+  const std::uint64_t last = calls.load(), kept = std::min<std::uint64_t>(last, kCalls);
+  for (std::uint64_t i = 1; i <= kept; ++i) {  // up to any `last`, also the greatest number that there is
+    const std::uint64_t number = last - kept + i;
     const Line& line = lines[number % kCalls];
     if (load(line.number) != number) continue;
     RecordedCall call;

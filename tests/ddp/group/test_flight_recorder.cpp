@@ -155,6 +155,19 @@ TEST_CASE("times of a record that was written over are from 0 on") {
   CHECK_THAT(failure_report({{0, read}, {1, {}}}, 1, most), ContainsSubstring("waiting for rank 1"));  // no overflow
 }
 
+TEST_CASE("a record is read to its end whatever number of calls was written over it") {
+  const Scratch scratch;
+  const std::string path = scratch.path("record");
+  write_text(path, std::string(FlightRecorder::bytes(), '\0'));
+  ::setenv(kFlightRecorderVariable, path.c_str(), 1);
+  FlightRecorder::make();
+  ::unsetenv(kFlightRecorderVariable);
+  std::string bytes = read_text(path);
+  bytes.replace(sizeof(std::uint64_t), sizeof(std::uint64_t), sizeof(std::uint64_t), '\xff');  // after the magic number
+  write_text(path, bytes);
+  CHECK(FlightRecorder::read(path).calls.empty());
+}
+
 TEST_CASE("a failure report names which rank waited for which") {
   const auto waiting =
       in_backward({call(34, Progress::ended), call(35, Progress::failed, 1), call(36, Progress::failed)});
