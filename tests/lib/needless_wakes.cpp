@@ -31,8 +31,12 @@ extern "C" __attribute__((visibility("default"))) long syscall(long number, ...)
   static const auto real = reinterpret_cast<decltype(&syscall)>(::dlsym(RTLD_NEXT, "syscall"));
   va_list list;
   va_start(list, number);
-  long arguments[6];
-  for (long& argument : arguments) argument = va_arg(list, long);
+  long arguments[6] = {};
+  // A wait has four arguments and a wake three: libstdc++ gives no more, and what follows is not its caller's to read.
+  for (int i = 0, given = 6; i < given; ++i) {
+    arguments[i] = va_arg(list, long);
+    if (number == SYS_futex && i == 1) given = arguments[1] == FUTEX_WAIT ? 4 : 3;
+  }
   va_end(list);
   if (number == SYS_futex && arguments[1] == FUTEX_WAIT) ++waits[self];
   if (number == SYS_futex && arguments[1] == FUTEX_WAKE) ++wakes;
