@@ -21,7 +21,7 @@ cudaEvent_t make_event(unsigned flags) {
   return event;
 }
 
-/// Yields, soon for longer.
+/// Yields at first, then sleeps.
 void pause(int round) {
   if (round < kSpins)
     std::this_thread::yield();
@@ -40,11 +40,11 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
     : options_(options),
       gpu_(options.device.index),
       recorder_(*backend(options.device.kind).recorder(options.device)),
-      meeting_(std::move(store), rank, size) {
+      rendezvous_(std::move(store), rank, size) {
   compute_ = static_cast<cudaStream_t>(backend(options.device.kind).stream(options.device));
   activate(gpu_);
-  meeting_.compare_gpus(gpu_, options.connect_timeout);
-  const ncclUniqueId id = meeting_.share_id(options.connect_timeout);
+  rendezvous_.compare_gpus(gpu_, options.connect_timeout);
+  const ncclUniqueId id = rendezvous_.share_id(options.connect_timeout);
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
@@ -106,7 +106,7 @@ std::shared_ptr<Operation> Communicator::take_operation(const std::string& what,
   operation->name = collective ? concat(what, " #", operation->number) : what;
   operation->started = Clock::now();
   operation->deadline = operation->started + timeout;
-  operation->asked = operation->done = false;
+  operation->enqueued = operation->done = false;
   operation->timed = true;
   operation->recording = 0;
   return operation;
@@ -134,7 +134,7 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
     abort(lock, operation->name, error);
     throw CommError(failure_);
   }
-  operation->asked = true;
+  operation->enqueued = true;
   return operation;
 }
 
@@ -156,7 +156,7 @@ void Communicator::wait(const Operation& operation) {
   const Lock lock(mutex_);
   if (operation.done) return;
   require_alive_locked();
-  // What was written down for a recording that is over is not on its way.
+  // An operation of a recording that has ended is in its graph, not on the stream.
   if (operation.recording != 0 && operation.recording != recorder_.recording()) return;
   activate(gpu_);
   check(cudaStreamWaitEvent(compute_, operation.end, 0), "cudaStreamWaitEvent");
@@ -182,9 +182,9 @@ bool Communicator::wait_on_host(const Operation& operation, Clock::time_point li
   return true;
 }
 
-/// Drops what has ended, which it does in order.
+/// Removes the operations that have ended; they end in order.
 void Communicator::retire() {
-  while (!pending_.empty() && pending_.front()->asked) {
+  while (!pending_.empty() && pending_.front()->enqueued) {
     Operation& oldest = *pending_.front();
     const cudaError_t status = cudaEventQuery(oldest.end);
     if (status == cudaErrorNotReady) return;
@@ -205,7 +205,7 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   std::string why = error.what();
   if (dynamic_cast<const RemoteError*>(&error) != nullptr) {
     lock.unlock();
-    const std::string other = meeting_.last_words();
+    const std::string other = rendezvous_.wait_for_failure();
     lock.lock();
     if (!failure_.empty()) return;
     if (!other.empty()) why += "; " + other;
@@ -219,12 +219,12 @@ void Communicator::abort(Lock& lock, const std::string& operation, const Error& 
   const std::string text = failure_;
   lock.unlock();
   if (dead != nullptr && !lingers) ncclCommAbort(dead);
-  meeting_.publish_failure(text);
+  rendezvous_.publish_failure(text);
   lock.lock();
 }
 
-/// In a thread of its own, so that no other holds it up; else in the watchdog's, which has nothing else to do then. Not
-/// in the caller's, which may be the one that drops the graphs.
+/// In a thread of its own, or in the watchdog's, which is idle then, where none can be started. Not in the caller's,
+/// which may be the one that drops the graphs.
 void Communicator::abort_in_thread(ncclComm_t dead) {
   try {
     aborting_ = start_thread(concat("the thread that aborts NCCL for rank ", rank()), [dead] { ncclCommAbort(dead); });

@@ -1,4 +1,4 @@
-// One rank's NCCL communicator, its stream, and the thread that watches what runs on it.
+// One rank's NCCL communicator, its stream, and the watchdog thread.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@
 
 namespace duet::ddp::nccl {
 
-/// What was asked of the communicator at once. Its events are kept for the next one.
+/// Calls enqueued on the communicator together. Its events are kept for the next one.
 struct Operation {
   ~Operation();
   std::string name;  // "all_reduce #3", for errors
@@ -33,21 +33,21 @@ struct Operation {
   int recording = 0;        // in which it is only written down, or 0
   Clock::time_point started{}, deadline{};
   cudaEvent_t begin = nullptr, end = nullptr;
-  bool asked = false;  // the events are recorded
+  bool enqueued = false;  // the events are recorded
   bool done = false;
 };
 
-/// Every failure (of NCCL, of CUDA, of another rank, a timeout) aborts the communicator, so that the GPU does not wait
-/// for ever, and is reported to the other ranks. After that all calls throw CommError with the first reason.
-/// Used by one thread; wait() and wait_on_host() by any.
+/// Every failure (of NCCL, of CUDA, of another rank, a timeout) aborts the communicator, so that the GPU does not hang,
+/// and is reported to the other ranks. After that all calls throw CommError with the first reason. Used by one thread;
+/// wait() and wait_on_host() by any.
 ///
 /// While the device records a step (lib/backend/step_recorder.h), operations become part of its graph: the events that
-/// order the two streams fork the capture to NCCL's and join it again. What NCCL asks for that is left to the user: all
-/// ranks must record and replay the same steps; replays and plain operations may mix (its usage/cudagraph, "Mixing",
-/// graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither ends nor
-/// aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close() drops them,
-/// and an abort goes on in a thread of its own, or in the watchdog's, until then: it stops what runs on the device
-/// first of all.
+/// order the two streams fork the capture to NCCL's and join it again. What NCCL requires for that is left to the user:
+/// all ranks must record and replay the same steps; replays and plain operations may mix (its usage/cudagraph,
+/// "Mixing", graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither
+/// ends nor aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close()
+/// drops them, and an abort goes on in a thread of its own, or in the watchdog's, until then: it stops what runs on the
+/// device first of all.
 class Communicator {
  public:
   using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
@@ -58,23 +58,23 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const { return meeting_.rank(); }
+  int rank() const { return rendezvous_.rank(); }
   Device device() const { return options_.device; }
   double busy_us() const { return busy_us_.load(std::memory_order_relaxed); }
 
-  /// Starts `calls` behind what the device was asked so far. The host waits only for NCCL to take them, which for the
-  /// first of a kind means connections with the other ranks.
+  /// Starts `calls` after all work enqueued on the device so far. The host waits only until NCCL accepts them, which
+  /// for the first of a kind includes connecting with the other ranks.
   std::shared_ptr<Operation> run(const std::string& what, bool collective, const Calls& calls);
-  /// What the device is asked from now on runs after the operation.
+  /// Work enqueued on the device from now on runs after the operation.
   void wait(const Operation& operation);
   /// As wait(), and returns when the operation has ended; false if it has not by `limit`.
   bool wait_on_host(const Operation& operation, Clock::time_point limit);
   void require_alive();
   /// For the comparison of all ranks' calls, which NCCL does not make: see Note [Headers].
   void note_header(const Call& call);
-  /// Whether what is asked for now becomes part of a graph.
+  /// Whether calls enqueued now become part of a graph.
   bool records() const;
-  /// Asks for the collectives of a recorded step again.
+  /// Launches the collectives of a recorded step again.
   void replay(const Recorded& recorded, FunctionRef<void()> launch);
 
   /// Drains what was started, then closes together with the others; at once where `drop`. No run() after it.
@@ -90,9 +90,9 @@ class Communicator {
   void settle(Lock& lock);
   void retire();
   void watch();
-  void look(Lock& lock);
+  void check_progress(Lock& lock);
   void compare_headers(Lock& lock);
-  void look_at_others(Lock& lock, const Operation& oldest);
+  void check_peers(Lock& lock, const Operation& oldest);
   void abort(Lock& lock, const std::string& operation, const Error& error);
   void abort_in_thread(ncclComm_t dead);
   void require_alive_locked() const;
@@ -106,7 +106,7 @@ class Communicator {
   StepRecorder& recorder_;
   std::shared_ptr<Recorded> recorded_;  // the newest
   std::vector<int> recordings_;         // that hold operations, or did
-  Rendezvous meeting_;
+  Rendezvous rendezvous_;
   std::atomic<double> busy_us_{0};
 
   std::mutex mutex_;  // of everything below
@@ -120,7 +120,7 @@ class Communicator {
   std::condition_variable changed_;
   CallLog headers_;
   Clock::time_point next_comparison_{};
-  std::uint64_t published_ = 0;  // to the others: collectives; the watchdog's
+  std::uint64_t published_ = 0;  // number of collectives; used by the watchdog
   std::thread watchdog_, aborting_;
 };
 

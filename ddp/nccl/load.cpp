@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kPath = "DUET_NCCL_MODULE";
 
 LoadedModule load() {
-  // A stream of one CUDA runtime is nothing to another one's NCCL.
+  // A stream of one CUDA runtime is invalid in another runtime's NCCL.
   if (std::getenv("DUET_CUDA_MODULE") != nullptr && std::getenv(kPath) == nullptr)
     return {nullptr, concat("DUET_CUDA_MODULE names another CUDA module, but ", kPath, " no NCCL module for it")};
   return load_module({.title = "the NCCL module",
@@ -30,7 +30,7 @@ const LoadedModule& loaded() {
   return module;
 }
 
-/// Before NCCL's first call, which reads it; "=" asks for this very name, not for all that begin with it.
+/// Before NCCL's first call, which reads it; "=" matches the exact name, not a prefix.
 void choose_interface(const std::string& interface) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -21,15 +21,15 @@ struct NcclOptions {
 
 /// Connects this rank with the others, which call this with the same store. In addition to ProcessGroup:
 /// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
-/// - Collectives run on a stream of their own, after what the device was asked before; wait() returns at once and lets
-///   the device wait. Only a barrier and what leaves a result in the host's memory keep the host waiting.
+/// - Collectives run on a stream of their own, after work enqueued on the device before; wait() returns at once and the
+///   device waits. Only a barrier and results in the host's memory block the host.
 /// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
 /// - NCCL does not compare what ranks call. A thread of each rank does, through the store, at most 20 times a second: a
 ///   disagreement ends the group with both sides named, but results from before may be wrong.
 /// - A failure ends all ranks' groups. Work whose wait() has returned before it may hold anything; the next call
 /// throws.
 /// - Messages have no tags (UsageError). Those that are started without a wait between them go together.
-/// Throws CommError that names the ranks that do not come, DeviceError when the module is not there, when the libraries
+/// Throws CommError that names the missing ranks, DeviceError when the module is not there, when the libraries
 /// do not fit, and when ranks share a GPU and NCCL does not allow it.
 std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
                                               const NcclOptions& options);

@@ -42,10 +42,10 @@ ncclRedOp_t operation_of(ReduceOp op) {
 
 std::size_t elements(const Buffer& buffer) { return static_cast<std::size_t>(buffer.count); }
 
-/// Calls that NCCL carries out together, none waiting for another. Remembers the first that failed.
-class Together {
+/// An NCCL group call: its calls start together. Keeps the first failure.
+class GroupCall {
  public:
-  Together() { add(ncclGroupStart()); }
+  GroupCall() { add(ncclGroupStart()); }
   void add(ncclResult_t result) {
     if (result_ == ncclSuccess || result_ == ncclInProgress) result_ = result;
   }
@@ -58,7 +58,7 @@ class Together {
   ncclResult_t result_ = ncclSuccess;
 };
 
-/// One rank's place among the ranks, and the pieces of a long buffer.
+/// A rank's communicator and stream, and its pieces of a buffer.
 struct Ranks {
   int own, size;
   ncclComm_t communicator;
@@ -78,7 +78,7 @@ ncclResult_t gather(const Call& call, const Ranks& ranks) {
   if (call.root != ranks.own)
     return ncclSend(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
   ranks.copy_own(one.data, Ranks::piece(call.out, one, ranks.own), one.bytes());
-  Together all;
+  GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
@@ -92,7 +92,7 @@ ncclResult_t scatter(const Call& call, const Ranks& ranks) {
   if (call.root != ranks.own)
     return ncclRecv(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
   ranks.copy_own(Ranks::piece(call.in, one, ranks.own), one.data, one.bytes());
-  Together all;
+  GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
@@ -105,7 +105,7 @@ ncclResult_t all_to_all(const Call& call, const Ranks& ranks) {
   one.count /= ranks.size;
   const ncclDataType_t type = type_of(one.dtype);
   ranks.copy_own(Ranks::piece(call.in, one, ranks.own), Ranks::piece(call.out, one, ranks.own), one.bytes());
-  Together all;
+  GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
@@ -148,7 +148,7 @@ std::string title(const Call& call) {
 /// a send on a stream would keep the recv behind it from starting, while the peer's send waits for that recv.
 struct Messages {
   std::vector<Call> calls;
-  std::shared_ptr<Operation> operation;  // once they are on their way
+  std::shared_ptr<Operation> operation;  // once they are enqueued
 };
 
 void flush(Communicator& core, Messages& messages, int rank, int size) {
@@ -156,7 +156,7 @@ void flush(Communicator& core, Messages& messages, int rank, int size) {
   std::string what = title(messages.calls[0]);
   if (messages.calls.size() > 1) what += concat(" and ", messages.calls.size() - 1, " more");
   messages.operation = core.run(what, false, [&](ncclComm_t communicator, cudaStream_t stream) {
-    Together all;
+    GroupCall all;
     for (const Call& call : messages.calls) all.add(submit(call, {rank, size, communicator, stream}));
     return all.end();
   });

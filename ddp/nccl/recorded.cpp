@@ -72,13 +72,13 @@ void Communicator::replay(const Recorded& recorded, FunctionRef<void()> launch) 
     throw;
   }
   lock.lock();
-  operation->asked = true;
+  operation->enqueued = true;
 }
 
 void Communicator::drop_recordings(Lock& lock) noexcept {
   const auto recordings = std::exchange(recordings_, {});
   recorded_.reset();
-  lock.unlock();  // dropping waits for the device, which the watchdog may have to free
+  lock.unlock();  // dropping waits for the device, which the watchdog may have to unblock by an abort
   for (const int recording : recordings) {
     if (recorder_.recording() == recording) recorder_.cancel();
     recorder_.drop(recording);

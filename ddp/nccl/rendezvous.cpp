@@ -33,7 +33,7 @@ int loaded_version() {
   return version;
 }
 
-/// "0000:3b:00": its place on the bus, which does not depend on what a process may see.
+/// "0000:3b:00": its PCI bus id, which does not depend on CUDA_VISIBLE_DEVICES.
 std::string bus_id(int gpu) {
   int domain = 0, bus = 0, device = 0;
   check(cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, gpu), "cudaDeviceGetAttribute");
@@ -45,8 +45,7 @@ std::string bus_id(int gpu) {
   return text;
 }
 
-/// What NCCL takes for one GPU: older versions the place on the bus, which the partitions (MIG) of a GPU have in
-/// common, newer ones the partition.
+/// NCCL's identity of a GPU: its bus id in older versions, which MIG partitions share; in newer ones the partition.
 std::string identity(int gpu) {
   if (loaded_version() < kSharesGpus) return bus_id(gpu);
   cudaDeviceProp properties{};
@@ -106,7 +105,7 @@ ncclUniqueId Rendezvous::share_id(Milliseconds timeout) {
   ncclUniqueId id{};
   const ncclResult_t made = rank_ == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (made != ncclSuccess) {
-    const std::string why = concat("rank 0 could not listen for the others: ", text_of(made, nullptr));
+    const std::string why = concat("rank 0 could not listen for its peers: ", text_of(made, nullptr));
     store_->set(kId, why);
     throw CommError(why);
   }
@@ -152,7 +151,7 @@ void Rendezvous::publish_failure(const std::string& why) noexcept {
   }
 }
 
-std::string Rendezvous::last_words() noexcept {
+std::string Rendezvous::wait_for_failure() noexcept {
   try {
     store_->wait({kFailed}, kFailureWait);
     return store_->get(kFailed);

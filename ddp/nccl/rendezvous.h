@@ -41,7 +41,7 @@ class Rendezvous {
   /// The error of the first rank that failed; empty if none did. Throws CommError when the store is lost.
   std::string failure();
   /// As failure(), after a short wait in which others may publish one. Never throws.
-  std::string last_words() noexcept;
+  std::string wait_for_failure() noexcept;
 
  private:
   std::shared_ptr<Store> store_;

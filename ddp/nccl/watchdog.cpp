@@ -1,4 +1,4 @@
-// The thread that watches a communicator's operations: it detects errors, timeouts and calls that differ among ranks.
+// The watchdog of a communicator: detects errors, timeouts and calls that differ among ranks.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -36,7 +36,7 @@ void Communicator::watch() {
     if (stopping_) return;
     const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
     try {
-      look(lock);
+      check_progress(lock);
     } catch (const Error& error) {
       abort(lock, oldest, error);
     }
@@ -44,8 +44,8 @@ void Communicator::watch() {
   }
 }
 
-/// Throws what went wrong.
-void Communicator::look(Lock& lock) {
+/// Throws the error that it finds.
+void Communicator::check_progress(Lock& lock) {
   retire();
   if (communicator_ != nullptr) compare_headers(lock);
   if (pending_.empty() || communicator_ == nullptr) return;
@@ -53,7 +53,7 @@ void Communicator::look(Lock& lock) {
   ncclResult_t state = ncclSuccess;
   check(ncclCommGetAsyncError(communicator_, &state), communicator_);
   check(state, communicator_);
-  if (Clock::now() - oldest->started >= kSlow) look_at_others(lock, *oldest);
+  if (Clock::now() - oldest->started >= kSlow) check_peers(lock, *oldest);
 }
 
 void Communicator::note_header(const Call& call) {
@@ -73,7 +73,7 @@ void Communicator::compare_headers(Lock& lock) {
   lock.unlock();
   std::vector<std::string> all;
   try {
-    all = meeting_.exchange_headers(own);
+    all = rendezvous_.exchange_headers(own);
   } catch (const CommError&) {  // at the end of a job the store may close first
   } catch (...) {
     lock.lock();
@@ -84,15 +84,15 @@ void Communicator::compare_headers(Lock& lock) {
   require<CommError>(text.empty(), text);
 }
 
-void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
+void Communicator::check_peers(Lock& lock, const Operation& oldest) {
   const std::uint64_t count = collectives_;
   const bool late = Clock::now() >= oldest.deadline;
   lock.unlock();
   std::string other, missing;
   try {
-    if (std::exchange(published_, count) != count) meeting_.publish_started(count);
-    other = meeting_.failure();
-    if (late && oldest.collective) missing = meeting_.ranks_before(oldest.number);
+    if (std::exchange(published_, count) != count) rendezvous_.publish_started(count);
+    other = rendezvous_.failure();
+    if (late && oldest.collective) missing = rendezvous_.ranks_before(oldest.number);
   } catch (...) {
     lock.lock();
     throw;
@@ -101,7 +101,7 @@ void Communicator::look_at_others(Lock& lock, const Operation& oldest) {
   require<CommError>(other.empty(), other);
   const auto timeout = std::chrono::duration_cast<Milliseconds>(oldest.deadline - oldest.started);
   require<CommError>(!late || oldest.done, "it has not ended within ", timeout.count(), " ms",
-                     missing.empty() ? "" : concat("; ", missing, " did not come to it"));
+                     missing.empty() ? "" : concat("; ", missing, " did not join it"));
 }
 
 }  // namespace duet::ddp::nccl

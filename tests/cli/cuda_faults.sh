@@ -38,7 +38,7 @@ for say in "fails" "informs"; do
   $say 'old driver' "$old" DUET_SIM_DRIVER=11080 DUET_SIM_FAIL=cudaGetDeviceCount:1+:35
   $say 'no GPU' "$none" DUET_SIM_FAIL=cudaGetDeviceCount:1+:100
 done
-fails 'busy' '.*busy or unavailable \(cudaErrorDevicesUnavailable\); another program may have the GPU for itself' \
+fails 'busy' '.*busy or unavailable \(cudaErrorDevicesUnavailable\); another program may hold the GPU exclusively' \
   DUET_SIM_FAIL=cudaStreamCreateWithPriority:1:46
 fails 'kernels for other GPUs' '.*no kernel image .* see the build.s option gpu_archs' DUET_SIM_FAIL=kernel:1+:209
 fails 'out of memory' '[a-z0-9]+ \([A-Za-z0-9]+\): out of memory on cuda:0: asked for [0-9]+ bytes, but [0-9]+ of 33554432 bytes are free; this process holds [0-9]+ bytes there, other programs' \
@@ -47,6 +47,6 @@ fails 'out of memory in a replica' 'replica [01] on device cuda:0\.[01]: [a-z0-9
   DUET_SIM_MEMORY=40 DUET_SIM_DEVICES=1 -- --mode dp --devices 2
 fails 'cuDNN of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuDNN 10[0-9]* was found, but duet was built for cuDNN 9' DUET_SIM_CUDNN_VERSION=100000
 fails 'cuBLAS of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuBLAS 14 was found, but duet was built for cuBLAS 13' DUET_SIM_CUBLAS_MAJOR=14
-fails 'TF32 forced from outside' 'NVIDIA_TF32_OVERRIDE=1 makes .* precision fp32 was asked for' NVIDIA_TF32_OVERRIDE=1
+fails 'TF32 forced from outside' 'NVIDIA_TF32_OVERRIDE=1 makes .* precision fp32 is set' NVIDIA_TF32_OVERRIDE=1
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

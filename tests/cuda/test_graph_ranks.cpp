@@ -113,7 +113,7 @@ TEST_CASE("nccl: a rank that does not come to a replay is named", "[once]") {
       with_timeout(milliseconds(5000)));
   CHECK_THAT(failures[0],
              ContainsSubstring("a recorded step from collective #") &&
-                 ContainsSubstring("failed on rank 0: it has not ended within 5000 ms; rank 1 did not come"));
+                 ContainsSubstring("failed on rank 0: it has not ended within 5000 ms; rank 1 did not join"));
   CHECK(failures[1] == "");
 }
 

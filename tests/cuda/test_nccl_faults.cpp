@@ -84,7 +84,7 @@ TEST_CASE("nccl: a rank that does not come to a collective is named, and the gro
         work.wait();
       },
       with_timeout(milliseconds(500)));
-  const std::string why = "all_reduce #1 failed on rank 0: it has not ended within 500 ms; rank 1 did not come to it";
+  const std::string why = "all_reduce #1 failed on rank 0: it has not ended within 500 ms; rank 1 did not join it";
   for (const std::string& text : {later, third, failures[0]}) CHECK(text == "the process group has failed: " + why);
   CHECK_THAT(failures[1], ContainsSubstring("failed on rank 1") && ContainsSubstring("rank 0"));
 }

@@ -309,7 +309,7 @@ TEST_CASE("cuda: a variable that would change the precision behind our back is r
   const Tensor x = zeros({2, 2}, DType::f32, fresh);
   ::setenv(kVariable, "1", 1);
   const std::string why =
-      "NVIDIA_TF32_OVERRIDE=1 makes NVIDIA's libraries compute with TF32 whatever they are told, but precision fp32";
+      "NVIDIA_TF32_OVERRIDE=1 makes NVIDIA's libraries compute with TF32 whatever their settings, but precision fp32";
   CHECK_THROWS_WITH(gpu.linear_forward(x, x, {}, x), ContainsSubstring(why));
   CHECK_THROWS_WITH(gpu.set_precision(Precision::fp32), ContainsSubstring(why));
   gpu.set_precision(Precision::bf16);

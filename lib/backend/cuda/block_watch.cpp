@@ -1,4 +1,4 @@
-// Nobody watches: see block_watch.h.
+// The hook of the build without a memory checker: see block_watch.h.
 #include "lib/backend/cuda/block_watch.h"
 
 namespace duet::cuda {

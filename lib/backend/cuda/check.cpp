@@ -9,7 +9,7 @@ namespace {
 
 thread_local const char* operator_name = "start";
 
-/// Errors after which the device does nothing more, caused by some kernel that was asked for earlier.
+/// Errors after which the device does nothing more, caused by some kernel launched earlier.
 bool is_sticky(cudaError_t status) {
   switch (status) {
     case cudaErrorIllegalAddress:
@@ -29,7 +29,7 @@ bool is_sticky(cudaError_t status) {
 /// What to do about errors whose text does not say it.
 const char* advice(cudaError_t status) {
   switch (status) {
-    case cudaErrorDevicesUnavailable: return "; another program may have the GPU for itself: nvidia-smi lists who";
+    case cudaErrorDevicesUnavailable: return "; another program may hold the GPU exclusively: see nvidia-smi";
     case cudaErrorNoKernelImageForDevice: return "; duet was built for other GPUs: see the build's option gpu_archs";
     default: return "";
   }

@@ -61,8 +61,8 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), 
   }
 }
 
-template <class Result, class AskWorkspace>
-auto ConvPlan::choose(const Result* results, int count, AskWorkspace ask_workspace) {
+template <class Result, class SetWorkspace>
+auto ConvPlan::choose(const Result* results, int count, SetWorkspace set_workspace) {
   for (int i = 0; i < count; ++i) {
     const Result& result = results[i];
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
@@ -71,9 +71,9 @@ auto ConvPlan::choose(const Result* results, int count, AskWorkspace ask_workspa
     if (transforms(result.algo) || (precision_ == Precision::fp32 && !fma)) continue;
     if (precision_ != Precision::fp32)
       check(cudnnSetConvolutionMathType(conv_.get(), result.mathType), current_operator());
-    // The list is a guess: what it calls good may turn out not to be supported, or to need more than it said.
-    const cudnnStatus_t status = ask_workspace(result.algo);
-    if (status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED) continue;  // it has many kinds
+    // The list is heuristic: an algorithm in it may not be supported, or may need more workspace than listed.
+    const cudnnStatus_t status = set_workspace(result.algo);
+    if (status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED) continue;  // a range of codes
     check(status, current_operator());
     if (workspace_bytes_ > kMostWorkspace) continue;
     return result.algo;
@@ -122,7 +122,7 @@ void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
 
 void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) const {
   const cudnnHandle_t handle = device.cudnn();
-  // From the pool each time: a recorded step keeps what it got.
+  // From the pool each time: a recorded step keeps its blocks.
   Tensor scratch;
   if (workspace_bytes_ > 0) scratch = empty({static_cast<std::int64_t>(workspace_bytes_)}, DType::u8, device.device());
   void* const workspace = scratch.defined() ? scratch.raw() : nullptr;

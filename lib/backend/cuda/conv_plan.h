@@ -49,10 +49,10 @@ class ConvPlan {
   void choose_forward(cudnnHandle_t handle);
   void choose_backward_data(cudnnHandle_t handle);
   void choose_backward_weights(cudnnHandle_t handle);
-  /// Takes the first algorithm of cuDNN's list, the fastest first, that suits; returns it. `ask_workspace` sets
+  /// Takes the first algorithm of cuDNN's list, the fastest first, that suits; returns it. `set_workspace` sets
   /// workspace_bytes_ to what an algorithm needs.
-  template <class Result, class AskWorkspace>
-  auto choose(const Result* results, int count, AskWorkspace ask_workspace);
+  template <class Result, class SetWorkspace>
+  auto choose(const Result* results, int count, SetWorkspace set_workspace);
 
   ConvPass pass_;
   Precision precision_;
@@ -65,10 +65,10 @@ class ConvPlan {
   std::size_t workspace_bytes_ = 0;
 };
 
-/// The plans of one device; used by the thread that asks it for kernels.
+/// The plans of one device; used by the thread that launches its kernels.
 class ConvPlans {
  public:
-  /// The plan for `key`, made when it is asked for the first time.
+  /// The plan for `key`, made on first use.
   const ConvPlan& plan(cudnnHandle_t handle, const ConvKey& key);
 
  private:

@@ -11,7 +11,7 @@ namespace duet::cuda {
 /// cuDNN's fastest kernels load four floats at a time.
 inline constexpr std::size_t kConvAlignment = 16;
 
-/// An argument as the device's convolutions take it: rounded, when the precision asks for it, and at an aligned
+/// An argument as the device's convolutions take it: rounded, where the precision requires it, and at an aligned
 /// address: parameters are views at any place of a flat buffer. Anything else is the tensor itself.
 class ConvOperand {
  public:

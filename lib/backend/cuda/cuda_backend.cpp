@@ -58,8 +58,8 @@ void require_no_override(Precision precision) {
   const bool forbids = *value == "0";  // else it demands TF32
   require<DeviceError>(precision != (forbids ? Precision::tf32 : Precision::fp32), "NVIDIA_TF32_OVERRIDE=", *value,
                        " makes NVIDIA's libraries compute ", forbids ? "without" : "with",
-                       " TF32 whatever they are told, but precision ", name(precision),
-                       " was asked for: unset that variable, or choose another precision");
+                       " TF32 whatever their settings, but precision ", name(precision),
+                       " is set: unset that variable, or choose another precision");
 }
 
 void CudaBackend::set_precision(Precision precision) {
@@ -68,7 +68,7 @@ void CudaBackend::set_precision(Precision precision) {
 }
 
 CudaBackend::CudaBackend() : gpus_(count_gpus()) {
-  require<DeviceError>(gpus_ <= static_cast<int>(kMaxGpus), gpus_, " GPUs, duet knows at most ", kMaxGpus);
+  require<DeviceError>(gpus_ <= static_cast<int>(kMaxGpus), gpus_, " GPUs, expected at most ", kMaxGpus);
 }
 
 CudaBackend::~CudaBackend() = default;
@@ -130,7 +130,7 @@ void CudaBackend::copy_between(CudaDevice& to, void* destination, CudaDevice& fr
                                std::size_t bytes) {
   to.wait_for(from);
   enqueue_copy(to, destination, from, source, bytes);
-  // The source may be written or given back now, and used for something else on its own stream.
+  // From here on the source's own stream may overwrite, release or reuse its memory.
   from.wait_for(to);
   to.activate();
 }
@@ -143,7 +143,7 @@ void CudaBackend::enqueue_copy(CudaDevice& to, void* destination, CudaDevice& fr
   if (to.physical() == from.physical()) {
     check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, to.stream()), "copy");
   } else {
-    // Without peer access the driver takes this copy through pinned memory of its own, in the same order.
+    // Without peer access the driver stages this copy through pinned host memory, in the same order.
     enable_peer_access(to, from);
     check(cudaMemcpyPeerAsync(destination, to.physical(), source, from.physical(), bytes, to.stream()), "copy");
   }
@@ -160,7 +160,7 @@ void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
     if (!possible) continue;
     own->activate();
     const cudaError_t status = cudaDeviceEnablePeerAccess(other->physical(), 0);
-    // A GPU has a limited number of peers; copies from and to the others take the detour.
+    // A GPU has a limited number of peers; copies from and to the others are staged through host memory.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers) {
       cudaGetLastError();
     } else {

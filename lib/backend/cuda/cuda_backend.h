@@ -26,11 +26,11 @@ struct Operand {
 /// Throws DeviceError "linear_forward: x is on cuda:0, w on cuda:1" unless all defined operands lie on one device.
 void same_device(const char* op, std::initializer_list<Operand> operands);
 
-/// NVIDIA's libraries obey the variable NVIDIA_TF32_OVERRIDE before what they are told. Throws DeviceError where it
-/// would make them compute otherwise than in this precision.
+/// The variable NVIDIA_TF32_OVERRIDE takes precedence over the settings of NVIDIA's libraries. Throws DeviceError where
+/// it would make them compute in another precision than this.
 void require_no_override(Precision precision);
 
-/// All GPUs that this process sees. A GPU gets a context when something is first asked of it.
+/// All GPUs visible to this process. A GPU's context is created on its first use.
 class CudaBackend final : public Backend {
  public:
   /// Throws DeviceError with the reason when no GPU can be used.
@@ -130,7 +130,7 @@ class CudaBackend final : public Backend {
   CudaDevice& find(Device device);
   /// A copy between two devices, in the order of Note [Order] in backend.h.
   void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
-  /// The copy alone: on the stream of `to`, and in no order with the other device's work.
+  /// The copy alone: on the stream of `to`, unordered with the other device's work.
   void enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
   /// Gives the cached memory of the other devices on the same GPU back to the driver.
   void trim_others(const CudaDevice& device);
@@ -140,9 +140,9 @@ class CudaBackend final : public Backend {
  private:
   static constexpr std::size_t kMaxGpus = 64, kMaxLogical = 64;
   using Slot = std::atomic<CudaDevice*>;
-  /// The one of these devices, in this order.
+  /// The clique of these devices, in this order.
   NcclClique& clique(std::span<CudaDevice* const> devices);
-  /// Lets the two GPUs reach each other's memory, where the machine allows it; tried once per pair.
+  /// Enables access of the two GPUs to each other's memory, where the machine allows it; tried once per pair.
   void enable_peer_access(const CudaDevice& a, const CudaDevice& b);
 
   int gpus_ = 0;

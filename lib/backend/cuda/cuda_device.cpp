@@ -39,7 +39,7 @@ CudaDevice::~CudaDevice() = default;
 Precision CudaDevice::precision() const { return backend_.precision(); }
 
 void CudaDevice::activate() const {
-  int current = -1;  // asked each time: other libraries change it too
+  int current = -1;  // queried each time: other libraries change it too
   check(cudaGetDevice(&current), "cudaGetDevice");
   if (current != physical_) check(cudaSetDevice(physical_), "cudaSetDevice");
 }
@@ -102,7 +102,7 @@ void CudaDevice::wait_for(CudaDevice& other) {
   check(cudaEventRecord(event, other.stream_), "cudaEventRecord");
   activate();
   check(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
-  // A wait is for what was recorded when it was asked for, so the event can be recorded anew at once.
+  // A wait refers to what the event recorded when the wait was enqueued, so the event can be reused at once.
   other.give_event(event);
 }
 

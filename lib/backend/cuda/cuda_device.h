@@ -18,8 +18,8 @@ class CudaRecorder;
 class DeviceMemory;
 
 /// One per duet Device, made when first used and never destroyed: at exit the driver may be gone before statics are. A
-/// logical device has its own stream, handles and memory on the GPU that it shares. Kernels are asked for by one thread
-/// at a time; copies and memory by any.
+/// logical device has its own stream, handles and memory on the GPU that it shares. Kernels are launched by one thread
+/// at a time; copies and memory are requested by any.
 class CudaDevice {
  public:
   CudaDevice(CudaBackend& backend, Device device, int physical);
@@ -48,15 +48,15 @@ class CudaDevice {
 
   /// Makes this GPU the calling thread's current one.
   void activate() const;
-  /// Orders everything that is asked of this device from now on after everything asked of `other` so far. The host does
-  /// not wait.
+  /// Orders all work enqueued on this device from now on after all work enqueued on `other` so far. The host does not
+  /// wait.
   void wait_for(CudaDevice& other);
-  /// Returns when everything asked of this device is done; then looks for faults.
+  /// Returns when all work enqueued on this device is done; then checks for faults.
   void synchronize();
 
   /// In pinned host memory, for the kernels that read labels.
   kernels::LabelFault* label_fault() { return label_fault_; }
-  /// Throws what a kernel reported since the last look: ShapeError for a label out of bounds. After a synchronisation.
+  /// Throws what a kernel reported since the last check: ShapeError for a label out of bounds. After a synchronisation.
   void throw_fault();
 
  private:

@@ -12,14 +12,14 @@ void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps) {
   device_.activate();
   if (counter_ == nullptr) {
     counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
-    // Also because a kernel is loaded when it is first asked for, which should not be while recording.
+    // Also loads the kernels: a kernel is loaded at its first launch, which should not be while recording.
     kernels::set_counter(counter_, step, device_.stream());
     kernels::advance(counter_, steps, device_.stream());
   }
   const int number = device_.memory().begin_recording();
   step_ = step;
   steps_ = steps;
-  // Other threads may allocate and wait meanwhile; this one may not, but for the pool.
+  // Other threads may allocate and wait meanwhile; this one may only take memory from the pool.
   const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
   if (status != cudaSuccess) {
     device_.memory().end_recording();
@@ -65,13 +65,13 @@ void CudaRecorder::cancel() noexcept {
   if (number == 0) return;
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
-  cudaGetLastError();  // that the capture was spoilt is no news
+  cudaGetLastError();  // clears the error of the invalidated capture
   device_.memory().end_recording();
   device_.memory().drop_recording(number);
   works_.clear();
 }
 
-/// Asks for the graph inside the replay() of every work.
+/// Launches the graph inside the replay() of every work.
 void CudaRecorder::launch(const Graph& graph, std::size_t works_done) {
   if (works_done == graph.works.size())
     check(cudaGraphLaunch(graph.executable, device_.stream()), "replaying a step");
@@ -93,7 +93,7 @@ void CudaRecorder::replay(int recording, std::uint64_t step) {
 void CudaRecorder::drop(int recording) noexcept {
   const auto graph = graphs_.find(recording);
   if (graph == graphs_.end()) return;
-  cudaStreamSynchronize(device_.stream());  // a failure will be heard of by the next who asks for something
+  cudaStreamSynchronize(device_.stream());  // the next call on the device reports a failure
   cudaGraphExecDestroy(graph->second.executable);
   cudaGetLastError();
   graphs_.erase(graph);

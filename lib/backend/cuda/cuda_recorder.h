@@ -26,7 +26,7 @@ class CudaRecorder final : public StepRecorder {
   void replay(int recording, std::uint64_t step) override;
   void drop(int recording) noexcept override;
 
-  /// The draw of a dropout that is asked for now. While a step is recorded its kernels add the counter.
+  /// The draw of a dropout enqueued now. While a step is recorded its kernels add the counter.
   kernels::StepDraw counted(arithmetic::DropoutDraw draw) const;
 
  private:
@@ -45,7 +45,7 @@ class CudaRecorder final : public StepRecorder {
   Works works_;                            // of the recording that runs
   std::unordered_map<int, Graph> graphs_;  // by recording
   std::uint64_t* counter_ = nullptr;       // on the device: the step that the next replay is
-  std::optional<std::uint64_t> counted_;   // what the counter will hold after all that was asked
+  std::optional<std::uint64_t> counted_;   // the counter's value after all work enqueued so far
 };
 
 }  // namespace duet::cuda

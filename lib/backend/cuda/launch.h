@@ -9,7 +9,7 @@
 
 namespace duet::cuda {
 
-/// Asks `stream`, of the thread's current device, for a grid of blocks of threads. A grid without blocks is nothing.
+/// Enqueues a grid of blocks of threads on `stream`, of the thread's current device. A grid without blocks: no launch.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
             Arguments&&... arguments) {

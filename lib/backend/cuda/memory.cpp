@@ -36,7 +36,7 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// Calls something at the end of a block, however it is left.
+/// Calls a function at scope exit.
 template <class F>
 struct Finally {
   explicit Finally(F call) : end(std::move(call)) {}
@@ -69,15 +69,15 @@ void* DeviceMemory::allocate(std::size_t bytes) {
     block = cached.back();
     cached.pop_back();
   } else {
-    // Room for this block to come back without an allocation in release(), which must not throw. A block of a
-    // recording becomes everybody's when that is dropped, and was so before if one is there.
+    // Reserves the place of this block in the free lists, so that release() cannot throw. A recording's block goes
+    // to the shared list when the recording is dropped; one that comes from there has its place already.
     cached.reserve(cached.capacity() + 1);
-    std::vector<void*>& everybodys = free_[0][size];
-    if (!everybodys.empty()) {
-      block = everybodys.back();
-      everybodys.pop_back();
+    std::vector<void*>& shared = free_[0][size];
+    if (!shared.empty()) {
+      block = shared.back();
+      shared.pop_back();
     } else {
-      if (recording_ != 0) everybodys.reserve(everybodys.capacity() + 1);
+      if (recording_ != 0) shared.reserve(shared.capacity() + 1);
       block = from_driver(size);
     }
     if (recording_ != 0) owner_[block] = recording_;
@@ -124,7 +124,7 @@ void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
 
 void DeviceMemory::give_back_cached() {
   if (live_recordings_ > 0) return;  // a recorded graph may use any block
-  // Nothing may be left that uses a block; copies by other devices stand on this stream too.
+  // Waits for all users of the blocks; copies by other devices are ordered on this stream too.
   check(cudaStreamSynchronize(device_.stream()), "giving memory back");
   for (auto& [size, blocks] : free_[0]) {
     while (!blocks.empty()) {
@@ -137,7 +137,7 @@ void DeviceMemory::give_back_cached() {
 }
 
 void DeviceMemory::trim() {
-  // Only if nobody is at work in it: two devices that run out of memory together must not wait for each other.
+  // Only if no thread holds the lock: two devices that run out of memory together would deadlock.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   device_.activate();

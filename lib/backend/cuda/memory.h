@@ -14,8 +14,8 @@
 
 namespace duet::cuda {
 
-/// Blocks that come back are kept by size for the next request of that size. A block may be handed out again while the
-/// device still works on what it held: everything that touches it, copies to other devices included, is ordered on the
+/// Released blocks are kept by size for the next request of that size. A block may be handed out again while the device
+/// still works on what it held: everything that touches it, copies to other devices included, is ordered on the
 /// device's stream. Thread-safe.
 class DeviceMemory final : public Allocator {
  public:
@@ -27,14 +27,14 @@ class DeviceMemory final : public Allocator {
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
   /// While a recording (of a CUDA graph) runs, blocks come from a set of its own, and go back to it even after its end,
-  /// so that a replay finds nobody else's data in them; they count as used as long as the recording lives. One at a
+  /// so that no other user's data is in them at a replay; they count as used as long as the recording lives. One at a
   /// time. Returns the recording's number.
   int begin_recording();
   void end_recording();
-  /// The recording will not be replayed any more: its blocks are anybody's.
+  /// The recording is never replayed again: its blocks go to the shared free list.
   void drop_recording(int recording);
 
-  /// Gives cached blocks back to the driver, unless recordings live or another thread is at work here.
+  /// Gives cached blocks back to the driver, unless recordings live or another thread uses this cache.
   void trim();
   /// Bytes held from the driver, those of them that tensors use, and the most they ever used.
   struct Use {
@@ -67,7 +67,7 @@ class DeviceMemory final : public Allocator {
   CudaBackend& backend_;
   CudaDevice& device_;
   mutable std::mutex mutex_;
-  std::unordered_map<int, FreeLists> free_;  // by recording; 0: everybody's
+  std::unordered_map<int, FreeLists> free_;  // by recording; 0: shared
   std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
   int recording_ = 0, last_recording_ = 0;   // the one that runs, and the newest number
   int live_recordings_ = 0;

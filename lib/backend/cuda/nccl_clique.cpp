@@ -16,7 +16,7 @@ void check(const NcclCalls& nccl, ncclResult_t result, const char* what) {
 /// Empty functions where there is no NCCL.
 NcclCalls find_calls() {
   NcclCalls calls;
-  void* library = RTLD_DEFAULT;  // here already, perhaps
+  void* library = RTLD_DEFAULT;  // may be loaded already
   if (::dlsym(library, "ncclGetVersion") == nullptr) library = ::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr && ::dlsym(RTLD_DEFAULT, "ncclGetVersion") == nullptr) return calls;
   const auto find = [library](auto& function, const char* name) {

@@ -11,7 +11,7 @@
 
 namespace duet::cuda {
 
-/// What duet calls of NCCL, which is loaded when first asked for: hundreds of megabytes that few programs need.
+/// What duet calls of NCCL, which is loaded on first use: hundreds of megabytes that few programs need.
 struct NcclCalls {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclCommInitAll) comm_init_all = nullptr;
@@ -25,8 +25,8 @@ struct NcclCalls {
   static const NcclCalls& load();
 };
 
-/// ", NCCL 2.28.9", or empty where it is not installed. Only NCCL itself knows its version, so all of it is loaded for
-/// the question; duet info and the reports ask, training does not.
+/// ", NCCL 2.28.9", or empty where it is not installed. Only NCCL itself reports its version, so all of it is loaded;
+/// duet info and the reports call this, training does not.
 std::string nccl_version();
 
 /// One communicator per device, made together. Like the devices, never destroyed. Used by one thread at a time.

@@ -20,8 +20,8 @@ void require_few(const char* op, std::size_t devices) {
                        kernels::kMaxParts);
 }
 
-/// Everything asked of any of the devices from now on comes after all that was asked of all of them so far.
-void meet(std::span<CudaDevice* const> devices) {
+/// A barrier of the devices' streams: work enqueued from now on runs after all work enqueued so far.
+void synchronize_streams(std::span<CudaDevice* const> devices) {
   for (CudaDevice* const other : devices.subspan(1)) devices[0]->wait_for(*other);
   for (CudaDevice* const other : devices.subspan(1)) other->wait_for(*devices[0]);
 }
@@ -58,7 +58,7 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
                               int) {
   if (share > 0) return;
   require_few("sum_devices", parts.size());
-  PooledVector<Tensor> here;  // until the kernel was asked for: then they may go, see Note [Order]
+  PooledVector<Tensor> here;  // until the kernel is enqueued: then they may be released, see Note [Order]
   kernels::Parts from{};
   for (std::size_t i = 0; i < parts.size(); ++i) {
     here.push_back(parts[i].to(destination.device()));
@@ -69,7 +69,7 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
 }
 
 // Device d copies the d-th piece of all parts, adds them up, and the others copy the result: every device sends and
-// receives as much, and all of it side by side.
+// receives equally much, all at the same time.
 void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
                                      DeviceSum sum) {
   const std::size_t count = parts.size();
@@ -87,8 +87,8 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
   const auto bring = [&](const Tensor& from, std::size_t i, const Tensor& to, std::size_t d) {
     if (from.count() > 0) enqueue_copy(*devices[d], to.raw(), *devices[i], from.raw(), from.bytes());
   };
-  PooledVector<Tensor> here;  // until all was asked for
-  meet(devices);
+  PooledVector<Tensor> here;  // until all is enqueued
+  synchronize_streams(devices);
   for (std::size_t d = 0; d < count; ++d) {
     const Tensor own = piece(destinations[d], d);
     kernels::Parts from{};
@@ -100,11 +100,11 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     }
     kernels::sum_parts(from, static_cast<int>(count), false, own.data<float>(), own.count(), on(own).stream());
   }
-  meet(devices);
+  synchronize_streams(devices);
   for (std::size_t d = 0; d < count; ++d)
     for (std::size_t i = 0; i < count; ++i)
       if (i != d) bring(piece(destinations[i], i), i, piece(destinations[d], i), d);
-  meet(devices);
+  synchronize_streams(devices);
 }
 
 NcclClique& CudaBackend::clique(std::span<CudaDevice* const> devices) {

@@ -94,8 +94,8 @@ __device__ inline float pool_tile(const float* __restrict__ image, float bias, c
   }
 }
 
-/// A thread for each lane of each of dropout's chunks: eight elements of a row, 16 apart, beside those of its
-/// neighbours.
+/// A thread for each lane of each of dropout's chunks: eight elements of a row, 16 apart, interleaved with
+/// its neighbours'.
 template <bool kByTwo>
 __global__ void __launch_bounds__(kThreads)
     bias_pool_relu_forward_kernel(const float* __restrict__ image, const float* __restrict__ bias,

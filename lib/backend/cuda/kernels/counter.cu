@@ -1,4 +1,4 @@
-// The counter on the device that tells recorded steps which step they are.
+// The counter on the device that holds the step number of a replayed graph.
 #include <cuda_runtime.h>
 
 #include <cstdint>

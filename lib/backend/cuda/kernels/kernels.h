@@ -1,6 +1,6 @@
-// duet's own kernels. Each function here asks a stream of the thread's current device for its work and returns.
+// duet's own kernels. Each function enqueues its kernels on a stream of the thread's current device.
 //
-// They work on raw device pointers and know no tensors; n = 0 asks for nothing. The stream comes last. Pointers to
+// They take raw device pointers, not tensors; n = 0 enqueues nothing. The stream comes last. Pointers to
 // floats need a float's alignment only: parameters are views at any place of a flat buffer.
 #pragma once
 
@@ -87,7 +87,7 @@ struct StepDraw {
 void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
                   cudaStream_t stream);
 
-// --- conv_epilogue.cu: what stands around a convolution without bias ---
+// --- conv_epilogue.cu: bias, pooling, relu and dropout of a convolution ---
 
 /// y (images * channels, pixels) += bias of the channel.
 void add_channel_bias(float* y, const float* bias, std::int64_t images, int channels, std::int64_t pixels,
@@ -131,7 +131,7 @@ void round_to_bfloat16(const float* x, float* y, std::int64_t count, cudaStream_
 // --- loss.cu: x (rows, classes), labels i64 (rows) ---
 
 /// Lies in pinned host memory, one per device. A kernel that meets a label outside [0, classes) sets `seen` from 0 to 1
-/// by atomicExch and, if it was the first, fills in the rest; the host looks when it has waited for the device.
+/// by atomicExch and, if it was the first, fills in the rest; the host reads it after waiting for the device.
 struct LabelFault {
   int seen;
   std::int64_t label, row, classes;
@@ -144,14 +144,14 @@ void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64
                           cudaStream_t stream);
 /// The gradient that log_softmax_nll_backward gives for a dloss of 1.
 struct LogitGradient {
-  float* dx;  // null: not wanted
+  float* dx;  // null: not computed
   float factor;
 };
 /// loss = -sum x[i, label i] * factor; nan and a fault when a label is out of bounds. For the gradient x is
 /// log_softmax's output.
 void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, const LogitGradient& gradient,
                  std::int64_t rows, int classes, LabelFault* fault, cudaStream_t stream);
-/// dx = -dloss * factor at the labels, else 0. Labels out of bounds have no place.
+/// dx = -dloss * factor at the labels, else 0. Labels out of bounds are ignored.
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
                   int classes, cudaStream_t stream);
 /// dx = (exp(y) - one_hot(labels)) * *dloss * factor: of nll and the log_softmax that made y. 0 in rows whose label is
@@ -166,7 +166,7 @@ void mse_forward(const float* x, const float* target, float factor, float* loss,
 /// dx = 2 * factor * dloss * (x - target).
 void mse_backward(const float* dloss, const float* x, const float* target, float factor, float* dx, std::int64_t count,
                   cudaStream_t stream);
-/// correct = number of rows whose largest entry, the first among equals, stands at their label.
+/// correct = number of rows whose largest entry, the first among equals, is at their label.
 void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
                    cudaStream_t stream);
 

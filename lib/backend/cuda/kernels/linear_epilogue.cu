@@ -1,4 +1,4 @@
-// What stands around cuBLAS: biases, relu and dropout, their gradients, and operands in bfloat16.
+// Epilogues of cuBLAS: biases, relu and dropout, their gradients, and operands in bfloat16.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) y[i] += bias[i % columns];
 }
 
-/// A thread for each lane of each of dropout's chunks: eight elements of a row, 16 apart, beside those of its
-/// neighbours.
+/// A thread for each lane of each of dropout's chunks: eight elements of a row, 16 apart, interleaved with
+/// its neighbours'.
 __global__ void __launch_bounds__(kThreads)
     bias_relu_dropout_forward_kernel(float* __restrict__ y, const float* __restrict__ bias, std::int64_t rows,
                                      int columns, int lanes, bool drops, StepDraw counted, float scale) {
@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// A block of 32 columns by 8 rows for every 32 columns; each thread adds every 8th row, then the first row of
-/// threads adds what the others have. kLive: of dx, which is made in passing: dy * scale where y is positive or NaN,
-/// else 0.
-template <bool kLive>
+/// threads adds what the others have. kReluGradient: of dx, which is made in passing: dy * scale where y is positive or
+/// NaN, else 0.
+template <bool kReluGradient>
 __global__ void __launch_bounds__(kWarp* kSumRows)
     sum_rows_kernel(const float* __restrict__ dy, const float* __restrict__ y, float scale, float* __restrict__ dx,
                     float* __restrict__ db, std::int64_t rows, int columns) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kWarp* kSumRows)
     for (std::int64_t row = group; row < rows; row += kSumRows) {
       const std::int64_t i = row * columns + column;
       float value = dy[i];
-      if constexpr (kLive) {
+      if constexpr (kReluGradient) {
         value = relu_stops(y[i]) ? 0.0f : value * scale;
         dx[i] = value;
       }

@@ -8,7 +8,7 @@
 
 #include "lib/backend/cuda/kernels/kernels.h"
 
-/// Stands before a loop of a fixed length that indexes an array in registers.
+/// Unrolls a loop of a fixed length that indexes an array in registers.
 #if defined(__CUDACC__)
 #define DUET_UNROLL _Pragma("unroll")
 #else
