@@ -2,9 +2,9 @@
 """Counts the instructions of a training step under Valgrind: a regression shows on any machine, however busy.
 
     tools/count_instructions.py BUILD             counts, and compares with tests/benchmarks/instructions.json
-    tools/count_instructions.py BUILD --record    counts, and writes that file and the table beside it
+    tools/count_instructions.py BUILD --record    counts, and writes that file and the table next to it
 
-Runs BUILD/cli/duet train on drawn digits with DUET_ISA=avx2 (Valgrind knows no AVX-512) twice, with different numbers of
+Runs BUILD/cli/duet train on drawn digits with DUET_ISA=avx2 (Valgrind lacks AVX-512) twice, with different numbers of
 epochs, so that the difference is steps only. Ends with 1 if the whole step or one of its larger functions takes more
 than --percent (default 2) above the record. Counts hold for one compiler: another one is said, and not judged.
 """
@@ -67,7 +67,7 @@ def record(counts, build):
         file.write("\n")
     lines = ["# Instructions of a training step", "",
              f"SimpleCNN, batch {BATCH}, one thread, `DUET_ISA=avx2`, built by {build}; under Valgrind's callgrind, which",
-             "knows no AVX-512. Written by `tools/count_instructions.py BUILD --record`; without `--record` it compares.", "",
+             "lacks AVX-512. Written by `tools/count_instructions.py BUILD --record`; without `--record` it compares.", "",
              "| function | instructions per step | per image | share |", "|---|---:|---:|---:|"]
     for name, n in counts.items():
         lines.append(f"| {name if name == WHOLE else '`' + name + '`'} | {n:,} | {n // BATCH:,} | {100 * n / counts[WHOLE]:.1f} % |")

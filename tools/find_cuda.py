@@ -64,12 +64,12 @@ def first_existing(folders):
 
 
 class Toolkit:
-    """What lies at `root`, together with the wheels beside it and what the system has of cuDNN and NCCL."""
+    """What lies at `root`, together with its sibling wheels and what the system has of cuDNN and NCCL."""
 
     def __init__(self, root):
         self.root = os.path.abspath(root)
-        beside = os.path.dirname(self.root)
-        homes = [self.root] + [os.path.join(beside, name) for name in ("cudnn", "nccl", "cublas")]
+        parent = os.path.dirname(self.root)
+        homes = [self.root] + [os.path.join(parent, name) for name in ("cudnn", "nccl", "cublas")]
         self.nvcc = os.path.join(self.root, "bin", "nvcc")
         self.includes = first_existing(
             [os.path.join(home, "include") for home in homes]

@@ -77,7 +77,7 @@ TEST_CASE("consumers are counted, whatever the age of operators that another thr
   CHECK(numbers(x.grad()) == std::vector<float>{2});
 }
 
-TEST_CASE("leaves add up the gradients of several backward runs until they are told to forget") {
+TEST_CASE("leaves add up the gradients of several backward runs until they are cleared") {
   Variable x = leaf({1, -2});
   ops::relu(x).backward(from_values<float>({2}, {3, 3}));
   ops::relu(x).backward(from_values<float>({2}, {4, 4}));

@@ -33,9 +33,9 @@ std::string digest() {
 int main(int, char** arguments) {
   const int threads = std::atoi(arguments[1]);
   backend(DeviceKind::cpu).set_threads_per_device(threads);
-  auto beside = std::async(std::launch::async, digest);  // on the same device at the same time
+  auto concurrent = std::async(std::launch::async, digest);  // on the same device at the same time
   const std::string own = digest();
-  if (beside.get() != own) {
+  if (concurrent.get() != own) {
     std::puts("two threads that computed at the same time differ");
     return 1;
   }

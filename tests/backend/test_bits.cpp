@@ -40,7 +40,7 @@ TEST_CASE("gradients of 2, 4 and 8 shards sum to the very bits of the whole batc
   }
 }
 
-TEST_CASE("a row of a linear layer has the same bits whatever rows stand beside it") {
+TEST_CASE("a row of a linear layer has the same bits whatever the other rows of the batch are") {
   Mt19937 generator(31);
   const auto random = [&](const Shape& shape) {
     Tensor x = empty(shape);

@@ -87,7 +87,7 @@ TEST_CASE("every shard of every batch has its blocks and its part of the tree") 
     }
 }
 
-TEST_CASE("an unstamped tensor is its own batch, a stamped one knows its place") {
+TEST_CASE("an unstamped tensor is its own batch, a stamped one has its place in a batch") {
   CHECK(blocks_of({}, 3).leaf_count == 3);
   CHECK(blocks_of({9, 0, 0}, 16).leaf_count == 8);
   CHECK(blocks_of({0, 0, 128}, 16).leaf_count == 1);

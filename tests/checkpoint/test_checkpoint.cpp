@@ -78,7 +78,7 @@ TEST_CASE("a checkpoint of another model is refused by name, and copies nothing"
   CHECK(model[0].tensor.data<float>()[0] == 0);
 }
 
-TEST_CASE("the last two checkpoints stay, and the best beside them") {
+TEST_CASE("the last two checkpoints stay, and the best") {
   const Scratch scratch;
   duet::save_checkpoint(scratch.folder(), at_step(1));
   duet::save_checkpoint(scratch.folder(), at_step(2), true);
@@ -180,7 +180,7 @@ TEST_CASE("a folder that cannot be written is found before training") {
   CHECK_THROWS_AS(duet::prepare_checkpoint_folder(scratch.path("file/below")), DataError);
   CHECK_THROWS_WITH(duet::prepare_checkpoint_folder("/proc/1"), ContainsSubstring("cannot open /proc/1"));
 
-  // Root may write anywhere, so the rest of the test is nobody's.
+  // Root may write anywhere, so the rest of the test needs another user.
   constexpr uid_t kNobody = 65534;
   const uid_t user = ::geteuid();
   std::filesystem::create_directory(scratch.path("locked"));

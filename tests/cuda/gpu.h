@@ -55,7 +55,7 @@ inline std::vector<std::uint8_t> bytes_of(const duet::Tensor& tensor) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// Sets the GPUs' precision until it goes.
+/// Sets the GPUs' precision until its destructor.
 class WithPrecision {
  public:
   explicit WithPrecision(duet::Precision precision) { backend().set_precision(precision); }

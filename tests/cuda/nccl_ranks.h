@@ -33,7 +33,7 @@ inline duet::ddp::NcclOptions nccl_options(duet::Device device) {
           .group = {.timeout = std::chrono::seconds(60), .leave_timeout = std::chrono::seconds(20)}};
 }
 
-/// Repeats what ends by an error, for as long as nobody waits for a hang.
+/// Retries what fails by an error, until a test waits for a hang.
 inline void repeat_until_it_fails(const std::function<void()>& body) {
   const auto end = duet::ddp::Clock::now() + std::chrono::seconds(60);
   while (duet::ddp::Clock::now() < end) body();
@@ -61,7 +61,7 @@ inline std::vector<std::string> try_nccl_ranks(int size, const std::function<voi
   return failures;
 }
 
-/// As try_nccl_ranks; nobody may fail.
+/// As try_nccl_ranks; no rank may fail.
 inline void run_nccl_ranks(int size, const std::function<void(ProcessGroup&)>& body) {
   const auto options = [](int rank) { return nccl_options(gpu_of(rank)); };
   for (const std::string& failure : try_nccl_ranks(size, body, options)) CHECK(failure == "");

@@ -39,11 +39,11 @@ bool all_are(const Tensor& tensor, float value) {
 
 }  // namespace
 
-TEST_CASE("cuda: a copy between devices comes after what both were asked before, and before what follows", "[order]") {
+TEST_CASE("cuda: a copy between devices comes after earlier work of both, and before later work", "[order]") {
   DUET_NEEDS_CUDA();
   for (const auto& devices : sets_of_devices())
     for (int round = 0; round < 5; ++round) {
-      // A number goes around; each device adds one to it and spoils its own copy at once.
+      // A number goes around; each device adds one to it and overwrites its own copy at once.
       Tensor x = filled(1000, 1, devices[0]);
       for (int turn = 1; turn <= 8; ++turn) {
         const Device next = devices[static_cast<std::size_t>(turn) % devices.size()];
@@ -154,7 +154,7 @@ TEST_CASE("cuda: tensors of two devices in one operator are refused, by name", "
   CHECK_THROWS_AS(empty({1}, DType::f32, {DeviceKind::cuda, cuda().device_count()}), DeviceError);
 }
 
-TEST_CASE("cuda: too large a tensor is an error that says who holds the memory; smaller ones still fit", "[order]") {
+TEST_CASE("cuda: too large a tensor is an error that names the holders of memory; smaller ones still fit", "[order]") {
   DUET_NEEDS_CUDA();
   CHECK_THROWS_WITH(empty({std::int64_t{1} << 40}, DType::f32, kGpu),
                     ContainsSubstring("out of memory on cuda:0: asked for 4398046511104 bytes") &&

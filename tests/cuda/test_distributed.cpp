@@ -51,7 +51,7 @@ TEST_CASE("cuda: DistributedDataParallel learns what one GPU learns") {
   }
 }
 
-TEST_CASE("cuda: collectives take what the device was asked before, and leave the result there") {
+TEST_CASE("cuda: collectives run after the device's earlier work, and leave the result there") {
   DUET_NEEDS_CUDA();
   const Over over = GENERATE(Over::memory, Over::shm);
   std::vector<std::vector<float>> sums(2), copies(2), pieces(2), all(2), passed(2);

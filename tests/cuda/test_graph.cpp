@@ -22,7 +22,7 @@ namespace {
 std::unique_ptr<nn::Module> cnn() { return std::make_unique<nn::SimpleCNN>(7, kSmall); }
 std::unique_ptr<nn::Module> linear() { return std::make_unique<nn::LinearClassifier>(7); }
 
-/// Work beside the steps, on memory of the sizes that they use.
+/// Other work between the steps, on memory of the sizes that they use.
 void disturb(Training&) {
   for (const Shape& shape : {Shape{4, 1, 28, 28}, Shape{4, 128}, Shape{4, 10}, Shape{4}, Shape{}}) {
     const Tensor other = empty(shape, DType::f32, kGpu);
@@ -63,7 +63,7 @@ TEST_CASE("cuda: several steps of one graph train the very bits of plain ones", 
   CHECK(recorded.graph().replays() == 15);
 }
 
-TEST_CASE("cuda: a training that goes on elsewhere sets the steps of its graphs", "[order]") {
+TEST_CASE("cuda: a resumed training sets the steps of its graphs", "[order]") {
   DUET_NEEDS_CUDA();
   Training plain(cnn(), 8, 4, false), recorded(cnn(), 8, 4, true);
   for (Training* training : {&plain, &recorded}) {
@@ -149,12 +149,12 @@ TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]"
           next->spoil(loss);
           return loss;
         };
-        // From now on the key is to be recorded: nothing of it may have happened.
+        // From now on the key is to be recorded: its steps must have had no effect.
         CHECK_THROWS_WITH(recorded.graph().run(recorded.key(), spoilt), ContainsSubstring(next->message));
         ++next;
       }
       if (next != std::end(cases) && !plain_run) {
-        recorded.step();  // plainly, on the same device
+        recorded.step();  // not recorded, on the same device
       } else {
         recorded.graph().run(recorded.key(), [&] { return recorded.step(); });
       }
@@ -165,7 +165,7 @@ TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]"
   CHECK(recorded.graph().replays() > 0);
 }
 
-TEST_CASE("cuda: a label out of bounds is heard of when a replay's loss is read", "[order]") {
+TEST_CASE("cuda: a label out of bounds is reported when a replay's loss is read", "[order]") {
   DUET_NEEDS_CUDA();
   const Tensor x = zeros({2, 3}, DType::f32, kGpu), labels = label_tensor({0, 2}).to(kGpu);
   const auto loss = [&] { return ops::nll_loss(Variable(x), labels).value(); };
@@ -200,7 +200,7 @@ TEST_CASE("cuda: a hundred replayed steps end with the bits of plain ones, a tho
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: few recordings are kept, and those that go leave their memory to others") {
+TEST_CASE("cuda: few recordings are kept, and dropped ones free their memory") {
   DUET_NEEDS_CUDA();
   Backend& cuda = backend(DeviceKind::cuda);
   Training plain(linear(), 16, 4, false), recorded(linear(), 16, 4, true);
@@ -217,7 +217,7 @@ TEST_CASE("cuda: few recordings are kept, and those that go leave their memory t
   CHECK(same_values(recorded, plain));
 }
 
-TEST_CASE("cuda: a precision of its own, batches without a stamp, and losses that are none") {
+TEST_CASE("cuda: a precision of its own, batches without a stamp, and invalid losses") {
   DUET_NEEDS_CUDA();
   Training recorded(linear(), 8, 4, true);
   for (int epoch = 0; epoch < 2; ++epoch) recorded.epoch();

@@ -48,7 +48,7 @@ RankOptions with_timeout(milliseconds timeout) {
   };
 }
 
-/// Looks into the second bucket, which a recorded step cannot.
+/// Reads the second bucket on the host, which a recorded step cannot.
 struct CuriousHook final : ddp::CommHook {
   ddp::Work start(ProcessGroup& group, const ddp::GradBucket& bucket) override {
     const Buffer& buffer = bucket.gradients;
@@ -92,7 +92,7 @@ TEST_CASE("nccl: recorded steps of ranks train the very bits of plain ones", "[o
   });
 }
 
-TEST_CASE("nccl: a rank that does not come to a replay is named", "[once]") {
+TEST_CASE("nccl: a rank that does not join a replay is named", "[once]") {
   DUET_NEEDS_NCCL(2);
   std::latch ended(2);
   const auto failures = try_nccl_ranks(
@@ -125,7 +125,7 @@ TEST_CASE("nccl: a rank that dies in a replay ends the others at once", "[order]
         const auto training = rank_of(group, 16, 8, true);
         for (int epoch = 0; epoch < 100; ++epoch) {
           training->epoch([&](Training&) {
-            // Within a replayed step, which it has asked for and not waited for.
+            // Within a replayed step that is launched and not waited for.
             require<DataError>(group.rank() == 0 || epoch < 2, "a damaged file");
           });
         }
@@ -136,7 +136,7 @@ TEST_CASE("nccl: a rank that dies in a replay ends the others at once", "[order]
                               ContainsSubstring("the group failed on rank 1: it was dropped"));
 }
 
-TEST_CASE("nccl: what the host has a part in is not recorded, and does no harm") {
+TEST_CASE("nccl: work with a part on the host is not recorded, and has no side effects") {
   DUET_NEEDS_NCCL(2);
   run_nccl_ranks(2, [](ProcessGroup& group) {
     const auto plain = rank_of(group, 16, 8, false), recorded = rank_of(group, 16, 8, true);
@@ -206,7 +206,7 @@ TEST_CASE("nccl: steps that ranks compare or join are not recorded") {
   });
 }
 
-TEST_CASE("nccl: a group that ends takes the recordings of its collectives along") {
+TEST_CASE("nccl: a group that ends drops the recordings of its collectives") {
   DUET_NEEDS_NCCL(2);
   std::unique_ptr<Training> left[2];
   run_nccl_ranks(2, [&](ProcessGroup& group) {

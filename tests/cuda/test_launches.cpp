@@ -1,4 +1,4 @@
-// How much a training step asks of a device, counted by the simulated one: on a GPU every launch costs its gap.
+// The number of launches of a training step, counted by the simulated device: on a GPU every launch costs its gap.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -66,12 +66,12 @@ TEST_CASE("simulated: a training step of SimpleCNN is 12 own kernels and 11 call
   CHECK(calls_of([&] { training.forward(); }) == "5 kernels, " + forward);
   CHECK(calls_of([&] { training.loss.backward(); }) == "6 kernels, " + backward);
   CHECK(calls_of([&] { training.opt->step(); }) == "1 kernels");
-  // Another start than 1 costs its kernel.
+  // A start gradient other than 1 costs a kernel.
   const Tensor two = from_values<float>({}, {2}).to(kOne);
   for (int i = 0; i < 2; ++i) {
     training.forward();
     const std::string calls = calls_of([&] { training.loss.backward(two); });
-    if (i == 1) CHECK(calls == "7 kernels, " + backward);  // the first asked for memory
+    if (i == 1) CHECK(calls == "7 kernels, " + backward);  // the first allocated memory
   }
 }
 

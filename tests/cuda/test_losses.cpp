@@ -130,7 +130,7 @@ TEST_CASE("cuda: linear_log_softmax equals its operators one by one, and the CPU
             .shape() == Shape{0, 3});
 }
 
-TEST_CASE("cuda: a label out of bounds has no place in the gradient, and is told of") {
+TEST_CASE("cuda: a label out of bounds has no gradient, and is reported") {
   DUET_NEEDS_CUDA();
   const float sixth = 1.0f / 6.0f;
   const double values[] = {-sixth, sixth, 0, 0, sixth, -sixth};
@@ -166,7 +166,7 @@ TEST_CASE("cuda: the gradient of a stamped shard is its share of the global mean
   CHECK(gpu_error(vx.grad(), dx) < kTolerance);
 }
 
-TEST_CASE("cuda: a label out of bounds is an error when somebody looks, and only once") {
+TEST_CASE("cuda: a label out of bounds is an error at the next synchronisation, and only once") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(123);
   const Variable x = gpu_leaf(random_array({4, 3}, generator));

@@ -1,4 +1,4 @@
-// Memory and copies of GPUs, real or simulated: what is asked in some order happens in that order.
+// Memory and copies of GPUs, real or simulated: work runs in the order in which it is enqueued.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>

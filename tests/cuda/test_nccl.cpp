@@ -1,4 +1,4 @@
-// Process groups over NCCL: results, order among devices, and what may be asked of them.
+// Process groups over NCCL: results, order among devices, and valid arguments.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -78,7 +78,7 @@ Values<T> of_all(int size) {
   return list;
 }
 
-/// What went wrong; Catch2's checks are for one thread.
+/// The failed checks; Catch2's macros are for one thread.
 template <class T>
 std::string check_collectives(ProcessGroup& group) {
   const int rank = group.rank(), size = group.size(), root = size - 1;
@@ -152,8 +152,7 @@ TEST_CASE("nccl: every collective of every dtype", "[order]") {
   SECTION("bf16") { collectives_of_every_size<BFloat16>(); }
 }
 
-TEST_CASE("nccl: collectives come after what the device was asked before, and before what it is asked later",
-          "[order]") {
+TEST_CASE("nccl: collectives run after the device's earlier work, and before its later work", "[order]") {
   DUET_NEEDS_NCCL(2);
   constexpr int kRounds = 8;
   std::vector<std::vector<float>> results(2);

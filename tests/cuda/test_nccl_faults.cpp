@@ -1,4 +1,4 @@
-// Ranks over NCCL that do not come, fail, or share a GPU.
+// Ranks over NCCL that never connect, fail, or share a GPU.
 #include <chrono>
 #include <cstdlib>
 #include <latch>
@@ -35,12 +35,12 @@ std::vector<std::string> share_a_gpu() {
 
 }  // namespace
 
-TEST_CASE("nccl: a rank that never comes is named", "[once]") {
+TEST_CASE("nccl: a rank that never connects is named", "[once]") {
   DUET_NEEDS_NCCL(2);
   std::latch here(2);
   const auto options = [&here](int rank) {
     ddp::NcclOptions impatient = nccl_options(gpu_of(rank));
-    impatient.connect_timeout = milliseconds(2000);  // for the third; those that come have as long
+    impatient.connect_timeout = milliseconds(2000);  // for the third; the others have as long
     here.arrive_and_wait();
     return impatient;
   };
@@ -54,17 +54,17 @@ TEST_CASE("nccl: a rank that never comes is named", "[once]") {
   CHECK((failures[1] == missing("rank 2", 1) || failures[1] == missing("ranks 0, 2", 1)));
 }
 
-TEST_CASE("nccl: a rank that does not come to a collective is named, and the group is dead then", "[once]") {
+TEST_CASE("nccl: a rank that does not join a collective is named, and the group has failed", "[once]") {
   DUET_NEEDS_NCCL(2);
   std::latch ended(2);
   std::string later, third;
   const auto failures = try_nccl_ranks(
       2,
       [&](ProcessGroup& group) {
-        // Nothing before it that rank 1 might come late to.
+        // No earlier collective that rank 1 might join late.
         if (group.rank() == 1) {
           ended.arrive_and_wait();
-          group.barrier().wait();  // the other one's failure is known here, too
+          group.barrier().wait();  // the peer's failure is published by now
           return;
         }
         const Tensor x = one_on(0);
@@ -89,7 +89,7 @@ TEST_CASE("nccl: a rank that does not come to a collective is named, and the gro
   CHECK_THAT(failures[1], ContainsSubstring("failed on rank 1") && ContainsSubstring("rank 0"));
 }
 
-TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the same are told so") {
+TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the same are named") {
   DUET_NEEDS_NCCL(2);
   const auto failures = try_nccl_ranks(
       2,

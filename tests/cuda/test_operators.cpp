@@ -76,7 +76,7 @@ TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops 
         CHECK(gpu_error(vw[0].grad(), as_array(vw[k].grad())) < kTolerance);
         CHECK(gpu_error(vb[0].grad(), as_array(vb[k].grad())) < kTolerance);
       }
-      // Without a bias, and where nobody asks for all gradients.
+      // Without a bias, and with only some of the gradients.
       const Variable bare = ops::linear_relu_dropout(vx[0], vw[0].detach(), Variable(), key);
       CHECK(as_array(bare.value()).values ==
             as_array(ops::dropout(ops::relu(ops::linear(vx[0], vw[0], Variable())), key).value()).values);
@@ -301,7 +301,7 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
   }
 }
 
-TEST_CASE("cuda: a variable that would change the precision behind our back is refused") {
+TEST_CASE("cuda: an environment variable that would change the precision is refused") {
   DUET_NEEDS_CUDA();
   constexpr const char* kVariable = "NVIDIA_TF32_OVERRIDE";
   Backend& gpu = backend(DeviceKind::cuda);

@@ -51,7 +51,7 @@ TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and 
   for (int epoch = 0; epoch < 2; ++epoch) {
     const std::uint64_t before = backend(DeviceKind::cuda).use(kGpu).moved;
     std::vector<Batch> batches;
-    for (const Batch& batch : loader) batches.push_back(batch);  // all asked for before any is looked at
+    for (const Batch& batch : loader) batches.push_back(batch);  // all enqueued before any is read
     CHECK(backend(DeviceKind::cuda).use(kGpu).moved - before == 23 * sizeof(std::int64_t));
     auto batch = batches.begin();
     for (auto& [images, labels] : expected) {
@@ -67,7 +67,7 @@ TEST_CASE("cuda: a resident data set gives the host's batches, bit for bit, and 
   }
 }
 
-TEST_CASE("cuda: a deferred loader makes the same batches when asked, from numbers that stay in place") {
+TEST_CASE("cuda: a deferred loader makes the same batches on request, from numbers that stay in place") {
   DUET_NEEDS_CUDA();
   const ImageDataset host = some_images(11, 5);
   const ResidentImages resident(host, kGpu);

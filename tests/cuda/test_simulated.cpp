@@ -32,7 +32,7 @@ void train_step(nn::Module& net, optim::SGD& opt, Device device, std::int64_t st
 
 }  // namespace
 
-TEST_CASE("simulated: only the chosen GPUs get a context, and steps stop asking the driver for memory") {
+TEST_CASE("simulated: only the chosen GPUs get a context, and steps stop allocating from the driver") {
   Backend& cuda = backend(DeviceKind::cuda);
   for (int i = 0; i < cuda.device_count(); ++i) CHECK_FALSE(cuda.describe({DeviceKind::cuda, i}).empty());
   CHECK_FALSE(cuda.libraries().empty());
@@ -53,7 +53,7 @@ TEST_CASE("simulated: only the chosen GPUs get a context, and steps stop asking 
   CHECK_FALSE(duet_sim::has_context(3));
 }
 
-TEST_CASE("simulated: cached memory is given back when something larger is asked for, on any device of the GPU") {
+TEST_CASE("simulated: cached memory is freed for a larger allocation, on any device of the GPU") {
   // 160 MiB in all, as tests/cuda/meson.build says.
   { const Tensor passing = empty({88 * kMiB}, DType::u8, kOne); }
   { const Tensor passing = empty({96 * kMiB}, DType::u8, kOne); }
@@ -64,7 +64,7 @@ TEST_CASE("simulated: cached memory is given back when something larger is asked
                     ContainsSubstring("out of memory on cuda:1: asked for " + std::to_string(96 * kMiB) + " bytes"));
 }
 
-TEST_CASE("simulated: a failed allocation is tried again, and failures name what was asked for") {
+TEST_CASE("simulated: a failed allocation is tried again, and failures name the request") {
   Backend& cuda = backend(DeviceKind::cuda);
   const Tensor x = zeros({10}, DType::f32, kTwo);
   cuda.synchronize(kTwo);
@@ -83,7 +83,7 @@ TEST_CASE("simulated: a failed allocation is tried again, and failures name what
   duet_sim::reset(1);
 }
 
-TEST_CASE("simulated: a GPU that has no room for another peer copies by the detour") {
+TEST_CASE("simulated: a GPU that has no room for another peer copies through host memory") {
   const Device three = {DeviceKind::cuda, 3};
   duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:711");  // cudaErrorTooManyPeers
   const Tensor x = from_values<float>({3}, {1, 2, 3}).to(kTwo).to(three);
@@ -93,7 +93,7 @@ TEST_CASE("simulated: a GPU that has no room for another peer copies by the deto
   duet_sim::reset(1);
 }
 
-TEST_CASE("simulated: what the last user of a cached block left is gone") {
+TEST_CASE("simulated: a cached block does not keep its last user's data") {
   const void* block = nullptr;
   {
     const Tensor x = zeros({1000}, DType::f32, kTwo);

@@ -1,4 +1,4 @@
-// NCCL failing behind a rank's back.
+// Asynchronous failures of NCCL.
 #include <net/if.h>
 
 #include <atomic>
@@ -67,7 +67,7 @@ std::string some_interface() {
 
 }  // namespace
 
-TEST_CASE("simulated: NCCL uses the interface that duet was told, loopback on one host, and first of all its own") {
+TEST_CASE("simulated: NCCL uses duet's interface, loopback on one host, unless its own variable is set") {
   const auto interface = [] {
     const char* const value = std::getenv(kNcclInterface);
     return std::string(value == nullptr ? "" : value);
@@ -86,7 +86,7 @@ TEST_CASE("simulated: NCCL uses the interface that duet was told, loopback on on
   for (const std::string& one : meet_over_nccl()) CHECK_THAT(one, ContainsSubstring("no socket interface found"));
   CHECK(interface() == "=nope1");
   ::unsetenv(ddp::kInterfaceVariable);
-  for (const char* name : {"=nope2", ""}) {  // before NCCL is asked for anything
+  for (const char* name : {"=nope2", ""}) {  // before the first call of NCCL
     ::unsetenv(kNcclInterface);
     const auto failures = try_nccl_ranks(
         2, [](ProcessGroup& group) { group.barrier().wait(); },
@@ -146,7 +146,7 @@ TEST_CASE("simulated: an error that NCCL finds while a collective waits for a ra
         group.barrier().wait();
         if (group.rank() == 1) failed.arrive_and_wait();
         if (group.rank() == 0) duet_sim::reset(1, "ncclCommGetAsyncError:10:3");  // ncclInternalError
-        try {  // rank 1 may still meet rank 0, which tells of its error before it ends its communicator
+        try {  // rank 1 may still join rank 0, which publishes its error before it aborts its communicator
           for (int i = 0; i < (group.rank() == 0 ? 1 : 1000); ++i) group.barrier().wait();
         } catch (...) {
           if (group.rank() == 0) failed.count_down();
@@ -159,18 +159,18 @@ TEST_CASE("simulated: an error that NCCL finds while a collective waits for a ra
   CHECK_THAT(failures.at(1), ContainsSubstring("failed on rank 0: NCCL: internal error"));
 }
 
-TEST_CASE("simulated: an abort that takes long holds nobody up but the one who aborts") {
+TEST_CASE("simulated: an abort that takes long delays only the aborting rank") {
   std::promise<void> thrown;
   bool others_went_on = false;
-  duet_sim::at_next_abort([&, told = thrown.get_future().share()] {
-    others_went_on = told.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+  duet_sim::at_next_abort([&, published = thrown.get_future().share()] {
+    others_went_on = published.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
   });
   std::latch idle(2), ended(2);
   const auto failures = try_nccl_ranks(
       2,
       [&](ProcessGroup& group) {
         group.barrier().wait();
-        idle.arrive_and_wait();  // from here on rank 1's watchdog asks for no error, and so finds none of rank 0's
+        idle.arrive_and_wait();  // from here on rank 1's watchdog polls no errors, and so finds none of rank 0's
         if (group.rank() == 1) return ended.arrive_and_wait();
         try {
           ddp::Work barrier = group.barrier();
@@ -186,7 +186,7 @@ TEST_CASE("simulated: an abort that takes long holds nobody up but the one who a
   CHECK(others_went_on);
 }
 
-TEST_CASE("simulated: an abort that can start no thread says why all the same, and ends") {
+TEST_CASE("simulated: an abort that can start no thread still reports the cause, and ends") {
   std::atomic<bool> aborted{false};
   duet_sim::at_next_abort([&] { aborted = true; });
   std::optional<FewThreads> few;

@@ -52,7 +52,7 @@ def cases(folder):
     yield "nvcc on PATH", found(run(home, PATH=f"{other}/bin:/usr/bin:/bin")) == (other, "13.2")
     yield "one's own environment goes before all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
     yield "an old toolkit is passed over", found(run(home, CUDA_HOME=old, CUDA_PATH=good))[0] == good
-    yield "wheels beside each other", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
+    yield "wheels in one folder", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
     result = run(home, old)
     yield "too old, said so", result.returncode == 1 and "is of CUDA 12.4, 13 or newer is needed" in result.stderr
     result = run(home, bare)

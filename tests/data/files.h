@@ -38,7 +38,7 @@ Bytes gzip(const Bytes& content);
 /// Writes the four files of a small set of 5 + 3 images.
 void write_small_mnist(const std::filesystem::path& folder, bool packed);
 
-/// The folder of the real MNIST (in $DUET_DATA, or shared/data beside the source tree), if it is there.
+/// The folder of the real MNIST (in $DUET_DATA, or shared/data next to the source tree), if it is there.
 std::optional<std::filesystem::path> real_mnist();
 
 }  // namespace duet_test

@@ -75,7 +75,7 @@ TEST_CASE("the named folder before $DUET_DATA before ./data before the cache") {
   CHECK(origin() == "drawn digits, as asked (2 + 2 images)");
 }
 
-TEST_CASE("a folder that somebody named must hold a complete set") {
+TEST_CASE("a folder that the user named must hold a complete set") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder / "half", false);
   std::filesystem::remove(folder / "half/train-labels-idx1-ubyte");

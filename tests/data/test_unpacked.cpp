@@ -61,7 +61,7 @@ TEST_CASE("images of a plain file are mapped: others' writes to a new file and o
   CHECK(pixels_of(images) == Bytes{99, 2, 3, 4, 5, 6});
 }
 
-TEST_CASE("packed images are unpacked once, and anew when their file changed") {
+TEST_CASE("packed images are unpacked once, and again when their file changed") {
   const TemporaryFolder folder;
   const fs::path file = folder / "images.gz", cache = folder / "a/b";
   const Bytes first = noise(1), second = noise(2);

@@ -67,7 +67,7 @@ cudaError_t launch(void (*kernel)(E...), unsigned grid, unsigned block, cudaStre
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
-/// Of 20 seeds, those with which `right` says no.
+/// Of 20 seeds, those with which `right` returns false.
 template <class F>
 int wrong_seeds(F&& right) {
   int wrong = 0;

@@ -128,7 +128,7 @@ TEST_CASE("what CUDA refuses inside a capture") {
   good(cudaGraphDestroy(graph));
   good(cudaFree(p));
 
-  begin();  // other threads may ask and allocate
+  begin();  // other threads may enqueue and allocate
   std::thread([&] {
     while (cudaEventQuery(before) == cudaErrorNotReady) {
     }

@@ -41,7 +41,7 @@ __global__ void spread(float* x, unsigned* last) {
   x[32 + threadIdx.x] = static_cast<float>(atomicExch(last, threadIdx.x + 1));
 }
 
-/// Half of the threads leave before the barrier.
+/// Half of the threads return before the barrier.
 __global__ void early_exit(float* x) {
   if (threadIdx.x >= kThreads / 2) return;
   x[threadIdx.x] = 1;
@@ -105,7 +105,7 @@ TEST_CASE("a shuffle's lanes, exchanges and exits") {
   const auto values = x.get(stream);
   CHECK(values[0] == 31 + 1);
   CHECK(values[7] == 31 + 6);
-  // Everybody finds who came before: all of them once, but for the last, whose number stays.
+  // Each thread gets its predecessor's number: each once, except the last, which stays.
   CHECK(std::accumulate(values.begin() + 32, values.end(), last.get(stream)[0]) == 32 * 33 / 2);
   good(cudaMemsetAsync(x.data, 0, kThreads * 4, stream));
   good(launch(early_exit, 1, kThreads, stream, x.data));

@@ -8,7 +8,7 @@
 
 using namespace duet_test;
 
-TEST_CASE("cuBLAS multiplies on its stream, and rounds to TF32 only when told") {
+TEST_CASE("cuBLAS multiplies on its stream, and rounds to TF32 only when set") {
   duet_sim::reset(1);
   cudaStream_t stream = make_stream();
   cublasHandle_t handle;

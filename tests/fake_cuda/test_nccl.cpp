@@ -37,7 +37,7 @@ struct Rank {
   }
 };
 
-/// Runs `body` on `size` ranks, each a thread with its device; returns how many said true.
+/// Runs `body` on `size` ranks, each a thread with its device; returns how many returned true.
 int ranks(
     int size, const std::function<bool(Rank&)>& body,
     const std::function<int(int)>& device = [](int rank) { return rank; }) {
@@ -139,7 +139,7 @@ TEST_CASE("a collective comes after the work of every rank's stream, and only of
   CHECK(seen);
 }
 
-TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
+TEST_CASE("a rank that never joins is a deadlock, and abort ends it") {
   duet_sim::reset(1);
   ::setenv("DUET_SIM_TIMEOUT_S", "1", 1);
   CHECK(ranks(2, [](Rank& r) {
@@ -150,8 +150,9 @@ TEST_CASE("a rank that never comes is a deadlock, and abort ends it") {
           return right && cudaStreamSynchronize(r.stream) == cudaSuccess;
         }) == 2);
   ::unsetenv("DUET_SIM_TIMEOUT_S");
-  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("deadlock: ncclAllReduce waits for what nobody asks for"));
-  // An abort is heard by the others.
+  CHECK_THAT(duet_sim::take_report(),
+             ContainsSubstring("deadlock: ncclAllReduce waits for work that is never enqueued"));
+  // An abort is reported to the others.
   duet_sim::reset(1);
   CHECK(ranks(2, [](Rank& r) {
           if (r.rank == 0) return ncclCommAbort(r.comm) == ncclSuccess;

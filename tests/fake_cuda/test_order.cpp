@@ -32,7 +32,7 @@ TEST_CASE("a missing wait for an event shows as a wrong result") {
   CHECK(wrong_seeds([] { return two_streams(false); }) >= 5);
 }
 
-TEST_CASE("work runs when somebody synchronises, not before") {
+TEST_CASE("work runs at a synchronisation, not before") {
   duet_sim::reset(1);
   cudaStream_t stream = make_stream();
   float* pinned;
@@ -93,7 +93,7 @@ TEST_CASE("copies between devices are ordered on one stream only") {
   CHECK(wrong_seeds([&] { return run(false); }) >= 5);
 }
 
-TEST_CASE("threads of the host may ask and wait at once") {
+TEST_CASE("threads of the host may enqueue and wait at once") {
   duet_sim::reset(1);
   std::atomic<int> right = 0;
   std::vector<std::thread> threads;

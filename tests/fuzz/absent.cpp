@@ -1,4 +1,4 @@
-// What the fuzzed code asks of the backends, in place of the CPU's kernels, which would take most of the build: memory
+// What the fuzzed code calls of the backends, in place of the CPU's kernels, which would take most of the build: memory
 // that the address sanitizer watches, as no block is kept for the next tensor; no arithmetic; no GPU.
 #include <cstddef>
 #include <cstdlib>

@@ -28,7 +28,7 @@ using namespace duet;
 using namespace duet::ddp;
 using namespace duet_fuzz;
 
-// Memory is short: what the other rank announces is not there for the asking.
+// Memory is limited: sizes that the other rank announces are not trusted.
 void* operator new(std::size_t bytes) {
   constexpr std::size_t kMost = std::size_t{64} << 20;
   void* const memory = bytes > kMost ? nullptr : std::malloc(bytes);
@@ -60,7 +60,7 @@ struct Host {
     staging = control_block->staging(0);
   }
   std::size_t cell_bytes() const { return static_cast<std::size_t>(staging - memory) / 2; }
-  /// As new, but for what was staged.
+  /// As new, except the staged messages.
   void clear() {
     if (control_block->staging(0) != staging) control_block->turn_half();
     std::memset(memory, 0, 2 * cell_bytes());
@@ -148,7 +148,7 @@ class Run {
     ++sequence_;
   }
 
-  /// A message's header, honest or not.
+  /// A message's header, valid or not.
   CallHeader header() {
     const DType dtype = input_.pick({DType::u8, DType::f32, DType::i64});
     const auto count = static_cast<std::int64_t>(input_.below(100));

@@ -16,11 +16,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   file.write(input.rest());
   const std::optional<RankError> error = read_error_file(file.path());
   if (!error) return 0;
-  expect(write_error_file(copy.path(), 1, *error), "an error that can be told");
+  expect(write_error_file(copy.path(), 1, *error), "an error that can be written");
   const std::optional<RankError> again = read_error_file(copy.path());
   expect(again && again->message == error->message && again->report == error->report &&
              again->consequence == error->consequence && again->by_signal == error->by_signal &&
              again->monotonic_ns == error->monotonic_ns,
-         "an error that is told as it was read");
+         "an error that is written as it was read");
   return 0;
 }

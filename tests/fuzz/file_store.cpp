@@ -49,8 +49,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     FileStore store(file.path(), "run", 0, Milliseconds(0));
     for (int i = 0; i < 8 && !input.empty(); ++i) accepted([&] { use(store, input); });
     FileStore other(file.path(), "run", 0, Milliseconds(0));
-    expect(store.num_keys() == other.num_keys(), "one content for all who read the file");
-    expect(store.check({"a"}) == other.check({"a"}), "the same keys for all who read the file");
+    expect(store.num_keys() == other.num_keys(), "one content for all readers of the file");
+    expect(store.check({"a"}) == other.check({"a"}), "the same keys for all readers of the file");
   });
   return 0;
 }

@@ -1,4 +1,4 @@
-// Flight records, as ranks leave them that die in the middle of writing, or write where they should not.
+// Flight records of ranks that died in the middle of writing, or that wrote out of bounds.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

@@ -56,8 +56,8 @@ class Loopback {
     }
   }
   void end_saying() { ::shutdown(socket_.get(), SHUT_WR); }
-  /// At most so many bytes; fewer where the other side ends, or says nothing for so long.
-  std::string hear(std::size_t most, int silence_ms) {
+  /// At most `most` bytes; fewer where the peer closes, or sends nothing for `silence_ms`.
+  std::string receive(std::size_t most, int silence_ms) {
     std::string text(most, '\0');
     std::size_t done = 0;
     while (done < most) {

@@ -86,8 +86,8 @@ def store_wire():
     yield b"\0" + body(1, b"", b"a" * 40, b"b")
     yield b"\0" + body(7)
     header = struct.pack("<QqiiBBB5x", 0, 1, 0, 0, 1, 0, 0)
-    told = struct.pack("<3Q", 0, 1, 7) + header
-    yield b"\1" + text(told) + b"\0" + text("") + b"\1" + u16(56) + u16(0)
+    calls = struct.pack("<3Q", 0, 1, 7) + header
+    yield b"\1" + text(calls) + b"\0" + text("") + b"\1" + u16(56) + u16(0)
     yield b"\1" + text("") + b"\1" + u16(24 + 3 * 40) + u16(0)
 
 

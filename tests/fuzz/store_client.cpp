@@ -1,4 +1,4 @@
-// The store's client, whose server says anything before, during and after the handshake.
+// The store's client; its server sends any bytes before, during and after the handshake.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -46,10 +46,10 @@ class Listener {
   int port_ = 0;
 };
 
-/// See Note [Handshake]; a server goes through with it, or says something else in place of a part.
+/// See Note [Handshake]; a server completes it, or sends other bytes in place of a part.
 void serve(Loopback& client, Input& input, const std::string& answers) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
-  std::string hello = client.hear(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, kAnswers);
+  std::string hello = client.receive(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, kAnswers);
   if (hello.size() < kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes) return;  // it has given up
   hello.erase(0, kStoreMagic.size());
   const std::string number(kStoreNumberBytes, 's'), magic(kStoreMagic);
@@ -59,7 +59,7 @@ void serve(Loopback& client, Input& input, const std::string& answers) {
     case 3: client.say(input.text()); break;
     default:
       client.say(magic + number);
-      client.hear(kStoreProofBytes, kAnswers);
+      client.receive(kStoreProofBytes, kAnswers);
       const std::string mark = hello.substr(0, kStoreRunBytes), theirs = hello.substr(kStoreRunBytes);
       const std::string proof = store_proof(kSecret, StoreSide::server, mark, theirs, number);
       client.say(wrong == 4   ? std::string(kStoreDenied)
@@ -68,7 +68,7 @@ void serve(Loopback& client, Input& input, const std::string& answers) {
                               : magic + proof + answers);
   }
   client.end_saying();
-  while (!client.hear(1 << 16, kAnswers).empty()) {
+  while (!client.receive(1 << 16, kAnswers).empty()) {
   }
 }
 

@@ -1,4 +1,4 @@
-// The store's server, among clients that say anything before, during and after the handshake.
+// The store's server; clients send any bytes before, during and after the handshake.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,18 +17,18 @@ namespace {
 const std::string kSecret = "a secret of the fuzzer", kRun = "run";
 constexpr int kAnswers = 5000, kSilence = 6;  // ms
 
-/// See Note [Handshake]. A client goes through with it, or says something else in place of a part.
+/// See Note [Handshake]. A client completes it, or sends other bytes in place of a part.
 void greet(Loopback& client, Input& input) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
   const std::string mark = store_run_mark(wrong == 1 ? "other" : kRun), number(kStoreNumberBytes, 'n');
   client.say((wrong == 2 ? input.text() : std::string(kStoreMagic)) + (wrong == 3 ? input.text() : mark + number));
   if (wrong >= 1 && wrong <= 3) return;
-  const std::string challenge = client.hear(kStoreMagic.size() + kStoreNumberBytes, kAnswers);
+  const std::string challenge = client.receive(kStoreMagic.size() + kStoreNumberBytes, kAnswers);
   expect(challenge.size() == kStoreMagic.size() + kStoreNumberBytes, "a challenge");
   const std::string other = challenge.substr(kStoreMagic.size());
   client.say(wrong == 4 ? input.text() : store_proof(kSecret, StoreSide::client, mark, number, other));
   if (wrong == 4) return;
-  const std::string verdict = client.hear(kStoreMagic.size() + kStoreProofBytes, kAnswers);
+  const std::string verdict = client.receive(kStoreMagic.size() + kStoreProofBytes, kAnswers);
   expect(verdict.starts_with(kStoreMagic), "an honest client that is let in");
 }
 
@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (int i = 0; i < 12 && !input.empty(); ++i) clients[input.below(count)].say(frame_of(input, 12));
   for (Loopback& client : clients) {
     client.end_saying();
-    while (!client.hear(1 << 16, kSilence).empty()) {
+    while (!client.receive(1 << 16, kSilence).empty()) {
     }
   }
   TcpStore honest({.port = server.port(), .run = kRun, .secret = kSecret, .timeout = Milliseconds(kAnswers)});

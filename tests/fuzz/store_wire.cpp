@@ -1,4 +1,4 @@
-// Frames of the store, and the texts in which ranks tell each other their collectives.
+// Frames of the store, and the texts in which ranks exchange their collectives.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ void read_frame(const std::string& body) {
   expect(decode_length(again) == body.size(), "a frame's length in front of it");
 }
 
-/// One that knows three collectives; the same in every call.
+/// A log of three collectives; the same in every call.
 const CallLog& log() {
   static const CallLog filled = [] {
     static float memory[3] = {};

@@ -1,4 +1,4 @@
-// A rank that connects with another one, among strangers that say anything before, during and after the handshake.
+// A rank that connects with another; unauthenticated peers send any bytes before, during and after the handshake.
 #include "ddp/tcp/tcp_mesh.h"
 
 #include <poll.h>
@@ -27,7 +27,7 @@ const std::string kMagic = "duet-ranks-v001\n", kAddress = "127.0.0.1";
 constexpr Milliseconds kTimeout{60'000};
 constexpr int kAnswers = 5000;  // ms
 
-/// See Note [Handshake of ranks]. A stranger says what a rank says, without the secret, or something else in its place.
+/// See Note [Handshake of ranks]. An unauthenticated peer follows it without the secret, or sends other bytes.
 void greet(Loopback& client, Input& input) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
   const std::string number(kStoreNumberBytes, 'n');
@@ -35,10 +35,10 @@ void greet(Loopback& client, Input& input) {
   client.say(wrong == 2 ? input.text() : std::string(wrong == 3 ? "00000000" : "00000001"));
   client.say(wrong == 4 ? input.text() : number);
   if (wrong > 0 && wrong < 5) return client.say(input.text());
-  expect(client.hear(kStoreNumberBytes, kAnswers).size() == kStoreNumberBytes, "a number for what may be a rank");
+  expect(client.receive(kStoreNumberBytes, kAnswers).size() == kStoreNumberBytes, "a number for what may be a rank");
   client.say(wrong == 5 ? std::string(kStoreProofBytes, 'p') : input.text());
   if (wrong == 6) client.end_saying();
-  if (wrong == 5) expect(client.hear(1, kAnswers).empty(), "no proof for a stranger");
+  if (wrong == 5) expect(client.receive(1, kAnswers).empty(), "no proof for an unauthenticated peer");
 }
 
 /// The side that closes first would leave a connection behind for a minute: ports run out.
@@ -53,17 +53,17 @@ void connect(Store& store, int rank) {
   expect(other.open(), "a connection with the other rank");
   reset_at_end(other);
   const char own = static_cast<char>('0' + rank);
-  char heard = 0;
+  char received = 0;
   ssize_t got = -1;
   expect(::send(other.get(), &own, 1, MSG_NOSIGNAL) == 1, "a connection that carries bytes");
   pollfd ready{.fd = other.get(), .events = POLLIN, .revents = 0};
   while (got != 1) {
     const int count = ::poll(&ready, 1, kAnswers);
     expect(count == 1 || errno == EINTR, "a byte of the other rank");
-    got = ::recv(other.get(), &heard, 1, MSG_DONTWAIT);
+    got = ::recv(other.get(), &received, 1, MSG_DONTWAIT);
     expect(got == 1 || errno == EINTR || errno == EAGAIN, "an open connection");
   }
-  expect(heard == '1' - rank, "what the other rank said");
+  expect(received == '1' - rank, "what the other rank sent");
 }
 
 }  // namespace
@@ -76,11 +76,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string place = store.get("tcp/address/0");
   int port = 0;
   std::from_chars(place.data(), place.data() + place.find(' '), port);
-  std::vector<Loopback> strangers;
+  std::vector<Loopback> unauthenticated;
   const std::size_t count = 1 + input.below(4);
   for (std::size_t i = 0; i < count; ++i) {
-    strangers.push_back(Loopback::to(port));
-    greet(strangers.back(), input);
+    unauthenticated.push_back(Loopback::to(port));
+    greet(unauthenticated.back(), input);
   }
   connect(store, 1);
   lower.join();

@@ -71,7 +71,7 @@ def check_man(program, folder):
 
 
 def check_zsh(program, folder):
-    """zsh is told every option and command"""
+    """zsh completes every option and command"""
     script = '_arguments() { print -rl -- "$@" }; words=(-); source "$1" >/dev/null; "$2"; true'
     for words, options, below in commands(program):
         function = "_" + "_".join(("duet", *words))

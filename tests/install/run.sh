@@ -91,7 +91,7 @@ with_meson() {
   meson setup "$tree/outside/build" "$tree/outside"
   ninja -C "$tree/outside/build"
   "$tree/outside/build/outside" | tee "$tree/said"
-  # Modules are found beside the installed library.
+  # Modules are found next to the installed library.
   [ -z "$(find "$prefix/lib" "$prefix/lib64" -name libduet_gloo.so 2>/dev/null)" ] || grep -q 'Gloo: yes' "$tree/said"
 }
 with_pkg_config() {

@@ -116,7 +116,7 @@ TEST_CASE("linear_relu_dropout lets through and drops what is not finite as its 
     }
 }
 
-TEST_CASE("a row of a linear layer does not depend on the rows beside it, and keeps what is not finite to itself") {
+TEST_CASE("a row of a linear layer does not depend on the other rows, and keeps what is not finite to itself") {
   Mt19937 generator(54);
   for (const std::int64_t in : {50, 64, 960}) {
     const Tensor x = to_tensor(random_array({150, in}, generator));

@@ -46,7 +46,7 @@ TEST_CASE("the gradient of nll_loss behind log_softmax has the bits of the two o
     backend(dy).nll_loss_backward(from_values<float>({}, {start}), labels, factor, dy);
     backend(dy).log_softmax_backward(y.value(), dy, dx);
     CHECK(same_bits(vx.grad(), dx));
-    if (start == 1.0f) {  // also where nobody says so, and the gradient was made with the value
+    if (start == 1.0f) {  // also by default, where the gradient was computed with the value
       const Variable again(vx.value(), true);
       ops::nll_loss(ops::log_softmax(again), labels).backward();
       CHECK(same_bits(again.grad(), dx));
@@ -112,7 +112,7 @@ TEST_CASE("a loss that made its gradient for a start from 1 has the right one fo
   part.backward();
   CHECK(relative_error(vx.grad(), once) < kTolerance);
   CHECK_THROWS_WITH(whole.backward(), ContainsSubstring("a second time"));
-  // Without a gradient only a loss that knows it may be started from, and only alone.
+  // Without a gradient only a loss marked as backward's root, and only alone.
   const Variable y = ops::log_softmax(vx);
   const BackwardRoot unknown[] = {{y.edge(), Tensor()}};
   CHECK_THROWS_WITH(run_backward(unknown), ContainsSubstring("backward of log_softmax got no gradient"));

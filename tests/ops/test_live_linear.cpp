@@ -75,7 +75,7 @@ TEST_CASE("a skipped zero hides no input, weight or gradient that is not finite"
   }
 }
 
-TEST_CASE("a row's gradient from linear does not depend on the rows beside it") {
+TEST_CASE("a row's gradient from linear does not depend on the other rows") {
   Mt19937 generator(43);
   for (int i = 0; i < 20; ++i) {
     const Case c = random_case(generator, 2);

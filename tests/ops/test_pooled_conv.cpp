@@ -123,7 +123,7 @@ TEST_CASE("the fused convolution drops what the dropout operator drops") {
   }
 }
 
-TEST_CASE("a row of the fused convolution does not depend on the rows beside it") {
+TEST_CASE("a row of the fused convolution does not depend on the other rows") {
   Mt19937 generator(34);
   for (int i = 0; i < 20; ++i) {
     const Case c(generator, 2000000);

@@ -22,7 +22,7 @@ FOLDERS = ("lib", "samplers", "dp", "ddp", "cli", "examples", "tests")
 MAX_LINES = 350
 CLANG_FORMAT = 14  # versions format differently; this one counts
 
-# Folder -> folders that it may include, beside itself.
+# Folder -> folders that it may include, besides itself.
 MAY_INCLUDE = {
     "lib": (),
     "samplers": ("lib",),

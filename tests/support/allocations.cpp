@@ -46,7 +46,7 @@ bool is_standard_library(const char* object) {
   return false;
 }
 
-// One program's instance of a standard template serves all its libraries, so who called it is what counts.
+// One program's instance of a standard template serves all its libraries, so allocations are attributed to the caller.
 bool is_standard_symbol(const char* symbol) {
   for (const char* start : {"_ZNSt", "_ZNKSt", "_ZSt", "_ZN9__gnu_cxx"})
     if (symbol != nullptr && starts_with(symbol, start)) return true;

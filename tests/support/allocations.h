@@ -1,4 +1,4 @@
-// Counts allocations of memory, by who asked for it. A test program that wants it adds `allocation_counter` to its
+// Counts allocations of memory, by the calling library. A test program that wants it adds `allocation_counter` to its
 // dependencies (tests/meson.build).
 #pragma once
 

@@ -58,7 +58,7 @@ TEST_CASE("the allocation counter sees other threads") {
 }
 
 #ifndef DUET_SANITIZED
-TEST_CASE("the allocation counter tells a vendor's allocations from duet's") {
+TEST_CASE("the allocation counter separates a vendor's allocations from duet's") {
   std::vector<Bytef> from(1000, 7), to(2000);
   uLongf length = to.size();
   long own = 0;

@@ -68,8 +68,8 @@ struct Warp {
     unsigned turn = 0;
   };
   std::optional<Barrier> meet;
-  // Two sets in turn, so that one barrier per shuffle is enough: a set is written again only after everybody has passed
-  // the next barrier.
+  // Two sets in turn, so that one barrier per shuffle is enough: a set is written again only after all threads have
+  // passed the next barrier.
   Slot slots[2][kLanes];
 };
 
@@ -106,7 +106,7 @@ void become(Block& owner, unsigned thread) {
   gridDim = owner.grid;
 }
 
-/// Those who still wait at barriers need not wait for this thread any more.
+/// Threads at a barrier no longer wait for this thread.
 void leave() {
   block->all->arrive_and_drop();
   block->warps[self / kLanes].meet->arrive_and_drop();
@@ -134,7 +134,7 @@ void work() {
   }
 }
 
-/// From here on, the block's other threads that did not run yet run beside this one.
+/// From here on, the block's other threads that did not run yet run concurrently with this one.
 void go_parallel() {
   Block& b = *block;
   b.parallel = true;

@@ -155,7 +155,7 @@ std::string pointer_fault(const void* p, bool certain, int device, std::uint32_t
   const Address at = reinterpret_cast<Address>(p);
   if (!certain && (a == nullptr || at < a->base || at > a->end)) return "";  // padding, or two integers
   if (a == nullptr) return "is no memory at all";
-  if (at < a->base || at > a->end) return "lies beside " + describe(*a);
+  if (at < a->base || at > a->end) return "lies outside " + describe(*a);
   if (!a->live) return "is " + describe(*a);
   return allowed(*a, device, reach)
              ? ""

@@ -37,7 +37,7 @@ duet::ddp::ReduceOp operation_of(ncclRedOp_t op) {
   return ReduceOp::avg;
 }
 
-/// What the ranks' parts make together; their receive buffers may be the same as anybody's send buffers.
+/// What the ranks' parts make together; their receive buffers may be the same as any rank's send buffers.
 std::vector<char> result_of(const std::vector<Request>& ranks) {
   const Request& first = ranks[0];
   const duet::DType type = dtype_of(first.type);

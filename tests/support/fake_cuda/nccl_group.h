@@ -48,12 +48,12 @@ struct Group {
   std::size_t arrived = 0;
   bool failed = false;
   std::map<std::tuple<int, int, std::uint64_t>, std::shared_ptr<Meeting>>
-      meetings;  // that somebody is missing at; see find()
+      meetings;  // that not all ranks have joined; see find()
 };
 
 /// Takes a rank's part in an operation; returns that after which its stream goes on. Under the mutex, like all here.
 OpPtr enqueue(const Request& request, const Ops& before);
-/// The rank's stream goes on without what it waits for; the others never get it, and hear of it as an async error.
+/// The rank's stream goes on without what it waits for; the others never get it, and see an async error.
 void abandon(ncclComm& comm);
 
 }  // namespace duet_sim

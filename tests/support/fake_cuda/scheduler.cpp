@@ -218,7 +218,7 @@ cudaError_t drain(Lock& lock, const Ops& targets) {
     const bool moved = s.changed.wait_for(lock, patience(), can_go_on);
     if (moved || s.executing) continue;
     for (Op* op : needed_by(targets))
-      if (op->waiting > 0) report("deadlock: %s waits for what nobody asks for", name_of(*op));
+      if (op->waiting > 0) report("deadlock: %s waits for work that is never enqueued", name_of(*op));
     return cudaErrorLaunchTimeout;
   }
   return cudaSuccess;

@@ -1,7 +1,7 @@
 // A simulated CUDA for tests: libfake_cuda.so stands in for the runtime, cuDNN, cuBLAS and NCCL on a machine without
 // any.
 //
-// Everything asked of a stream is queued and runs only when somebody synchronises or queries, in a seeded random order
+// All work on a stream is queued and runs only when a thread synchronises or queries, in a seeded random order
 // among what streams, events and graphs allow: a missing event or wait shows as a wrong result. Device memory can be
 // touched only while an operation of its device (or of one with peer access) runs; freed memory never again. What goes
 // wrong is printed as "simulator: ..." and becomes the sticky error that CUDA would give.
@@ -29,7 +29,7 @@ Live live(int device);
 bool has_context(int device);
 /// Forgets queued work and sticky errors, seeds the order, and sets failures to inject (as DUET_SIM_FAIL).
 void reset(std::uint64_t seed, const std::string& fail = "");
-/// A pool over cudaMalloc lends the first bytes of a block out, or gets it back (0 bytes), in the stream's order: what
+/// A pool over cudaMalloc hands the first bytes of a block out, or takes it back (0 bytes), in the stream's order: what
 /// a user leaves is gone, and what lies beyond its bytes is not to be written.
 void hand_over(void* block, std::size_t bytes, struct CUstream_st* stream);
 /// Sets failures to inject from now on, as DUET_SIM_FAIL, and leaves the rest as it is.

@@ -122,12 +122,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return wait_for(lock, {event->record}, event->device);
   });
 }
-/// Goes one operation forward: whoever asks again and again finds the work done.
+/// Runs one operation: repeated queries find the work done.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return call("cudaEventQuery", [&](Lock& lock) {
     if (event->capture) return invalidate(event->capture, cudaErrorCapturedEvent);
     if (forbidden_by_capture()) return cudaErrorStreamCaptureUnsupported;
-    const OpPtr work = event->record;  // another thread may record the event anew meanwhile
+    const OpPtr work = event->record;  // another thread may record the event again meanwhile
     const int device = event->device;
     if (work != nullptr && !work->done) run_one(lock);
     if (state().sticky[device] != cudaSuccess) return state().sticky[device];

@@ -1,4 +1,4 @@
-// Bias, pooling, relu and dropout behind a convolution, in one pass over its output; and the way back.
+// Bias, pooling, relu and dropout after a convolution, in one pass over its output; and their gradient.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,4 +1,5 @@
-// What CUDA's compiler knows without a header: qualifiers, built-in variables, vectors and intrinsics of device code.
+// What CUDA's compiler provides without a header: qualifiers, built-in variables, vectors and intrinsics of device
+// code.
 #pragma once
 
 #include <math.h>
