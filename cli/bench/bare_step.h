@@ -24,7 +24,7 @@ class BareStep {
   /// Called after every operator with its name, from the next run on.
   void on_lap(std::function<void(const char*)> lap) { lap_ = std::move(lap); }
 
-  // What the last step left, for counting live gradients: places of the pools' maxima, 255 where no gradient passes,
+  // What the last step left, for counting nonzero gradients: places of the pools' maxima, 255 where no gradient passes,
   // and the hidden layer's outputs, 0 where none does.
   const Tensor& first_places() const { return index1_; }
   const Tensor& second_places() const { return index2_; }

@@ -39,19 +39,19 @@ double measured_peak_gflops() {
 }
 
 /// Gradients that are not zero, per image.
-struct Live {
+struct Nonzero {
   double second_conv = 0, hidden = 0;
 };
 
-Live count_live(const BareStep& step, std::int64_t batch) {
+Nonzero count_nonzero(const BareStep& step, std::int64_t batch) {
   const auto places = step.second_places().span<std::uint8_t>();
   const auto hidden = step.hidden().span<float>();
   const auto rows = static_cast<double>(batch);
-  return {static_cast<double>(std::ssize(places) - std::count(places.begin(), places.end(), cpu::kDead)) / rows,
+  return {static_cast<double>(std::ssize(places) - std::count(places.begin(), places.end(), cpu::kNoGradient)) / rows,
           static_cast<double>(std::ssize(hidden) - std::count(hidden.begin(), hidden.end(), 0.0f)) / rows};
 }
 
-void count_operations(OperatorRow& row, const Live& live) {
+void count_operations(OperatorRow& row, const Nonzero& nonzero) {
   const auto set = [&](const char* name, double executed, double dense) {
     if (row.name == name) row.executed = executed, row.dense = dense;
   };
@@ -60,8 +60,8 @@ void count_operations(OperatorRow& row, const Live& live) {
   set("fc1+relu+dropout", kFc1, kFc1);
   set("fc2", kFc2, kFc2);
   set("fc2 gradients", 2 * kFc2, 2 * kFc2);
-  set("fc1+... gradients", 2 * 2 * 3136 * live.hidden, 2 * kFc1);
-  set("conv2+pool+... gradients", 2 * 2 * 9 * 32 * live.second_conv, 2 * kConv2);
+  set("fc1+... gradients", 2 * 2 * 3136 * nonzero.hidden, 2 * kFc1);
+  set("conv2+pool+... gradients", 2 * 2 * 9 * 32 * nonzero.second_conv, 2 * kConv2);
   set("conv1+pool+... gradients", kConv1 / 4, kConv1);
 }
 
@@ -96,7 +96,7 @@ OperatorTable time_operators(const BenchOptions& options) {
     last = Clock::now();
   });
   std::vector<std::int64_t> samples(static_cast<std::size_t>(batch));
-  Live live;
+  Nonzero nonzero;
   std::int64_t number = 0;
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
     table.peak_gflops = std::max(table.peak_gflops, measured_peak_gflops() * options.threads_per_device);
@@ -110,13 +110,13 @@ OperatorTable time_operators(const BenchOptions& options) {
       step.run(samples, number, update);
       if (timed) wholes.push_back(microseconds_since(start) / static_cast<double>(batch));
     }
-    const Live now = count_live(step, batch);
-    live.second_conv += now.second_conv / options.repeats;
-    live.hidden += now.hidden / options.repeats;
+    const Nonzero now = count_nonzero(step, batch);
+    nonzero.second_conv += now.second_conv / options.repeats;
+    nonzero.hidden += now.hidden / options.repeats;
   }
   for (std::size_t i = 0; i < table.rows.size(); ++i) {
     table.rows[i].us = median(times[i]);
-    count_operations(table.rows[i], live);
+    count_operations(table.rows[i], nonzero);
   }
   table.isa = kernels.describe({});
   table.step_us = median(wholes);
@@ -149,7 +149,7 @@ std::string to_text(const OperatorTable& table, std::int64_t batch) {
   }
   add("whole step", table.step_us, executed, dense);
   out +=
-      " GFLOP/s: as executed, without dead gradients and with Winograd's saving; dense: what plain loops would need "
+      " GFLOP/s: as executed, without zero gradients and with Winograd's saving; dense: what plain loops would need "
       "for "
       "the same time\n";
   return out;

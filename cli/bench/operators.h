@@ -10,7 +10,7 @@
 namespace duet::cli {
 
 /// Floating-point operations are those of one image. `dense` is what a plain convolution or product of matrices takes;
-/// `executed` leaves out what the kernels need not do: three of four outputs of a pool's window, dead gradients, and
+/// `executed` leaves out what the kernels need not do: three of four outputs of a pool's window, zero gradients, and
 /// what Winograd's algorithm saves (its transforms are not counted). 0 for operators that are not counted.
 struct OperatorRow {
   std::string name;

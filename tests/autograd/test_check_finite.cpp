@@ -73,10 +73,10 @@ TEST_CASE("a finite step passes, and a number that is not finite names operator 
   CHECK(error_of([&] { step(model, images); }).empty());
 }
 
-TEST_CASE("a gradient that meets only dead outputs is found, where the kernel skips it") {
+TEST_CASE("a gradient whose products the kernel skips as zeros is found") {
   const Window2d conv = {3, 3, 1, 1, 1, 1}, pool = {2, 2, 2, 2, 0, 0};
   const Variable w(zeros({16, 16, 3, 3}), true), b(zeros({16}), true), x(zeros({1, 16, 4, 4}), true);
-  backend(b.value()).fill(b.value(), -1);  // so every output is dead
+  backend(b.value()).fill(b.value(), -1);  // so relu stops every output
   const auto backward = [&] {
     const Variable y = ops::conv_pool_relu(x, w, b, {.conv = conv, .pool = pool, .dropout = {}}, true);
     auto node = make_pooled<SpoilingNode>();

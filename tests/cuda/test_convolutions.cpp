@@ -83,13 +83,13 @@ TEST_CASE("cuda: convolutions take tensors at any place of a flat buffer") {
   }
 }
 
-TEST_CASE("cuda: conv_pool_relu equals the reference, ties and dead windows included") {
+TEST_CASE("cuda: conv_pool_relu equals the reference, ties and stopped windows included") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(103);
   struct Sizes {
     Shape x;
     std::int64_t out, pool_h, pool_w;
-    bool dead;
+    bool stopped;
   };
   const Sizes cases[] = {{{1, 1, 4, 6}, 2, 2, 2, false},  {{3, 2, 7, 5}, 3, 2, 2, false},
                          {{17, 1, 6, 6}, 4, 2, 2, false}, {{2, 3, 9, 7}, 2, 3, 2, false},
@@ -99,11 +99,11 @@ TEST_CASE("cuda: conv_pool_relu equals the reference, ties and dead windows incl
     // Exact in float: the same maxima, ties and zeros whatever the order of the sums.
     const Array x = random_grid(s.x, 2, 4, generator), w = random_grid({s.out, s.x[1], 3, 3}, 2, 4, generator);
     Array b = random_grid({s.out}, 4, 16, generator);
-    if (s.dead)
+    if (s.stopped)
       for (double& value : b.values) value = -1000;
     const Array y = reference::conv_pool_relu(x, w, b, kThree, pool), dy = random_array(y.shape, generator);
     const auto g = reference::conv_pool_relu_backward(x, w, b, dy, kThree, pool);
-    CAPTURE(s.x.str(), s.out, s.pool_h, s.pool_w, s.dead);
+    CAPTURE(s.x.str(), s.out, s.pool_h, s.pool_w, s.stopped);
     const Variable vx = gpu_leaf(x), vw = gpu_leaf(w), vb = gpu_leaf(b);
     const Variable vy = ops::conv_pool_relu(vx, vw, vb, {.conv = kThree, .pool = pool, .dropout = {}}, true);
     CHECK(gpu_error(vy.value(), y) == 0);

@@ -86,7 +86,7 @@ TEST_CASE("conv2d gives only the gradients that are wanted") {
   }
 }
 
-TEST_CASE("conv_pool_relu equals the reference, with ties and dead outputs") {
+TEST_CASE("conv_pool_relu equals the reference, with ties and outputs that relu stops") {
   Mt19937 generator(13);
   for (int i = 0; i < 60; ++i) {
     const Case c = random_case(generator, 600000);

@@ -60,7 +60,7 @@ TEST_CASE("relu passes NaN and infinity, and the gradient of both") {
   CHECK(same(x.grad(), {0, 0, 3, 4, 0, 6, 0, 8}));
 }
 
-TEST_CASE("relu stops a gradient that is not finite where it is dead") {
+TEST_CASE("relu stops a gradient that is not finite where its output is zero") {
   const Variable x(from_values<float>({4}, {-1, 0, 1, kNan}), true);
   ops::relu(x).backward(from_values<float>({4}, {kNan, kInfinity, kNan, -kInfinity}));
   CHECK(same(x.grad(), {0, 0, kNan, -kInfinity}));
@@ -219,7 +219,7 @@ TEST_CASE("CheckFinite reports every number that the fused convolution spreads o
   Mt19937 generator(73);
   for (const std::int64_t in : {1, 3, 16, 32, 40})
     for (const float bad : kBad) {
-      // Every output is dead, so all products of the gradients are left out.
+      // relu stops every output, so all products of the gradients are left out.
       const Variable x = leaf(random_array({2, in, 8, 8}, generator)),
                      w = leaf(random_array({16, in, 3, 3}, generator)), b(empty({16}), true),
                      shift(zeros({2, in, 8, 8}), true);

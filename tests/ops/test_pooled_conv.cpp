@@ -1,4 +1,4 @@
-// The fused convolution's own kernels: shapes that take them and shapes beside them, equal maxima, dead and live
+// The fused convolution's own kernels: shapes with and without them, equal maxima, stopped and passing
 // outputs, rows alone and in company, numbers that are not finite.
 #include <algorithm>
 #include <cfloat>
@@ -67,8 +67,8 @@ TEST_CASE("the fused convolution equals the reference: values exactly, gradients
   Mt19937 generator(31);
   for (int i = 0; i < 60; ++i) {
     const Case c(generator, 4000000);
-    // Exact in float whatever the order of the sums, so ties and zeros are as in the reference. A large bias makes all
-    // outputs dead or live.
+    // Exact in float whatever the order of the sums, so ties and zeros are as in the reference. A large bias makes relu
+    // stop all outputs or none.
     const Array x = random_grid(c.x(), 2, 4, generator), w = random_grid(c.w(), 2, 4, generator);
     Array b = random_grid({c.out}, 4, 16, generator);
     const double shift = i % 5 == 0 ? -1000.0 : i % 5 == 1 ? 1000.0 : 0.0;
@@ -145,7 +145,7 @@ TEST_CASE("a first layer's weight gradient shows an image that is not finite, an
       Array x = random_grid({9, in, 12, 10}, 2, 4, generator);
       const Array w = random_grid({48, in, 3, 3}, 2, 4, generator), b = random_grid({48}, 4, 16, generator),
                   dy = random_array({9, 48, 6, 5}, generator);
-      // Where its outputs are dead, only a product with zero can show it.
+      // Where relu stops its outputs, only a product with zero can show it.
       if (spoil) x.at(4, in - 1, 5, 5) = -static_cast<double>(INFINITY);
       const Variable image(to_tensor(x), false), w1 = leaf(w), b1 = leaf(b), w2 = leaf(w), b2 = leaf(b);
       backward(fused(image, w1, b1, key, false), dy);

@@ -8,7 +8,7 @@
 namespace duet::arithmetic {
 
 /// Place of a pooled element through which no gradient passes: its maximum was not positive, or it was dropped.
-inline constexpr std::uint8_t kDead = 255;
+inline constexpr std::uint8_t kNoGradient = 255;
 
 /// Whether the next value of a window, in row-major order, takes the place of the best so far: ties stay with the
 /// first, and a NaN wins, as in PyTorch. T: float, or a vector of them.

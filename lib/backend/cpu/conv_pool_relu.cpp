@@ -62,7 +62,7 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
                                          const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
   const Fused f(x, w, dy, op, conv2d_layout(x.shape(), w.shape()));
   if (has_pooled_kernels(f, x, op)) {
-    if (x.layout() == f.layout) return live_backward(dy, index, x, w, dx, dw, db, op);
+    if (x.layout() == f.layout) return nonzero_backward(dy, index, x, w, dx, dw, db, op);
     if (!dx.defined() && dy.layout() == f.layout) return plain_pooled_backward(dy, index, x, dw, db, op);
   }
   CpuDevice& device = this->device(x);

@@ -131,9 +131,9 @@ class CpuBackend final : public Backend {
   /// conv_pool_relu_backward for plain images without a gradient.
   void plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw, const Tensor& db,
                              const ConvPoolRelu& op);
-  /// conv_pool_relu_backward over live gradients only.
-  void live_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w, const Tensor& dx,
-                     const Tensor& dw, const Tensor& db, const ConvPoolRelu& op);
+  /// conv_pool_relu_backward over nonzero gradients only.
+  void nonzero_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w, const Tensor& dx,
+                        const Tensor& dw, const Tensor& db, const ConvPoolRelu& op);
 
   const Kernels& kernels_;
   HostAllocator memory_;

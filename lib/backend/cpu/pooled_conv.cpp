@@ -1,5 +1,5 @@
 // A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, or directly
-// from plain images of few channels; backward over live gradients only. Images are padded row by row, in the cache.
+// from plain images of few channels; backward over nonzero gradients only. Images are padded row by row, in the cache.
 #include <cstddef>
 #include <cstdint>
 
@@ -87,8 +87,8 @@ void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& 
   });
 }
 
-void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
-                               const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
+void CpuBackend::nonzero_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                  const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
   CpuDevice& device = this->device(x);
   const Fused f(x, w, dy, op, x.layout());
   const PooledConv g = geometry(f, x, dy, op);
@@ -100,10 +100,10 @@ void CpuBackend::live_backward(const Tensor& dy, const Tensor& index, const Tens
     const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
     const std::int64_t rows = end - begin;
     if (rows == 0) return;
-    kernels_.live_backward(g, rows_of(x, begin), rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count,
-                           rows, taps.data<float>(), dx.defined() ? rows_of(dx, begin) : nullptr,
-                           gradients.weights(leaf), gradients.bias(leaf),
-                           device.worker(id).gradient.bytes(kernels_.live_scratch_bytes(g)));
+    kernels_.nonzero_backward(
+        g, rows_of(x, begin), rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count, rows,
+        taps.data<float>(), dx.defined() ? rows_of(dx, begin) : nullptr, gradients.weights(leaf), gradients.bias(leaf),
+        device.worker(id).gradient.bytes(kernels_.nonzero_scratch_bytes(g)));
   });
   taps_last(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
 }

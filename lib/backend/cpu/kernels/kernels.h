@@ -26,7 +26,7 @@ struct PoolGeometry {
   std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
 };
 
-using arithmetic::kDead;
+using arithmetic::kNoGradient;
 
 /// A 3x3 convolution with padding 1, bias, a 2x2 max-pool and relu. Images are blocked by channel_block channels and,
 /// where not said otherwise, padded by one pixel of zeros on each side.
@@ -68,9 +68,9 @@ struct Kernels {
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
   /// Adds dy to the places of the maxima; dx was set to zero.
   void (*max_pool_backward)(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
-  /// relu of pooled values in place, and kDead where the value is not positive.
+  /// relu of pooled values in place, and kNoGradient where the value is not positive.
   void (*relu_index)(float* y, std::uint8_t* index, std::int64_t n);
-  /// dropout of pooled values in place, and kDead where the mask is 0.
+  /// dropout of pooled values in place, and kNoGradient where the mask is 0.
   void (*drop_index)(float* y, std::uint8_t* index, const std::uint8_t* mask, float scale, std::int64_t n);
   /// (pixels, block) to (block, pixels), floats and bytes; and back.
   void (*unblock)(const float* x, float* y, std::int64_t pixels, int block);
@@ -99,12 +99,12 @@ struct Kernels {
   void (*plain_pooled_backward_weights)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                         std::int64_t rows, float* dw, float* db, float* scratch);
 
-  /// Bytes of scratch memory that live_backward takes.
-  std::int64_t (*live_scratch_bytes)(const PooledConv& g);
-  /// Walks live gradients only: dw (out_channels, 9, in_channels) and db, summed over `rows` rows, and unless it is
+  /// Bytes of scratch memory that nonzero_backward takes.
+  std::int64_t (*nonzero_scratch_bytes)(const PooledConv& g);
+  /// Walks nonzero gradients only: dw (out_channels, 9, in_channels) and db, summed over `rows` rows, and unless it is
   /// null dx by w (in_channels / channel_block, out_channels, 9, channel_block). x and dx have no border.
-  void (*live_backward)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
-                        std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
+  void (*nonzero_backward)(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                           std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
 
   /// dw (out_channels, in_channels, kernel_h, kernel_w) and db = sums over `rows` rows.
   void (*plain_backward_weights)(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,

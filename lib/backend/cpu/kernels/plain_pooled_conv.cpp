@@ -87,7 +87,7 @@ void add_image(const PooledConv& g, const float* patches, float spoil, const flo
     fetch(dy + at + kFetchAhead);
     fetch(index + at + kFetchAhead);
     const Ints place = load_bytes(index + at);
-    const Vec gradient = place != kDead ? load(dy + at) * scale : Vec{};
+    const Vec gradient = place != kNoGradient ? load(dy + at) * scale : Vec{};
     const Ints corner = ((place & 2) << 1) + (place & 1);  // of the 3x3 pixels in the patch
     bias = bias + gradient;
     for (int t = 0; t < kTaps; ++t)

@@ -100,7 +100,7 @@ void unpool_image(const float* dy, const std::uint8_t* index, float* dx, const P
     for (std::int64_t q = 0; q < g.out_width; ++q) {
       for (int c = 0; c < kBlock; ++c) {
         const std::int64_t at = (p * g.out_width + q) * kBlock + c;
-        if (index[at] == kDead) continue;
+        if (index[at] == kNoGradient) continue;
         const std::int64_t h = p * g.stride_h - g.pad_h + index[at] / g.kernel_w;
         const std::int64_t w = q * g.stride_w - g.pad_w + index[at] % g.kernel_w;
         dx[(h * g.width + w) * kBlock + c] += dy[at];
@@ -125,16 +125,16 @@ void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, co
 
 void relu_index(float* y, std::uint8_t* index, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    const bool dead = arithmetic::relu_stops(y[i]);
-    y[i] = dead ? 0.0f : y[i];
-    index[i] = dead ? kDead : index[i];
+    const bool stopped = arithmetic::relu_stops(y[i]);
+    y[i] = stopped ? 0.0f : y[i];
+    index[i] = stopped ? kNoGradient : index[i];
   }
 }
 
 void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float factor, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     y[i] = y[i] * (mask[i] ? factor : 0.0f);
-    index[i] = mask[i] ? index[i] : kDead;
+    index[i] = mask[i] ? index[i] : kNoGradient;
   }
 }
 

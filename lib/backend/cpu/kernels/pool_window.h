@@ -18,9 +18,9 @@ namespace duet::cpu::DUET_ISA {
     best = wins ? next : best;
     place = wins ? Ints{} + i : place;
   }
-  const Ints dead = best <= Vec{};
-  store(y, dead ? Vec{} : best);
-  store_bytes(index, dead ? Ints{} + kDead : place);
+  const Ints stopped = best <= Vec{};
+  store(y, stopped ? Vec{} : best);
+  store_bytes(index, stopped ? Ints{} + kNoGradient : place);
 }
 
 }  // namespace duet::cpu::DUET_ISA

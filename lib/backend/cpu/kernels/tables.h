@@ -38,9 +38,9 @@ void plain_pooled_forward(const PooledConv& g, const float* w, const float* bias
 std::int64_t plain_pooled_scratch_floats(const PooledConv& g);
 void plain_pooled_backward_weights(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
                                    std::int64_t rows, float* dw, float* db, float* scratch);
-std::int64_t live_scratch_bytes(const PooledConv& g);
-void live_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index, std::int64_t rows,
-                   const float* w, float* dx, float* dw, float* db, void* scratch);
+std::int64_t nonzero_scratch_bytes(const PooledConv& g);
+void nonzero_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                      std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
 void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                             float* db);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,

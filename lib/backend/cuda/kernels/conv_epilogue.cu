@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kSumThreads)
     const std::int64_t begin = (image * channels + channel) * pixels;
     for (std::int64_t i = begin + lane; i < begin + pixels; i += kWarp) {
       if constexpr (kIndexed) {
-        total += index[i] == kDead ? 0.0f : dy[i];
+        total += index[i] == kNoGradient ? 0.0f : dy[i];
       } else {
         total += dy[i];
       }
@@ -122,12 +122,12 @@ __global__ void __launch_bounds__(kThreads)
     float best = pool_tile<kByTwo>(image + channel * image_pixels, bias[channel], g, p, q, place);
     if (relu_stops(best)) {
       best = 0.0f;
-      place = kDead;
+      place = kNoGradient;
     }
     if (drops) {
       const bool keeps = dropout_keeps(draw, words, j);
       best *= keeps ? scale : 0.0f;
-      if (!keeps) place = kDead;
+      if (!keeps) place = kNoGradient;
     }
     y[e] = best;
     index[e] = static_cast<std::uint8_t>(place);

@@ -1,5 +1,5 @@
-// Gradients of a linear layer over its live outputs only: behind it, relu and dropout make most of dy zero. A term that
-// is zero changes no sum unless its other factor is not finite; columns with such a factor take the dense loops.
+// Gradients of a linear layer over the nonzero elements of dy only: relu and dropout make most of them zero. A term
+// that is zero changes no sum unless its other factor is not finite; columns with such a factor take the dense loops.
 #include <cstdint>
 
 #include "lib/backend/cpu/kernels/tables.h"
@@ -12,7 +12,7 @@ constexpr int kStrip = 4;               // vectors of columns summed at once, fr
 constexpr int kLeaves = 8;              // at most
 constexpr std::int64_t kRowsAhead = 8;  // so early a row that will be written is fetched
 
-struct LiveGradient {
+struct NonzeroGradient {
   std::int32_t row;
   float value;
 };
@@ -43,7 +43,7 @@ template <int kVecs>
 /// to = sum over the list of value * row of the strip. Even and odd entries are summed apart: one chain of additions
 /// would wait for its own results.
 template <int kVecs>
-[[gnu::always_inline]] inline void add_rows(const LiveGradient* list, std::int64_t count, const float* strip,
+[[gnu::always_inline]] inline void add_rows(const NonzeroGradient* list, std::int64_t count, const float* strip,
                                             float* to) {
   Vec even[kVecs] = {}, odd[kVecs] = {};
   std::int64_t i = 0;
@@ -62,8 +62,8 @@ template <int kVecs>
   for (int v = 0; v < kVecs; ++v) store(to + v * kWidth, even[v] + odd[v]);
 }
 
-/// The live outputs of each row: up to `out` entries from lists + row * out on.
-void collect_rows(const float* dy, std::int64_t n, std::int64_t out, LiveGradient* lists, std::int32_t* counts) {
+/// The nonzero gradients of each row: up to `out` entries from lists + row * out on.
+void collect_rows(const float* dy, std::int64_t n, std::int64_t out, NonzeroGradient* lists, std::int32_t* counts) {
   for (std::int64_t r = 0; r < n; ++r) {
     std::int32_t count = 0;
     for (std::int64_t o = 0; o < out; ++o) {
@@ -75,7 +75,7 @@ void collect_rows(const float* dy, std::int64_t n, std::int64_t out, LiveGradien
 }
 
 template <int kVecs>
-void data_strip(const LiveGradient* lists, const std::int32_t* counts, const float* dy, const float* w, float* dx,
+void data_strip(const NonzeroGradient* lists, const std::int32_t* counts, const float* dy, const float* w, float* dx,
                 std::int64_t n, std::int64_t in, std::int64_t out, std::int64_t c, float* strip) {
   if (!pack<kVecs>(w + c, out, in, strip)) return dense_backward_data(dy, w, dx, n, in, out, c, c + kVecs * kWidth);
   for (std::int64_t r = 0; r < n; ++r) {
@@ -85,25 +85,25 @@ void data_strip(const LiveGradient* lists, const std::int32_t* counts, const flo
   }
 }
 
-/// For each output the rows where it is live, in order, and where each leaf begins among them.
-struct LiveRows {
-  LiveGradient* entries;
+/// For each output the rows where its gradient is nonzero, in order, and where each leaf begins among them.
+struct NonzeroRows {
+  NonzeroGradient* entries;
   std::int32_t* bounds;  // kLeaves + 1 per output
   std::int64_t rows;
 
-  const LiveGradient* list(std::int64_t o) const { return entries + o * rows; }
+  const NonzeroGradient* list(std::int64_t o) const { return entries + o * rows; }
   std::int32_t* bound(std::int64_t o) const { return bounds + o * (kLeaves + 1); }
 };
 
-void collect_outputs(const float* dy, std::int64_t out, const Leaves& leaves, const LiveRows& live) {
-  for (std::int64_t o = 0; o < out; ++o) live.bound(o)[0] = 0;
+void collect_outputs(const float* dy, std::int64_t out, const Leaves& leaves, const NonzeroRows& nonzero) {
+  for (std::int64_t o = 0; o < out; ++o) nonzero.bound(o)[0] = 0;
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
-    for (std::int64_t o = 0; o < out; ++o) live.bound(o)[leaf + 1] = live.bound(o)[leaf];
+    for (std::int64_t o = 0; o < out; ++o) nonzero.bound(o)[leaf + 1] = nonzero.bound(o)[leaf];
     for (std::int64_t r = leaves.ranges[2 * leaf]; r < leaves.ranges[2 * leaf + 1]; ++r) {
       const auto row = static_cast<std::int32_t>(r - leaves.ranges[0]);
       for (std::int64_t o = 0; o < out; ++o) {
-        std::int32_t& end = live.bound(o)[leaf + 1];
-        live.entries[o * live.rows + end] = {row, dy[r * out + o]};
+        std::int32_t& end = nonzero.bound(o)[leaf + 1];
+        nonzero.entries[o * nonzero.rows + end] = {row, dy[r * out + o]};
         end += dy[r * out + o] != 0;
       }
     }
@@ -111,18 +111,18 @@ void collect_outputs(const float* dy, std::int64_t out, const Leaves& leaves, co
 }
 
 template <int kVecs>
-void weight_strip(const LiveRows& live, const float* x, const float* dy, float* dw, std::int64_t in, std::int64_t out,
-                  std::int64_t c, const Leaves& leaves, float* strip) {
+void weight_strip(const NonzeroRows& nonzero, const float* x, const float* dy, float* dw, std::int64_t in,
+                  std::int64_t out, std::int64_t c, const Leaves& leaves, float* strip) {
   constexpr int kColumns = kVecs * kWidth;
-  if (!pack<kVecs>(x + leaves.ranges[0] * in + c, live.rows, in, strip))
+  if (!pack<kVecs>(x + leaves.ranges[0] * in + c, nonzero.rows, in, strip))
     return dense_backward_weights(x, dy, dw, in, out, c, c + kColumns, leaves);
   alignas(64) float part[kLeaves][kColumns];
   for (std::int64_t o = 0; o < out; ++o) {
-    const std::int32_t* const bound = live.bound(o);
-    if (o < live.rows) fetch_row<kVecs>(x + (leaves.ranges[0] + o) * in + c + kColumns);
+    const std::int32_t* const bound = nonzero.bound(o);
+    if (o < nonzero.rows) fetch_row<kVecs>(x + (leaves.ranges[0] + o) * in + c + kColumns);
     if (o + kRowsAhead < out) fetch_row<kVecs>(dw + (o + kRowsAhead) * in + c);
     for (int leaf = 0; leaf < leaves.count; ++leaf)
-      add_rows<kVecs>(live.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf], strip, part[leaf]);
+      add_rows<kVecs>(nonzero.list(o) + bound[leaf], bound[leaf + 1] - bound[leaf], strip, part[leaf]);
     for (int k = 0; k < leaves.addition_count; ++k) {
       float* const to = part[leaves.additions[2 * k]];
       const float* const from = part[leaves.additions[2 * k + 1]];
@@ -141,11 +141,11 @@ struct Scratch {
     const std::int64_t strip_floats = rows * kStrip * kWidth, list_floats = 2 * (n * out + 1);
     bytes = (strip_floats + list_floats + lengths) * 4;
     if (memory == nullptr) return;
-    entries = reinterpret_cast<LiveGradient*>(strip + strip_floats);
+    entries = reinterpret_cast<NonzeroGradient*>(strip + strip_floats);
     counts = reinterpret_cast<std::int32_t*>(strip + strip_floats + list_floats);
   }
   float* strip;
-  LiveGradient* entries = nullptr;
+  NonzeroGradient* entries = nullptr;
   std::int32_t* counts = nullptr;
   std::int64_t bytes;
 };
@@ -169,12 +169,12 @@ void linear_backward_weights(const float* x, const float* dy, float* dw, std::in
                              std::int64_t begin, std::int64_t end, const Leaves& leaves, void* memory) {
   const std::int64_t rows = leaves.ranges[2 * leaves.count - 1] - leaves.ranges[0];
   const Scratch s(memory, rows, out);
-  const LiveRows live = {s.entries, s.counts, rows};
-  collect_outputs(dy, out, leaves, live);
+  const NonzeroRows nonzero = {s.entries, s.counts, rows};
+  collect_outputs(dy, out, leaves, nonzero);
   std::int64_t c = begin;
   for (; c + kStrip * kWidth <= end; c += kStrip * kWidth)
-    weight_strip<kStrip>(live, x, dy, dw, in, out, c, leaves, s.strip);
-  for (; c + kWidth <= end; c += kWidth) weight_strip<1>(live, x, dy, dw, in, out, c, leaves, s.strip);
+    weight_strip<kStrip>(nonzero, x, dy, dw, in, out, c, leaves, s.strip);
+  for (; c + kWidth <= end; c += kWidth) weight_strip<1>(nonzero, x, dy, dw, in, out, c, leaves, s.strip);
   if (c < end) dense_backward_weights(x, dy, dw, in, out, c, end, leaves);
 }
 

@@ -1,5 +1,5 @@
 // Gradients of a 3x3 convolution that is followed by a 2x2 max-pool and relu. At most one in four of its output
-// gradients is not zero, and of those relu and dropout kill more than half, so both passes walk the live ones only:
+// gradients is not zero, and of those relu and dropout zero more than half, so both passes walk the nonzero ones only:
 // the sums are the same, without the terms that are zero.
 #include <cstdint>
 #include <cstring>
@@ -56,10 +56,10 @@ void window_offsets(const PooledConv& g, std::int32_t* offsets) {
       *offsets++ = static_cast<std::int32_t>((2 * p * pitch + 2 * q) * kBlock);
 }
 
-/// The gradients of one output channel in one row: bits of those that live, all values, zero where dead and behind the
-/// last, and the places of their patches in the padded image.
+/// The gradients of one output channel in one row: bits of the nonzero ones, all values, zero where none passes and
+/// behind the last, and the places of their patches in the padded image.
 struct ChannelGradients {
-  std::uint64_t* live;
+  std::uint64_t* nonzero;
   float* values;
   std::int32_t* places;
 };
@@ -70,36 +70,36 @@ void collect_channel(const PooledConv& g, const float* dy, const std::uint8_t* i
   const auto line = static_cast<std::int32_t>((g.width + 2) * kBlock);
   const float scale = g.scale;
   std::int64_t at = 0;
-  for (std::int64_t word = 0; word < words_of(pixels); ++word) to.live[word] = 0;
+  for (std::int64_t word = 0; word < words_of(pixels); ++word) to.nonzero[word] = 0;
   for (; at + kBlock <= pixels; at += kBlock) {
     const Block::Ints corner = load_places(index + at);
     Block::Ints places;
     std::memcpy(&places, offsets + at, sizeof places);
     places += (corner >> 1) * line + (corner & 1) * kBlock;
     std::memcpy(to.places + at, &places, sizeof places);
-    Block::store(to.values + at, corner != kDead ? Block::load(dy + at) * scale : Block::Floats{});
-    to.live[at / kWordBits] |= (~equal(corner, kDead) & kAllLanes) << at % kWordBits;
+    Block::store(to.values + at, corner != kNoGradient ? Block::load(dy + at) * scale : Block::Floats{});
+    to.nonzero[at / kWordBits] |= (~equal(corner, kNoGradient) & kAllLanes) << at % kWordBits;
   }
   for (; at < pixels; ++at) {
     const std::int32_t corner = index[at];
     to.places[at] = offsets[at] + (corner >> 1) * line + (corner & 1) * kBlock;
-    to.values[at] = corner != kDead ? dy[at] * scale : 0.0f;
-    to.live[at / kWordBits] |= std::uint64_t{corner != kDead} << at % kWordBits;
+    to.values[at] = corner != kNoGradient ? dy[at] * scale : 0.0f;
+    to.nonzero[at / kWordBits] |= std::uint64_t{corner != kNoGradient} << at % kWordBits;
   }
   store(to.values + pixels, Vec{});
 }
 
-/// dw (kTaps, in_channels) at channels of kPlanes blocks, plus the sum over the live gradients of value * image.
+/// dw (kTaps, in_channels) at channels of kPlanes blocks, plus the sum over the nonzero gradients of value * image.
 template <int kPlanes>
-void add_live(const ChannelGradients& gradients, std::int64_t words, const float* image, std::int64_t plane,
-              std::int64_t pitch, float* dw, std::int64_t in_channels) {
+void add_nonzero(const ChannelGradients& gradients, std::int64_t words, const float* image, std::int64_t plane,
+                 std::int64_t pitch, float* dw, std::int64_t in_channels) {
   const std::int64_t line = pitch * kBlock;
   Vec total[kPlanes][kTaps];
   for (int b = 0; b < kPlanes; ++b)
     for (int t = 0; t < kTaps; ++t) total[b][t] = load(dw + t * in_channels + b * kWidth);
   for (std::int64_t word = 0; word < words; ++word)
-    for (std::uint64_t live = gradients.live[word]; live != 0; live &= live - 1) {
-      const std::int64_t i = word * kWordBits + __builtin_ctzll(live);
+    for (std::uint64_t nonzero = gradients.nonzero[word]; nonzero != 0; nonzero &= nonzero - 1) {
+      const std::int64_t i = word * kWordBits + __builtin_ctzll(nonzero);
       const Vec value = broadcast(gradients.values[i]);
       const float* const corner = image + gradients.places[i];
       for (int b = 0; b < kPlanes; ++b)
@@ -113,10 +113,10 @@ void add_live(const ChannelGradients& gradients, std::int64_t words, const float
 }
 
 /// The gradients of a row by pooled pixel: all values in the order of channels, and for each corner of the windows bits
-/// of the channels that live there.
+/// of the channels with a nonzero gradient there.
 struct PixelGradients {
   float* values;
-  std::uint64_t* live[kCorners];
+  std::uint64_t* nonzero[kCorners];
 };
 
 /// dy and index are blocked.
@@ -126,24 +126,24 @@ void collect_pixels(const PooledConv& g, const float* dy, const std::uint8_t* in
   float* values = to.values;
   for (std::int64_t pixel = 0; pixel < pixels; ++pixel)
     for (std::int64_t word = 0, b = 0; word < words; ++word) {
-      std::uint64_t live[kCorners] = {};
+      std::uint64_t nonzero[kCorners] = {};
       for (int bit = 0; bit < kWordBits && b < blocks; ++b, bit += kBlock, values += kBlock) {
         const std::int64_t at = (b * pixels + pixel) * kBlock;
         const Block::Ints corner = load_places(index + at);
         Block::store(values, Block::load(dy + at) * scale);
-        for (int c = 0; c < kCorners; ++c) live[c] |= equal(corner, c) << bit;
+        for (int c = 0; c < kCorners; ++c) nonzero[c] |= equal(corner, c) << bit;
       }
-      for (int c = 0; c < kCorners; ++c) to.live[c][pixel * words + word] = live[c];
+      for (int c = 0; c < kCorners; ++c) to.nonzero[c][pixel * words + word] = nonzero[c];
     }
 }
 
-/// Adds value * weights to the 4x4 patch of input pixels under one pooled window, for up to 64 channels that live at
-/// one corner of the window.
+/// Adds value * weights to the 4x4 patch of input pixels under one pooled window, for up to 64 channels with a nonzero
+/// gradient at one corner of the window.
 template <int kRow, int kColumn>
-[[gnu::always_inline]] inline void add_corner(std::uint64_t live, const float* values, const float* w,
+[[gnu::always_inline]] inline void add_corner(std::uint64_t nonzero, const float* values, const float* w,
                                               Vec (&patch)[16]) {
-  for (; live != 0; live &= live - 1) {
-    const std::int64_t channel = __builtin_ctzll(live);
+  for (; nonzero != 0; nonzero &= nonzero - 1) {
+    const std::int64_t channel = __builtin_ctzll(nonzero);
     const Vec value = broadcast(values[channel]);
     const float* const taps = whole(w + channel * kTaps * kBlock);
     for (int t = 0; t < kTaps; ++t) {
@@ -163,11 +163,11 @@ struct Scratch {
     turned_index = reinterpret_cast<std::uint8_t*>(take(outputs / 4));
     offsets = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
     bias = take(g.out_channels * kWidth);
-    channel.live = take_words(words_of(pixels_of(g)));
+    channel.nonzero = take_words(words_of(pixels_of(g)));
     channel.values = take(pixels_of(g) + kWidth);
     channel.places = reinterpret_cast<std::int32_t*>(take(pixels_of(g)));
     pixel.values = take(outputs);
-    for (std::uint64_t*& live : pixel.live) live = take_words(pixels_of(g) * words_of(g.out_channels));
+    for (std::uint64_t*& nonzero : pixel.nonzero) nonzero = take_words(pixels_of(g) * words_of(g.out_channels));
     bytes = static_cast<std::int64_t>(next - begin);
   }
   float* take(std::int64_t count) {
@@ -218,9 +218,9 @@ void add_weights(const PooledConv& g, const Pooled& plain, float* dw, const Scra
     std::int64_t c = 0;
     if constexpr (kVecs == 1 && kRegisters == 32)
       for (; c + 2 * kBlock <= g.in_channels; c += 2 * kBlock)
-        add_live<2>(s.channel, words, s.image + c / kBlock * plane, plane, pitch, to + c, g.in_channels);
+        add_nonzero<2>(s.channel, words, s.image + c / kBlock * plane, plane, pitch, to + c, g.in_channels);
     for (; c < g.in_channels; c += kWidth)
-      add_live<1>(s.channel, words, s.image + c / kBlock * plane + c % kBlock, plane, pitch, to + c, g.in_channels);
+      add_nonzero<1>(s.channel, words, s.image + c / kBlock * plane + c % kBlock, plane, pitch, to + c, g.in_channels);
   }
 }
 
@@ -228,7 +228,7 @@ void add_weights(const PooledConv& g, const Pooled& plain, float* dw, const Scra
 void sum_data(const PooledConv& g, const Pooled& blocked, const float* w, const Scratch& s, Ahead next) {
   const std::int64_t pitch = g.width + 2, plane = (g.height + 2) * pitch * kBlock;
   const std::int64_t words = words_of(g.out_channels);
-  const auto& live = s.pixel.live;
+  const auto& nonzero = s.pixel.nonzero;
   collect_pixels(g, blocked.dy, blocked.index, s.pixel);
   for (std::int64_t i = 0; i < g.in_channels / kBlock * plane; i += kWidth) store(s.image + i, Vec{});
   // Input channels outside, so that one block's weights stay in the first cache.
@@ -243,10 +243,10 @@ void sum_data(const PooledConv& g, const Pooled& blocked, const float* w, const 
         for (std::int64_t word = 0; word < words; ++word) {
           const float* const values = s.pixel.values + pixel * g.out_channels + word * kWordBits;
           const float* const weights = from + word * kWordBits * kTaps * kBlock;
-          add_corner<0, 0>(live[0][pixel * words + word], values, weights, patch);
-          add_corner<0, 1>(live[1][pixel * words + word], values, weights, patch);
-          add_corner<1, 0>(live[2][pixel * words + word], values, weights, patch);
-          add_corner<1, 1>(live[3][pixel * words + word], values, weights, patch);
+          add_corner<0, 0>(nonzero[0][pixel * words + word], values, weights, patch);
+          add_corner<0, 1>(nonzero[1][pixel * words + word], values, weights, patch);
+          add_corner<1, 0>(nonzero[2][pixel * words + word], values, weights, patch);
+          add_corner<1, 1>(nonzero[3][pixel * words + word], values, weights, patch);
         }
         for (int k = 0; k < 16; ++k) {
           float* const place = to + (k / 4 * pitch + k % 4) * kBlock;
@@ -259,11 +259,11 @@ void sum_data(const PooledConv& g, const Pooled& blocked, const float* w, const 
 
 }  // namespace
 
-std::int64_t live_scratch_bytes(const PooledConv& g) { return Scratch(g, nullptr).bytes; }
+std::int64_t nonzero_scratch_bytes(const PooledConv& g) { return Scratch(g, nullptr).bytes; }
 
 // Row by row: the row's image and gradients stay in the first caches while all channels walk over them.
-void live_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index, std::int64_t rows,
-                   const float* w, float* dx, float* dw, float* db, void* scratch) {
+void nonzero_backward(const PooledConv& g, const float* x, const float* dy, const std::uint8_t* index,
+                      std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch) {
   const Scratch s(g, scratch);
   const std::int64_t image = g.in_channels * g.height * g.width, outputs = g.out_channels * pixels_of(g);
   const std::int64_t planes = g.in_channels / kBlock;

@@ -1,4 +1,4 @@
-// Gradients of linear layers whose outputs are mostly dead: the zeros of dy are skipped, what is not finite is not.
+// Gradients of linear layers where most of dy is zero: its zeros are skipped, except where a factor is not finite.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,14 +15,14 @@ struct Case {
   Array x, w, b, dy;
 };
 
-/// Of the gradients, about `live` in 8 are not zero.
-Case random_case(Mt19937& generator, std::int64_t live) {
+/// About `nonzero` in 8 gradients are not zero.
+Case random_case(Mt19937& generator, std::int64_t nonzero) {
   const std::int64_t rows = generator.randint(1, 131), out = generator.randint(1, 150);
   const std::int64_t in = generator.randint(0, 3) ? generator.randint(1, 400) : 64 * generator.randint(1, 6);
   Case c = {random_array({rows, in}, generator), random_array({out, in}, generator), random_array({out}, generator),
             random_array({rows, out}, generator)};
   for (double& value : c.dy.values)
-    if (generator.randint(0, 8) >= live) value = 0;
+    if (generator.randint(0, 8) >= nonzero) value = 0;
   return c;
 }
 
@@ -47,10 +47,10 @@ bool same_finite(const Tensor& got, const Array& expected) {
 
 TEST_CASE("gradients of linear equal the reference whatever part of dy is zero") {
   Mt19937 generator(41);
-  for (const std::int64_t live : {0, 1, 2, 4, 8})
+  for (const std::int64_t nonzero : {0, 1, 2, 4, 8})
     for (int i = 0; i < 12; ++i) {
-      const Case c = random_case(generator, live);
-      CAPTURE(live, i, c.x.shape.str(), c.w.shape.str());
+      const Case c = random_case(generator, nonzero);
+      CAPTURE(nonzero, i, c.x.shape.str(), c.w.shape.str());
       const auto expected = reference::linear_backward(c.x, c.w, c.dy);
       const Got got = gradients(c);
       CHECK(relative_error(got.x, expected.x) < kTolerance);
