@@ -42,11 +42,11 @@ Variable ASimpleNet::forward(Context& context, const Variable& x) const {
   return ops::relu(y);
 }
 
-Model::Model(std::int64_t input_size, std::int64_t output_size) : fc_(input_size, output_size) {
+TutorialLinear::TutorialLinear(std::int64_t input_size, std::int64_t output_size) : fc_(input_size, output_size) {
   register_module("fc", fc_);
 }
 
-Variable Model::forward(Context& context, const Variable& x) const { return fc_.forward(context, x); }
+Variable TutorialLinear::forward(Context& context, const Variable& x) const { return fc_.forward(context, x); }
 
 LinearClassifier::LinearClassifier(std::uint64_t seed) {
   register_module("fc", fc_);

@@ -57,14 +57,14 @@ class ASimpleNet : public Module {
 };
 
 /// One linear layer under the name `fc`, as in the DataParallel tutorial: (N, in) -> (N, out).
-class Model : public Module {
+class TutorialLinear : public Module {
  public:
-  Model(std::int64_t input_size, std::int64_t output_size);
+  TutorialLinear(std::int64_t input_size, std::int64_t output_size);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
  protected:
-  std::string type_name() const override { return "Model"; }
+  std::string type_name() const override { return "TutorialLinear"; }
 
  private:
   Linear fc_;

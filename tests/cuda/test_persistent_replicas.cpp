@@ -67,7 +67,7 @@ struct Training {
   std::uint64_t moved() const { return backend(DeviceKind::cuda).use(devices.back()).moved; }
 
   std::vector<Device> devices;
-  nn::Model model;
+  nn::TutorialLinear model;
   Rule rule;
   std::unique_ptr<optim::Optimizer> held_optimizer;
   optim::Optimizer& optimizer;
@@ -145,7 +145,7 @@ const std::vector<Between> kStories = {
      }},
     {"values loaded",
      [](Training& t) {
-       nn::Model other(9, 3);
+       nn::TutorialLinear other(9, 3);
        other.initialise(std::uint64_t{77});
        t.model.load_state_dict(other.state_dict());
      }},
@@ -160,7 +160,7 @@ const std::vector<Between> kStories = {
      }},
     {"optimizer's state loaded",
      [](Training& t) {
-       nn::Model other(9, 3);
+       nn::TutorialLinear other(9, 3);
        const auto from = make_optimizer(other, t.rule);
        other.zero_grad();
        ops::mse_loss(other(from_values<float>({1, 9}, std::vector<float>(9, 1))), zeros({1, 3})).backward();

@@ -214,10 +214,11 @@ TEST_CASE("a part of a model can run in parallel") {
 }
 
 TEST_CASE("the text, names and values of the wrapped model") {
-  nn::Model model(5, 2);
+  nn::TutorialLinear model(5, 2);
   dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
-  CHECK(net.str() ==
-        "DataParallel(\n  (module): Model(\n    (fc): Linear(in_features=5, out_features=2, bias=True)\n  )\n)");
+  CHECK(
+      net.str() ==
+      "DataParallel(\n  (module): TutorialLinear(\n    (fc): Linear(in_features=5, out_features=2, bias=True)\n  )\n)");
   CHECK(net.state_dict()[0].name == "module.fc.weight");
   CHECK(model.state_dict()[0].name == "fc.weight");
   CHECK(net.state_dict()[0].tensor.same_memory(model.state_dict()[0].tensor));
@@ -237,14 +238,14 @@ TEST_CASE("batch norm's running statistics follow replica 0") {
 }
 
 TEST_CASE("no gradient is recorded under NoGrad") {
-  nn::Model model(5, 2);
+  nn::TutorialLinear model(5, 2);
   dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, 2)});
   const NoGrad guard;
   CHECK_FALSE(net(zeros({4, 5})).requires_grad());
 }
 
 TEST_CASE("devices are checked") {
-  nn::Model model(5, 2);
+  nn::TutorialLinear model(5, 2);
   CHECK_THROWS_AS(dp::DataParallel(model, {.devices = {Device{}, Device{}}}), UsageError);
   CHECK_THROWS_AS(dp::DataParallel(model, {.devices = {Device{DeviceKind::cuda, 0}}}), DeviceError);
 }

@@ -84,7 +84,7 @@ TEST_CASE("initialise draws into the values that optimizers and wrappers hold") 
 
 TEST_CASE("initialise draws into the values that DistributedDataParallel holds") {
   const auto train = [](ddp::ProcessGroup& group, ddp::UpdateKind update, bool twice) {
-    Model model(4, 2);
+    TutorialLinear model(4, 2);
     model.initialise(std::uint64_t{3});
     ddp::DistributedDataParallel net(model, group, {.update = update});
     optim::SGD opt(model, {.lr = 0.1f});
@@ -118,7 +118,7 @@ TEST_CASE("initialise draws into the values that DistributedDataParallel holds")
 }
 
 TEST_CASE("initialise stays on the device that the values were moved to") {
-  Model model(4, 2), same(4, 2);
+  TutorialLinear model(4, 2), same(4, 2);
   model.to(kOther);
   model.initialise(std::uint64_t{3});
   same.initialise(std::uint64_t{3});
@@ -127,7 +127,7 @@ TEST_CASE("initialise stays on the device that the values were moved to") {
 }
 
 TEST_CASE("a model moves under a reference to its store") {
-  Model model(4, 2);
+  TutorialLinear model(4, 2);
   ParameterStore& store = model.parameters();
   const std::vector<float> before = values_of(model);
   model.to(kOther);
@@ -161,7 +161,7 @@ TEST_CASE("a model whose replicas run does not move, nor one in DistributedDataP
   }
   model->to(kOther);
   ddp::run_rank_threads(2, [](ddp::ProcessGroup& group) {
-    Model own(4, 2);
+    TutorialLinear own(4, 2);
     auto net = std::make_unique<ddp::DistributedDataParallel>(own, group);
     bool refused = false;
     try {
@@ -177,7 +177,7 @@ TEST_CASE("a model whose replicas run does not move, nor one in DistributedDataP
 }
 
 TEST_CASE("a loss from before a move does not lose its gradients silently") {
-  Model model(4, 2);
+  TutorialLinear model(4, 2);
   const Variable loss = ops::mse_loss(model(zeros({1, 4})), zeros({1, 2}));
   model.to(kOther);
   CHECK_THROWS_WITH(loss.backward(), "the gradients of fc.weight have moved since the forward of this backward");

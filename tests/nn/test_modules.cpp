@@ -79,7 +79,7 @@ TEST_CASE("containers and models print their children, indented") {
   Sequential one;
   one.add<Linear>(3, 3);
   CHECK(one.str() == "Sequential(\n  (0): Linear(in_features=3, out_features=3, bias=True)\n)");
-  CHECK(Model(5, 2).str() == "Model(\n  (fc): Linear(in_features=5, out_features=2, bias=True)\n)");
+  CHECK(TutorialLinear(5, 2).str() == "TutorialLinear(\n  (fc): Linear(in_features=5, out_features=2, bias=True)\n)");
   CHECK(ASimpleNet(1).str() ==
         "ASimpleNet(\n  (linears): ModuleList(\n    (0): Linear(in_features=3, out_features=3, bias=False)\n  )\n)");
   CHECK(SimpleCNN(1).str() ==
