@@ -1,6 +1,5 @@
 #include "ddp/distributed_data_parallel.h"
 
-#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +10,7 @@
 #include "ddp/rank_weights.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

@@ -1,7 +1,6 @@
 #include "ddp/gradient_synchroniser.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -152,7 +151,7 @@ void GradientSynchroniser::forward_ended(Clock::time_point begin) {
   enter(Phase::backward);
   forward_end_ = Clock::now();
   if (recorded_step_) return;
-  forward_us_ += std::chrono::duration<double, std::micro>(forward_end_ - begin).count();
+  forward_us_ += microseconds(forward_end_ - begin);
 }
 
 WrapperTimes GradientSynchroniser::times() const {

@@ -1,7 +1,6 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <optional>
@@ -177,7 +176,6 @@ void Reducer::settle_missing() {
 }
 
 void Reducer::wait_for_sent(bool recorded) {
-  const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
   const Clock::time_point begin = Clock::now();
   const std::size_t sent = sent_;
   std::optional<TraceSpan> span;
@@ -187,8 +185,8 @@ void Reducer::wait_for_sent(bool recorded) {
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
   if (recorded) return;
   const Clock::time_point end = Clock::now();
-  times_.exposed_us += us(end - begin);
-  times_.communication_us += us(end - first_sent_);
+  times_.exposed_us += microseconds(end - begin);
+  times_.communication_us += microseconds(end - first_sent_);
   ++times_.steps;
 }
 

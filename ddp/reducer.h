@@ -10,6 +10,7 @@
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
 #include "lib/base/wrapper_times.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -1,18 +1,16 @@
 #include "dp/data_parallel.h"
 
-#include <chrono>
 #include <cstdint>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/ops/mean_of_shards.h"
 
 namespace duet::dp {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Adds the time since the last lap to `sum_us`, and traces it where it has a name.
 struct Stopwatch {
@@ -20,7 +18,7 @@ struct Stopwatch {
   Clock::time_point last = Clock::now();
   void lap(double& sum_us, const char* name = nullptr) {
     const Clock::time_point now = Clock::now();
-    sum_us += std::chrono::duration<double, std::micro>(now - last).count();
+    sum_us += microseconds(now - last);
     if (name != nullptr) Trace::add({.name = name, .device = device, .begin_ns = to_ns(last), .end_ns = to_ns(now)});
     last = now;
   }

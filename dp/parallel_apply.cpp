@@ -1,6 +1,5 @@
 #include "dp/parallel_apply.h"
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -51,11 +50,11 @@ struct ParallelApplyNode final : Node {
   const char* name() const override { return "parallel_apply"; }
 
   void backward(const Gradients& g) override {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
     if (times) times->backward_us += microseconds_since(start);
-    const auto sum_start = std::chrono::steady_clock::now();
+    const auto sum_start = Clock::now();
     const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
     if (!times) return;

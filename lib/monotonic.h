@@ -6,14 +6,14 @@
 
 namespace duet {
 
-inline std::int64_t to_ns(std::chrono::steady_clock::time_point time) {
-  return std::chrono::nanoseconds(time.time_since_epoch()).count();
-}
+using Clock = std::chrono::steady_clock;
 
-inline std::int64_t monotonic_ns() { return to_ns(std::chrono::steady_clock::now()); }
+inline std::int64_t to_ns(Clock::time_point time) { return std::chrono::nanoseconds(time.time_since_epoch()).count(); }
 
-inline double microseconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-}
+inline std::int64_t monotonic_ns() { return to_ns(Clock::now()); }
+
+inline double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
+inline double microseconds_since(Clock::time_point begin) { return microseconds(Clock::now() - begin); }
 
 }  // namespace duet

@@ -1,6 +1,5 @@
 // One rank's part of duet bench COLLECTIVE.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <ratio>
@@ -13,6 +12,7 @@
 #include "ddp/tutorial/recursive_doubling.h"
 #include "ddp/tutorial/ring.h"
 #include "lib/backend/backend.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
@@ -20,10 +20,6 @@ namespace {
 /// Element i of a rank's values: whole numbers whose sums over up to 256 ranks are exact in every type and order, so
 /// that any difference is an error.
 std::int64_t value(int rank, std::int64_t i, int ranks) { return (rank * 7 + i) % std::clamp(256 / ranks, 1, 13) + 1; }
-
-double microseconds(ddp::Clock::time_point begin, ddp::Clock::time_point end) {
-  return std::chrono::duration<double, std::micro>(end - begin).count();
-}
 
 template <class T>
 class Bench {
@@ -44,17 +40,17 @@ class Bench {
     backend(device_.kind).synchronize(device_);
     std::vector<double> calls_us(static_cast<std::size_t>(options_.iterations));
     group_.barrier().wait();
-    const auto begin = ddp::Clock::now();
+    const auto begin = Clock::now();
     auto last = begin;
     for (double& us : calls_us) {
       call(count);
       if (device_.kind != DeviceKind::cpu) continue;
-      const auto now = ddp::Clock::now();
-      us = microseconds(last, now);
+      const auto now = Clock::now();
+      us = microseconds(now - last);
       last = now;
     }
     backend(device_.kind).synchronize(device_);  // on a GPU, wait() orders the stream only
-    double time_us = microseconds(begin, ddp::Clock::now()) / options_.iterations;
+    double time_us = microseconds_since(begin) / options_.iterations;
     group_.all_reduce(std::span(&time_us, 1), ddp::ReduceOp::avg).wait();
     CollectiveRow row{.backend = group_.backend(), .algorithm = algorithm_, .ranks = group_.size()};
     row.count = count;

@@ -17,8 +17,6 @@
 namespace duet::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::int64_t kWarmUp = 5;
 
 // Floating-point operations of the forward pass, a multiply-add counting as two.

@@ -1,5 +1,4 @@
 // duet bench overhead: what tape, modules and loader cost, against the same kernels called in a bare loop.
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include "lib/data/loader.h"
 #include "lib/data/mnist/mnist.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
@@ -24,12 +24,6 @@ namespace duet::cli {
 namespace {
 
 constexpr int kWarmUp = 5;  // steps of each side that are not timed
-
-using Clock = std::chrono::steady_clock;
-
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
 
 struct Sides {
   std::vector<double> full_us, bare_us;

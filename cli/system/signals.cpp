@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
@@ -76,7 +79,7 @@ void CommonEnd::find_signalled(int own) {
 /// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.
 std::int64_t CommonEnd::next_interval() {
   if (size_ == 1) return 1;
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   const std::chrono::duration<double> taken = now - std::exchange(last_, now);
   const double fitting = kInterval / taken * static_cast<double>(interval_);
   interval_ = static_cast<std::int64_t>(std::clamp(fitting, 1.0, 2.0 * static_cast<double>(interval_)));

@@ -1,11 +1,12 @@
 // Ctrl-C and SIGTERM: noted by the handler, handled at the end of the step. SIGBUS: explained.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
+
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 
@@ -40,7 +41,7 @@ class CommonEnd {
 
   int rank_, size_;
   std::function<void(std::span<double>)> sum_;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  Clock::time_point last_ = Clock::now();
   std::int64_t asked_ = 0, next_ = 1, interval_ = 1;
   int signal_ = 0;
   std::vector<int> signalled_;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <locale>
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "cli/system/number_text.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {
@@ -70,7 +72,7 @@ std::string progress_text(const std::string& what, const Progress& p) {
 
 void ProgressLine::show(const std::string& what, const Progress& progress) {
   if (!style_.rewrite) return;
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   shown_ = true;

@@ -1,10 +1,11 @@
 // The terminal: whether it takes colours and rewritten lines, and the progress line.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
+
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 
@@ -52,7 +53,7 @@ class ProgressLine {
   std::FILE* stream_;
   TerminalStyle style_;
   bool shown_ = false;
-  std::chrono::steady_clock::time_point last_{};
+  Clock::time_point last_{};
 };
 
 }  // namespace duet::cli

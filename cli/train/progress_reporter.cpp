@@ -45,7 +45,7 @@ ProgressReporter::~ProgressReporter() {
 }
 
 void ProgressReporter::report(const StepClock& clock, int epoch, int epochs) {
-  const auto now = StepClock::Clock::now();
+  const auto now = Clock::now();
   if (now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   const Progress progress = progress_of(clock, epoch, epochs);

@@ -9,6 +9,7 @@
 #include "cli/system/terminal.h"
 #include "cli/train/step_clock.h"
 #include "ddp/launch/launch.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 
@@ -31,7 +32,7 @@ class ProgressReporter {
   ProgressLine line_;
   int file_ = -1;
   bool relayed_ = false;
-  StepClock::Clock::time_point last_{};
+  Clock::time_point last_{};
 };
 
 /// In the process that launches ranks from a terminal: shows the progress that rank 0 reports, and passes the ranks'

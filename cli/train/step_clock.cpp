@@ -34,7 +34,7 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
 
 void StepClock::lap(double StepParts::*part, std::int64_t steps) {
   const Clock::time_point now = Clock::now();
-  const double us = std::chrono::duration<double, std::micro>(now - last_).count();
+  const double us = microseconds(now - last_);
   if (Trace::on() && steps == 1)
     Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
   last_ = now;

@@ -1,7 +1,6 @@
 // Per-step timing and the loss curve.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -16,7 +15,6 @@ namespace duet::cli {
 /// Follows the steps of one process. A lap costs one reading of the clock. Not thread safe.
 class StepClock {
  public:
-  using Clock = std::chrono::steady_clock;
   static constexpr int kLossPoints = 20;  // per epoch
 
   /// `started_ns`: when the program was started. `wrapper` may be empty. Laps and steps are traced as those of

@@ -26,6 +26,7 @@
 #include "ddp/tcp/keep_alive.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

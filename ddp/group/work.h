@@ -1,7 +1,6 @@
 // Handles of communication that runs in the background.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -14,10 +13,9 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/store/store.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
-
-using Clock = std::chrono::steady_clock;
 
 /// The first failure of a process group, after which all of its operations throw. Thread-safe.
 class GroupFailure {

@@ -17,6 +17,7 @@
 #include "ddp/launch/rank_output.h"
 #include "ddp/launch/rank_process.h"
 #include "ddp/launch/signal_pipe.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

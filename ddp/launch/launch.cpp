@@ -22,6 +22,7 @@
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

@@ -18,6 +18,7 @@
 #include "ddp/store/secret.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 extern "C" char** environ;
 

@@ -20,6 +20,7 @@
 #include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp::nccl {
 

@@ -12,6 +12,7 @@
 #include "ddp/nccl/check.h"
 #include "ddp/nccl/communicator.h"
 #include "ddp/nccl/module.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp::nccl {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "ddp/nccl/check.h"
 #include "ddp/nccl/communicator.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp::nccl {
 namespace {

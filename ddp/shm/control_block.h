@@ -16,6 +16,7 @@
 #include "ddp/shm/shared_segment.h"
 #include "ddp/transport/message_collectives.h"
 #include "lib/base/thread_pool.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -11,6 +11,7 @@
 #include "ddp/shm/messages.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "ddp/shm/control_block.h"
 #include "ddp/transport/message_collectives.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -16,6 +15,7 @@
 
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
@@ -166,9 +166,9 @@ void FileStore::set(const std::string& key, const std::string& value) { multi_se
 std::string FileStore::get(const std::string& key) { return multi_get({key}).front(); }
 
 void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   while (!check(keys)) {
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (Clock::now() >= deadline) {
       const Locked locked(*this);
       throw CommError(timeout_message(table_.missing(keys), timeout) + " (file " + path_ + ")");
     }

@@ -1,12 +1,12 @@
 #include "ddp/store/memory_store.h"
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 
@@ -19,7 +19,7 @@ auto MemoryStore::change(F&& change) {
 
 void MemoryStore::wait_locked(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
                               Milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   changed_.wait_until(lock, deadline, [&] { return table_.has_all(keys) || !failure_.empty(); });
   if (table_.has_all(keys)) return;
   throw CommError(failure_.empty() ? timeout_message(table_.missing(keys), timeout) : failure_);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -14,13 +13,13 @@
 #include "ddp/store/tcp_store_server.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 

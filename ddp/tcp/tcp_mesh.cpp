@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -18,6 +17,7 @@
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::ddp {

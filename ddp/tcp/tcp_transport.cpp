@@ -27,6 +27,7 @@
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

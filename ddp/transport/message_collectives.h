@@ -8,6 +8,7 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/transport/transport.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

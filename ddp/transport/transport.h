@@ -7,6 +7,7 @@
 
 #include "ddp/group/subset.h"
 #include "ddp/group/work.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

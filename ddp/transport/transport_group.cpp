@@ -12,6 +12,7 @@
 #include "lib/base/start_thread.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

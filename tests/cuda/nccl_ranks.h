@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ddp/nccl/load.h"
+#include "lib/monotonic.h"
 #include "tests/cuda/gpu.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -35,8 +36,8 @@ inline duet::ddp::NcclOptions nccl_options(duet::Device device) {
 
 /// Retries what fails by an error, until a test waits for a hang.
 inline void repeat_until_it_fails(const std::function<void()>& body) {
-  const auto end = duet::ddp::Clock::now() + std::chrono::seconds(60);
-  while (duet::ddp::Clock::now() < end) body();
+  const auto end = duet::Clock::now() + std::chrono::seconds(60);
+  while (duet::Clock::now() < end) body();
 }
 
 using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;

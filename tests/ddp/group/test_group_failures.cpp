@@ -12,6 +12,7 @@
 #include "ddp/group/shared_memory_group.h"
 #include "ddp/shm/control_block.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 

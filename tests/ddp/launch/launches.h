@@ -18,9 +18,11 @@
 
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_process.h"
+#include "lib/monotonic.h"
 
 namespace duet_test {
 
+using duet::Clock;
 using duet::ddp::LaunchOptions;
 using duet::ddp::LaunchResult;
 
@@ -28,7 +30,7 @@ struct Outcome {
   std::map<int, std::vector<std::string>> out, err;
   std::vector<std::string> remarks;
   LaunchResult result;
-  std::chrono::steady_clock::duration took{};
+  Clock::duration took{};
 
   /// What all ranks have written to stderr.
   std::string errors() const {
@@ -47,9 +49,9 @@ inline Outcome run(int ranks, std::vector<std::string> command, LaunchOptions op
     (is_stderr ? outcome.err : outcome.out)[rank].emplace_back(line);
   };
   options.on_remark = [&](const std::string& text) { outcome.remarks.push_back(text); };
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   outcome.result = duet::ddp::launch(options);
-  outcome.took = std::chrono::steady_clock::now() - begin;
+  outcome.took = Clock::now() - begin;
   return outcome;
 }
 
@@ -65,10 +67,9 @@ inline bool alive(pid_t pid) {
   return static_cast<bool>(file >> number >> name >> state) && state != "Z" && state != "X";
 }
 
-inline bool gone_within(pid_t pid, std::chrono::steady_clock::duration limit) {
-  const auto end = std::chrono::steady_clock::now() + limit;
-  while (alive(pid) && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+inline bool gone_within(pid_t pid, Clock::duration limit) {
+  const auto end = Clock::now() + limit;
+  while (alive(pid) && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   return !alive(pid);
 }
 

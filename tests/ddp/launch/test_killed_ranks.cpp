@@ -9,6 +9,7 @@
 #include "ddp/gloo/load.h"
 #include "ddp/launch/launch.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -24,9 +25,9 @@ void kill_inside(const std::string& backend, const std::string& op, int ranks) {
   std::map<int, std::string> said;
   LaunchOptions options{.ranks = ranks, .command = {DUET_DDP_WORKER, "die", backend, op}, .grace = 60s};
   options.on_line = [&](int rank, bool, std::string_view line) { said[rank] += line; };
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   const LaunchResult result = launch(options);
-  CHECK(std::chrono::steady_clock::now() - begin < 30s);  // before the grace; start and rendezvous included
+  CHECK(Clock::now() - begin < 30s);  // before the grace; start and rendezvous included
   CHECK(result.failed_rank == 1);
   CHECK(result.signal == SIGKILL);
   for (int rank = 0; rank < ranks; ++rank) {

@@ -25,6 +25,7 @@
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/ddp/store/other_user.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"

@@ -22,6 +22,7 @@
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/ddp/worker.h"
 
 using namespace duet;
@@ -29,8 +30,6 @@ using duet::ddp::Descriptor;
 
 namespace duet_test {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> broken{false}, over{false};
 

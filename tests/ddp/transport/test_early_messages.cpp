@@ -25,6 +25,7 @@
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
