@@ -29,12 +29,14 @@ void add_options(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
          "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
          "one; several, separated by commas, are compared")
       ->check(one_of(kBackends))
-      ->delimiter(',');
+      ->delimiter(',')
+      ->trigger_on_parse();  // given twice, the last list counts
   app.add_option("--algorithm", options.algorithms,
                  "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
                  "recursive_doubling; several are compared")
       ->check(one_of(algorithms))
-      ->delimiter(',');
+      ->delimiter(',')
+      ->trigger_on_parse();  // given twice, the last list counts
   const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
     app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
   };

@@ -24,44 +24,53 @@ constexpr const char* kAbout =
 constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
 
-/// The entries of a list with commas between them.
-std::vector<std::string> split(const std::string& list, const char* option) {
-  std::vector<std::string> items;
-  std::size_t begin = 0;
-  while (true) {
-    const std::size_t comma = list.find(',', begin);
-    items.push_back(list.substr(begin, comma - begin));
-    require<UsageError>(!items.back().empty(), option, ": empty entry in '", list, "'");
-    if (comma == std::string::npos) return items;
-    begin = comma + 1;
-  }
-}
-
-/// Adds an option that takes a list of different values with commas between them, each read by read(entry).
+/// Adds an option that takes a list of different entries with commas between them, which pass `check` and are read by
+/// read(entry). Given twice, the last list counts.
 template <class T>
-void add_list(CLI::App& app, const char* option, std::vector<T>& values, T (*read)(const std::string&),
-              const char* otherwise, const char* about) {
-  const auto take = [=, &values](const std::string& list) {
+void add_list(CLI::App& app, const char* option, std::vector<T>& values, const Check& check,
+              T (*read)(const std::string&), const char* otherwise, const char* about) {
+  const auto take = [=, &values](const std::vector<std::string>& entries) {
     values.clear();
-    for (const std::string& item : split(list, option)) {
-      const T value = read(item);
-      require<UsageError>(std::find(values.begin(), values.end(), value) == values.end(), option, ": ", item, " twice");
+    for (const std::string& entry : entries) {
+      const T value = read(entry);
+      require<UsageError>(std::find(values.begin(), values.end(), value) == values.end(), option, ": ", entry,
+                          " twice");
       values.push_back(value);
     }
   };
-  app.add_option_function<std::string>(option, take, about)->default_str(otherwise);
+  app.add_option_function<std::vector<std::string>>(option, take, about)
+      ->delimiter(',')
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)  // entries of one list; TakeLast would take one entry
+      ->trigger_on_parse()
+      ->check(check)
+      ->default_str(otherwise);
 }
 
-Mode parse_mode(const std::string& text) {
-  const auto mode = std::find_if(kModes.begin(), kModes.end(), [&](Mode one) { return text == name(one); });
-  require<UsageError>(mode != kModes.end(), "--modes: unknown '", text, "', expected single, averaging, dp or ddp");
-  return *mode;
+void add_modes(CLI::App& app, std::vector<Mode>& modes, const char* otherwise, const char* about) {
+  const auto read = [](const std::string& word) {
+    return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
+  };
+  add_list<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
 }
 
-int parse_count(const std::string& text) {
-  const auto count = parse_number<int>(text);
-  require<UsageError>(count.has_value(), "--devices: '", text, "' is not a whole number");
-  return *count;
+void add_device_counts(CLI::App& app, std::vector<int>& devices, const char* otherwise) {
+  const auto whole = [](const std::string& text) {
+    return parse_number<int>(text) ? std::string() : concat("'", text, "' is not a whole number");
+  };
+  const auto read = [](const std::string& text) { return *parse_number<int>(text); };
+  add_list<int>(app, "--devices", devices, whole, read, otherwise, "numbers of devices, separated by commas");
+}
+
+/// The backend of commands that take one.
+void add_backend(CLI::App& app, Training& training) {
+  app.add_option(
+         "--backend", training.backend,
+         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
+         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+         "else shm where it can be had, else tcp")
+      ->check(one_of(kBackends));
 }
 
 /// CLI11 itself takes -1 for 2^64 - 1, and what is too large for the largest.
@@ -90,11 +99,6 @@ void add_step(CLI::App& app, Training& training) {
          "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
          "as many as fit between two readings of the loss")
       ->check(in_range(0, 1024));
-  app.add_option(
-      "--backend", training.backend,
-      "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-      "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-      "else shm where it can be had, else tcp");
   app.add_option(
          "--workers", training.workers,
          "what a rank of averaging and ddp is: a process, or a thread (with all ranks in one process, and the same "
@@ -144,8 +148,8 @@ void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
   app.add_option("--devices", options.devices, "number of devices (single: 1)");
+  add_backend(app, options);
   add_training(app, options);
-  app.get_option("--backend")->check(one_of(kBackends));
   app.add_option("--timeout", options.timeout_s,
                  "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
                  "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300")
@@ -185,19 +189,14 @@ void add_train(CLI::App& app, TrainOptions& options) {
 }
 
 void add_compare(CLI::App& app, CompareOptions& options) {
-  add_list(app, "--modes", options.modes, parse_mode, "single,averaging,dp,ddp",
-           "what to compare, separated by commas");
-  add_list(app, "--devices", options.devices, parse_count, "1,2,4", "numbers of devices, separated by commas");
+  add_modes(app, options.modes, "single,averaging,dp,ddp", "what to compare, separated by commas");
+  add_device_counts(app, options.devices, "1,2,4");
+  const auto same = [](const std::string& backend) { return backend; };
+  add_list<std::string>(
+      app, "--backend", options.backends, one_of(kBackends), same, "auto",
+      "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
+      "by commas, each gets rows of ddp, and averaging runs over the first");
   add_training(app, options);
-  app.get_option("--backend")
-      ->description(
-          "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
-          "by commas, each gets rows of ddp, and averaging runs over the first")
-      ->check([known = one_of(kBackends)](const std::string& list) {
-        std::string wrong;
-        for (const std::string& backend : split(list, "--backend")) wrong = wrong.empty() ? known(backend) : wrong;
-        return wrong;
-      });
   app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->check(in_range(1));
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
   add_json(app, options.json, "the same as results.json");
@@ -208,8 +207,9 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
                  "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
                  "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
                  "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
-  add_list(app, "--modes", options.modes, parse_mode, "single,dp,ddp", "modes to time, separated by commas");
-  add_list(app, "--devices", options.devices, parse_count, "1,2", "numbers of devices, separated by commas");
+  add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
+  add_device_counts(app, options.devices, "1,2");
+  add_backend(app, options);
   app.add_option("--steps", options.steps, "steps timed in every repeat")->check(in_range(5));
   app.add_option("--repeats", options.repeats, "rounds: how often every mode is run, interleaved")->check(in_range(1));
   app.add_option(
@@ -218,7 +218,6 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
       "rounds");
   add_json(app, options.json, "step: everything measured");
   add_step(app, options);
-  app.get_option("--backend")->check(one_of(kBackends));
 }
 
 void require_bench(const std::string& what) {
@@ -322,7 +321,6 @@ Command CommandLine::command() {
     return bench;
   }
   require_momentum_of_sgd(*compare_app, compare);
-  compare.backends = split(compare.backend, "--backend");
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
     check(compare);

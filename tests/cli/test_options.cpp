@@ -61,6 +61,11 @@ TEST_CASE("options are read") {
   CHECK(std::get<InfoOptions>(parse({"info"})).json.empty());
   CHECK(std::get<CompareOptions>(parse({"compare", "--devices", "1", "--devices", "2"})).devices ==
         std::vector<int>{2});
+  CHECK(std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--modes=single,,dp"})).modes ==
+        std::vector<Mode>{Mode::single, Mode::dp});
+  const auto backends = std::get<CompareOptions>(parse({"compare", "--backend", "shm", "--backend", "tcp,gloo"}));
+  CHECK(backends.backends == std::vector<std::string>{"tcp", "gloo"});
+  CHECK(backends.backend == "tcp");
   const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
   CHECK(launch.processes == 3);
   CHECK(launch.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
@@ -96,6 +101,9 @@ TEST_CASE("the options of bench all_reduce are those of nccl-tests") {
   CHECK(given.backends == std::vector<std::string>{"shm", "gloo"});
   CHECK(given.algorithms == std::vector<std::string>{"library", "naive_ring"});
   CHECK(given.devices == 4);
+  const auto twice =
+      std::get<CollectiveOptions>(parse({"bench", "all_reduce", "--backend", "shm", "--backend", "tcp"}));
+  CHECK(twice.backends == std::vector<std::string>{"tcp"});
 }
 
 TEST_CASE("wrong options are named in one line") {
@@ -139,11 +147,13 @@ TEST_CASE("wrong options are named in one line") {
        "--graph on: in mode averaging ranks add gradients"},
       {{"train", "--compat", "jax"}, "--compat: unknown 'jax'"},
       {{"train", "--model", "resnet"}, "--model: unknown 'resnet'"},
-      {{"compare", "--modes", "single,,dp"}, "empty entry"},
-      {{"compare", "--modes", "dp,dp"}, "dp twice"},
+      {{"compare", "--modes", ""}, "--modes: "},
+      {{"compare", "--modes", "dp,dp"}, "--modes: dp twice"},
+      {{"compare", "--modes", "dp", "ddp"}, "ddp"},
+      {{"compare", "--backend", "shm,tcp,shm"}, "--backend: shm twice"},
       {{"compare", "--modes", "dp,x"}, "--modes: unknown 'x', expected single, averaging, dp or ddp"},
       {{"train", "--precision", "fp8"}, "--precision: unknown 'fp8', expected fp32, tf32 or bf16"},
-      {{"compare", "--devices", "1,x"}, "'x' is not a whole number"},
+      {{"compare", "--devices", "1,x"}, "--devices: 'x' is not a whole number"},
       {{"compare", "--devices", "0"}, "--devices is 0"},
       {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
       {{"compare", "--repeats", "0"}, "--repeats is 0"},
