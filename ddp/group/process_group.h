@@ -12,7 +12,7 @@
 #include "ddp/group/subset.h"
 #include "ddp/group/work.h"
 #include "ddp/store/store.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {

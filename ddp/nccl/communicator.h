@@ -19,6 +19,7 @@
 #include "ddp/nccl/load.h"
 #include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
+#include "lib/base/function_ref.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

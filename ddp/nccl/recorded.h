@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "lib/backend/step_recorder.h"
+#include "lib/base/function_ref.h"
 
 namespace duet::ddp::nccl {
 

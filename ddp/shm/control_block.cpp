@@ -14,6 +14,7 @@
 #include "ddp/group/rank_names.h"
 #include "ddp/shm/byte_ring.h"
 #include "lib/base/futex.h"
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

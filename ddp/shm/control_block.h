@@ -15,7 +15,7 @@
 #include "ddp/group/work.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/transport/message_collectives.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {

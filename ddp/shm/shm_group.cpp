@@ -18,6 +18,7 @@
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"
 #include "lib/base/start_thread.h"
+#include "lib/base/thread_pool.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -6,7 +6,7 @@
 
 #include "lib/backend/backend.h"
 #include "lib/backend/step_recorder.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 #include "lib/tensor.h"
 
 namespace duet {

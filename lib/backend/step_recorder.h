@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 
 namespace duet {
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
+#include <utility>
 
 #include "lib/base/futex.h"
 #include "lib/base/start_thread.h"

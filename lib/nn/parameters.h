@@ -19,6 +19,7 @@
 
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
+#include "lib/base/function_ref.h"
 #include "lib/base/thread_pool.h"
 #include "lib/named_tensor.h"
 #include "lib/nn/update_site.h"

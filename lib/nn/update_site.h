@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 

@@ -12,7 +12,7 @@
 #include "lib/backend/blocks.h"
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/backend/cpu/memory.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 
 namespace duet::cpu {
 

@@ -9,6 +9,7 @@
 #include "lib/backend/arithmetic/adam_factors.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
+#include "lib/base/function_ref.h"
 
 namespace duet::cpu {
 namespace {
