@@ -48,17 +48,18 @@ void ShardedUpdate::gradients_ready() {
   store_.withhold_gradients();
 }
 
-void ShardedUpdate::update(nn::OptimizerState& state, std::uint32_t settings, Rule rule) {
+void ShardedUpdate::update(nn::OptimizerState& state, Settings settings, Rule rule) {
   require<UsageError>(has_gradients(),
                       "step() with a sharded update sums the ranks' gradients, so before each there is a backward() "
                       "that synchronises them: not one under no_sync() alone, and not the one of an earlier step()");
   // At first the ranks share no buffers: each brings its shard of its own.
   const bool moves = state.at_site == nullptr;
-  if (moves) require_same_optimizer(group_, settings);
+  const std::uint32_t hash = settings();
+  if (moves) require_same_optimizer(group_, hash);
   std::vector<Tensor> shared = state.buffers;
   if (moves)
     for (Tensor& buffer : shared) buffer = store_.flat_in(group_.common_storage(store_.flat_bytes()));
-  reduce_update(settings, [&](std::int64_t begin, const Tensor& sums) {
+  reduce_update(hash, [&](std::int64_t begin, const Tensor& sums) {
     const auto part = [&](const Tensor& flat) { return flat.slice(begin, sums.shape()); };
     nn::UpdateRun run{.begin = begin, .values = part(values_), .gradients = sums};
     for (std::size_t i = 0; i < shared.size(); ++i) {

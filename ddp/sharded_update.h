@@ -25,7 +25,7 @@ class ShardedUpdate final : public nn::UpdateSite {
 
   /// Calls `rule` for this rank's shard. Throws UsageError unless a backward that synchronises the ranks has ended
   /// since zero_grad() and since the last update.
-  void update(nn::OptimizerState& state, std::uint32_t settings, Rule rule) override;
+  void update(nn::OptimizerState& state, Settings settings, Rule rule) override;
 
   /// A backward that synchronises the ranks has ended: its gradients may be summed, once.
   void gradients_ready();

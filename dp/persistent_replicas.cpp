@@ -24,7 +24,7 @@ void PersistentReplicas::set_values_copied() {
   has_gradients_ = false;
 }
 
-void PersistentReplicas::update(nn::OptimizerState& state, std::uint32_t, Rule rule) {
+void PersistentReplicas::update(nn::OptimizerState& state, Settings, Rule rule) {
   if (!has_values_) {
     state.at_site.reset();  // copies of the buffers miss this update
     return rule(run_of(model_, state.buffers));

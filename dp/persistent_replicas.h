@@ -1,7 +1,6 @@
 // Copies of a model's values that stay on their devices between steps.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "lib/nn/parameters.h"
@@ -16,7 +15,7 @@ class PersistentReplicas final : public nn::UpdateSite {
   /// `stores` are laid out as `model`, on other devices. All must outlive this.
   PersistentReplicas(const nn::ParameterStore& model, std::vector<nn::ParameterStore*> stores);
 
-  void update(nn::OptimizerState& state, std::uint32_t settings, Rule rule) override;
+  void update(nn::OptimizerState& state, Settings settings, Rule rule) override;
   void values_written() override { has_values_ = false; }
   void gradients_written() override { has_gradients_ = false; }
 

@@ -34,11 +34,12 @@ struct OptimizerState {
 class UpdateSite {
  public:
   using Rule = FunctionRef<void(const UpdateRun& run)>;
+  using Settings = FunctionRef<std::uint32_t()>;
 
   virtual ~UpdateSite() = default;
-  /// One update: calls `rule` for all elements that are to be updated here. `settings` stands for the rule's settings;
-  /// ranks must have the same. Throws what `rule` throws.
-  virtual void update(OptimizerState& state, std::uint32_t settings, Rule rule) = 0;
+  /// One update: calls `rule` for all elements that are to be updated here. `settings` hashes the rule's settings, of
+  /// which ranks that divide an update must have the same. Throws what `rule` throws.
+  virtual void update(OptimizerState& state, Settings settings, Rule rule) = 0;
   /// Values or gradients of the store were written by others, or may have been: copies of them are out of date.
   virtual void values_written() {}
   virtual void gradients_written() {}

@@ -79,7 +79,8 @@ void Optimizer::step() {
   }
   site_ = site;
   if (site != nullptr) {
-    site->update(state_, settings_hash(), [&](const nn::UpdateRun& run) { update_run(run); });
+    site->update(
+        state_, [this] { return settings_hash(); }, [this](const nn::UpdateRun& run) { update_run(run); });
   } else {
     nn::UpdateRun run{.values = std::as_const(store_).values(), .gradients = std::as_const(store_).gradients()};
     run.state.assign(state_.buffers.begin(), state_.buffers.end());
