@@ -9,19 +9,25 @@ namespace duet::ddp {
 
 bool GroupFailure::empty() const {
   const std::lock_guard lock(mutex_);
-  return first_.empty();
+  return text_.empty();
 }
 
 void GroupFailure::check() const {
   const std::lock_guard lock(mutex_);
-  require<CommError>(first_.empty(), "the process group has failed: ", first_);
+  require<CommError>(text_.empty(), text_);
 }
 
 std::string GroupFailure::add(const std::string& operation, int rank, const std::exception& error) {
   const std::lock_guard lock(mutex_);
-  if (!first_.empty()) return concat("the process group has failed: ", first_);
-  first_ = concat(operation, " failed on rank ", rank, ": ", error.what());
-  return first_;
+  if (!text_.empty()) return text_;
+  std::string own = concat(operation, " failed on rank ", rank, ": ", error.what());
+  text_ = "the process group has failed: " + own;
+  return own;
+}
+
+void GroupFailure::close() {
+  const std::lock_guard lock(mutex_);
+  if (text_.empty()) text_ = "the process group is closed";
 }
 
 void WorkState::begin(std::string_view name, std::function<bool(Clock::time_point)> finisher) {

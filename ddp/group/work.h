@@ -17,18 +17,20 @@
 
 namespace duet::ddp {
 
-/// The first failure of a process group, after which all of its operations throw. Thread-safe.
+/// The first failure of a process group, or its close, after which all of its operations throw. Thread-safe.
 class GroupFailure {
  public:
   bool empty() const;
-  /// Throws CommError after a failure.
+  /// Throws CommError after a failure or close().
   void check() const;
-  /// Records that an operation failed. Returns the text to be thrown: its own, or the first failure's.
+  /// Records that an operation failed. Returns the text to be thrown: its own, or that of check().
   std::string add(const std::string& operation, int rank, const std::exception& error);
+  /// The group is closed. A failure from before stays.
+  void close();
 
  private:
   mutable std::mutex mutex_;
-  std::string first_;
+  std::string text_;  // what check() throws
 };
 
 /// Where one operation stands. Thread-safe; reused by WorkPool.
@@ -55,6 +57,7 @@ class WorkState {
 };
 
 /// The end of one operation; its buffers must stay untouched until wait() has returned. Copies share the operation.
+/// wait() throws CommError where the group is closed before the operation has ended.
 class Work {
  public:
   /// Nothing to wait for.

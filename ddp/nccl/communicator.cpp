@@ -60,11 +60,11 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
     check(result, communicator_);
     settle(lock);
   } catch (const Error& error) {
-    abort(lock, connecting->name, error);
+    const std::string text = abort(lock, connecting->name, error);
     lock.unlock();
     close(true);
     release();
-    throw CommError(failure_);
+    throw CommError(text);
   }
   pending_.clear();
 }
@@ -78,15 +78,6 @@ void Communicator::release() {
   operations_.clear();
   if (ready_ != nullptr) cudaEventDestroy(ready_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
-}
-
-void Communicator::require_alive_locked() const {
-  require<CommError>(failure_.empty(), "the process group has failed: ", failure_);
-}
-
-void Communicator::require_alive() {
-  const Lock lock(mutex_);
-  require_alive_locked();
 }
 
 std::shared_ptr<Operation> Communicator::take_operation(const std::string& what, bool collective,
@@ -119,7 +110,7 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
     return record(what, calls);
   }
   Lock lock(mutex_);
-  require_alive_locked();
+  failure_.check();
   const auto operation = take_operation(what, collective, options_.group.timeout);
   pending_.push_back(operation);
   changed_.notify_all();
@@ -131,8 +122,7 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
     settle(lock);
     check(cudaEventRecord(operation->end, stream_), "cudaEventRecord");
   } catch (const Error& error) {
-    abort(lock, operation->name, error);
-    throw CommError(failure_);
+    throw CommError(abort(lock, operation->name, error));
   }
   operation->enqueued = true;
   return operation;
@@ -141,7 +131,7 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
 /// Waits until NCCL has accepted the operation: only then is it on the stream. The watchdog enforces the deadline.
 void Communicator::settle(Lock& lock) {
   for (int round = 0;; ++round) {
-    require<CommError>(failure_.empty(), failure_);
+    failure_.check();
     ncclResult_t state = ncclSuccess;
     check(ncclCommGetAsyncError(communicator_, &state), communicator_);
     if (state == ncclSuccess) return;
@@ -155,7 +145,7 @@ void Communicator::settle(Lock& lock) {
 void Communicator::wait(const Operation& operation) {
   const Lock lock(mutex_);
   if (operation.done) return;
-  require_alive_locked();
+  failure_.check();
   // An operation of a recording that has ended is in its graph, not on the stream.
   if (operation.recording != 0 && operation.recording != recorder_.recording()) return;
   activate(gpu_);
@@ -166,12 +156,11 @@ bool Communicator::wait_on_host(const Operation& operation, Clock::time_point li
   activate(gpu_);
   Lock lock(mutex_);
   for (int round = 0; !operation.done; ++round) {
-    require_alive_locked();
+    failure_.check();
     try {
       retire();
     } catch (const Error& error) {
-      abort(lock, operation.name, error);
-      throw CommError(failure_);
+      throw CommError(abort(lock, operation.name, error));
     }
     if (operation.done) break;
     if (Clock::now() >= limit) return false;
@@ -198,29 +187,29 @@ void Communicator::retire() {
   }
 }
 
-/// The first failure counts. Releases the caller's lock while NCCL and the other ranks are notified, which may take
-/// long.
-void Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
-  if (!failure_.empty()) return;
+/// Returns the text to be thrown. The first failure counts. Releases the caller's lock while NCCL and the other ranks
+/// are notified, which may take long.
+std::string Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
   std::string why = error.what();
-  if (dynamic_cast<const RemoteError*>(&error) != nullptr) {
+  if (failure_.empty() && dynamic_cast<const RemoteError*>(&error) != nullptr) {
     lock.unlock();
     const std::string other = rendezvous_.wait_for_failure();
     lock.lock();
-    if (!failure_.empty()) return;
     if (!other.empty()) why += "; " + other;
   }
-  failure_ = concat(operation, " failed on rank ", rank(), ": ", why);
+  const bool first = failure_.empty();
+  const std::string text = failure_.add(operation, rank(), CommError(why));
+  if (!first) return text;
   const ncclComm_t dead = std::exchange(communicator_, nullptr);
   const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
   if (lingers) abort_in_thread(dead);
   pending_.clear();
   changed_.notify_all();
-  const std::string text = failure_;
   lock.unlock();
   if (dead != nullptr && !lingers) ncclCommAbort(dead);
   rendezvous_.publish_failure(text);
   lock.lock();
+  return text;
 }
 
 /// In a thread of its own, or in the watchdog's, which is idle then, where none can be started. Not in the caller's,
@@ -272,7 +261,7 @@ void Communicator::drain(Lock& lock) {
     lock.lock();
   }
   ncclCommDestroy(std::exchange(communicator_, nullptr));
-  failure_ = "the group has ended";
+  failure_.close();
 }
 
 }  // namespace duet::ddp::nccl

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ddp/group/call_log.h"
+#include "ddp/group/work.h"
 #include "ddp/nccl/load.h"
 #include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
@@ -71,7 +72,8 @@ class Communicator {
   void wait(const Operation& operation);
   /// As wait(), and returns when the operation has ended; false if it has not by `limit`.
   bool wait_on_host(const Operation& operation, Clock::time_point limit);
-  void require_alive();
+  /// Throws CommError once the group has failed or is closed.
+  void require_alive() const { failure_.check(); }
   /// For the comparison of all ranks' calls, which NCCL does not make: see Note [Headers].
   void note_header(const Call& call);
   /// Whether calls enqueued now become part of a graph.
@@ -95,9 +97,8 @@ class Communicator {
   void check_progress(Lock& lock);
   void compare_headers(Lock& lock);
   void check_peers(Lock& lock, const Operation& oldest);
-  void abort(Lock& lock, const std::string& operation, const Error& error);
+  std::string abort(Lock& lock, const std::string& operation, const Error& error);
   void abort_in_thread(ncclComm_t dead);
-  void require_alive_locked() const;
   void drain(Lock& lock);
   void release();
 
@@ -114,7 +115,7 @@ class Communicator {
   std::mutex mutex_;  // of everything below
   ncclComm_t communicator_ = nullptr;
   ncclComm_t to_abort_ = nullptr;  // by the watchdog
-  std::string failure_;            // the first
+  GroupFailure failure_;
   std::uint64_t collectives_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   std::vector<std::shared_ptr<Operation>> operations_;  // all, for reuse

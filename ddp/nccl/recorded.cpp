@@ -32,7 +32,7 @@ Recorded& Communicator::recorded_now() {
 
 std::shared_ptr<Operation> Communicator::record(const std::string& what, const Calls& calls) {
   Lock lock(mutex_);
-  require_alive_locked();
+  failure_.check();
   Recorded& recorded = recorded_now();
   const auto operation = take_operation(concat("recording ", what), false, options_.group.timeout);
   operation->recording = recorded.recording;
@@ -46,8 +46,7 @@ std::shared_ptr<Operation> Communicator::record(const std::string& what, const C
     settle(lock);
     check(cudaEventRecord(operation->end, stream_), "cudaEventRecord");
   } catch (const Error& error) {
-    abort(lock, operation->name, error);
-    throw CommError(failure_);
+    throw CommError(abort(lock, operation->name, error));
   }
   std::erase(pending_, operation);
   ++recorded.collectives;
@@ -56,7 +55,7 @@ std::shared_ptr<Operation> Communicator::record(const std::string& what, const C
 
 void Communicator::replay(const Recorded& recorded, FunctionRef<void()> launch) {
   Lock lock(mutex_);
-  require_alive_locked();
+  failure_.check();
   const auto operation = take_operation("a recorded step from collective", true, options_.group.timeout);
   collectives_ += recorded.collectives - 1;
   operation->timed = false;

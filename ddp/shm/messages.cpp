@@ -87,7 +87,7 @@ std::uint64_t Messages::match(int peer, const CallHeader& header, void* data) {
 
 void Messages::progress() {
   or_stop([&] {
-    for (int peer = 0; peer < control_block_.size(); ++peer) {
+    for (int peer = 0; !frozen_ && peer < control_block_.size(); ++peer) {
       Line& line = lines_[static_cast<std::size_t>(peer)];
       write(peer, line);
       read(peer, line);

@@ -28,6 +28,8 @@ class Messages {
   void progress();
   /// Drops all messages; their memory is not used from then on.
   void stop();
+  /// progress() moves nothing from then on; messages that have not ended stay pending.
+  void freeze() { frozen_ = true; }
   /// True until the message has ended; it is then dropped.
   bool pending(std::uint64_t number) const;
   bool any_pending() const;
@@ -73,7 +75,7 @@ class Messages {
   ControlBlock& control_block_;
   std::vector<Line> lines_;  // by peer
   std::uint64_t next_ = 1;
-  bool stopped_ = false;
+  bool stopped_ = false, frozen_ = false;
 };
 
 }  // namespace duet::ddp

@@ -46,7 +46,7 @@ class ShmGroup final : public SharedMemoryGroup {
  protected:
   Work start(const Call& call) override;
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
-    return make_shm_group(subset.store, subset.rank, subset.size(), connect_timeout_, options_);
+    return make_shm_group(subset.store, subset.rank, subset.size(), connect_timeout_, core_->options);
   }
 
  private:
@@ -55,35 +55,42 @@ class ShmGroup final : public SharedMemoryGroup {
     WorkState* state = nullptr;  // works_ keeps it until it has ended
     bool begun = false;
   };
+  /// What a Work may still need after the group is gone.
+  struct Core {
+    explicit Core(std::unique_ptr<ControlBlock> block, const GroupOptions& group_options)
+        : control_block(std::move(block)), options(group_options), messages(*control_block) {}
+    /// Ends the group, and returns the text of the error; messages_mutex is not held.
+    std::string fail(const std::string& operation, const std::exception& error);
+    /// Ends all connections, and the use of the messages' memory; messages_mutex is not held.
+    void close();
+    bool finish_message(std::uint64_t number, Clock::time_point deadline);
+    void help_messages();
+
+    const std::unique_ptr<ControlBlock> control_block;
+    const GroupOptions options;
+    const bool spins = control_block->size() <= usable_cores();
+    std::mutex messages_mutex;
+    Messages messages;
+    GroupFailure failure;
+  };
   Work start_message(const Call& call);
   /// Carries out the collectives up to `number`; engine_ is held.
   void run_until(std::uint64_t number, bool spin);
   void run(const Task& task, bool spin);
   bool finish(std::uint64_t number, Clock::time_point deadline);
-  bool finish_message(std::uint64_t number, Clock::time_point deadline);
-  /// Ends the group, and returns the text of the error; messages_mutex_ is not held.
-  std::string fail(const std::string& operation, const std::exception& error);
-  /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
-  void close();
   std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
   /// The helper thread: runs what no other thread waits for.
   void help();
-  void help_messages();
 
-  const std::unique_ptr<ControlBlock> control_block_;
+  const std::shared_ptr<Core> core_;
   const std::shared_ptr<Store> arena_store_;
   const Milliseconds connect_timeout_;
-  const GroupOptions options_;
-  const bool spins_;
   int arenas_ = 0;
 
   // Held by the thread that carries out collectives, or messages, for as long as that takes.
   std::mutex engine_;
   ShmCollectives collectives_;
-  std::mutex messages_mutex_;
-  Messages messages_;
 
-  GroupFailure failure_;
   mutable std::mutex mutex_;            // of what follows; the last one taken, and never held while waiting
   std::vector<Task> tasks_;             // in the order of the calls
   std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
@@ -97,23 +104,20 @@ class ShmGroup final : public SharedMemoryGroup {
 ShmGroup::ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store,
                    Milliseconds connect_timeout, const GroupOptions& options)
     : SharedMemoryGroup(control_block->rank(), control_block->size()),
-      control_block_(std::move(control_block)),
+      core_(std::make_shared<Core>(std::move(control_block), options)),
       arena_store_(store),
       connect_timeout_(connect_timeout),
-      options_(options),
-      spins_(control_block_->size() <= usable_cores()),
-      collectives_(*control_block_),
-      messages_(*control_block_) {
+      collectives_(*core_->control_block) {
   set_store(std::move(store));
   helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
                          [this] { help(); });
 }
 
 ShmGroup::~ShmGroup() {
-  if (is_dropped()) close();
+  if (is_dropped()) core_->close();
   {
     const std::lock_guard engine(engine_);
-    run_until(~std::uint64_t{0}, spins_);
+    run_until(~std::uint64_t{0}, core_->spins);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -121,17 +125,20 @@ ShmGroup::~ShmGroup() {
     wake_helper_.notify_all();
   }
   helper_.join();
-  for (const auto deadline = Clock::now() + options_.leave_timeout;
-       messages_.any_pending() && !control_block_->closed(rank()) && Clock::now() < deadline;) {
-    help_messages();
+  for (const auto deadline = Clock::now() + core_->options.leave_timeout;
+       core_->messages.any_pending() && !core_->control_block->closed(rank()) && Clock::now() < deadline;) {
+    core_->help_messages();
     std::this_thread::sleep_for(Milliseconds(1));
   }
-  control_block_->close();
+  core_->failure.close();
+  core_->control_block->close();
+  const std::lock_guard lock(core_->messages_mutex);
+  core_->messages.freeze();
 }
 
 std::shared_ptr<SharedSegment> ShmGroup::make_segment(std::size_t bytes) {
   return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
-                                         options_.timeout);
+                                         core_->options.timeout);
 }
 
 std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
@@ -147,16 +154,16 @@ std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
   return storage_in(segment, segment->data(), bytes);
 }
 
-std::string ShmGroup::fail(const std::string& operation, const std::exception& error) {
-  std::string text = failure_.add(operation, rank(), error);
+std::string ShmGroup::Core::fail(const std::string& operation, const std::exception& error) {
+  std::string text = failure.add(operation, control_block->rank(), error);
   close();  // the peers must not wait for this rank
   return text;
 }
 
-void ShmGroup::close() {
-  control_block_->close();  // ends the wait of a thread that holds the mutex
-  const std::lock_guard lock(messages_mutex_);
-  messages_.stop();
+void ShmGroup::Core::close() {
+  control_block->close();  // ends the wait of a thread that holds the mutex
+  const std::lock_guard lock(messages_mutex);
+  messages.stop();
 }
 
 Work ShmGroup::start(const Call& call) {
@@ -167,7 +174,7 @@ Work ShmGroup::start(const Call& call) {
   state->begin(name(call.op), [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
   tasks_.push_back({call, state.get()});
   // The others need not wait for this rank's contribution until this rank waits for theirs.
-  if (engine.owns_lock() && asked_ == done_ && failure_.empty()) {
+  if (engine.owns_lock() && asked_ == done_ && core_->failure.empty()) {
     collectives_.begin(call, asked_);
     tasks_.back().begun = true;
   }
@@ -178,7 +185,7 @@ Work ShmGroup::start(const Call& call) {
 bool ShmGroup::finish(std::uint64_t number, Clock::time_point deadline) {
   if (deadline == Clock::time_point::max()) {
     const std::lock_guard engine(engine_);
-    run_until(number, spins_);
+    run_until(number, core_->spins);
   } else {  // it goes on after the deadline, so the helper must do it
     const std::lock_guard lock(mutex_);
     urgent_ = true;
@@ -202,17 +209,17 @@ void ShmGroup::run_until(std::uint64_t number, bool spin) {
 void ShmGroup::run(const Task& task, bool spin) {
   std::exception_ptr failure;
   try {
-    failure_.check();
+    core_->failure.check();
     try {
       const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
                            bytes_of(task.call));
       const Clock::time_point start = Clock::now();
       task.call.mark.running();
       if (!task.begun) collectives_.begin(task.call, done_);
-      collectives_.finish(task.call, done_, start + task.call.mark.limit(options_.timeout), spin);
+      collectives_.finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
       busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
     } catch (const std::exception& error) {
-      throw CommError(fail(concat(name(task.call.op), " #", done_), error));
+      throw CommError(core_->fail(concat(name(task.call.op), " #", done_), error));
     }
   } catch (...) {
     failure = std::current_exception();
@@ -226,7 +233,7 @@ void ShmGroup::run(const Task& task, bool spin) {
 }
 
 Work ShmGroup::start_message(const Call& call) {
-  failure_.check();
+  core_->failure.check();
   Call both = call;  // as both sides describe it
   both.op = Collective::send;
   both.root = 0;
@@ -236,36 +243,36 @@ Work ShmGroup::start_message(const Call& call) {
   auto state = std::make_shared<WorkState>();
   state->begin(name(call.op));
   try {
-    const std::lock_guard lock(messages_mutex_);
+    const std::lock_guard lock(core_->messages_mutex);
+    Messages& messages = core_->messages;
     const std::uint64_t number =
-        sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
-    if (sends) messages_.progress();
-    state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
-      failure_.check();
+        sends ? messages.send(call.root, header, call.in.data) : messages.receive(call.root, header, call.in.data);
+    if (sends) messages.progress();
+    state->begin(name(call.op), [core = core_, number, title, mark = call.mark](Clock::time_point deadline) {
       try {
-        return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
+        return core->finish_message(number, std::min(deadline, Clock::now() + mark.limit(core->options.timeout)));
       } catch (const std::exception& error) {
-        throw CommError(fail(title, error));
+        throw CommError(core->fail(title, error));
       }
     });
   } catch (const std::exception& error) {
-    state->end(std::make_exception_ptr(CommError(fail(title, error))));
+    state->end(std::make_exception_ptr(CommError(core_->fail(title, error))));
   }
   return Work(std::move(state));
 }
 
-bool ShmGroup::finish_message(std::uint64_t number, Clock::time_point deadline) {
-  const std::lock_guard lock(messages_mutex_);
+bool ShmGroup::Core::finish_message(std::uint64_t number, Clock::time_point deadline) {
+  const std::lock_guard lock(messages_mutex);
   const auto ready = [&] {
-    messages_.progress();
-    return !messages_.pending(number);
+    messages.progress();
+    return !messages.pending(number);
   };
   const auto check = [&] {
-    const int peer = messages_.peer_of(number);
-    control_block_->check_alive(peer);
+    const int peer = messages.peer_of(number);
+    control_block->check_alive(peer);
     require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
   };
-  control_block_->await(ready, check, deadline, spins_);
+  control_block->await(ready, check, deadline, spins);
   return true;
 }
 
@@ -284,15 +291,15 @@ void ShmGroup::help() {
       const std::lock_guard engine(engine_);
       run_until(last, false);
     }
-    help_messages();
+    core_->help_messages();
     lock.lock();
   }
 }
 
-void ShmGroup::help_messages() {
+void ShmGroup::Core::help_messages() {
   try {
-    const std::unique_lock lock(messages_mutex_, std::try_to_lock);
-    if (lock.owns_lock() && messages_.any_pending()) messages_.progress();
+    const std::unique_lock lock(messages_mutex, std::try_to_lock);
+    if (lock.owns_lock() && messages.any_pending()) messages.progress();
   } catch (const std::exception& error) {
     fail("a message", error);
   }

@@ -51,6 +51,7 @@ TransportGroup::~TransportGroup() {
     queued_.notify_all();
   }
   thread_.join();
+  core_->failure.close();
   core_->transport->close();
 }
 

@@ -206,6 +206,20 @@ TEST_CASE("nccl: steps that ranks compare or join are not recorded") {
   });
 }
 
+TEST_CASE("nccl: work that is left over when its group is closed says so") {
+  DUET_NEEDS_NCCL(2);
+  ddp::Work left[2];
+  run_nccl_ranks(2, [&](ProcessGroup& group) {
+    const Device device = gpu_of(group.rank());
+    StepRecorder& recorder = *backend(device.kind).recorder(device);
+    const Tensor x = zeros({1}, DType::f32, device);
+    recorder.begin(0, 1);
+    left[group.rank()] = group.all_reduce(x);
+    recorder.cancel();
+  });
+  for (ddp::Work& work : left) CHECK_THROWS_WITH(work.wait(), "the process group is closed");
+}
+
 TEST_CASE("nccl: a group that ends drops the recordings of its collectives") {
   DUET_NEEDS_NCCL(2);
   std::unique_ptr<Training> left[2];

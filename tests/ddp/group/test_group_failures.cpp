@@ -186,6 +186,32 @@ TEST_CASE("a rank that came and closed between two polls has come") {
   CHECK_NOTHROW(control_block.await([&] { return came; }, goes, Clock::now() + 60s, false));
 }
 
+TEST_CASE("work that is left over when its group is closed says so") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  // Over shared memory the destructor waits for messages that are under way.
+  const GroupOptions options{.timeout = 60s, .leave_timeout = over == Over::shm ? 10ms : 60'000ms};
+  Work left, ended;
+  Floats never(1), first(1), second(1);
+  const auto failures = try_ranks(over, 2, options, [&](ProcessGroup& group) {
+    if (group.rank() == 0) {
+      left = group.recv(span(never), 1);
+      ended = group.recv(span(first), 1, 1);
+      group.recv(span(second), 1, 2).wait();  // comes after the first
+    } else {
+      Floats one(1, 1.0f);
+      for (const int tag : {1, 2}) group.send(span(one), 0, tag).wait();
+    }
+    group.barrier().wait();
+  });
+  for (const auto& failure : failures) CHECK(text_of(failure).empty());
+  if (over == Over::shm || over == Over::tcp) {
+    CHECK_NOTHROW(ended.wait());
+    CHECK(first[0] == 1.0f);
+  }
+  for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(left.wait(), "the process group is closed");
+}
+
 TEST_CASE("waiting has a limit of its own") {
   run_ranks(Over::memory, 2, [](ProcessGroup& group) {
     Floats values(10);
