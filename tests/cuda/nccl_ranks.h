@@ -42,13 +42,13 @@ inline void repeat_until_it_fails(const std::function<void()>& body) {
 
 using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;
 
-/// Runs `body` as `size` ranks, of which only the first `come` exist, and returns what each of them threw.
+/// Runs `body` as `size` ranks, of which only the first `present` exist, and returns what each of them threw.
 inline std::vector<std::string> try_nccl_ranks(int size, const std::function<void(ProcessGroup&)>& body,
-                                               const RankOptions& options, int come = -1) {
+                                               const RankOptions& options, int present = -1) {
   const auto store = std::make_shared<duet::ddp::MemoryStore>();
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < (come < 0 ? size : come); ++rank) {
+  for (int rank = 0; rank < (present < 0 ? size : present); ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto group = duet::ddp::make_nccl_group(store, rank, size, options(rank));

@@ -39,10 +39,10 @@ TEST_CASE("nccl: a rank that never connects is named", "[once]") {
   DUET_NEEDS_NCCL(2);
   std::latch here(2);
   const auto options = [&here](int rank) {
-    ddp::NcclOptions impatient = nccl_options(gpu_of(rank));
-    impatient.connect_timeout = milliseconds(2000);  // for the third; the others have as long
+    ddp::NcclOptions short_timeout = nccl_options(gpu_of(rank));
+    short_timeout.connect_timeout = milliseconds(2000);  // for the third; the others have as long
     here.arrive_and_wait();
-    return impatient;
+    return short_timeout;
   };
   const auto failures = try_nccl_ranks(
       3, [](ProcessGroup&) {}, options, 2);
@@ -152,13 +152,13 @@ TEST_CASE("nccl: partitions of one GPU are one GPU to NCCL before 2.30, and seve
   if (backend(DeviceKind::cuda).describe(gpu_of(0)).find("simulated") == std::string::npos)
     DUET_SKIP("the version of NCCL cannot be chosen");
   ::setenv("DUET_SIM_PARTITIONS", "1", 1);
-  const auto meet = [] {
+  const auto connect = [] {
     return try_nccl_ranks(
         2, [](ProcessGroup& group) { group.barrier().wait(); }, [](int rank) { return nccl_options(gpu_of(rank)); });
   };
-  for (const std::string& failure : meet()) CHECK(failure == "");
+  for (const std::string& failure : connect()) CHECK(failure == "");
   ::setenv("DUET_SIM_NCCL_VERSION", "22907", 1);
-  for (const std::string& failure : meet()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
+  for (const std::string& failure : connect()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
   ::unsetenv("DUET_SIM_NCCL_VERSION");
   ::unsetenv("DUET_SIM_PARTITIONS");
 }

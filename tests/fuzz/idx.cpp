@@ -15,7 +15,7 @@ using namespace duet_fuzz;
 
 namespace {
 
-/// In the format that the reader unpacks: with checksums that fit, so that what lies within is looked at.
+/// In the format that the reader unpacks: with checksums that fit, so that the contents are read.
 std::string packed(const std::string& content) {
   constexpr int kGzip = 16 + MAX_WBITS;
   z_stream stream{};

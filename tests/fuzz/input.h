@@ -37,7 +37,7 @@ class Input {
   T pick(std::initializer_list<T> values) {
     return *std::next(values.begin(), take<std::uint8_t>() % static_cast<std::ptrdiff_t>(values.size()));
   }
-  /// As many bytes as the next byte says.
+  /// As many bytes as the value of the next byte.
   std::string text() { return bytes(take<std::uint8_t>()); }
   std::string rest() { return bytes(left_.size()); }
   /// Up to the next `end`, or all that is left.

@@ -47,7 +47,7 @@ class Loopback {
   }
 
   /// The other side may be gone.
-  void say(const std::string& bytes) {
+  void send(const std::string& bytes) {
     for (std::size_t done = 0; done < bytes.size();) {
       const ssize_t step = ::send(socket_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
       if (step < 0 && errno == EINTR) continue;  // by libFuzzer's timer
@@ -55,7 +55,7 @@ class Loopback {
       done += static_cast<std::size_t>(step);
     }
   }
-  void end_saying() { ::shutdown(socket_.get(), SHUT_WR); }
+  void end_sending() { ::shutdown(socket_.get(), SHUT_WR); }
   /// At most `most` bytes; fewer where the peer closes, or sends nothing for `silence_ms`.
   std::string receive(std::size_t most, int silence_ms) {
     std::string text(most, '\0');

@@ -173,10 +173,10 @@ def command_line():
 
 
 def control_block():
-    def begin(op, count, honest=0):
+    def begin(op, count, valid=0):
         updates = b"" if op == 9 else b"\1"
         dtype = b"" if op == 9 else b"\0"
-        return b"\4" + bytes([op]) + updates + b"\0" + u16(count) + dtype + u16(0) + b"\0" + bytes([honest])
+        return b"\4" + bytes([op]) + updates + b"\0" + u16(count) + dtype + u16(0) + b"\0" + bytes([valid])
 
     def message(tag, sends=b""):
         return bytes([0]) + u16(4) + u16(tag) + u16(0) + sends

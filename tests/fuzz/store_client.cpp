@@ -54,25 +54,25 @@ void serve(Loopback& client, Input& input, const std::string& answers) {
   hello.erase(0, kStoreMagic.size());
   const std::string number(kStoreNumberBytes, 's'), magic(kStoreMagic);
   switch (wrong) {
-    case 1: client.say(std::string(kStoreOther)); break;
-    case 2: client.say(std::string(kStoreFull)); break;
-    case 3: client.say(input.text()); break;
+    case 1: client.send(std::string(kStoreOther)); break;
+    case 2: client.send(std::string(kStoreFull)); break;
+    case 3: client.send(input.text()); break;
     default:
-      client.say(magic + number);
+      client.send(magic + number);
       client.receive(kStoreProofBytes, kAnswers);
       const std::string mark = hello.substr(0, kStoreRunBytes), theirs = hello.substr(kStoreRunBytes);
       const std::string proof = store_proof(kSecret, StoreSide::server, mark, theirs, number);
-      client.say(wrong == 4   ? std::string(kStoreDenied)
-                 : wrong == 5 ? magic + number
-                 : wrong == 6 ? input.text()
-                              : magic + proof + answers);
+      client.send(wrong == 4   ? std::string(kStoreDenied)
+                  : wrong == 5 ? magic + number
+                  : wrong == 6 ? input.text()
+                               : magic + proof + answers);
   }
-  client.end_saying();
+  client.end_sending();
   while (!client.receive(1 << 16, kAnswers).empty()) {
   }
 }
 
-void ask(TcpStore& store, std::uint8_t what, const std::string& text) {
+void call(TcpStore& store, std::uint8_t what, const std::string& text) {
   switch (what % 10) {
     case 0: return store.set("key", text);
     case 1: return void(store.get(text));
@@ -103,7 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   });
   accepted([&] {
     TcpStore store({.port = listener.port(), .secret = kSecret, .timeout = kTimeout});
-    for (const std::uint8_t what : questions) accepted([&] { ask(store, what, text); });
+    for (const std::uint8_t what : questions) accepted([&] { call(store, what, text); });
   });
   server.join();
   return 0;

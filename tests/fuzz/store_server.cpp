@@ -21,15 +21,15 @@ constexpr int kAnswers = 5000, kSilence = 6;  // ms
 void greet(Loopback& client, Input& input) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
   const std::string mark = store_run_mark(wrong == 1 ? "other" : kRun), number(kStoreNumberBytes, 'n');
-  client.say((wrong == 2 ? input.text() : std::string(kStoreMagic)) + (wrong == 3 ? input.text() : mark + number));
+  client.send((wrong == 2 ? input.text() : std::string(kStoreMagic)) + (wrong == 3 ? input.text() : mark + number));
   if (wrong >= 1 && wrong <= 3) return;
   const std::string challenge = client.receive(kStoreMagic.size() + kStoreNumberBytes, kAnswers);
   expect(challenge.size() == kStoreMagic.size() + kStoreNumberBytes, "a challenge");
   const std::string other = challenge.substr(kStoreMagic.size());
-  client.say(wrong == 4 ? input.text() : store_proof(kSecret, StoreSide::client, mark, number, other));
+  client.send(wrong == 4 ? input.text() : store_proof(kSecret, StoreSide::client, mark, number, other));
   if (wrong == 4) return;
   const std::string verdict = client.receive(kStoreMagic.size() + kStoreProofBytes, kAnswers);
-  expect(verdict.starts_with(kStoreMagic), "an honest client that is let in");
+  expect(verdict.starts_with(kStoreMagic), "a client with the secret that is accepted");
 }
 
 }  // namespace
@@ -44,14 +44,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     clients.push_back(Loopback::to(server.port()));
     greet(clients.back(), input);
   }
-  for (int i = 0; i < 12 && !input.empty(); ++i) clients[input.below(count)].say(frame_of(input, 12));
+  for (int i = 0; i < 12 && !input.empty(); ++i) clients[input.below(count)].send(frame_of(input, 12));
   for (Loopback& client : clients) {
-    client.end_saying();
+    client.end_sending();
     while (!client.receive(1 << 16, kSilence).empty()) {
     }
   }
-  TcpStore honest({.port = server.port(), .run = kRun, .secret = kSecret, .timeout = Milliseconds(kAnswers)});
-  honest.set("honest", "value");
-  expect(honest.get("honest") == "value", "a server that still serves");
+  TcpStore valid({.port = server.port(), .run = kRun, .secret = kSecret, .timeout = Milliseconds(kAnswers)});
+  valid.set("valid", "value");
+  expect(valid.get("valid") == "value", "a server that still serves");
   return 0;
 }

@@ -31,13 +31,13 @@ constexpr int kAnswers = 5000;  // ms
 void greet(Loopback& client, Input& input) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
   const std::string number(kStoreNumberBytes, 'n');
-  client.say(wrong == 1 ? input.text() : kMagic);
-  client.say(wrong == 2 ? input.text() : std::string(wrong == 3 ? "00000000" : "00000001"));
-  client.say(wrong == 4 ? input.text() : number);
-  if (wrong > 0 && wrong < 5) return client.say(input.text());
+  client.send(wrong == 1 ? input.text() : kMagic);
+  client.send(wrong == 2 ? input.text() : std::string(wrong == 3 ? "00000000" : "00000001"));
+  client.send(wrong == 4 ? input.text() : number);
+  if (wrong > 0 && wrong < 5) return client.send(input.text());
   expect(client.receive(kStoreNumberBytes, kAnswers).size() == kStoreNumberBytes, "a number for what may be a rank");
-  client.say(wrong == 5 ? std::string(kStoreProofBytes, 'p') : input.text());
-  if (wrong == 6) client.end_saying();
+  client.send(wrong == 5 ? std::string(kStoreProofBytes, 'p') : input.text());
+  if (wrong == 6) client.end_sending();
   if (wrong == 5) expect(client.receive(1, kAnswers).empty(), "no proof for an unauthenticated peer");
 }
 

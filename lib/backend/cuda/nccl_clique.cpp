@@ -78,14 +78,14 @@ void NcclClique::all_reduce(std::span<const Tensor> parts, std::span<const Tenso
                         "all_reduce_devices: got ", parts[i].dtype(), " for ", destinations[i].dtype(),
                         ", expected f32");
   check(nccl_, nccl_.group_start(), "ncclGroupStart");
-  ncclResult_t asked = ncclSuccess;
-  for (std::size_t i = 0; i < devices_.size() && asked == ncclSuccess; ++i) {
+  ncclResult_t status = ncclSuccess;
+  for (std::size_t i = 0; i < devices_.size() && status == ncclSuccess; ++i) {
     devices_[i]->activate();
-    asked = nccl_.all_reduce(parts[i].raw(), destinations[i].raw(), static_cast<std::size_t>(parts[i].count()),
-                             ncclFloat32, ncclSum, communicators_[i], devices_[i]->stream());
+    status = nccl_.all_reduce(parts[i].raw(), destinations[i].raw(), static_cast<std::size_t>(parts[i].count()),
+                              ncclFloat32, ncclSum, communicators_[i], devices_[i]->stream());
   }
   const ncclResult_t ended = nccl_.group_end();  // also after an error, which it ends
-  check(nccl_, asked, "ncclAllReduce");
+  check(nccl_, status, "ncclAllReduce");
   check(nccl_, ended, "ncclGroupEnd");
 }
 

@@ -177,7 +177,7 @@ cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const Co
   const bool room = call.workspace_bytes >= needed && (needed == 0 || call.workspace != nullptr);
   if (!known || !room || !is_plain(call.alpha, call.beta)) return CUDNN_STATUS_BAD_PARAM;
   const char* const function = kConvolutions[static_cast<int>(shapes.direction)];
-  // The fastest kernels read four floats at a time, and do not ask.
+  // The fastest kernels read four floats at a time, unchecked.
   for (const void* p : {call.a, call.b, static_cast<const void*>(call.result)})
     if (reinterpret_cast<std::uintptr_t>(p) % 16 != 0) {
       report("%s: the address %p is not a multiple of 16", function, p);

@@ -24,7 +24,7 @@ constexpr int kEmpty = 0xFF;  // fresh memory and what lies around it: NaN as fl
 
 /// Allocations end at the end of a page, and a page that is never opened follows.
 struct Allocation {
-  Address pages, base, end;  // the bytes asked for end at base + size, the pages at `end`
+  Address pages, base, end;  // the requested bytes end at base + size, the pages at `end`
   std::size_t size, used;    // a pool over it may have lent out less: see hand_over
   int device;
   bool live;
@@ -245,7 +245,7 @@ cudaError_t cudaMalloc(void** p, size_t size) {
 cudaError_t cudaMallocHost(void** p, size_t size) {
   return call("cudaMallocHost", [&](Lock&) { return allocate(p, size, kHost); });
 }
-/// Waits for everything asked of the device, as CUDA's own does.
+/// Waits for all work enqueued on the device, as CUDA's own does.
 cudaError_t cudaFree(void* p) {
   return call("cudaFree", [&](Lock& lock) {
     if (p == nullptr) return cudaSuccess;

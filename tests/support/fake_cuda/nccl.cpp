@@ -108,7 +108,7 @@ ncclResult_t queue(std::vector<Request> requests) {
   return comm->in_progress ? ncclInProgress : ncclSuccess;
 }
 
-ncclResult_t ask(const Request& request) {
+ncclResult_t issue(const Request& request) {
   if (enter(request.name) != cudaSuccess) return ncclUnhandledCudaError;
   const std::lock_guard lock(state().mutex);
   if (const ncclResult_t result = usable(request.comm)) return result;
@@ -258,31 +258,31 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return ask({"ncclAllReduce", Kind::all_reduce, send, receive, count, type, op, 0, comm, stream});
+  return issue({"ncclAllReduce", Kind::all_reduce, send, receive, count, type, op, 0, comm, stream});
 }
 ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return ask({"ncclReduce", Kind::reduce, send, receive, count, type, op, root, comm, stream});
+  return issue({"ncclReduce", Kind::reduce, send, receive, count, type, op, root, comm, stream});
 }
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return ask({"ncclReduceScatter", Kind::reduce_scatter, send, receive, count, type, op, 0, comm, stream});
+  return issue({"ncclReduceScatter", Kind::reduce_scatter, send, receive, count, type, op, 0, comm, stream});
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return ask({"ncclBroadcast", Kind::broadcast, send, receive, count, type, ncclSum, root, comm, stream});
+  return issue({"ncclBroadcast", Kind::broadcast, send, receive, count, type, ncclSum, root, comm, stream});
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return ask({"ncclAllGather", Kind::all_gather, send, receive, count, type, ncclSum, 0, comm, stream});
+  return issue({"ncclAllGather", Kind::all_gather, send, receive, count, type, ncclSum, 0, comm, stream});
 }
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return ask({"ncclSend", Kind::send, send, nullptr, count, type, ncclSum, peer, comm, stream});
+  return issue({"ncclSend", Kind::send, send, nullptr, count, type, ncclSum, peer, comm, stream});
 }
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return ask({"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, comm, stream});
+  return issue({"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, comm, stream});
 }
 
 }  // extern "C"

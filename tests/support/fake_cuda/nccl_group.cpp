@@ -65,8 +65,8 @@ bool same(const Request& a, const Request& b) {
          (a.is_transfer() || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
 }
 
-/// All ranks are here and their streams have come to this.
-void meet(const std::vector<Request>& ranks) {
+/// All ranks have joined and their streams have reached the operation.
+void complete(const std::vector<Request>& ranks) {
   const Request& first = ranks[0];
   for (const Request& r : ranks) {
     if (same(first, r)) continue;
@@ -103,7 +103,7 @@ std::pair<std::shared_ptr<Meeting>, std::size_t> find(const Request& request) {
     meeting->requests.resize(transfer ? 2 : comm.group->ranks.size());
     Op op(request.name);
     op.device = comm.device;
-    op.body = [held = meeting] { meet(held->requests); };
+    op.body = [held = meeting] { complete(held->requests); };
     meeting->op = schedule(op, {}, static_cast<int>(meeting->requests.size()));
   }
   if (++meeting->arrived == meeting->requests.size()) comm.group->meetings.erase(key);

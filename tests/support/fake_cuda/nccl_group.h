@@ -16,7 +16,7 @@ namespace duet_sim {
 
 enum class Kind { all_reduce, reduce, reduce_scatter, broadcast, all_gather, send, receive };
 
-/// What one rank asks for.
+/// One rank's call.
 struct Request {
   const char* name;
   Kind kind;

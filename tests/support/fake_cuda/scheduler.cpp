@@ -74,7 +74,7 @@ std::unordered_set<Op*> needed_by(const Ops& targets) {
   std::unordered_set<Op*> needed;
   std::vector<Op*> open;
   for (const OpPtr& op : targets)
-    if (op != nullptr) open.push_back(op.get());  // null: of a stream that nothing was asked of
+    if (op != nullptr) open.push_back(op.get());  // null: of a stream without work
   while (!open.empty()) {
     Op* op = open.back();
     open.pop_back();

@@ -23,7 +23,7 @@ namespace duet_sim {
 constexpr int kMaxDevices = 8;
 constexpr int kHost = -1;  // as an allocation's device: pinned host memory
 
-/// One piece of queued work. It may run when all that was asked before it, and that it waits for, is done.
+/// One piece of queued work. It may run when all work that it waits for is done.
 struct Op {
   explicit Op(std::string name) : what(std::move(name)) {}
 
@@ -31,7 +31,7 @@ struct Op {
   const void* kernel = nullptr;  // named only when something goes wrong
   int device = 0;
   std::uint32_t reach = 0;                // bit d: may touch memory of device d
-  std::vector<PointerArgument> pointers;  // looked at when it is asked for, and again when it runs
+  std::vector<PointerArgument> pointers;  // checked when it is enqueued, and again when it runs
   std::function<void()> body;
 
   int waiting = 0;
@@ -123,7 +123,7 @@ cudaError_t call(const char* function, Body&& body) {
   Lock lock(state().mutex);
   return set_last(body(lock));
 }
-/// One that asks a stream for something: body(lock, stream).
+/// One that enqueues work on a stream: body(lock, stream).
 template <class Body>
 cudaError_t call(const char* function, cudaStream_t given, Body&& body) {
   return call(function, [&](Lock& lock) {
@@ -155,7 +155,7 @@ struct CUstream_st {
   int device;
   duet_sim::OpPtr tail;
   std::shared_ptr<duet_sim::Capture> capture;
-  std::vector<std::size_t> last;  // nodes of the capture that come before what is asked next
+  std::vector<std::size_t> last;  // nodes of the capture before the next one
 };
 struct CUevent_st {
   int device;
