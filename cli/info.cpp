@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
-#include "cli/system/output.h"
 #include "lib/backend/backend.h"
 
 namespace duet::cli {
@@ -53,9 +53,8 @@ std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
   Json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
               {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
               {"kernel", machine.kernel}};
-  std::string why;
   out["devices"] = devices_json(machine, gpus);
-  out["why_no_cuda"] = kind_available(DeviceKind::cuda, why) ? "" : why;
+  out["why_no_cuda"] = why_unavailable(DeviceKind::cuda);
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
   return out.dump(1) + "\n";
@@ -79,8 +78,7 @@ int info(const InfoOptions& options) {
   for (const Device device : first_devices(DeviceKind::cpu, machine.cores))
     devices += (devices.empty() ? "" : " ") + device.str();
   line("devices", devices + " (" + backend(DeviceKind::cpu).describe({}) + " each; more may be asked for)");
-  std::string why;
-  if (!kind_available(DeviceKind::cuda, why)) line("", "no GPU: " + why);
+  if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) line("", "no GPU: " + why);
   for (const Gpu& gpu : gpus)
     line("",
          concat(gpu.device, " (", gpu.name, ", ", fixed(gpu.free_mb, 0), " of ", fixed(gpu.memory_mb, 0), " MB free)"));

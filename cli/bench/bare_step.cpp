@@ -1,17 +1,11 @@
 #include "cli/bench/bare_step.h"
 
-#include <cstdint>
-#include <span>
-#include <string_view>
+#include <algorithm>
+#include <vector>
 
 #include "lib/error.h"
 
 namespace duet::cli {
-namespace {
-
-constexpr std::uint32_t kDropout1 = 3, kDropout2 = 4;  // layer numbers in SimpleCNN's module tree
-
-}  // namespace
 
 BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed)
     : store_(store), images_(images), seed_(seed), kernels_(backend(store.values())) {
@@ -37,16 +31,11 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   momentum_ = store.flat_zeros();
 }
 
-Tensor BareStep::value(const char* name) const {
-  for (int i = 0; i < store_.slot_count(); ++i)
-    if (store_.slots()[static_cast<std::size_t>(i)].name == name) return store_.value(i);
-  throw UsageError(concat("no parameter ", name));
-}
-
-Tensor BareStep::gradient(const char* name) const {
-  for (int i = 0; i < store_.slot_count(); ++i)
-    if (store_.slots()[static_cast<std::size_t>(i)].name == name) return store_.gradient(i);
-  throw UsageError(concat("no parameter ", name));
+int BareStep::slot(const char* name) const {
+  const std::vector<nn::Slot>& slots = store_.slots();
+  const auto at = std::find_if(slots.begin(), slots.end(), [&](const nn::Slot& slot) { return slot.name == name; });
+  require<UsageError>(at != slots.end(), "no parameter ", name);
+  return static_cast<int>(at - slots.begin());
 }
 
 float BareStep::run(std::span<const std::int64_t> samples, std::int64_t step, const SGDRule& rule) {
@@ -62,6 +51,7 @@ float BareStep::run(std::span<const std::int64_t> samples, std::int64_t step, co
 }
 
 void BareStep::forward(std::int64_t step) {
+  constexpr std::uint32_t kDropout1 = 3, kDropout2 = 4;  // layer numbers in SimpleCNN's module tree
   const auto number = static_cast<std::uint64_t>(step);
   second_.dropout = {.seed = seed_, .step = number, .layer = kDropout1, .p = 0.25f};
   second_dropout_ = {.seed = seed_, .step = number, .layer = kDropout2, .p = 0.5f};

@@ -34,8 +34,9 @@ class BareStep {
   void lap(const char* name) const {
     if (lap_) lap_(name);
   }
-  Tensor value(const char* name) const;
-  Tensor gradient(const char* name) const;
+  int slot(const char* name) const;
+  Tensor value(const char* name) const { return store_.value(slot(name)); }
+  Tensor gradient(const char* name) const { return store_.gradient(slot(name)); }
   void forward(std::int64_t step);
   void backward();
 

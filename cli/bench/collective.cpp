@@ -1,9 +1,7 @@
 // duet bench all_reduce, all_gather, broadcast, reduce_scatter, all_to_all: times collectives among ranks of its own.
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <optional>
 #include <string>
@@ -12,9 +10,9 @@
 
 #include "cli/bench/collective_rows.h"
 #include "cli/options/options.h"
+#include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
-#include "cli/system/output.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/nccl/load.h"
@@ -35,8 +33,8 @@ std::string chosen(const CollectiveOptions& options, const std::string& backend)
 
 /// Why a backend cannot be measured here; empty: it can.
 std::string why_skipped(const CollectiveOptions& options, const std::string& backend) {
-  std::string why;
-  if (!kind_available(options.device, why)) return concat("--device ", duet::name(options.device), ": ", why);
+  const std::string why = why_unavailable(options.device);
+  if (!why.empty()) return concat("--device ", duet::name(options.device), ": ", why);
   return backend == "nccl" ? ddp::why_no_nccl() : "";
 }
 
@@ -76,40 +74,31 @@ class Table {
   void add(const CollectiveRow& row) {
     if (rows_.empty() || rows_.back().backend != row.backend || rows_.back().algorithm != row.algorithm) {
       end_group();
-      print_head(row);
+      const std::string place = options_.device == DeviceKind::cpu ? "" : " on " + kind_title(options_.device);
+      std::fprintf(out_, "# %s among %d ranks over %s%s, algorithm %s: %d calls timed after %d\n",
+                   options_.collective.c_str(), row.ranks, row.backend.c_str(), place.c_str(), row.algorithm.c_str(),
+                   options_.iterations, options_.warm_up);
+      print_line("size", "count", "type", "redop", "time", "min", "max", "algbw", "busbw", "#wrong");
+      print_line("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
     }
-    print_row(row);
-    rows_.push_back(row);
-  }
-  /// After the last row of a backend and algorithm.
-  void end_group() {
-    double sum = 0;
-    for (std::size_t i = first_; i < rows_.size(); ++i) sum += rows_[i].bus_gb_s;
-    if (first_ < rows_.size())
-      std::fprintf(out_, "# Avg bus bandwidth    : %g\n", sum / static_cast<double>(rows_.size() - first_));
-    first_ = rows_.size();
-  }
-  const std::vector<CollectiveRow>& rows() const { return rows_; }
-
- private:
-  void print_head(const CollectiveRow& row) const {
-    const std::string place = options_.device == DeviceKind::cpu ? "" : " on " + kind_title(options_.device);
-    std::fprintf(out_, "# %s among %d ranks over %s%s, algorithm %s: %d calls timed after %d\n",
-                 options_.collective.c_str(), row.ranks, row.backend.c_str(), place.c_str(), row.algorithm.c_str(),
-                 options_.iterations, options_.warm_up);
-    print_line("size", "count", "type", "redop", "time", "min", "max", "algbw", "busbw", "#wrong");
-    print_line("(B)", "(elements)", "", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-  }
-
-  void print_row(const CollectiveRow& row) const {
     const bool reduces = options_.collective == "all_reduce" || options_.collective == "reduce_scatter";
     const auto us = [](const std::optional<double>& value) { return value ? fixed(*value, 2) : "N/A"; };
     print_line(std::to_string(row.bytes), std::to_string(row.count), name(options_.dtype), reduces ? "sum" : "none",
                fixed(row.time_us, 2), us(row.min_us), us(row.max_us), fixed(row.algorithm_gb_s, 2),
-               fixed(row.bus_gb_s, 2), row.wrong < 0 ? "N/A" : std::to_string(row.wrong));
+               fixed(row.bus_gb_s, 2), row.wrong ? std::to_string(*row.wrong) : "N/A");
     std::fflush(out_);
+    rows_.push_back(row);
+    group_gb_s_ += row.bus_gb_s;
+    ++group_;
   }
+  /// After the last row of a backend and algorithm.
+  void end_group() {
+    if (group_ > 0) std::fprintf(out_, "# Avg bus bandwidth    : %g\n", group_gb_s_ / group_);
+    group_gb_s_ = group_ = 0;
+  }
+  const std::vector<CollectiveRow>& rows() const { return rows_; }
 
+ private:
   template <class... Texts>
   void print_line(const Texts&... texts) const {
     std::fprintf(out_, "%12s %12s %6s %6s %12s %10s %10s %8s %8s %7s\n", std::string(texts).c_str()...);
@@ -118,15 +107,16 @@ class Table {
   const CollectiveOptions& options_;
   std::FILE* out_;
   std::vector<CollectiveRow> rows_;
-  std::size_t first_ = 0;  // of the rows that no average was printed of
+  double group_gb_s_ = 0, group_ = 0;  // sum and number of the rows of which no average was printed
 };
 
 }  // namespace
 
 int bench(const CollectiveOptions& options, const std::string& command_line) {
-  require<UsageError>(!ddp::is_launched_rank() || std::getenv(kOwnRank) != nullptr, "duet bench ", options.collective,
+  const bool launched = ddp::is_launched_rank();
+  require<UsageError>(!launched || std::getenv(kOwnRank) != nullptr, "duet bench ", options.collective,
                       " starts its own ranks: run it without a launcher");
-  if (!ddp::is_launched_rank()) {
+  if (!launched) {
     require_json_output(options.json);
     require_output("--html", options.html);
   }
@@ -144,7 +134,7 @@ int bench(const CollectiveOptions& options, const std::string& command_line) {
     const std::string why = why_skipped(options, name);
     if (!why.empty()) {
       ++skipped;
-      if (!ddp::is_launched_rank())
+      if (!launched)
         std::fprintf(out, "# %s over %s: skipped: %s\n", options.collective.c_str(), name.c_str(), why.c_str());
     } else if (options.workers == "thread") {
       run_threads(options, name, take);
@@ -153,11 +143,11 @@ int bench(const CollectiveOptions& options, const std::string& command_line) {
       if (status != 0) return status;
     }
   }
-  if (ddp::is_launched_rank()) return 0;
+  if (launched) return 0;
   if (skipped == options.backends.size()) return 1;
   table.end_group();
   std::int64_t wrong = 0;
-  for (const CollectiveRow& row : table.rows()) wrong += std::max<std::int64_t>(0, row.wrong);
+  for (const CollectiveRow& row : table.rows()) wrong += row.wrong.value_or(0);
   if (options.check == 1) std::fprintf(out, "# wrong elements: %lld\n", static_cast<long long>(wrong));
   write_json(options.json, rows_json(options, table.rows()));
   if (!options.html.empty()) write_output(options.html, rows_html(options, table.rows(), command_line));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "cli/report/page.h"
+#include "cli/report/report.h"
 #include "cli/report/svg.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
@@ -25,7 +26,15 @@ constexpr double kWidth = 760, kHeight = 380, kLeft = 70, kRight = 200, kTop = 3
 // Those of the page's colours that differ most.
 constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
 
-Json or_null(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+template <class T>
+std::optional<T> optional_from(const Json& json) {
+  return json.is_null() ? std::nullopt : std::optional(json.get<T>());
+}
 
 Json json_of(const CollectiveRow& row) {
   return {{"backend", row.backend},
@@ -38,7 +47,7 @@ Json json_of(const CollectiveRow& row) {
           {"max_us", or_null(row.max_us)},
           {"algbw_gb_s", row.algorithm_gb_s},
           {"busbw_gb_s", row.bus_gb_s},
-          {"wrong", row.wrong < 0 ? Json(nullptr) : Json(row.wrong)}};
+          {"wrong", or_null(row.wrong)}};
 }
 
 std::string size_text(double bytes) {
@@ -49,20 +58,8 @@ std::string size_text(double bytes) {
   return shortest(bytes) + " GiB";
 }
 
-/// The rows of one backend and algorithm.
-struct Curve {
-  std::string name;
-  std::vector<const CollectiveRow*> rows;
-};
-
-std::vector<Curve> curves_of(const std::vector<CollectiveRow>& rows) {
-  std::vector<Curve> curves;
-  for (const CollectiveRow& row : rows) {
-    const std::string name = row.algorithm == "library" ? row.backend : row.algorithm + ", " + row.backend;
-    if (curves.empty() || curves.back().name != name) curves.push_back({name, {}});
-    curves.back().rows.push_back(&row);
-  }
-  return curves;
+std::string curve_of(const CollectiveRow& row) {
+  return row.algorithm == "library" ? row.backend : row.algorithm + ", " + row.backend;
 }
 
 /// One axis in powers of ten or two.
@@ -104,18 +101,18 @@ std::string log_chart(const std::vector<CollectiveRow>& rows, const std::string&
     svg.text(x(std::exp2(power)), kHeight - kBottom + 20, size_text(std::exp2(power)), "middle");
   double label = kTop + 4;
   std::size_t colour = 0;
-  for (const Curve& curve : curves_of(rows)) {
+  for (auto row = rows.begin(); row != rows.end(); label += 18, ++colour) {
+    const std::string curve = curve_of(*row), css = kColours[colour % std::size(kColours)];
     const bool dashed = colour >= std::size(kColours);
-    const std::string css = kColours[colour++ % std::size(kColours)];
     std::vector<std::pair<double, double>> points;
-    for (const CollectiveRow* row : curve.rows) points.emplace_back(x(static_cast<double>(row->bytes)), y(value(*row)));
+    std::vector<std::string> tips;
+    for (; row != rows.end() && curve_of(*row) == curve; ++row) {
+      points.emplace_back(x(static_cast<double>(row->bytes)), y(value(*row)));
+      tips.push_back(concat(curve, ": ", grouped(row->bytes), " bytes, ", fixed(value(*row), 2), " ", unit));
+    }
     svg.path(points, (dashed ? "curve dashed stroke-" : "curve stroke-") + css);
-    for (std::size_t i = 0; i < points.size(); ++i)
-      svg.dot(points[i].first, points[i].second, "fill-" + css,
-              concat(curve.name, ": ", grouped(curve.rows[i]->bytes), " bytes, ", fixed(value(*curve.rows[i]), 2), " ",
-                     unit));
-    svg.text(kWidth - kRight + 14, label, (dashed ? "- - " : "") + curve.name, "start", "label ink-" + css);
-    label += 18;
+    for (std::size_t i = 0; i < points.size(); ++i) svg.dot(points[i].first, points[i].second, "fill-" + css, tips[i]);
+    svg.text(kWidth - kRight + 14, label, (dashed ? "- - " : "") + curve, "start", "label ink-" + css);
   }
   return svg.str();
 }
@@ -127,19 +124,17 @@ std::string row_json(const CollectiveRow& row) { return json_of(row).dump(); }
 CollectiveRow parse_row(const std::string& text) {
   try {
     const Json json = Json::parse(text);
-    CollectiveRow row;
-    json.at("backend").get_to(row.backend);
-    json.at("algorithm").get_to(row.algorithm);
-    json.at("ranks").get_to(row.ranks);
-    json.at("size_bytes").get_to(row.bytes);
-    json.at("count").get_to(row.count);
-    json.at("time_us").get_to(row.time_us);
-    if (!json.at("min_us").is_null()) row.min_us = json.at("min_us").get<double>();
-    if (!json.at("max_us").is_null()) row.max_us = json.at("max_us").get<double>();
-    json.at("algbw_gb_s").get_to(row.algorithm_gb_s);
-    json.at("busbw_gb_s").get_to(row.bus_gb_s);
-    if (!json.at("wrong").is_null()) json.at("wrong").get_to(row.wrong);
-    return row;
+    return {json.at("backend"),
+            json.at("algorithm"),
+            json.at("ranks"),
+            json.at("size_bytes"),
+            json.at("count"),
+            json.at("time_us"),
+            optional_from<double>(json.at("min_us")),
+            optional_from<double>(json.at("max_us")),
+            json.at("algbw_gb_s"),
+            json.at("busbw_gb_s"),
+            optional_from<std::int64_t>(json.at("wrong"))};
   } catch (const Json::exception& error) {
     throw DataError(concat("not a row of duet bench: '", text, "': ", error.what()));
   }
@@ -181,8 +176,7 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
                        "<dl>\n" + page_entry("command line", command_line) +
                            page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)) +
                            page_entry("calls", concat(options.iterations, " timed after ", options.warm_up)) +
-                           "</dl>\n",
-                       ""));
+                           "</dl>\n"));
 }
 
 }  // namespace duet::cli

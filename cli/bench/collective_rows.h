@@ -22,7 +22,7 @@ struct CollectiveRow {
   // asynchronously.
   std::optional<double> min_us{}, max_us{};
   double algorithm_gb_s = 0, bus_gb_s = 0;
-  std::int64_t wrong = -1;  // elements on all ranks; -1: not checked
+  std::optional<std::int64_t> wrong{};  // elements on all ranks, where they were checked
 };
 
 /// Bus bandwidth over algorithm bandwidth: the share of a rank's bytes that must cross its link.

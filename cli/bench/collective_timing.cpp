@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
@@ -73,7 +74,8 @@ class Bench {
  private:
   Tensor in(std::int64_t count) const { return in_.slice(0, {count}); }
   Tensor out(std::int64_t count) const { return out_.slice(0, {count}); }
-  std::span<float> floats(const Tensor& tensor) const { return tensor.span<float>(); }
+
+  static std::span<float> floats(const Tensor& tensor) { return tensor.span<float>(); }
 
   static T as_element(std::int64_t whole) {
     if constexpr (std::is_integral_v<T>) return static_cast<T>(whole);

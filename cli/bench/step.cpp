@@ -1,6 +1,7 @@
 // duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <locale>
 #include <set>
 #include <sstream>
@@ -15,9 +16,8 @@
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
-#include "cli/system/output.h"
 #include "cli/system/signals.h"
-#include "cli/train/find_images.h"
+#include "cli/train/setup.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -26,9 +26,7 @@ namespace {
 std::vector<double> read_numbers(const std::string& file) {
   std::istringstream in(read_file(file));
   in.imbue(std::locale::classic());
-  std::vector<double> numbers;
-  for (double number = 0; in >> number;) numbers.push_back(number);
-  return numbers;
+  return {std::istream_iterator<double>(in), std::istream_iterator<double>()};
 }
 
 /// A cell, and its row of the table as it grows from its runs.
@@ -136,7 +134,7 @@ class Bench {
 
   void run(TimedTorch& timed) {
     if (!timed.row.error.empty()) return;
-    const TorchRun run = run_torch(options_.vs_torch, timed.way, options_.batch, options_.steps, folder_.path(), [] {});
+    const TorchRun run = run_torch(options_.vs_torch, timed.way, options_.batch, options_.steps, folder_.path());
     if (run.signal != 0) throw Interrupted{run.signal};
     timed.row.error = run.reason;
     if (!run.ok) return;
@@ -158,8 +156,7 @@ class Bench {
 
 int bench(const BenchOptions& options) {
   if (options.overhead) return bench_overhead(options);
-  std::string why;
-  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_available(options.device);
   require_json_output(options.json);
   require_data(options);
   note_signals();

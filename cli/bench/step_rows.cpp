@@ -3,101 +3,100 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string us(double value) { return grouped(std::llround(value)); }
+std::string us(double value, std::size_t column) { return flush_right(grouped(std::llround(value)), column); }
+
+std::string head_of(const StepRow& row) {
+  return concat(flush_left(row.name, 16), " ", flush_right(concat(row.devices), 7), " ",
+                flush_right(concat(row.threads_per_device), 7));
+}
 
 std::string row_text(const StepRow& row, std::int64_t batch) {
-  char line[300];
-  std::snprintf(line, sizeof line, " %-16s %7d %7d", row.name.c_str(), row.devices, row.threads_per_device);
-  if (!row.error.empty()) return concat(line, "  failed: ", row.error, "\n");
+  std::string text = " " + head_of(row);
+  if (!row.error.empty()) return concat(text, "  failed: ", row.error, "\n");
   const double middle = median(row.rounds_us);
-  std::string text = line;
-  std::snprintf(line, sizeof line, "  %10s  %10s..%-10s  %10s", us(middle).c_str(), us(row.fastest_us).c_str(),
-                us(row.slowest_us).c_str(), us(static_cast<double>(batch) / middle * 1e6).c_str());
-  text += line;
+  text += concat("  ", us(middle, 10), "  ", us(row.fastest_us, 10), "..", flush_left(us(row.slowest_us, 0), 10), "  ",
+                 us(static_cast<double>(batch) / middle * 1e6, 10));
   if (!row.run) return text + "\n";
   const StepParts& parts = row.run->step_us;
-  std::snprintf(line, sizeof line, "  %9s  %9s  %13s  %9s", us(parts.forward + parts.loss).c_str(),
-                us(parts.backward).c_str(),
-                us(parts.scatter + parts.replicate + parts.gather + parts.communication).c_str(),
-                us(parts.input + parts.update).c_str());
-  text += line;
+  text += concat("  ", us(parts.forward + parts.loss, 9), "  ", us(parts.backward, 9), "  ",
+                 us(parts.scatter + parts.replicate + parts.gather + parts.communication, 13), "  ",
+                 us(parts.input + parts.update, 9));
   if (const std::string note = sharing(*row.run); !note.empty()) text += "  " + note;
   if (row.run->workers == "thread") text += "  ranks are threads";
   return text + (row.run->graph ? "  as CUDA graphs\n" : "\n");
 }
 
-/// Rows that others are compared with.
-struct Column {
-  std::string title;
-  bool (*belongs)(const StepRow& row, const StepRow& other);
-};
+/// Rows that others are compared with: PyTorch's on as many cores.
+constexpr const char* kColumns[] = {"single", "torch", "torch, tuned", "torch ddp", "torch ddp, tuned"};
 
-bool same_workers(const StepRow& row, const StepRow& other, const char* name) {
-  return other.name == name && other.workers() == row.workers();
-}
-
-const std::vector<Column>& columns() {
-  static const std::vector<Column> all = {
-      {"single",
-       [](const StepRow&, const StepRow& other) { return other.name == "single" && other.threads_per_device == 1; }},
-      {"torch", [](const StepRow& row, const StepRow& other) { return same_workers(row, other, "torch"); }},
-      {"torch, tuned",
-       [](const StepRow& row, const StepRow& other) { return same_workers(row, other, "torch, tuned"); }},
-      {"torch ddp", [](const StepRow& row, const StepRow& other) { return same_workers(row, other, "torch ddp"); }},
-      {"torch ddp, tuned",
-       [](const StepRow& row, const StepRow& other) { return same_workers(row, other, "torch ddp, tuned"); }}};
-  return all;
-}
-
-std::optional<Ratio> ratio_in(const Column& column, const StepRow& row, const std::vector<StepRow>& rows) {
-  const auto other =
-      std::find_if(rows.begin(), rows.end(), [&](const StepRow& candidate) { return column.belongs(row, candidate); });
+std::optional<Ratio> ratio_to(const std::string& column, const StepRow& row, const std::vector<StepRow>& rows) {
+  const auto other = std::find_if(rows.begin(), rows.end(), [&](const StepRow& candidate) {
+    return candidate.name == column &&
+           (column == "single" ? candidate.threads_per_device == 1 : candidate.workers() == row.workers());
+  });
   return other == rows.end() || &*other == &row ? std::nullopt : times_as_fast(row, *other);
 }
 
 std::string ratios_text(const std::vector<StepRow>& rows, bool torch) {
-  std::string text = "  times as fast as ...";
-  char cell[100];
-  const std::size_t shown = torch ? columns().size() : 1;
-  std::snprintf(cell, sizeof cell, "%11s", "");
-  text += cell;
-  for (std::size_t i = 0; i < shown; ++i) {
-    std::snprintf(cell, sizeof cell, "  %21s", columns()[i].title.c_str());
-    text += cell;
-  }
+  const std::size_t shown = torch ? std::size(kColumns) : 1;
+  std::string text = flush_left("  times as fast as ...", 33);
+  for (std::size_t i = 0; i < shown; ++i) text += "  " + flush_right(kColumns[i], 21);
   text += '\n';
   for (const StepRow& row : rows) {
     if (row.torch || !row.error.empty()) continue;
-    std::snprintf(cell, sizeof cell, "  %-16s %7d %7d", row.name.c_str(), row.devices, row.threads_per_device);
-    text += cell;
+    text += "  " + head_of(row);
     for (std::size_t i = 0; i < shown; ++i) {
-      const std::optional<Ratio> ratio = ratio_in(columns()[i], row, rows);
+      const std::optional<Ratio> ratio = ratio_to(kColumns[i], row, rows);
       const std::string numbers =
           ratio ? concat(fixed(ratio->middle, 2), " (", fixed(ratio->low, 2), "..", fixed(ratio->high, 2), ")") : "-";
-      std::snprintf(cell, sizeof cell, "  %21s", numbers.c_str());
-      text += cell;
+      text += "  " + flush_right(numbers, 21);
     }
     text += '\n';
   }
   return text;
 }
 
+std::string operators_text(const OperatorTable& table, std::int64_t batch) {
+  const auto number = [](double value, std::size_t column) { return " " + flush_right(fixed(value, 1), column); };
+  const auto line = [&](const std::string& name, double us, double executed, double dense) {
+    std::string text =
+        concat(" ", flush_left(name, 40), " ", flush_right(fixed(us, 3), 9), number(100 * us / table.step_us, 8), " %");
+    const double gflops = executed / us / 1e3;
+    if (executed > 0)
+      text +=
+          concat(number(gflops, 10), number(100 * gflops / table.peak_gflops, 8), " %", number(dense / us / 1e3, 10));
+    return text + "\n";
+  };
+  std::string out = concat("operators of a step of ", batch, " images on ", table.isa, ", peak ",
+                           fixed(table.peak_gflops, 0), " GFLOP/s: medians\n ", flush_left("operator", 40));
+  out += "  us/image    of step    GFLOP/s    of peak      dense\n";
+  double executed = 0, dense = 0;
+  for (const OperatorRow& row : table.rows) {
+    out += line(row.name, row.us, row.executed, row.dense);
+    executed += row.executed;
+    dense += row.dense;
+  }
+  return out + line("whole step", table.step_us, executed, dense) +
+         " GFLOP/s: as executed, without zero gradients and with Winograd's saving; dense: what plain loops would need "
+         "for the same time\n";
+}
+
 Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
   Json ratios = Json::object();
-  for (const Column& column : columns())
-    if (const std::optional<Ratio> ratio = ratio_in(column, row, rows); ratio && !row.torch)
-      ratios[column.title] = {{"median", ratio->middle}, {"low", ratio->low}, {"high", ratio->high}};
+  for (const char* const column : kColumns)
+    if (const std::optional<Ratio> ratio = ratio_to(column, row, rows); ratio && !row.torch)
+      ratios[column] = {{"median", ratio->middle}, {"low", ratio->low}, {"high", ratio->high}};
   return {{"name", row.name},
           {"devices", row.devices},
           {"threads_per_device", row.threads_per_device},
@@ -147,36 +146,34 @@ std::string to_text(const BenchOptions& options, const StepTimes& times) {
     text += concat("on ", kind_title(options.device), ", precision ", name(options.precision),
                    "; parts are the host's times, the rest holds its wait for the GPU; steps as CUDA graphs are timed "
                    "from one reading of the loss to the next\n");
-  char head[300];
-  std::snprintf(head, sizeof head, " %-16s %7s %7s  %10s  %22s  %10s  %9s  %9s  %13s  %9s\n", "mode", "devices",
-                "threads", "median", "range", "images/s", "forward", "backward", "communication", "the rest");
-  text += head;
+  text +=
+      " mode             devices threads      median                   range    images/s    forward   backward  "
+      "communication   the rest\n";
   for (const StepRow& row : times.rows) text += row_text(row, options.batch);
   if (!times.torch.empty())
     text += concat(" torch is PyTorch ", times.torch,
                    " under --vs-torch; tuned: channels_last, and a malloc that keeps memory\n");
   text += "ratios inside each round: median (lowest..highest)\n" + ratios_text(times.rows, !times.torch.empty());
-  if (times.operators) text += to_text(*times.operators, options.batch);
-  return text;
+  return times.operators ? text + operators_text(*times.operators, options.batch) : text;
 }
 
 std::string to_json(const BenchOptions& options, const StepTimes& times) {
   const Machine machine = this_machine();
   Json rows = Json::array();
   for (const StepRow& row : times.rows) rows.push_back(json_of(row, times.rows));
-  Json json = {{"duet", DUET_VERSION},
-               {"cpu", machine.cpu},
-               {"cores", machine.cores},
-               {"isa", machine.isa},
-               {"device", kind_title(options.device)},
-               {"precision", name(options.precision)},
-               {"model", options.model},
-               {"batch", options.batch},
-               {"rounds", options.repeats},
-               {"steps", options.steps},
-               {"torch", times.torch.empty() ? Json(nullptr) : Json(times.torch)},
-               {"rows", rows}};
-  json["operators"] = times.operators ? json_of(*times.operators) : Json(nullptr);
+  const Json json = {{"duet", DUET_VERSION},
+                     {"cpu", machine.cpu},
+                     {"cores", machine.cores},
+                     {"isa", machine.isa},
+                     {"device", kind_title(options.device)},
+                     {"precision", name(options.precision)},
+                     {"model", options.model},
+                     {"batch", options.batch},
+                     {"rounds", options.repeats},
+                     {"steps", options.steps},
+                     {"torch", times.torch.empty() ? Json(nullptr) : Json(times.torch)},
+                     {"rows", rows},
+                     {"operators", times.operators ? json_of(*times.operators) : Json(nullptr)}};
   return json.dump(1) + "\n";
 }
 

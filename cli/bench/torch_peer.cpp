@@ -1,9 +1,7 @@
 #include "cli/bench/torch_peer.h"
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "cli/system/child_process.h"
 #include "cli/system/files.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
@@ -18,7 +16,7 @@ constexpr const char* kScript =
 }  // namespace
 
 TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t batch, int steps,
-                   const std::string& folder, const std::function<void()>& poll) {
+                   const std::string& folder) {
   const std::string script = folder + "/torch_peer.py", out = folder + "/torch";
   write_atomically(script, std::string(kScript));
   std::vector<std::string> arguments = {script, "--device=cpu", "--out=" + out};
@@ -28,11 +26,8 @@ TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t 
   add("batch", batch);
   add("steps", steps);
   if (way.tuned) arguments.push_back("--tuned");
-  const ChildEnd end = run_program(python, arguments, folder + "/log", poll);
-  TorchRun run;
-  run.signal = end.signal;
-  run.reason = end.reason;
-  if (!end.ok) return run;
+  TorchRun run{run_program(python, arguments, folder + "/log")};
+  if (!run.ok) return run;
   try {
     const auto json = nlohmann::json::parse(read_file(out));
     json.at("torch").get_to(run.version);
@@ -46,7 +41,7 @@ TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t 
 }
 
 void require_torch(const std::string& python, const std::string& folder) {
-  const ChildEnd end = run_program(python, {"-c", "import torch"}, folder + "/log", [] {});
+  const ChildEnd end = run_program(python, {"-c", "import torch"}, folder + "/log");
   require<UsageError>(end.ok || end.signal != 0, "--vs-torch ", python, ": ", end.reason);
 }
 

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
+
+#include "cli/system/child_process.h"
 
 namespace duet::cli {
 
@@ -14,19 +15,16 @@ struct TorchWay {
   bool tuned = false;  // channels_last and a malloc that keeps memory, else defaults
 };
 
-struct TorchRun {
-  bool ok = false;
-  std::string reason;   // why not
-  int signal = 0;       // that this process received meanwhile, or 0
-  std::string version;  // PyTorch's
+struct TorchRun : ChildEnd {
+  std::string version{};  // PyTorch's
   double startup_s = 0;
-  std::vector<double> steps_us;
+  std::vector<double> steps_us{};
 };
 
 /// Runs tools/torch_peer.py, of which this program carries a copy, under `python` (a path, or a name on PATH), with its
-/// files in `folder`. `poll` as in run_program().
+/// files in `folder`.
 TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t batch, int steps,
-                   const std::string& folder, const std::function<void()>& poll);
+                   const std::string& folder);
 
 /// Throws UsageError that says why `python` cannot import torch.
 void require_torch(const std::string& python, const std::string& folder);

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
+#include <iterator>
 #include <sstream>
 
 #include "cli/system/child_process.h"
@@ -102,7 +102,8 @@ Run CellRunner::run(const Cell& cell, const std::string& title, std::vector<std:
   arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
   arguments.insert(arguments.end(), more.begin(), more.end());
   last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
-  const ChildEnd end = run_self(arguments, folder_ + "/log", [&] { show_progress(line_, progress, last_title_); });
+  const ChildEnd end =
+      run_program(kThisProgram, arguments, folder_ + "/log", [&] { show_progress(line_, progress, last_title_); });
   line_.clear();
   if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
   Run failed = empty_run(options_, cell);
@@ -122,9 +123,7 @@ std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
   ::unlink(file.c_str());
   if (!run(cell, title(options_, cell), {"--fingerprints", file}).ok) return {};
   std::istringstream in(read_file(file));
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
+  return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
 }
 
 Run combined(const std::vector<Run>& repeats) {
@@ -143,27 +142,20 @@ Run combined(const std::vector<Run>& repeats) {
     row.ok = false;
     row.error = "repeats ended with different parameters";
   }
-  row.startup_s = median_of([](const Run& run) { return run.startup_s; });
-  row.samples_per_s = median_of([](const Run& run) { return run.samples_per_s; });
-  row.waiting_share = median_of([](const Run& run) { return run.waiting_share; });
-  row.communication_us = median_of([](const Run& run) { return run.communication_us; });
-  for (const PartName& part : step_part_names())
+  for (const auto number : {&Run::startup_s, &Run::samples_per_s, &Run::waiting_share, &Run::communication_us})
+    row.*number = median_of([&](const Run& run) { return run.*number; });
+  for (const PartName& part : kStepParts)
     row.step_us.*part.member = median_of([&](const Run& run) { return run.step_us.*part.member; });
-  for (std::size_t p = 0; p < row.peak_memory_mb.size(); ++p)
-    row.peak_memory_mb[p] = median_of([&](const Run& run) { return run.peak_memory_mb.at(p); });
-  for (std::size_t d = 0; d < row.device_memory_mb.size(); ++d)
-    row.device_memory_mb[d] = median_of([&](const Run& run) { return run.device_memory_mb.at(d); });
-  for (std::size_t d = 0; d < row.moved_bytes_per_step.size(); ++d)
-    row.moved_bytes_per_step[d] = median_of([&](const Run& run) { return run.moved_bytes_per_step.at(d); });
+  for (const auto list : {&Run::peak_memory_mb, &Run::device_memory_mb, &Run::moved_bytes_per_step})
+    for (std::size_t i = 0; i < (row.*list).size(); ++i)
+      (row.*list)[i] = median_of([&](const Run& run) { return (run.*list).at(i); });
   return row;
 }
 
 std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {
-  const std::size_t both = std::min(a.size(), b.size());
-  for (std::size_t i = 0; i < both; ++i)
-    if (a[i] != b[i]) return static_cast<std::int64_t>(i);
-  if (both > 0 && a.size() != b.size()) return static_cast<std::int64_t>(both);
-  return std::nullopt;
+  const auto differing = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  const bool same = a.size() == b.size() && differing == std::ssize(a);
+  return a.empty() || b.empty() || same ? std::nullopt : std::optional<std::int64_t>(differing);
 }
 
 }  // namespace duet::cli

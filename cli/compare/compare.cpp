@@ -1,22 +1,18 @@
 // duet compare: the same network in all modes on several numbers of devices; table and report.
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/compare/cells.h"
 #include "cli/options/options.h"
-#include "cli/report/findings.h"
-#include "cli/report/page.h"
-#include "cli/report/table.h"
+#include "cli/report/report.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
-#include "cli/system/output.h"
 #include "cli/system/signals.h"
-#include "cli/train/find_images.h"
+#include "cli/train/setup.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -25,34 +21,25 @@
 namespace duet::cli {
 namespace {
 
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
-}
-
 std::string machine_line(const CompareOptions& options, const Machine& machine) {
-  int most = 1;
-  for (const int devices : options.devices) most = std::max(most, devices);
-  std::string gloo;
-  for (const Library& library : libraries())
-    if (library.name == "Gloo") gloo = library.present ? " · Gloo" : " · no Gloo";
-  std::string names;
+  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  const int physical = physical_devices(options.device, most);
+  std::string text = concat("duet ", DUET_VERSION, " · ", most, most > physical ? " logical" : "",
+                            most == 1 ? " device:" : " devices:");
+  for (const Device device : devices_for(options.device, most)) text += " " + device.str();
   if (options.device == DeviceKind::cuda) {
-    for (const Device device : devices_for(options.device, most)) names += " " + device.str();
-    const int gpus = physical_devices(options.device, most);
-    std::string text = concat("duet ", DUET_VERSION, " · ", most, most > gpus ? " logical" : "",
-                              most == 1 ? " device:" : " devices:", names, " on ", gpus, gpus == 1 ? " GPU" : " GPUs");
-    for (int i = 0; i < gpus; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
-    return concat(text, " · precision ", name(options.precision), " · ", backend(options.device).libraries(), gloo);
+    text += concat(" on ", physical, physical == 1 ? " GPU" : " GPUs");
+    for (int i = 0; i < physical; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
+    text += concat(" · precision ", name(options.precision));
+  } else {
+    text += concat(" (", machine.isa, ", ", options.threads_per_device,
+                   options.threads_per_device == 1 ? " thread each)" : " threads each)", " on ", machine.cores,
+                   machine.cores == 1 ? " core" : " cores");
   }
-  for (const Device device : first_devices(options.device, most)) names += " " + device.str();
-  return concat("duet ", DUET_VERSION, " · ", most, most == 1 ? " device:" : " devices:", names, " (", machine.isa,
-                ", ", options.threads_per_device, options.threads_per_device == 1 ? " thread each)" : " threads each)",
-                " on ", machine.cores, machine.cores == 1 ? " core" : " cores", " · ",
-                backend(DeviceKind::cpu).libraries(), gloo, machine.gpus.empty() ? " · no GPU" : "");
+  text += " · " + backend(options.device).libraries();
+  for (const Library& library : libraries())
+    if (library.name == "Gloo") text += library.present ? " · Gloo" : " · no Gloo";
+  return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
 }
 
 /// Where parameters differ from single's, runs both again with a fingerprint of every step.
@@ -69,27 +56,10 @@ void find_first_differences(Results& results, const std::vector<Cell>& cells, Ce
   }
 }
 
-Settings settings_of(const CompareOptions& options, const Images& images) {
-  Settings settings;
-  settings.batch = options.batch;
-  settings.epochs = options.epochs;
-  settings.lr = options.lr;
-  settings.optimizer = options.optimizer;
-  settings.momentum = options.momentum;
-  settings.weight_decay = options.weight_decay;
-  settings.seed = options.seed;
-  settings.precision = name(options.precision);
-  settings.data = images.name;
-  settings.train_images = images.train->size();
-  return settings;
-}
-
 void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
-  const Provenance provenance{
-      .command_line = command_line, .versions = libraries_line(), .date = utc_now(), .repeats = options.repeats};
-  write_output(options.out + "/index.html", to_html(results, provenance));
+  write_output(options.out + "/index.html", to_html(results, command_line, options.repeats));
 }
 
 void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
@@ -109,14 +79,14 @@ std::string outcome(const Run& run) {
 
 class Comparison {
  public:
-  Comparison(const CompareOptions& options, const Machine& machine, const Settings& settings)
+  Comparison(const CompareOptions& options, const Machine& machine, const Training& settings)
       : options_(options),
         style_(terminal_style(stderr, options.quiet)),
         line_(stderr, style_),
         cells_(cells_of(options, machine.cores)),
         repeats_(cells_.size()),
         runner_(options, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats),
-        results_{.duet = DUET_VERSION, .machine = machine, .settings = settings, .runs = {}, .model = {}} {}
+        results_{.machine = machine, .settings = settings, .runs = {}} {}
 
   /// Results of all cells, or, marked as partial, of those that had ended when a signal came.
   Results run() {
@@ -163,15 +133,15 @@ class Comparison {
 
 int compare(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
-  std::string why;
-  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_available(options.device);
   require_writable(options.out, 1 << 20);
   require_json_output(options.json);  // which may lie in that folder
   const Machine machine = this_machine();
-  Settings settings;
+  Training settings = options;
   {
     const Images images = find_images(options);
-    settings = settings_of(options, images);
+    settings.data = images.name;
+    settings.train_images = images.train->size();
     std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), printable(images.description).c_str());
     std::fflush(out);
   }

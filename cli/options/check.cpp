@@ -1,5 +1,7 @@
 // The rules that options must keep.
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -38,13 +40,8 @@ void check_devices(int devices, std::int64_t batch) {
 }  // namespace
 
 const char* name(Mode mode) {
-  switch (mode) {
-    case Mode::single: return "single";
-    case Mode::averaging: return "averaging";
-    case Mode::dp: return "dp";
-    case Mode::ddp: return "ddp";
-  }
-  return "?";
+  constexpr std::array kNames = {"single", "averaging", "dp", "ddp"};
+  return kNames.at(static_cast<std::size_t>(mode));
 }
 
 bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp; }

@@ -85,8 +85,8 @@ int count_of(const std::string& text) {
   if (const auto count = parse_number<int>(text)) return *count;
   require<UsageError>(text == "auto" || text == "gpu" || text == "cpu", "-n: unknown '", text,
                       "', expected a number, auto, gpu or cpu");
-  std::string why;
-  const bool gpus = text != "cpu" && kind_available(DeviceKind::cuda, why);
+  const std::string why = text == "cpu" ? "" : why_unavailable(DeviceKind::cuda);
+  const bool gpus = text != "cpu" && why.empty();
   require<DeviceError>(gpus || text != "gpu", "-n gpu: there is no GPU: ", why);
   return gpus ? backend(DeviceKind::cuda).device_count() : usable_cores();
 }

@@ -1,10 +1,14 @@
-#include "cli/report/page.h"
+// index.html, and the style of all pages.
+#include <cstddef>
+#include <ctime>
+#include <string>
+#include <vector>
 
-#include "cli/report/charts.h"
-#include "cli/report/findings.h"
+#include "cli/report/report.h"
 #include "cli/report/svg.h"
-#include "cli/report/table.h"
+#include "cli/system/machine.h"
 #include "cli/system/number_text.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
@@ -33,33 +37,31 @@ svg { width: 100%; height: auto; max-width: 760px; } svg text { font: 12px syste
 
 std::string mode_styles() {
   std::string out;
-  for (const char* m : {"single", "averaging", "dp", "ddp"}) {
-    const std::string mode = m;
-    out += ".stroke-" + mode + " { stroke: var(--" + mode + "); } .fill-" + mode + " { fill: var(--" + mode +
-           "); } svg text.ink-" + mode + " { fill: var(--" + mode + "); }\n";
-  }
-  for (const PartName& part : step_part_names())
-    out += std::string(".part-") + part.name + " { fill: var(--" + part.name + "); }\n";
+  for (const char* const mode : {"single", "averaging", "dp", "ddp"})
+    out += concat(".stroke-", mode, " { stroke: var(--", mode, "); } .fill-", mode, " { fill: var(--", mode,
+                  "); } svg text.ink-", mode, " { fill: var(--", mode, "); }\n");
+  for (const PartName& part : kStepParts) out += concat(".part-", part.name, " { fill: var(--", part.name, "); }\n");
   return out;
 }
 
 std::string html_table(const Results& results) {
+  const std::vector<std::string> columns = table_columns(results);
   std::string out = "<div class=\"wide\"><table>\n<tr>";
-  for (const std::string& column : table_columns(results)) out += "<th>" + escaped(column) + "</th>";
+  for (const std::string& column : columns) out += "<th>" + escaped(column) + "</th>";
   out += "</tr>\n";
   for (const Run& run : results.runs) {
-    const auto row = table_row(results, run);
+    const std::vector<std::string> row = table_row(results, run);
     out += "<tr>";
     for (std::size_t c = 0; c < row.size(); ++c) {
-      const bool last = c + 1 == table_columns(results).size();
-      out += last && row[c] == "yes"            ? "<td class=\"yes\">"
-             : last && row[c].starts_with("no") ? "<td class=\"no\">"
-                                                : "<td>";
-      out += escaped(row[c]) + "</td>";
+      const bool last = c + 1 == columns.size();
+      const char* css = last && row[c] == "yes"            ? " class=\"yes\""
+                        : last && row[c].starts_with("no") ? " class=\"no\""
+                                                           : "";
+      out += concat("<td", css, ">", escaped(row[c]), "</td>");
     }
     if (!run.ok)
-      out += "<td class=\"why\" colspan=\"" + std::to_string(table_columns(results).size() - row.size()) +
-             "\">failed: " + escaped(run.error) + "</td>";
+      out += concat("<td class=\"why\" colspan=\"", columns.size() - row.size(), "\">failed: ", escaped(run.error),
+                    "</td>");
     out += "</tr>\n";
   }
   return out + "</table></div>\n";
@@ -83,26 +85,34 @@ std::string sentences(const Results& results) {
   return out.empty() ? "" : "<ul>\n" + out + "</ul>\n";
 }
 
-std::string provenance_list(const Results& results, const Provenance& from) {
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+std::string provenance_list(const Results& results, const std::string& command_line, int repeats) {
   const Machine& machine = results.machine;
-  const Settings& settings = results.settings;
+  const Training& settings = results.settings;
   std::string gpus;
   for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
-  std::string hash;
-  if (const Run* single = find_run(results, "single", 1)) hash = single->parameters_sha256;
-  return "<dl>\n" + page_entry("command line", from.command_line) +
-         page_entry("machine", machine.cpu + ", " + std::to_string(machine.cores) + " cores, " + machine.isa + ", " +
-                                   fixed(machine.memory_gb, 1) + " GB, " + machine.kernel) +
-         page_entry("GPUs", gpus) + page_entry("versions", from.versions) + page_entry("date", from.date) +
-         page_entry("data", settings.data + ", " + grouped(settings.train_images) + " training images") +
-         page_entry("settings",
-                    "batch " + std::to_string(settings.batch) + " (global), epochs " + std::to_string(settings.epochs) +
-                        ", " + settings.optimizer + ", lr " + shortest(settings.lr) +
-                        (settings.optimizer == "sgd" ? ", momentum " + shortest(settings.momentum) : "") +
-                        (settings.weight_decay ? ", weight decay " + shortest(*settings.weight_decay) : "") +
-                        ", seed " + std::to_string(settings.seed) + ", " + settings.precision + ", repeats " +
-                        std::to_string(from.repeats)) +
-         page_entry("parameters of single, sha256", hash) + "</dl>\n";
+  std::string versions;
+  for (const Library& library : libraries())
+    if (library.present) versions += concat(versions.empty() ? "" : " · ", library.name, " ", library.version);
+  const Run* const single = find_run(results, "single", 1);
+  const std::string of_optimizer = (settings.optimizer == "sgd" ? ", momentum " + shortest(settings.momentum) : "") +
+                                   (settings.weight_decay ? ", weight decay " + shortest(*settings.weight_decay) : "");
+  return "<dl>\n" + page_entry("command line", command_line) +
+         page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.isa, ", ",
+                                      fixed(machine.memory_gb, 1), " GB, ", machine.kernel)) +
+         page_entry("GPUs", gpus) + page_entry("versions", versions) + page_entry("date", utc_now()) +
+         page_entry("data", concat(settings.data, ", ", grouped(settings.train_images), " training images")) +
+         page_entry("settings", concat("batch ", settings.batch, " (global), epochs ", settings.epochs, ", ",
+                                       settings.optimizer, ", lr ", shortest(settings.lr), of_optimizer, ", seed ",
+                                       settings.seed, ", ", name(settings.precision), ", repeats ", repeats)) +
+         page_entry("parameters of single, sha256", single ? single->parameters_sha256 : "") + "</dl>\n";
 }
 
 }  // namespace
@@ -125,14 +135,14 @@ std::string html_page(const std::string& title, const std::string& heading, cons
          "<footer>duet " DUET_VERSION "</footer>\n</body>\n</html>\n";
 }
 
-std::string to_html(const Results& results, const Provenance& provenance) {
+std::string to_html(const Results& results, const std::string& command_line, int repeats) {
   return html_page(
       "duet compare", headline(results),
       html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
           "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
           "median (min..max). waiting: share of a step in which compute waits for communication. memory: the "
           "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
-          gpu_note(results) + page_section("Findings", sentences(results), "") +
+          gpu_note(results) + page_section("Findings", sentences(results)) +
           page_section(
               "Time of an epoch against devices", epoch_chart(results),
               "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "
@@ -146,13 +156,13 @@ std::string to_html(const Results& results, const Provenance& provenance) {
               "One step, as it ran", step_chart(results),
               "The step of median time, from the trace that every run records. A block that lies in another one is a "
               "part of it. Ranks of one machine share the clock.") +
-          page_section("Memory of every process", memory_chart(results), "") +
+          page_section("Memory of every process", memory_chart(results)) +
           page_section("Memory of every device", device_memory_chart(results),
                        "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
           page_section("Training loss", loss_chart(results),
                        "Runs that learn the same bits lie on one line; averaging trains every rank on its own part of "
                        "the data.") +
-          page_section("What was run", provenance_list(results, provenance), ""));
+          page_section("What was run", provenance_list(results, command_line, repeats)));
 }
 
 }  // namespace duet::cli

@@ -1,22 +1,168 @@
 #include "cli/report/results.h"
 
 #include <algorithm>
+#include <iomanip>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "cli/system/number_text.h"
+#include "lib/error.h"
 
 namespace duet::cli {
+namespace {
 
-const std::vector<PartName>& step_part_names() {
-  static const std::vector<PartName> names = {
-      {"input", &StepParts::input},         {"scatter", &StepParts::scatter},
-      {"replicate", &StepParts::replicate}, {"forward", &StepParts::forward},
-      {"gather", &StepParts::gather},       {"loss", &StepParts::loss},
-      {"backward", &StepParts::backward},   {"communication", &StepParts::communication},
-      {"update", &StepParts::update}};
-  return names;
+using Json = nlohmann::ordered_json;
+
+/// Calls field(name, value) for every field of a run, in the order of results.csv. Other programs read these names:
+/// they do not change.
+template <class SomeRun, class Field>
+void each_field(SomeRun& run, const Field& field) {
+  field("mode", run.mode);
+  field("device", run.device);
+  field("devices", run.devices);
+  field("physical_devices", run.physical_devices);
+  field("precision", run.precision);
+  field("threads_per_device", run.threads_per_device);
+  field("ok", run.ok);
+  field("error", run.error);
+  field("startup_s", run.startup_s);
+  field("epoch_s", run.epoch_s);
+  field("samples_per_s", run.samples_per_s);
+  field("speedup", run.speedup);
+  field("efficiency", run.efficiency);
+  field("waiting_share", run.waiting_share);
+  field("communication_us", run.communication_us);
+  field("parameters_sha256", run.parameters_sha256);
+  field("first_differing_step", run.first_differing_step);
+  field("step_us", run.step_us);
+  field("median_step", run.median_step);
+  field("train_loss", run.train_loss);
+  field("test_accuracy", run.test_accuracy);
+  field("peak_memory_mb", run.peak_memory_mb);
+  field("device_memory_mb", run.device_memory_mb);
+  field("moved_bytes_per_step", run.moved_bytes_per_step);
+  field("graph", run.graph);
+  field("workers", run.workers);
+  field("backend", run.backend);
 }
 
-namespace {
+template <class T>
+Json json_of(const T& value) {
+  return value;
+}
+
+template <class T>
+Json json_of(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json json_of(const StepParts& parts) {
+  Json json;
+  for (const PartName& part : kStepParts) json[part.name] = parts.*part.member;
+  return json;
+}
+
+Json json_of(const std::vector<StepEvent>& events) {
+  Json json = Json::array();
+  for (const StepEvent& event : events)
+    json.push_back(
+        {{"lane", event.lane}, {"name", event.name}, {"begin_us", event.begin_us}, {"end_us", event.end_us}});
+  return json;
+}
+
+Json json_of(const Run& run) {
+  Json json;
+  each_field(run, [&](const char* name, const auto& value) { json[name] = json_of(value); });
+  return json;
+}
+
+std::string text_of(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+const Json& at(const Json& from, const char* field) {
+  require<DataError>(from.contains(field), "results: field '", field, "' is missing");
+  return from.at(field);
+}
+
+template <class T>
+void read(const Json& from, const char* field, T& value) {
+  const Json& item = at(from, field);
+  try {
+    value = item.get<T>();
+  } catch (const Json::exception& error) {
+    throw DataError(concat("results: field '", field, "' is ", item.dump(), ": ", error.what()));
+  }
+}
+
+template <class T>
+void read(const Json& from, const char* field, std::optional<T>& value) {
+  value.reset();
+  if (!at(from, field).is_null()) read(from, field, value.emplace());
+}
+
+/// Not-a-number and infinities are null in JSON.
+void read(const Json& from, const char* field, std::vector<double>& values) {
+  std::vector<Json> items;
+  read(from, field, items);
+  values.clear();
+  for (const Json& item : items) {
+    require<DataError>(item.is_null() || item.is_number(), "results: field '", field, "' holds ", item.dump());
+    values.push_back(item.is_null() ? std::numeric_limits<double>::quiet_NaN() : item.get<double>());
+  }
+}
+
+void read(const Json& from, const char* field, StepParts& parts) {
+  for (const PartName& part : kStepParts) read(at(from, field), part.name, parts.*part.member);
+}
+
+void read(const Json& from, const char* field, std::vector<StepEvent>& events) {
+  std::vector<Json> items;
+  read(from, field, items);
+  for (const Json& item : items) {
+    StepEvent& event = events.emplace_back();
+    read(item, "lane", event.lane);
+    read(item, "name", event.name);
+    read(item, "begin_us", event.begin_us);
+    read(item, "end_us", event.end_us);
+  }
+}
+
+template <class T>
+std::string csv_text(const T& value) {
+  if constexpr (std::is_same_v<T, bool>) return value ? "true" : "false";
+  if constexpr (std::is_same_v<T, double>) return shortest(value);
+  return concat(value);
+}
+
+template <class T>
+std::string csv_text(const std::optional<T>& value) {
+  return value ? csv_text(*value) : "";
+}
+
+std::string csv_text(const std::vector<double>& values) {
+  std::string out;
+  for (const double value : values) out += (out.empty() ? "" : " ") + shortest(value);
+  return out;
+}
+
+/// The values of a run, or the names of their columns.
+std::string csv_line(const Run& run, bool names) {
+  std::string line;
+  const auto add = [&](const std::string& name, const std::string& value) { line += (names ? name : value) + ","; };
+  each_field(run, [&](const std::string& name, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, StepParts>) {
+      for (const PartName& part : kStepParts) add(concat(part.name, "_us"), shortest(value.*part.member));
+    } else if constexpr (!std::is_same_v<Value, std::vector<StepEvent>>) {
+      const std::string text = csv_text(value);
+      add(name, name == "error" ? concat(std::quoted(text, '"', '"')) : text);
+    }
+  });
+  line.back() = '\n';
+  return line;
+}
 
 /// Threads per device of the usual rows: the fewest that any run has.
 int usual_threads(const Results& results) {
@@ -26,21 +172,57 @@ int usual_threads(const Results& results) {
   return threads;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return out + "\"";
+}  // namespace
+
+std::string to_json(const Run& run) { return text_of(json_of(run), -1); }
+
+Run run_from_json(const std::string& text) {
+  Run run;
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& error) {
+    throw DataError(concat("results: not JSON: ", error.what()));
+  }
+  each_field(run, [&](const char* name, auto& value) { read(json, name, value); });
+  return run;
 }
 
-std::string joined(const std::vector<double>& values) {
-  std::string out;
-  for (double value : values) out += (out.empty() ? "" : " ") + shortest(value);
+std::string to_json(const Results& results) {
+  const Machine& machine = results.machine;
+  const Training& settings = results.settings;
+  Json runs = Json::array();
+  for (const Run& run : results.runs) runs.push_back(json_of(run));
+  const Json out = {{"duet", DUET_VERSION},
+                    {"machine",
+                     {{"cpu", machine.cpu},
+                      {"cores", machine.cores},
+                      {"isa", machine.isa},
+                      {"gpus", machine.gpus},
+                      {"memory_gb", machine.memory_gb},
+                      {"kernel", machine.kernel}}},
+                    {"settings",
+                     {{"batch", settings.batch},
+                      {"epochs", settings.epochs},
+                      {"lr", settings.lr},
+                      {"optimizer", settings.optimizer},
+                      {"momentum", settings.momentum},
+                      {"weight_decay", json_of(settings.weight_decay)},
+                      {"seed", settings.seed},
+                      {"precision", name(settings.precision)},
+                      {"data", settings.data},
+                      {"train_images", settings.train_images}}},
+                    {"partial", results.partial},
+                    {"runs", runs},
+                    {"model", nullptr}};  // of costs over several batch sizes: not fitted
+  return text_of(out, 1);
+}
+
+std::string to_csv(const Results& results) {
+  std::string out = csv_line({}, true);
+  for (const Run& run : results.runs) out += csv_line(run, false);
   return out;
 }
-
-std::string optional_text(const std::optional<double>& value) { return value ? shortest(*value) : ""; }
-
-}  // namespace
 
 bool all_cores_row(const Results& results, const Run& run) {
   return run.mode == "single" && run.threads_per_device > usual_threads(results);
@@ -52,8 +234,8 @@ bool oversubscribed(const Results& results, const Run& run) {
 
 std::string sharing(const Run& run) {
   if (run.on_cpu() || run.devices <= run.physical_devices) return "";
-  return std::to_string(run.devices) + (run.mode == "dp" ? " logical devices on " : " ranks on ") +
-         std::to_string(run.physical_devices) + (run.physical_devices == 1 ? " GPU" : " GPUs");
+  return concat(run.devices, run.mode == "dp" ? " logical devices on " : " ranks on ", run.physical_devices,
+                run.physical_devices == 1 ? " GPU" : " GPUs");
 }
 
 const Run* find_run(const Results& results, const std::string& mode, int devices) {
@@ -72,30 +254,6 @@ void compare_with_single(Results& results) {
     run.speedup = run.samples_per_s / single->samples_per_s;
     if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
   }
-}
-
-std::string to_csv(const Results& results) {
-  std::string out =
-      "mode,device,devices,physical_devices,precision,threads_per_device,ok,error,startup_s,epoch_s,samples_per_s,"
-      "speedup,efficiency,waiting_"
-      "share,"
-      "communication_us,parameters_sha256,first_differing_step";
-  for (const PartName& part : step_part_names()) out += std::string(",") + part.name + "_us";
-  out += ",train_loss,test_accuracy,peak_memory_mb,device_memory_mb,moved_bytes_per_step,graph,workers,backend\n";
-  for (const Run& run : results.runs) {
-    out += run.mode + "," + run.device + "," + std::to_string(run.devices) + "," +
-           std::to_string(run.physical_devices) + "," + run.precision + "," + std::to_string(run.threads_per_device) +
-           "," + (run.ok ? "true" : "false") + "," + quoted(run.error) + "," + shortest(run.startup_s) + "," +
-           joined(run.epoch_s) + "," + shortest(run.samples_per_s) + "," + optional_text(run.speedup) + "," +
-           optional_text(run.efficiency) + "," + shortest(run.waiting_share) + "," + shortest(run.communication_us) +
-           "," + run.parameters_sha256 + "," +
-           (run.first_differing_step ? std::to_string(*run.first_differing_step) : "");
-    for (const PartName& part : step_part_names()) out += "," + shortest(run.step_us.*part.member);
-    out += "," + joined(run.train_loss) + "," + joined(run.test_accuracy) + "," + joined(run.peak_memory_mb) + "," +
-           joined(run.device_memory_mb) + "," + joined(run.moved_bytes_per_step) + "," +
-           (run.graph ? "true" : "false") + "," + run.workers + "," + run.backend + "\n";
-  }
-  return out;
 }
 
 }  // namespace duet::cli

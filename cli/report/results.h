@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options/options.h"
 #include "cli/system/machine.h"
 
 namespace duet::cli {
@@ -24,7 +25,12 @@ struct PartName {
   double StepParts::*member;
 };
 /// The nine parts in the order in which they occur.
-const std::vector<PartName>& step_part_names();
+inline constexpr PartName kStepParts[] = {
+    {"input", &StepParts::input},         {"scatter", &StepParts::scatter},
+    {"replicate", &StepParts::replicate}, {"forward", &StepParts::forward},
+    {"gather", &StepParts::gather},       {"loss", &StepParts::loss},
+    {"backward", &StepParts::backward},   {"communication", &StepParts::communication},
+    {"update", &StepParts::update}};
 
 /// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
 /// communication". An event that lies within another of its lane comes after it.
@@ -72,37 +78,16 @@ struct Run {
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
 };
 
-struct Settings {
-  std::int64_t batch = 128;
-  int epochs = 1;
-  double lr = 0.01;
-  std::string optimizer = "sgd";
-  double momentum = 0.5;               // of sgd
-  std::optional<double> weight_decay;  // none: the optimizer's own
-  std::uint64_t seed = 1234;
-  std::string precision = "fp32";
-  std::string data;
-  std::int64_t train_images = 0;
-};
-
-/// Cost of one step, fitted over several batch sizes.
-struct CostModel {
-  double fixed_us = 0, per_sample_us = 0, communication_us = 0, break_even_batch = 0;
-};
-
 struct Results {
-  std::string duet;  // version
   Machine machine;
-  Settings settings;
+  Training settings;  // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
-  std::optional<CostModel> model;  // null until it is fitted
-  bool partial = false;            // interrupted: runs of cells that had not ended are missing
+  bool partial = false;  // interrupted: runs of cells that had not ended are missing
 };
 
 /// results.json, and one run of it. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 std::string to_json(const Run& run);
-Results results_from_json(const std::string& text);
 Run run_from_json(const std::string& text);
 
 /// results.csv: one line per run; lists joined by spaces.

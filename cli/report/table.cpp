@@ -1,8 +1,11 @@
-#include "cli/report/table.h"
-
+// The table of a comparison, in the terminal.
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "cli/report/report.h"
 #include "cli/system/number_text.h"
 
 namespace duet::cli {
@@ -10,12 +13,11 @@ namespace {
 
 constexpr const char* kNothing = "-";
 
-std::string spread(const std::vector<double>& values, std::string (*format)(double)) {
+std::string epoch_text(const std::vector<double>& values) {
   if (values.empty()) return kNothing;
-  const auto [low, high] = std::minmax_element(values.begin(), values.end());
-  std::string text = format(median(values)) + " s";
-  if (values.size() > 1 && format(*low) != format(*high)) text += " (" + format(*low) + ".." + format(*high) + ")";
-  return text;
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const std::string low = seconds(*least), high = seconds(*most);
+  return seconds(median(values)) + " s" + (low == high ? "" : " (" + low + ".." + high + ")");
 }
 
 std::string percent(double share, int digits) { return fixed(100 * share, digits) + " %"; }
@@ -38,20 +40,12 @@ bool close_losses(const Run& a, const Run& b) {
   return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
 }
 
-std::string pad(const std::string& text, std::size_t to, bool left) {
-  const std::string space(to - std::min(to, width(text)), ' ');
-  return left ? text + space : space + text;
-}
-
 /// Whether ranks of ddp were run over more than one backend.
 bool several_backends(const Results& results) {
-  const Run* first = nullptr;
-  for (const Run& run : results.runs) {
-    if (run.mode != "ddp" || run.backend.empty()) continue;
-    if (!first) first = &run;
-    if (run.backend != first->backend) return true;
-  }
-  return false;
+  std::set<std::string> backends;
+  for (const Run& run : results.runs)
+    if (run.mode == "ddp" && !run.backend.empty()) backends.insert(run.backend);
+  return backends.size() > 1;
 }
 
 }  // namespace
@@ -85,7 +79,7 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
   const bool over = oversubscribed(results, run);
   const double memory =
       run.peak_memory_mb.empty() ? 0 : *std::max_element(run.peak_memory_mb.begin(), run.peak_memory_mb.end());
-  row.insert(row.end(), {seconds(run.startup_s) + " s", spread(run.epoch_s, seconds),
+  row.insert(row.end(), {seconds(run.startup_s) + " s", epoch_text(run.epoch_s),
                          run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
                          run.speedup ? fixed(*run.speedup, 2) + "x" : kNothing,
                          !sharing(run).empty() ? sharing(run)
@@ -112,10 +106,12 @@ std::string table(const Results& results, TerminalStyle style) {
   for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string line;
     for (std::size_t c = 0; c < rows[r].size(); ++c) {
-      std::string cell = pad(rows[r][c], c + 1 == widths.size() ? 0 : widths[c], c == 0 || c + 1 == widths.size());
+      const std::string& text = rows[r][c];
+      const bool last = c + 1 == widths.size();
+      std::string cell = last ? text : c == 0 ? flush_left(text, widths[c]) : flush_right(text, widths[c]);
       if (r == 0) cell = bold(cell, style);
-      if (c + 1 == widths.size() && rows[r][c] == "yes") cell = green(cell, style);
-      if (c + 1 == widths.size() && rows[r][c].starts_with("no")) cell = red(cell, style);
+      if (last && text == "yes") cell = green(cell, style);
+      if (last && text.starts_with("no")) cell = red(cell, style);
       line += (c == 0 ? " " : "  ") + cell;
     }
     if (r > 0 && !results.runs[r - 1].ok) line += "  " + red("failed: " + results.runs[r - 1].error, style);

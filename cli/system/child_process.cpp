@@ -54,8 +54,11 @@ int wait_for(pid_t child, const std::function<void()>& poll) {
   }
 }
 
-ChildEnd run(const std::string& file, const char* shown_as, const std::vector<std::string>& arguments,
-             const std::string& log, const std::function<void()>& poll) {
+}  // namespace
+
+ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
+                     const std::function<void()>& poll) {
+  const char* const shown_as = file == kThisProgram ? "duet" : file.c_str();
   std::vector<char*> argv = {const_cast<char*>(shown_as)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -90,18 +93,6 @@ ChildEnd run(const std::string& file, const char* shown_as, const std::vector<st
   if (end.reason.empty() && WEXITSTATUS(status) == kNotStarted) end.reason = concat("cannot start ", file);
   if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), ", no output");
   return end;
-}
-
-}  // namespace
-
-ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
-                     const std::function<void()>& poll) {
-  return run(file, file.c_str(), arguments, log, poll);
-}
-
-ChildEnd run_self(const std::vector<std::string>& arguments, const std::string& log,
-                  const std::function<void()>& poll) {
-  return run("/proc/self/exe", "duet", arguments, log, poll);
 }
 
 }  // namespace duet::cli

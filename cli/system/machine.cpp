@@ -3,14 +3,10 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
-#include <CLI/Version.hpp>
 #include <algorithm>
-#include <boost/version.hpp>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/system/number_text.h"
 #include "ddp/nccl/load.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda_module.h"
@@ -33,11 +29,6 @@ std::string proc_value(const char* file, const std::string& key) {
   return "";
 }
 
-std::string isa() {
-  const std::string text = backend(DeviceKind::cpu).describe({});
-  return text.substr(0, text.find(','));
-}
-
 int count_of(DeviceKind kind) {
   const int count = backend(kind).device_count();
   require<DeviceError>(count > 0, "there is no device of kind ", duet::name(kind));
@@ -51,32 +42,31 @@ Machine this_machine() {
   machine.cpu = proc_value("/proc/cpuinfo", "model name");
   if (machine.cpu.empty()) machine.cpu = "unknown CPU";
   machine.cores = usable_cores();
-  machine.isa = isa();
+  const std::string kernels = backend(DeviceKind::cpu).describe({});  // "AVX-512, 1 thread"
+  machine.isa = kernels.substr(0, kernels.find(','));
   const std::string memory = proc_value("/proc/meminfo", "MemTotal");  // "16318480 kB"
   machine.memory_gb = parse_number<double>(memory.substr(0, memory.find(' '))).value_or(0) * 1024 / 1e9;
   utsname kernel{};
   if (uname(&kernel) == 0) machine.kernel = std::string(kernel.sysname) + " " + kernel.release;
-  std::string why;
-  if (kind_available(DeviceKind::cuda, why)) {
-    Backend& cuda = backend(DeviceKind::cuda);
-    for (int i = 0; i < cuda.device_count(); ++i) machine.gpus.push_back(cuda.describe({DeviceKind::cuda, i}));
-  }
+  if (!why_unavailable(DeviceKind::cuda).empty()) return machine;
+  Backend& cuda = backend(DeviceKind::cuda);
+  for (int i = 0; i < cuda.device_count(); ++i) machine.gpus.push_back(cuda.describe({DeviceKind::cuda, i}));
   return machine;
 }
 
 std::vector<Gpu> all_gpus() {
   std::vector<Gpu> gpus;
-  std::string why;
-  if (!kind_available(DeviceKind::cuda, why)) return gpus;
+  if (!why_unavailable(DeviceKind::cuda).empty()) return gpus;
   Backend& cuda = backend(DeviceKind::cuda);
-  for (const Device device : first_devices(DeviceKind::cuda, cuda.device_count())) {
+  const std::vector<Device> devices = first_devices(DeviceKind::cuda, cuda.device_count());
+  for (const Device device : devices) {
     const DeviceUse use = cuda.use(device);
     Gpu gpu{.device = device,
             .name = cuda.describe(device),
             .memory_mb = static_cast<double>(use.total) / 1e6,
             .free_mb = static_cast<double>(use.free) / 1e6,
             .direct = {}};
-    for (const Device other : first_devices(DeviceKind::cuda, cuda.device_count()))
+    for (const Device other : devices)
       if (other != device && cuda.copies_directly(device, other)) gpu.direct.push_back(other);
     gpus.push_back(gpu);
   }
@@ -119,56 +109,39 @@ std::string kind_title(DeviceKind kind) {
 
 std::vector<Library> libraries() {
   std::vector<Library> list;
-  const std::string kernels = backend(DeviceKind::cpu).libraries();
-  const auto space = kernels.find(' ');
-  list.push_back({kernels.substr(0, space), space == std::string::npos ? "" : kernels.substr(space + 1)});
-  std::istringstream built(DUET_BUILT_WITH);  // "zlib 1.2.13;libcurl -;...": from Meson, "-" where it was not found
-  for (std::string item; std::getline(built, item, ';');) {
-    const auto gap = item.find(' ');
-    const std::string version = item.substr(gap + 1);
-    list.push_back({item.substr(0, gap), version == "-" ? "not built in" : version, version != "-"});
-  }
-  std::string boost = BOOST_LIB_VERSION;
-  for (char& c : boost)
-    if (c == '_') c = '.';
-  list.push_back({"Boost", boost});
-  list.push_back({"CLI11", CLI11_VERSION});
-  list.push_back({"nlohmann_json", concat(NLOHMANN_JSON_VERSION_MAJOR, ".", NLOHMANN_JSON_VERSION_MINOR, ".",
-                                          NLOHMANN_JSON_VERSION_PATCH)});
-  std::string why;
-  if (!kind_available(DeviceKind::cuda, why)) {
+  /// Adds "NAME VERSION", or an item that was not built in: "NAME -".
+  const auto add = [&](const std::string& item) {
+    const std::size_t name = std::min(item.find(' '), item.size());
+    const std::string version = item.substr(std::min(name + 1, item.size()));
+    list.push_back({item.substr(0, name), version == "-" ? "not built in" : version, version != "-"});
+  };
+  add(backend(DeviceKind::cpu).libraries());
+  std::istringstream built(DUET_BUILT_WITH);  // "zlib 1.2.13;libcurl 7.88.1;...", by Meson
+  for (std::string item; std::getline(built, item, ';');) add(item);
+  if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) {
     list.push_back({"CUDA", why, false});
     return list;
   }
   std::string cuda = backend(DeviceKind::cuda).libraries();  // "CUDA 13.0 (driver 13.0), cuDNN 9.19.0, cuBLAS 13.1"
-  for (std::size_t end = 0; !cuda.empty(); cuda.erase(0, end)) {
+  for (std::size_t end = 0; !cuda.empty(); cuda.erase(0, end + 2)) {
     end = std::min(cuda.find(", "), cuda.size());
-    const std::string item = cuda.substr(0, end);
-    list.push_back({item.substr(0, item.find(' ')), item.substr(item.find(' ') + 1)});
-    end = std::min(end + 2, cuda.size());
+    add(cuda.substr(0, end));
   }
   return list;
 }
 
-std::string libraries_line() {
-  std::string out;
-  for (const Library& library : libraries())
-    if (library.present) out += (out.empty() ? "" : " · ") + library.name + " " + library.version;
-  return out;
+std::string why_unavailable(DeviceKind kind) {
+  if (kind == DeviceKind::cuda && !why_no_cuda().empty()) return why_no_cuda();
+  try {
+    return backend(kind).device_count() > 0 ? "" : "no device found";
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
-bool kind_available(DeviceKind kind, std::string& why) {
-  if (kind == DeviceKind::cuda && !why_no_cuda().empty()) {
-    why = why_no_cuda();
-    return false;
-  }
-  try {
-    if (backend(kind).device_count() > 0) return true;
-    why = "no device found";
-  } catch (const Error& error) {
-    why = error.what();
-  }
-  return false;
+void require_available(DeviceKind kind) {
+  const std::string why = why_unavailable(kind);
+  require<DeviceError>(why.empty(), "--device ", duet::name(kind), ": ", why);
 }
 
 double peak_memory_mb() {

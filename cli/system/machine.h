@@ -52,11 +52,11 @@ struct Library {
   bool present = true;
 };
 std::vector<Library> libraries();
-/// "oneDNN 2.6.3 · zlib 1.2.13 · ...", what is present only.
-std::string libraries_line();
 
-/// True when devices of this kind can be used; otherwise `why` says why not.
-bool kind_available(DeviceKind kind, std::string& why);
+/// Why no device of this kind can be used; empty where one can.
+std::string why_unavailable(DeviceKind kind);
+/// Throws DeviceError that says so of --device.
+void require_available(DeviceKind kind);
 
 /// Peak resident memory of this process, in megabytes (1e6 bytes).
 double peak_memory_mb();

@@ -33,8 +33,7 @@ std::string listed(const std::vector<std::string>& items, const char* last) {
 }
 
 std::string python_float(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  if (!std::isfinite(value)) return fixed(value, 0);
   const double size = std::fabs(value);
   const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
   char text[64];
@@ -48,6 +47,14 @@ std::string python_float(double value) {
 std::size_t width(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+std::string flush_left(const std::string& text, std::size_t column) {
+  return text + std::string(column - std::min(column, width(text)), ' ');
+}
+
+std::string flush_right(const std::string& text, std::size_t column) {
+  return std::string(column - std::min(column, width(text)), ' ') + text;
 }
 
 double median(std::vector<double> values) {

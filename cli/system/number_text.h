@@ -1,7 +1,7 @@
 // Numbers and lists as text for display, independent of the locale.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -24,6 +24,9 @@ std::string listed(const std::vector<std::string>& items, const char* last = "an
 std::string python_float(double value);
 /// Number of characters (code points) of UTF-8 text, for columns.
 std::size_t width(const std::string& text);
+/// Text at one side of a column of so many characters; longer text stays whole.
+std::string flush_left(const std::string& text, std::size_t column);
+std::string flush_right(const std::string& text, std::size_t column);
 
 /// Median (mean of the middle two); 0 for an empty list.
 double median(std::vector<double> values);

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "lib/monotonic.h"
 
@@ -32,26 +31,25 @@ void explain(int) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
 }
 
+/// A second signal, or a repeated access, finds the default action.
+void handle_once(int signal, void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  sigemptyset(&action.sa_mask);
+  sigaction(signal, &action, nullptr);
+}
+
 }  // namespace
 
 void note_signals() {
-  struct sigaction action {};
-  action.sa_handler = note;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  handle_once(SIGINT, note);
+  handle_once(SIGTERM, note);
 }
 
 int noted_signal() { return noted; }
 
-void explain_bus_errors() {
-  struct sigaction action {};
-  action.sa_handler = explain;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGBUS, &action, nullptr);
-}
+void explain_bus_errors() { handle_once(SIGBUS, explain); }
 
 CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
     : rank_(rank), size_(size), sum_(std::move(sum)) {}

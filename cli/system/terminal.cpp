@@ -12,6 +12,7 @@
 
 #include "cli/system/number_text.h"
 #include "lib/monotonic.h"
+#include "lib/error.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {
@@ -20,7 +21,7 @@ namespace {
 constexpr int kBarWidth = 20;
 
 std::string painted(const std::string& text, const char* code, TerminalStyle style) {
-  return style.colour ? std::string("\x1b[") + code + "m" + text + "\x1b[0m" : text;
+  return style.colour ? concat("\x1b[", code, "m", text, "\x1b[0m") : text;
 }
 
 }  // namespace
@@ -40,9 +41,8 @@ std::string green(const std::string& text, TerminalStyle style) { return painted
 std::string red(const std::string& text, TerminalStyle style) { return painted(text, "31", style); }
 
 std::string to_line(const Progress& p) {
-  return "progress " + std::to_string(p.epoch) + " " + std::to_string(p.epochs) + " " + std::to_string(p.step) + " " +
-         std::to_string(p.steps) + " " + fixed(p.loss, 6) + " " + fixed(p.samples_per_s, 1) + " " + fixed(p.left_s, 1) +
-         "\n";
+  return concat("progress ", p.epoch, " ", p.epochs, " ", p.step, " ", p.steps, " ", fixed(p.loss, 6), " ",
+                fixed(p.samples_per_s, 1), " ", fixed(p.left_s, 1), "\n");
 }
 
 bool from_line(const std::string& line, Progress& progress) {
@@ -63,11 +63,10 @@ std::string progress_text(const std::string& what, const Progress& p) {
   const int full = std::clamp(static_cast<int>(share * kBarWidth + 0.5), 0, kBarWidth);
   std::string bar;
   for (int i = 0; i < kBarWidth; ++i) bar += i < full ? "█" : " ";
-  std::string text = " " + what + " ▕" + bar + "▏ epoch " + std::to_string(p.epoch) + "/" + std::to_string(p.epochs) +
-                     "  " + std::to_string(p.step) + "/" + std::to_string(p.steps) + "  loss " + fixed(p.loss, 3);
-  if (p.samples_per_s > 0)
-    text += "  " + fixed(p.samples_per_s / 1000, 1) + "k samples/s  ETA " + fixed(std::ceil(p.left_s), 0) + " s";
-  return text;
+  const std::string text = concat(" ", what, " ▕", bar, "▏ epoch ", p.epoch, "/", p.epochs, "  ", p.step, "/", p.steps,
+                                  "  loss ", fixed(p.loss, 3));
+  if (!(p.samples_per_s > 0)) return text;
+  return concat(text, "  ", fixed(p.samples_per_s / 1000, 1), "k samples/s  ETA ", fixed(std::ceil(p.left_s), 0), " s");
 }
 
 void ProgressLine::show(const std::string& what, const Progress& progress) {

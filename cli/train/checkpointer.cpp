@@ -2,11 +2,12 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "cli/system/number_text.h"
-#include "cli/train/setup.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -41,22 +42,6 @@ void require_same(const LoadedCheckpoint& loaded, const std::string& key, const 
                      ", this run has ", value);
 }
 
-void require_same_run(const LoadedCheckpoint& loaded, const TrainOptions& options) {
-  require<DataError>(loaded.checkpoint.arch == arch_of(options.model), loaded.path, " is of the model \"",
-                     loaded.checkpoint.arch, "\", expected \"", arch_of(options.model), "\"");
-  for (const auto& [key, value] : settings_of(options)) require_same(loaded, key, value);
-}
-
-/// For --resume only: a restarted job may have failed after its last checkpoint, with nothing left to do.
-void require_epochs_left(const LoadedCheckpoint& loaded, const TrainOptions& options) {
-  require<UsageError>(loaded.checkpoint.epoch < options.epochs, loaded.path, " has finished ", loaded.checkpoint.epoch,
-                      " epochs, --epochs is ", options.epochs, ": nothing left to do");
-}
-
-void require_generator(const TrainOptions& options) {
-  require<UsageError>(options.resume.empty() || !options.compat_torch, "--resume with --compat torch: ", kNoGenerator);
-}
-
 /// Where checkpoints are written: a run that goes on in a folder also leaves its own there.
 std::string checkpoint_folder(const TrainOptions& options) {
   std::error_code ignored;
@@ -64,18 +49,43 @@ std::string checkpoint_folder(const TrainOptions& options) {
   return std::filesystem::is_directory(options.resume, ignored) ? options.resume : "";
 }
 
-/// This job's own checkpoint, after a restart by the launcher. The name of the run is kept across restarts, so a
-/// checkpoint of another run is never taken.
-std::optional<LoadedCheckpoint> own_checkpoint(const TrainOptions& options, const std::string& folder,
-                                               const std::string& arch, const NamedTensors& model) {
+/// A checkpoint to go on from.
+struct Found {
+  LoadedCheckpoint loaded;
+  bool restarted = false;  // it is this job's own, after a restart by the launcher
+};
+
+/// After a restart by the launcher this job's own checkpoint, else that of --resume, else none. The name of the run is
+/// kept across restarts, so a checkpoint of another run is never taken.
+std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
+  const std::string arch = arch_of(options.model), folder = checkpoint_folder(options);
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
-  if (folder.empty() || restarts.empty() || restarts == "0") return {};
-  if (run.empty() || run == kNoRunId || !holds_checkpoint(folder)) return {};
-  LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
-  const auto writer = loaded.checkpoint.settings.find(kRun);
-  if (writer == loaded.checkpoint.settings.end() || writer->second != run) return {};
-  require<UsageError>(!options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
-  return loaded;
+  std::optional<Found> found;
+  const bool restarted = !restarts.empty() && restarts != "0" && !run.empty() && run != kNoRunId;
+  if (restarted && !folder.empty() && holds_checkpoint(folder)) {
+    LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
+    const auto writer = loaded.checkpoint.settings.find(kRun);
+    if (writer != loaded.checkpoint.settings.end() && writer->second == run) found = Found{std::move(loaded), true};
+    require<UsageError>(!found || !options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
+  }
+  if (!found && !options.resume.empty()) found = Found{load_checkpoint(options.resume, arch, model)};
+  if (!found) return found;
+  const Checkpoint& checkpoint = found->loaded.checkpoint;
+  require<DataError>(checkpoint.arch == arch, found->loaded.path, " is of the model \"", checkpoint.arch,
+                     "\", expected \"", arch, "\"");
+  for (const auto& [key, value] : settings_of(options)) require_same(found->loaded, key, value);
+  return found;
+}
+
+/// For --resume only: a restarted job may have failed after its last checkpoint, with nothing left to do.
+void require_epochs_left(const Found& found, const TrainOptions& options) {
+  const std::int64_t finished = found.loaded.checkpoint.epoch;
+  require<UsageError>(found.restarted || finished < options.epochs, found.loaded.path, " has finished ", finished,
+                      " epochs, --epochs is ", options.epochs, ": nothing left to do");
+}
+
+void require_generator(const TrainOptions& options) {
+  require<UsageError>(options.resume.empty() || !options.compat_torch, "--resume with --compat torch: ", kNoGenerator);
 }
 
 }  // namespace
@@ -84,18 +94,11 @@ void require_resumable(const TrainOptions& options) {
   require_generator(options);
   const std::string folder = checkpoint_folder(options);
   if (options.resume.empty() && folder.empty()) return;
-  const Network network = make_network(options.model, options.seed);
-  const NamedTensors model = network.model->state_dict();
-  std::int64_t step = 0;
-  std::optional<LoadedCheckpoint> own = own_checkpoint(options, folder, network.arch, model);
-  if (own || !options.resume.empty()) {
-    const bool restarted = own.has_value();
-    const LoadedCheckpoint loaded = restarted ? std::move(*own) : load_checkpoint(options.resume, network.arch, model);
-    require_same_run(loaded, options);
-    if (!restarted) require_epochs_left(loaded, options);
-    step = loaded.checkpoint.step;
-  }
-  if (!folder.empty()) prepare_checkpoint_folder(folder, step, model);
+  const std::unique_ptr<nn::Module> network = make_network(options.model, options.seed);
+  const NamedTensors model = network->state_dict();
+  const std::optional<Found> found = find_checkpoint(options, model);
+  if (found) require_epochs_left(*found, options);
+  if (!folder.empty()) prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model);
 }
 
 Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
@@ -107,41 +110,31 @@ Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, std::int64
   require_generator(options);
 }
 
-std::int64_t Checkpointer::total_steps(const Position& position) const {
-  return position.epoch * setup_.loader->steps() + position.step;
-}
-
 void Checkpointer::say_position(const std::string& path, bool restarted, const Position& position) const {
-  if (restarted) {
-    std::printf("restart %s: goes on from %s\n", variable(kRestarts).c_str(), printable(path).c_str());
-    return;
-  }
-  const std::string after =
-      position.step > 0 ? concat(" after step ", position.step, " of ", setup_.loader->steps()) : "";
-  std::printf("resumed from %s, epoch %lld%s\n", printable(path).c_str(), static_cast<long long>(position.epoch + 1),
-              after.c_str());
+  std::string text = restarted ? concat("restart ", variable(kRestarts), ": goes on from ", printable(path))
+                               : concat("resumed from ", printable(path), ", epoch ", position.epoch + 1);
+  if (!restarted && position.step > 0) text += concat(" after step ", position.step, " of ", setup_.loader->steps());
+  std::puts(text.c_str());
 }
 
 Position Checkpointer::resume() {
   Position position;
   const NamedTensors model = setup_.model().state_dict();
-  std::optional<LoadedCheckpoint> own = own_checkpoint(options_, folder_, setup_.network.arch, model);
-  if (own || !options_.resume.empty()) {
-    LoadedCheckpoint loaded = own ? std::move(*own) : load_checkpoint(options_.resume, setup_.network.arch, model);
+  if (std::optional<Found> found = find_checkpoint(options_, model)) {
+    LoadedCheckpoint& loaded = found->loaded;
     if (leader_)
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
-    require_same_run(loaded, options_);
     require_same(loaded, kTrainImages, std::to_string(train_images_));
     const std::int64_t steps = setup_.loader->steps();
     position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
                        " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
-    if (!own) require_epochs_left(loaded, options_);
-    if (leader_) say_position(loaded.path, own.has_value(), position);
+    require_epochs_left(*found, options_);
+    if (leader_) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
-    restore(loaded, setup_.network.arch, model);
+    restore(loaded, arch_of(options_.model), model);
     setup_.optimizer->load_state(optimizer);
     setup_.loader->start_at(position.epoch, position.step);
   }
@@ -159,7 +152,7 @@ void Checkpointer::save(const Position& position, double accuracy) {
   save_checkpoint(folder_,
                   {.epoch = position.epoch,
                    .step = total_steps(position),
-                   .arch = setup_.network.arch,
+                   .arch = arch_of(options_.model),
                    .best_acc1 = best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),

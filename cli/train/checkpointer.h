@@ -2,11 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "cli/train/setup.h"
-#include "lib/io/checkpoint.h"
 
 namespace duet::cli {
 
@@ -33,7 +31,9 @@ class Checkpointer {
   /// is that of the last finished epoch.
   void save(const Position& position, double accuracy);
   /// Of the whole run.
-  std::int64_t total_steps(const Position& position) const;
+  std::int64_t total_steps(const Position& position) const {
+    return position.epoch * setup_.loader->steps() + position.step;
+  }
 
  private:
   void say_position(const std::string& path, bool restarted, const Position& position) const;

@@ -37,11 +37,7 @@ ProgressReporter::ProgressReporter(const TrainOptions& options, bool leader)
       line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}),
       relayed_(leader && options.progress.empty() && std::getenv(kRelayed) != nullptr) {
   if (leader && !options.progress.empty())
-    file_ = ::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-}
-
-ProgressReporter::~ProgressReporter() {
-  if (file_ >= 0) ::close(file_);
+    file_ = ddp::Descriptor(::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
 }
 
 void ProgressReporter::report(const StepClock& clock, int epoch, int epochs) {
@@ -49,11 +45,11 @@ void ProgressReporter::report(const StepClock& clock, int epoch, int epochs) {
   if (now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   const Progress progress = progress_of(clock, epoch, epochs);
-  if (file_ >= 0) {
+  if (file_.open()) {
     std::string text = to_line(progress);
     text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));
     // Progress is best effort: a full disk must not end the training.
-    [[maybe_unused]] const ssize_t written = ::pwrite(file_, text.data(), text.size(), 0);
+    [[maybe_unused]] const ssize_t written = ::pwrite(file_.get(), text.data(), text.size(), 0);
   }
   if (relayed_) ddp::write_all(STDERR_FILENO, to_line(progress));
   line_.show(title_, progress);

@@ -7,9 +7,10 @@
 
 #include "cli/options/options.h"
 #include "cli/system/terminal.h"
-#include "cli/train/step_clock.h"
+#include "cli/train/training_loop.h"
 #include "ddp/launch/launch.h"
 #include "lib/monotonic.h"
+#include "lib/base/descriptor.h"
 
 namespace duet::cli {
 
@@ -19,9 +20,6 @@ class ProgressReporter {
  public:
   /// Only rank 0, the leader, reports.
   ProgressReporter(const TrainOptions& options, bool leader);
-  ~ProgressReporter();
-  ProgressReporter(const ProgressReporter&) = delete;
-  ProgressReporter& operator=(const ProgressReporter&) = delete;
 
   void report(const StepClock& clock, int epoch, int epochs);
   /// Removes the progress line, so that other output can follow.
@@ -30,7 +28,7 @@ class ProgressReporter {
  private:
   std::string title_;
   ProgressLine line_;
-  int file_ = -1;
+  ddp::Descriptor file_;
   bool relayed_ = false;
   Clock::time_point last_{};
 };

@@ -1,19 +1,20 @@
 #include "cli/train/setup.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <cstdio>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
+#include "cli/system/number_text.h"
+#include "cli/system/terminal.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/tutorial/average_gradients.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/base/sha256.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/data/partitioner.h"
+#include "lib/data/resident_images.h"
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
@@ -27,15 +28,29 @@
 namespace duet::cli {
 namespace {
 
+/// "fetching train-images-idx3-ubyte.gz  4,816,896 of 9,912,422 bytes", rewritten.
+void show_download(const std::string& file, std::uint64_t done, std::uint64_t total) {
+  const std::string all = total > 0 ? " of " + grouped(static_cast<std::int64_t>(total)) : "";
+  std::fprintf(stderr, "\r\x1b[Kfetching %s  %s%s bytes", file.c_str(),
+               grouped(static_cast<std::int64_t>(done)).c_str(), all.c_str());
+  if (total > 0 && done == total) std::fputs("\r\x1b[K", stderr);
+}
+
+std::shared_ptr<const data::Dataset> on_device(data::ImageDataset set, Device device) {
+  if (device.kind == DeviceKind::cpu) return std::make_shared<data::ImageDataset>(std::move(set));
+  return std::make_shared<data::ResidentImages>(set, device);
+}
+
 /// This process's rank and world size.
 struct Place {
   int rank = 0, size = 1;
 };
 
-/// PyTorch's DataLoader(shuffle=True), with its draws.
-std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_t batch, Mt19937& generator) {
-  return std::unique_ptr<data::Loader>(
-      new data::Loader(samplers::data_loader(set, {.batch_size = batch, .shuffle = true, .generator = &generator})));
+/// PyTorch's DataLoader; its draws, where `generator` is given, are PyTorch's too.
+std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_t batch,
+                                           std::unique_ptr<data::Sampler> order, Mt19937* generator) {
+  return std::unique_ptr<data::Loader>(new data::Loader(
+      samplers::data_loader(set, {.batch_size = batch, .sampler = std::move(order), .generator = generator})));
 }
 
 /// The same global batches in every mode: rank r reads its run of consecutive rows of each.
@@ -50,17 +65,6 @@ std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const Tra
       data::LoaderOptions{.deferred = deferred});
 }
 
-/// PyTorch's DistributedSampler under a DataLoader. A rank's batch is stamped as a whole one of its own, so that its
-/// loss is divided by its own rows, as PyTorch's, and GradientRule::torch divides by the number of ranks.
-std::unique_ptr<data::Loader> strided_loader(const data::Dataset& set, const TrainOptions& options, Place place,
-                                             Mt19937& generator) {
-  auto order = std::make_unique<samplers::DistributedSampler>(
-      set.size(), samplers::DistributedOptions{.world_size = place.size, .rank = place.rank, .seed = options.seed});
-  samplers::BatchOptions batches{.batch_size = options.batch / place.size};
-  return std::make_unique<data::Loader>(set, std::make_unique<samplers::Batches>(std::move(order), batches),
-                                        data::LoaderOptions{.generator = &generator});
-}
-
 /// The tutorial's split: every rank shuffles its own part, and all ranks have the same seed.
 void read_own_part(Setup& setup, const TrainOptions& options, const data::Dataset& train, Place place) {
   data::PartitionOptions partition{.seed = options.seed};
@@ -70,14 +74,21 @@ void read_own_part(Setup& setup, const TrainOptions& options, const data::Datase
                  .at(static_cast<std::size_t>(place.rank)));
   require<DataError>(setup.part->size() > 0, train.size(), " training images leave rank ", place.rank, " of ",
                      place.size, " without any");
-  const std::int64_t batch = options.batch / place.size;
-  if (setup.generator) {
-    setup.loader = torch_loader(*setup.part, batch, *setup.generator);
-    return;
-  }
-  auto order = std::make_unique<samplers::RandomSampler>(setup.part->size(), options.seed);
-  setup.loader = std::make_unique<data::Loader>(
-      *setup.part, std::make_unique<samplers::Batches>(std::move(order), samplers::BatchOptions{.batch_size = batch}));
+  auto order = setup.generator ? std::make_unique<samplers::RandomSampler>(setup.part->size(), *setup.generator)
+                               : std::make_unique<samplers::RandomSampler>(setup.part->size(), options.seed);
+  setup.loader = torch_loader(*setup.part, options.batch / place.size, std::move(order), setup.generator.get());
+}
+
+/// PyTorch's own order and draws. A rank's batch is stamped as a whole one of its own, so that its loss is divided by
+/// its own rows, as PyTorch's, and GradientRule::torch divides by the number of ranks.
+void read_as_torch(Setup& setup, const TrainOptions& options, const data::Dataset& train, Place place) {
+  std::unique_ptr<data::Sampler> order;
+  if (options.mode == Mode::ddp)
+    order = std::make_unique<samplers::DistributedSampler>(
+        train.size(), samplers::DistributedOptions{.world_size = place.size, .rank = place.rank, .seed = options.seed});
+  else
+    order = std::make_unique<samplers::RandomSampler>(train.size(), *setup.generator);
+  setup.loader = torch_loader(train, options.batch / place.size, std::move(order), setup.generator.get());
 }
 
 void wrap_dp(Setup& setup, const TrainOptions& options) {
@@ -85,6 +96,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
   wrap.replicas = options.replicas == "persistent" ? dp::Refresh::persistent : dp::Refresh::per_forward;
   wrap.sum = options.sum == "nccl" ? DeviceSum::nccl : DeviceSum::tree;
   setup.loss_in_replica = options.loss == "in_replica";
+  setup.scatters = setup.devices.size() > 1;
   if (setup.loss_in_replica)
     wrap.loss = [](const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); };
   auto wrapper = std::make_unique<dp::DataParallel>(setup.model(), wrap);
@@ -126,17 +138,38 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn
 
 }  // namespace
 
-Network make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
-  Network network;
-  network.arch = arch_of(name);
-  if (name == "simple_cnn") {
-    network.model = generator ? std::make_unique<nn::SimpleCNN>(*generator) : std::make_unique<nn::SimpleCNN>(seed);
-  } else {
-    network.model = std::make_unique<nn::LinearClassifier>(seed);
-    if (generator) network.model->initialise(*generator);
+void require_data(const Training& options) {
+  try {
+    data::require_mnist({.data = options.data});
+  } catch (const DataError& error) {
+    throw DataError(concat(options.data.empty() ? "" : "--data ", error.what()));
   }
-  network.model->context().seed = seed;
-  network.model->context().stream = generator;
+}
+
+Images find_images(const Training& options, Device device) {
+  require_data(options);
+  const bool shown = terminal_style(stderr, options.quiet).rewrite;
+  data::Mnist found = data::load_mnist({.data = options.data,
+                                        .download = options.download,
+                                        .progress = shown ? show_download : data::DownloadProgress(),
+                                        .train_images = options.train_images,
+                                        .test_images = options.test_images});
+  return {.train = on_device(std::move(found.train), device),
+          .test = on_device(std::move(found.test), device),
+          .name = found.drawn ? "drawn digits" : data::name(data::MnistKind::mnist),
+          .description = found.origin + (found.drawn && options.data.empty() ? "; --data DIR uses yours" : "")};
+}
+
+std::unique_ptr<nn::Module> make_network(const std::string& name, std::uint64_t seed, Mt19937* generator) {
+  std::unique_ptr<nn::Module> network;
+  if (arch_of(name) == "SimpleCNN") {
+    network = generator ? std::make_unique<nn::SimpleCNN>(*generator) : std::make_unique<nn::SimpleCNN>(seed);
+  } else {
+    network = std::make_unique<nn::LinearClassifier>(seed);
+    if (generator) network->initialise(*generator);
+  }
+  network->context().seed = seed;
+  network->context().stream = generator;
   return network;
 }
 
@@ -168,17 +201,15 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat_torch);
   if (options.mode == Mode::averaging)
     read_own_part(setup, options, train, place);
-  else if (!setup.generator)
-    setup.loader = blocked_loader(train, options, place, setup.graph != nullptr);
-  else if (options.mode == Mode::ddp)
-    setup.loader = strided_loader(train, options, place, *setup.generator);
+  else if (setup.generator)
+    read_as_torch(setup, options, train, place);
   else
-    setup.loader = torch_loader(train, options.batch, *setup.generator);
+    setup.loader = blocked_loader(train, options, place, setup.graph != nullptr);
   setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);
   if (options.mode == Mode::averaging)
-    setup.average = [model = setup.network.model.get(), &group] { ddp::average_gradients(*model, group); };
+    setup.average = [model = setup.network.get(), &group] { ddp::average_gradients(*model, group); };
   return setup;
 }
 

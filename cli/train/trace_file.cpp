@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <tuple>
 #include <utility>
 
 namespace duet::cli {
@@ -24,17 +23,13 @@ struct Event {
   bool is_communication() const { return kind == TraceEvent::Kind::communication; }
 };
 
-std::vector<Event> events_of(const std::string& text) {
-  std::vector<Event> events;
-  for (const Json& item : Json::parse(text))
-    events.push_back({item.at(0), static_cast<TraceEvent::Kind>(item.at(1).get<int>()), item.at(2), item.at(3),
-                      item.at(4), item.at(5)});
-  return events;
-}
-
+/// By ranks.
 std::vector<std::vector<Event>> all_events(const std::vector<std::string>& texts) {
-  std::vector<std::vector<Event>> ranks;
-  for (const std::string& text : texts) ranks.push_back(events_of(text));
+  std::vector<std::vector<Event>> ranks(texts.size());
+  for (std::size_t rank = 0; rank < texts.size(); ++rank)
+    for (const Json& item : Json::parse(texts[rank]))
+      ranks[rank].push_back({item.at(0), static_cast<TraceEvent::Kind>(item.at(1).get<int>()), item.at(2), item.at(3),
+                             item.at(4), item.at(5)});
   return ranks;
 }
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/output.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/progress_reporter.h"
@@ -37,6 +37,8 @@ namespace {
 
 constexpr const char* kStarted = "DUET_STARTED_NS";
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
+
+int exit_code(int signal) { return signal == 0 ? 0 : 128 + signal; }
 
 /// When the program was started: the parent's time before exec where it is given, else now.
 std::int64_t started_ns() {
@@ -65,17 +67,16 @@ std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGr
 
 /// "device: cuda:0.0 cuda:0.1 (simulated GPU, ...), 2 logical devices on 1 GPU, precision tf32; steps as CUDA graphs".
 void say_devices(const TrainOptions& options, const std::vector<Device>& devices, const std::string& no_graph) {
-  std::string names;
-  for (const Device device : devices) names += " " + device.str();
-  const bool logical = devices.size() > 1 && devices[1].logical >= 0;
-  if (logical)
-    names +=
+  std::string text = "devices:";
+  for (const Device device : devices) text += " " + device.str();
+  if (devices.size() > 1 && devices[1].logical >= 0)
+    text +=
         concat(", ", devices.size(), " logical devices on ", physical_devices(options.device, options.devices), " GPU");
-  const std::string steps = no_graph.empty() ? "steps as CUDA graphs" : "no CUDA graphs: " + no_graph;
-  std::printf("devices:%s (%s), precision %s; %s\n", names.c_str(),
-              backend(options.device).describe({.kind = options.device, .index = devices[0].index}).c_str(),
-              name(options.precision),
-              (options.sum == "nccl" ? "gradients added up by NCCL; " + steps : steps).c_str());
+  const Device first = {.kind = options.device, .index = devices[0].index};
+  text += concat(" (", backend(options.device).describe(first), "), precision ", name(options.precision),
+                 options.sum == "nccl" ? "; gradients added up by NCCL" : "",
+                 no_graph.empty() ? "; steps as CUDA graphs" : "; no CUDA graphs: ", no_graph);
+  std::puts(text.c_str());
 }
 
 /// 0: as the launcher says.
@@ -170,24 +171,8 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
         signal = train_as_rank(options, *group, started);
       },
       options.devices, launching);
-  return code == 0 && signal != 0 ? 128 + signal : code;
+  return code == 0 ? exit_code(signal) : code;
 }
-
-/// Splits a process's trace by rank.
-class SharedTrace {
- public:
-  std::vector<TraceEvent> take(int rank) {
-    std::call_once(taken_, [this] { events_ = Trace::take(); });
-    std::vector<TraceEvent> own;
-    std::copy_if(events_.begin(), events_.end(), std::back_inserter(own),
-                 [rank](const TraceEvent& event) { return event.device.index == rank; });
-    return own;
-  }
-
- private:
-  std::once_flag taken_;
-  std::vector<TraceEvent> events_;
-};
 
 /// Runs the ranks as threads of this process. Returns the signal that ended the run early, or 0.
 int train_in_threads(const TrainOptions& options, std::int64_t started) {
@@ -196,23 +181,29 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   start_trace(options);
   const Images images = find_images(options);
   if (options.progress.empty()) std::printf("data: %s\n", printable(images.description).c_str());
-  SharedTrace trace;
+  std::once_flag taken;
+  std::vector<TraceEvent> events;  // of the process; each rank gets its own
+  const auto take_trace = [&](int rank) {
+    std::call_once(taken, [&] { events = Trace::take(); });
+    std::vector<TraceEvent> own;
+    std::copy_if(events.begin(), events.end(), std::back_inserter(own),
+                 [rank](const TraceEvent& event) { return event.device.index == rank; });
+    return own;
+  };
   int signal = 0;
+  const auto body = [&](ddp::ProcessGroup& group) {
+    const int rank = group.rank();
+    const Device device{.kind = options.device, .index = rank};
+    backend(options.device).bind_thread(device);
+    Setup setup = make_setup(options, *images.train, group, {device});
+    RankTeam team = team_of(group);
+    team.take_trace = [&, rank] { return take_trace(rank); };
+    const Outcome outcome = train_and_report(options, images, setup, team, started);
+    if (rank == 0) signal = outcome.signal;
+  };
   ddp::GroupOptions group_options;
   if (options.timeout_s > 0) group_options.timeout = timeout_of(options);
-  ddp::run_rank_threads(options.devices,
-                        [&](ddp::ProcessGroup& group) {
-                          const int rank = group.rank();
-                          const Device device{.kind = options.device, .index = rank};
-                          backend(options.device).bind_thread(device);
-                          Setup setup = make_setup(options, *images.train, group, {device});
-                          RankTeam team = team_of(group);
-                          team.threads = true;
-                          team.take_trace = [&trace, rank] { return trace.take(rank); };
-                          const Outcome outcome = train_and_report(options, images, setup, team, started);
-                          if (rank == 0) signal = outcome.signal;
-                        },
-                        {.backend = options.backend, .group = group_options});
+  ddp::run_rank_threads(options.devices, body, {.backend = options.backend, .group = group_options});
   return signal;
 }
 
@@ -251,21 +242,18 @@ void require_files(const TrainOptions& options) {
 
 int train(const TrainOptions& options) {
   const std::int64_t started = started_ns();
-  std::string why;
-  require<DeviceError>(kind_available(options.device, why), "--device ", duet::name(options.device), ": ", why);
+  require_available(options.device);
   require_files(options);
   explain_bus_errors();
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");
-    const int signal = train_in_threads(options, started);
-    return signal == 0 ? 0 : 128 + signal;
+    return exit_code(train_in_threads(options, started));
   }
   if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
     return train_in_ranks(options, started);
   ddp::SoloGroup alone;
-  const int signal = train_as_rank(options, alone, started);
-  return signal == 0 ? 0 : 128 + signal;
+  return exit_code(train_as_rank(options, alone, started));
 }
 
 }  // namespace duet::cli

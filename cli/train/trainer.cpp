@@ -1,19 +1,18 @@
 #include "cli/train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
+#include <iterator>
 
+#include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
-#include "cli/system/output.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trace_file.h"
-#include "cli/train/training_step.h"
+#include "cli/train/training_loop.h"
 #include "ddp/group/rank_names.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
@@ -47,23 +46,15 @@ class Trainer {
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
-    if (!team_.threads) start_trace(options_);
+    if (!threads()) start_trace(options_);
     const CheckFinite check_finite(options_.check_finite);
     Position position = checkpointer_.resume();
-    const TrainingStep training{.net = setup_.net(),
-                                .optimizer = *setup_.optimizer,
-                                .loss_in_replica = setup_.loss_in_replica,
-                                .average = setup_.average,
-                                .device = setup_.devices.at(0),
-                                .scatters = options_.mode == Mode::dp && setup_.devices.size() > 1,
-                                .graph = setup_.graph.get(),
-                                .graph_steps = graph_steps(setup_.loader->steps())};
     const std::int64_t steps = setup_.loader->steps();
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
       clock_.begin_epoch(steps, position.step);
       const std::vector<double> before = moved_bytes();
-      train_epoch(training, *setup_.loader, clock_, [&] { return after_step(epoch); });
+      train_epoch(setup_, graph_steps(steps), clock_, [&] { return after_step(epoch); });
       add_moved_bytes(before, clock_.epoch_step() - position.step);
       position.step = clock_.epoch_step();
       if (position.step < steps) return interrupted(position);
@@ -82,6 +73,8 @@ class Trainer {
 
  private:
   bool leader() const { return team_.rank == 0; }
+  /// Whether ranks share this process.
+  bool threads() const { return options_.workers == "thread"; }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
 
@@ -106,25 +99,13 @@ class Trainer {
   bool ends() {
     if (!end_.due()) return false;
     const int own = noted_signal();
-    if (own != 0) leave_signal(own);  // first, before another rank can end as a consequence
+    received_ = received_ || own != 0;
+    if (own != 0)  // first, before another rank can end as a consequence
+      ddp::leave_error(
+          ddp::RankError{.message = "received " + signal_text(own), .by_signal = true, .monotonic_ns = monotonic_ns()});
     end_.exchange(own);
     if (team_.size > 1) clock_.lap(&StepParts::communication);
     return end_.signal() != 0;
-  }
-
-  void leave_signal(int signal) {
-    received_ = true;
-    ddp::leave_error(ddp::RankError{
-        .message = "received " + signal_text(signal), .by_signal = true, .monotonic_ns = monotonic_ns()});
-  }
-
-  /// Of a rank that ends because others received a signal.
-  void leave_consequence(const Position& position) const {
-    ddp::leave_error(
-        ddp::RankError{.message = concat("ended after step ", checkpointer_.total_steps(position), ": ",
-                                         ddp::rank_names(end_.signalled()), " received ", signal_text(end_.signal())),
-                       .consequence = true,
-                       .monotonic_ns = monotonic_ns()});
   }
 
   /// Once: what follows is not finite either.
@@ -173,17 +154,22 @@ class Trainer {
     say(epoch, own_loss, loss / rows, timed);
   }
 
+  /// Every rank's numbers, in rank order, on all ranks.
+  std::vector<double> of_all_ranks(const std::vector<double>& own) const {
+    std::vector<double> all(own.size() * static_cast<std::size_t>(team_.size), 0);
+    std::copy(own.begin(), own.end(), all.begin() + team_.rank * std::ssize(own));
+    team_.sum(all);
+    return all;
+  }
+
   void say(int epoch, double own_loss, double loss, bool timed) {
-    std::vector<double> losses(static_cast<std::size_t>(team_.size), 0);
-    losses[static_cast<std::size_t>(team_.rank)] = own_loss;
-    if (options_.mode == Mode::averaging) team_.sum(losses);
+    std::vector<double> losses;
+    if (options_.mode == Mode::averaging) losses = of_all_ranks({own_loss});
     if (!leader()) return;
     progress_.clear();
     warn_unless_finite(epoch, loss);
-    if (options_.mode == Mode::averaging)
-      for (int rank = 0; rank < team_.size; ++rank)
-        std::printf("Rank  %d , epoch  %d :  %s\n", rank, epoch,
-                    python_float(losses[static_cast<std::size_t>(rank)]).c_str());
+    for (std::size_t rank = 0; rank < losses.size(); ++rank)
+      std::printf("Rank  %zu , epoch  %d :  %s\n", rank, epoch, python_float(losses[rank]).c_str());
     std::string time = options_.epochs == 1 && clock_.epoch_steps() == 1 ? kNothingToTime : "first step: not timed";
     if (timed) time = concat(seconds(run_.epoch_s.back()), " s  ", grouped(std::llround(rates_.back())), " samples/s");
     std::printf("epoch %d/%d  loss %s  accuracy %s %%  %s\n", epoch + 1, options_.epochs, fixed(loss, 4).c_str(),
@@ -210,16 +196,13 @@ class Trainer {
   /// Memory and traffic of every device of all ranks.
   void fill_devices() {
     if (options_.device == DeviceKind::cpu) return;
-    const std::size_t own = setup_.devices.size(), first = static_cast<std::size_t>(team_.rank) * own;
-    run_.device_memory_mb.assign(static_cast<std::size_t>(team_.size) * own, 0);
-    run_.moved_bytes_per_step = run_.device_memory_mb;
-    for (std::size_t i = 0; i < own; ++i) {
-      const DeviceUse use = backend(options_.device).use(setup_.devices[i]);
-      run_.device_memory_mb[first + i] = static_cast<double>(use.peak) / 1e6;
-      run_.moved_bytes_per_step[first + i] = steps_ > 0 ? moved_.at(i) / steps_ : 0;
+    std::vector<double> memory, moved;
+    for (std::size_t i = 0; i < setup_.devices.size(); ++i) {
+      memory.push_back(static_cast<double>(backend(options_.device).use(setup_.devices[i]).peak) / 1e6);
+      moved.push_back(steps_ > 0 ? moved_.at(i) / steps_ : 0);
     }
-    team_.sum(run_.device_memory_mb);
-    team_.sum(run_.moved_bytes_per_step);
+    run_.device_memory_mb = of_all_ranks(memory);
+    run_.moved_bytes_per_step = of_all_ranks(moved);
   }
 
   /// A file that cannot be written does not keep the others from being written.
@@ -243,7 +226,12 @@ class Trainer {
 
   Outcome interrupted(const Position& position) {
     progress_.clear();
-    if (!received_) leave_consequence(position);
+    if (!received_)  // others did
+      ddp::leave_error(
+          ddp::RankError{.message = concat("ended after step ", checkpointer_.total_steps(position), ": ",
+                                           ddp::rank_names(end_.signalled()), " received ", signal_text(end_.signal())),
+                         .consequence = true,
+                         .monotonic_ns = monotonic_ns()});
     if (position.step > 0) checkpointer_.save(position, 0);
     double written = 0;
     team_.sum({&written, 1});  // the first rank to leave may end the others
@@ -262,11 +250,10 @@ class Trainer {
     run_.samples_per_s = median(rates_);
     clock_.fill(run_);
     run_.parameters_sha256 = parameters_sha256(setup_.model());
-    run_.workers = team_.threads ? "thread" : "process";
+    run_.workers = options_.workers;
     run_.backend = team_.backend;
-    run_.peak_memory_mb.assign(static_cast<std::size_t>(team_.threads ? 1 : team_.size), 0);
-    if (leader() || !team_.threads) run_.peak_memory_mb[static_cast<std::size_t>(team_.rank)] = peak_memory_mb();
-    team_.sum(run_.peak_memory_mb);
+    run_.peak_memory_mb = {peak_memory_mb()};
+    if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
     fill_devices();
     write_files();
     return {run_, 0};

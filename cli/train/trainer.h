@@ -17,12 +17,9 @@ namespace duet::cli {
 struct RankTeam {
   int rank = 0, size = 1;
   /// Adds numbers up over all ranks, on all ranks.
-  std::function<void(std::span<double>)> sum = [](std::span<double>) {};
+  std::function<void(std::span<double>)> sum{};
   /// Every rank's text, in rank order, on all ranks.
-  std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
-    return std::vector<std::string>{text};
-  };
-  bool threads = false;   // of one process, else each is a process
+  std::function<std::vector<std::string>(const std::string&)> gather{};
   std::string backend{};  // of their process group; empty: one rank
   /// Stops the trace and gives this rank's part of it.
   std::function<std::vector<TraceEvent>()> take_trace = Trace::take;

@@ -38,10 +38,10 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
 
 duet::cli::Results made_up() {
   duet::cli::Results results;
-  results.duet = "0.1.0";
   results.machine = {
       .cpu = "Example <CPU>", .cores = 2, .isa = "AVX2", .gpus = {}, .memory_gb = 8.5, .kernel = "Linux 6.1"};
   results.settings.data = "MNIST";
+  results.settings.epochs = 1;
   results.settings.train_images = 60000;
   results.runs = {run("single", 1, 8, 0), run("single", 1, 4.4, 0), run("averaging", 2, 5, 500),
                   run("dp", 2, 4.2, 100), run("ddp", 2, 5, 1500),   run("ddp", 4, 6, 3000)};

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/compare/cells.h"
-#include "cli/train/step_clock.h"
+#include "cli/train/training_loop.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"

@@ -118,7 +118,7 @@ TEST_CASE("rows go through JSON, and into the page") {
   CHECK(read.min_us == 1.25);
   CHECK(read.max_us == 2.5);
   CHECK_FALSE(parse_row(row_json({})).max_us);
-  CHECK(parse_row(row_json({})).wrong == -1);
+  CHECK_FALSE(parse_row(row_json({})).wrong);
   CHECK_THROWS_WITH(parse_row("{}"), ContainsSubstring("not a row of duet bench: '{}'"));
   CollectiveOptions options;
   options.collective = "all_reduce";

@@ -91,8 +91,8 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
 TEST_CASE("launch counts cores and GPUs for -n") {
   CHECK(launch({"-n", "cpu"}).processes == usable_cores());
   CHECK(launch({"--nproc-per-node=4"}).processes == 4);
-  std::string why;
-  if (kind_available(DeviceKind::cuda, why)) {
+  const std::string why = why_unavailable(DeviceKind::cuda);
+  if (why.empty()) {
     CHECK(launch({"-n", "auto"}).processes == backend(DeviceKind::cuda).device_count());
     CHECK(launch({"-n", "gpu"}).processes == backend(DeviceKind::cuda).device_count());
   } else {

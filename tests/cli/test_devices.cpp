@@ -41,8 +41,7 @@ TEST_CASE("runs on shared GPUs are spelled so, and have neither speed-up nor eff
 }
 
 TEST_CASE("more devices than GPUs are logical ones that share them evenly", "[gpu]") {
-  std::string why;
-  if (!kind_available(DeviceKind::cuda, why)) DUET_SKIP(why.c_str());
+  if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) DUET_SKIP(why.c_str());
   const int gpus = backend(DeviceKind::cuda).device_count();
   CHECK(names(devices_for(DeviceKind::cuda, 1)) == "cuda:0");
   CHECK(physical_devices(DeviceKind::cuda, gpus + 1) == gpus);

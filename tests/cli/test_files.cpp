@@ -90,7 +90,7 @@ TEST_CASE("a child that is killed before exec is a failed child") {
   install_fork_handler();
   const TemporaryFolder folder;
   dies_at_fork = true;
-  const ChildEnd end = run_program("true", {}, folder.path() + "/log", [] {});
+  const ChildEnd end = run_program("true", {}, folder.path() + "/log");
   dies_at_fork = false;
   CHECK_FALSE(end.ok);
   CHECK(end.reason == "ended by signal 9 (Killed)");
@@ -100,8 +100,8 @@ TEST_CASE("a failed child's reason is never an earlier child's") {
   const TemporaryFolder folder;
   const std::string log = folder.path() + "/log";
   write_atomically(log, "duet: what another child said\n");
-  CHECK(run_program("false", {}, log, [] {}).reason == "exit code 1, no output");
-  CHECK_THAT(run_program("true", {}, folder.path() + "/nowhere/log", [] {}).reason,
+  CHECK(run_program("false", {}, log).reason == "exit code 1, no output");
+  CHECK_THAT(run_program("true", {}, folder.path() + "/nowhere/log").reason,
              duet_test::ContainsSubstring("cannot open " + folder.path() + "/nowhere/log: No such file"));
 }
 

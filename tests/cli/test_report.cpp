@@ -4,11 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/charts.h"
-#include "cli/report/findings.h"
-#include "cli/report/page.h"
+#include "cli/report/report.h"
 #include "cli/report/svg.h"
-#include "cli/report/table.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
 
@@ -49,10 +46,12 @@ TEST_CASE("losses on a GPU are close to single's only where both are finite") {
 TEST_CASE("a part of a comparison is marked as one") {
   Results results = duet_test::made_up();
   CHECK(table(results, {}).find("partial") == std::string::npos);
-  CHECK(to_html(results, {}).find("partial") == std::string::npos);
+  CHECK_THAT(to_json(results), duet_test::ContainsSubstring("\"partial\": false"));
+  CHECK(to_html(results, "", 1).find("partial") == std::string::npos);
   results.partial = true;
+  CHECK_THAT(to_json(results), duet_test::ContainsSubstring("\"partial\": true"));
   CHECK_THAT(table(results, {}), duet_test::ContainsSubstring(std::string("\n ") + kPartial + "\n"));
-  CHECK_THAT(to_html(results, {}), duet_test::ContainsSubstring(kPartial));
+  CHECK_THAT(to_html(results, "", 1), duet_test::ContainsSubstring(kPartial));
 }
 
 TEST_CASE("a run of which nothing was timed has no numbers in place of times") {
@@ -154,19 +153,16 @@ TEST_CASE("findings with thin evidence are left out") {
 }
 
 TEST_CASE("the page is one file that needs no network and holds every part") {
-  const std::string page = to_html(duet_test::made_up(), {.command_line = "duet compare --lr 0.05",
-                                                          .versions = "oneDNN 2.6.3",
-                                                          .date = "2024-01-02 03:04 UTC",
-                                                          .repeats = 3});
+  const std::string page = to_html(duet_test::made_up(), "duet compare --lr 0.05", 3);
   for (const char* bad : {"http:", "https:", "src=", "<link", "<script", "@import", "url("}) {
     INFO(bad);
     CHECK(page.find(bad) == std::string::npos);
   }
   for (const char* part :
        {"<h1>", "Findings", "Time of an epoch against devices", "Where a step", "Memory of every process",
-        "Training loss", "What was run", "duet compare --lr 0.05", "oneDNN 2.6.3", "2024-01-02 03:04 UTC", "seed 1234",
-        "prefers-color-scheme: dark", "@media print", "Example &lt;CPU&gt;", "failed: replica 3", "oversubscribed",
-        "curve ideal", "single, all cores", "repeats 3"}) {
+        "Training loss", "What was run", "duet compare --lr 0.05", "<dt>versions</dt><dd>oneDNN ", " UTC</dd>",
+        "seed 1234", "prefers-color-scheme: dark", "@media print", "Example &lt;CPU&gt;", "failed: replica 3",
+        "oversubscribed", "curve ideal", "single, all cores", "repeats 3"}) {
     INFO(part);
     CHECK_THAT(page, duet_test::ContainsSubstring(part));
   }

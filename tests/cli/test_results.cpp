@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "cli/report/results.h"
 #include "lib/error.h"
@@ -77,29 +78,28 @@ TEST_CASE("results.json has the names that other programs read") {
   }
 }
 
-TEST_CASE("results go to JSON and come back") {
+TEST_CASE("runs go to JSON and come back") {
   Results results = duet_test::made_up();
-  results.model = CostModel{100, 120.5, 300, 24};
-  results.partial = true;
   results.runs[0].train_loss[0] = std::nan("");
   results.runs[6].error = "bad byte \xff";
   results.runs[3].graph = true;
   results.runs[3].workers = "thread";
   results.runs[3].backend = "shm";
   results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
-  const std::string text = to_json(results);
-  const Results again = results_from_json(text);
-  CHECK(to_json(again) == text);
-  CHECK(again.partial);
-  CHECK(std::isnan(again.runs[0].train_loss[0]));
-  CHECK(again.runs[5].first_differing_step == 17);
-  CHECK_FALSE(again.runs[0].first_differing_step);
-  const Run run = run_from_json(to_json(results.runs[3]));
+  std::vector<Run> again;
+  for (const Run& run : results.runs) {
+    again.push_back(run_from_json(to_json(run)));
+    CHECK(to_json(again.back()) == to_json(run));
+  }
+  CHECK(std::isnan(again[0].train_loss[0]));
+  CHECK(again[5].first_differing_step == 17);
+  CHECK_FALSE(again[0].first_differing_step);
+  CHECK_FALSE(again[0].graph);
+  const Run& run = again[3];
   CHECK(run.mode == "dp");
   CHECK(run.graph);
   CHECK(run.workers == "thread");
   CHECK(run.backend == "shm");
-  CHECK_FALSE(again.runs[0].graph);
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
   REQUIRE(run.median_step.size() == 1);
   CHECK(run.median_step[0].lane == "cpu:1");
@@ -107,13 +107,20 @@ TEST_CASE("results go to JSON and come back") {
 }
 
 TEST_CASE("damaged results are refused with the field's name") {
-  CHECK_THROWS_AS(results_from_json("{"), DataError);
-  std::string text = to_json(duet_test::made_up());
-  text.replace(text.find("\"mode\""), 6, "\"moda\"");
-  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'mode' is missing"));
-  text = to_json(duet_test::made_up());
-  text.replace(text.find("\"cores\": 2"), 10, "\"cores\": \"\"");
-  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is \"\""));
+  CHECK_THROWS_AS(run_from_json("{"), DataError);
+  const Run run = duet_test::made_up().runs[5];
+  const auto damaged = [&](const std::string& part, const std::string& other) {
+    std::string text = to_json(run);
+    return text.replace(text.find(part), part.size(), other);
+  };
+  CHECK_THROWS_WITH(run_from_json(damaged("\"mode\"", "\"moda\"")),
+                    duet_test::ContainsSubstring("field 'mode' is missing"));
+  CHECK_THROWS_WITH(run_from_json(damaged("\"devices\":4", "\"devices\":\"\"")),
+                    duet_test::ContainsSubstring("field 'devices' is \"\""));
+  CHECK_THROWS_WITH(run_from_json(damaged("\"update\":", "\"other\":")),
+                    duet_test::ContainsSubstring("field 'update' is missing"));
+  CHECK_THROWS_WITH(run_from_json(damaged("2.25,", "true,")),
+                    duet_test::ContainsSubstring("field 'train_loss' holds true"));
 }
 
 TEST_CASE("speed-up is against single with as many threads; no efficiency without cores") {

@@ -36,7 +36,7 @@ std::string program(const TemporaryFolder& folder, const std::string& body) {
 }
 
 TorchRun run(const std::string& python, const TemporaryFolder& folder) {
-  return run_torch(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, 5, folder.path(), [] {});
+  return run_torch(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, 5, folder.path());
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/charts.h"
+#include "cli/report/report.h"
 #include "cli/train/trace_file.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"

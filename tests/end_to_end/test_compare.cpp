@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/report/report.h"
 #include "cli/report/results.h"
-#include "cli/report/table.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 
@@ -33,7 +33,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
       duet_test::duet(with({"compare", "--devices", "1,2,4", "--out", out, "--json", "-", "--repeats", "2"}, kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = results_from_json(ran.out);
+  const Results results = duet_test::results_of(ran.out);
   CHECK(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
   CHECK(read_file(out + "/results.json") == ran.out);
   REQUIRE(results.runs.size() >= 10);
@@ -66,7 +66,7 @@ TEST_CASE("where bits differ, the first differing step is named") {
       with({"compare", "--modes", "single,dp", "--devices", "3", "--out", folder.path(), "--json", "-"}, kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = results_from_json(ran.out);
+  const Results results = duet_test::results_of(ran.out);
   const Run& dp = results.runs.back();
   CHECK(dp.parameters_sha256 != results.runs[0].parameters_sha256);
   REQUIRE(dp.first_differing_step);
@@ -107,7 +107,7 @@ TEST_CASE("a mode that fails is a row with the reason, and a non-zero exit code"
                                     "--data", "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-"});
   INFO(ran.err);
   CHECK(ran.status == 1);
-  const Results results = results_from_json(ran.out);
+  const Results results = duet_test::results_of(ran.out);
   CHECK(results.runs[0].ok);
   CHECK_FALSE(results.runs.back().ok);
   CHECK_THAT(results.runs.back().error, duet_test::ContainsSubstring("5 training images leave rank"));
@@ -136,7 +136,7 @@ TEST_CASE("a training that diverges still reports") {
            {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64", "--lr", "1e30"}));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = results_from_json(ran.out);
+  const Results results = duet_test::results_of(ran.out);
   CHECK(std::isnan(results.runs[0].train_loss.back()));
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("nan"));
 }

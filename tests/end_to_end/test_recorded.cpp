@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cli/train/setup.h"
-#include "cli/train/training_step.h"
 #include "ddp/group/process_group.h"
 #include "lib/data/mnist/mnist.h"
 #include "lib/ops/losses.h"

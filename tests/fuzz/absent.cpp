@@ -47,9 +47,6 @@ Precision parse_precision(std::string_view text) {
   throw UsageError(concat("unknown precision '", text, "'"));
 }
 
-bool cli::kind_available(DeviceKind, std::string& why) {
-  why = "fuzz targets compute nothing";
-  return false;
-}
+std::string cli::why_unavailable(DeviceKind) { return "fuzz targets compute nothing"; }
 
 }  // namespace duet

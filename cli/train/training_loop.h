@@ -1,4 +1,4 @@
-// Per-step timing and the loss curve.
+// The one training loop of all modes, with per-step timing and the loss curve.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "cli/report/results.h"
+#include "cli/train/setup.h"
 #include "lib/base/wrapper_times.h"
+#include "lib/data/dataset.h"
 #include "lib/device.h"
-#include "lib/monotonic.h"
+#include "lib/nn/module.h"
 
 namespace duet::cli {
 
@@ -68,5 +70,13 @@ class StepClock {
   std::int64_t run_step_ = 0;
   std::vector<double> loss_sums_, loss_rows_;
 };
+
+/// Trains over what is left of an epoch; where steps are replayed as graphs, up to `graph_steps` of them with one
+/// launch. `after_step` is called after every step, or several at once, and may end the pass by returning false.
+void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const std::function<bool()>& after_step);
+
+/// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch of
+/// 1,000 rows.
+std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size);
 
 }  // namespace duet::cli

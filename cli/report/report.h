@@ -1,0 +1,58 @@
+// The report of a comparison: its table, its findings, and the page with its pictures. `Results` must have gone through
+// compare_with_single().
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/report/results.h"
+#include "cli/system/terminal.h"
+
+namespace duet::cli {
+
+/// One run as text, one entry per column of table_columns(); a failed run's second part is empty.
+std::vector<std::string> table_row(const Results& results, const Run& run);
+/// With two more, memory and moved bytes of the fullest and the busiest device, where a run was on GPUs.
+std::vector<std::string> table_columns(const Results& results);
+/// Whether the parameters equal those of single: "yes", "no: differs from step 17", "own data split", "-"; on GPUs,
+/// where equal bits are not promised, also "loss within 0.1 %".
+std::string same_result(const Results& results, const Run& run);
+/// "single, all cores", else the mode.
+std::string row_name(const Results& results, const Run& run);
+/// Said below the table of an interrupted comparison.
+inline constexpr const char* kPartial = "partial: interrupted, only the cells that had ended are listed";
+/// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
+/// that they are.
+std::string table(const Results& results, TerminalStyle style);
+
+/// Each sentence is left out where its evidence is too thin: fewer than 5 steps an epoch, a spread wider than the
+/// effect, or runs that are missing.
+std::vector<std::string> findings(const Results& results);
+/// Which mode was fastest on how many devices, and whether the bits agree.
+std::string headline(const Results& results);
+
+// Pictures, each a whole <svg>; empty text where there is nothing to draw.
+/// Time of an epoch against devices: a line per mode, bars from min to max, the ideal line dashed.
+std::string epoch_chart(const Results& results);
+/// Where a step's time goes: a stacked bar per run.
+std::string parts_chart(const Results& results);
+/// One step, as it ran: a lane for every device and rank, of single, and of dp above ddp on as many devices as both
+/// have.
+std::string step_chart(const Results& results);
+/// Loss of all runs over training.
+std::string loss_chart(const Results& results);
+/// Peak memory: a bar per process; and on GPUs: a bar per device.
+std::string memory_chart(const Results& results);
+std::string device_memory_chart(const Results& results);
+
+/// One page in the style of all reports; `title` and `heading` are text, `body` is HTML.
+std::string html_page(const std::string& title, const std::string& heading, const std::string& body);
+/// A headline, something below it and a note; empty where that is empty.
+std::string page_section(const std::string& title, const std::string& body, const std::string& note = "");
+/// An entry of a <dl>; empty for an empty value.
+std::string page_entry(const std::string& name, const std::string& value);
+
+/// index.html: one file that needs no network, with what repeating the run needs beyond results.json.
+std::string to_html(const Results& results, const std::string& command_line, int repeats);
+
+}  // namespace duet::cli

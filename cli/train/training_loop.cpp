@@ -1,0 +1,261 @@
+#include "cli/train/training_loop.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "cli/system/number_text.h"
+#include "lib/autograd/grad_mode.h"
+#include "lib/backend/backend.h"
+#include "lib/backend/step_graph.h"
+#include "lib/base/fault_point.h"
+#include "lib/base/trace.h"
+#include "lib/data/loader.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/optimizer.h"
+#include "samplers/batch.h"
+#include "samplers/sequential.h"
+
+namespace duet::cli {
+namespace {
+
+const char* name_of(double StepParts::*part) {
+  for (const PartName& candidate : kStepParts)
+    if (candidate.member == part) return candidate.name;
+  return "";
+}
+
+/// CPU devices read the same memory.
+Tensor on_device(const Tensor& tensor, Device device) {
+  return device.kind == DeviceKind::cpu ? tensor.alias(device) : tensor.to(device);
+}
+
+/// The step of all modes, plain or recorded. Gives the loss, which lies on its device.
+Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
+  const Device device = setup.devices.at(0);
+  const Tensor images = setup.scatters ? batch.images : on_device(batch.images, device);
+  const Tensor labels = setup.scatters && setup.loss_in_replica ? batch.labels : on_device(batch.labels, device);
+  clock.lap(&StepParts::input);
+  fault_point("forward");
+  setup.optimizer->zero_grad();
+  Variable loss;
+  if (setup.loss_in_replica) {
+    loss = setup.net()(nn::Value(nn::List{nn::Value(Variable(images)), nn::Value(Variable(labels))})).variable();
+    clock.lap(&StepParts::forward);
+  } else {
+    const Variable output = setup.net()(images);
+    clock.lap(&StepParts::forward);
+    loss = ops::nll_loss(output, labels);
+    clock.lap(&StepParts::loss);
+  }
+  fault_point("backward");
+  loss.backward();
+  clock.lap(&StepParts::backward);
+  if (setup.average) {
+    setup.average();
+    clock.lap(&StepParts::communication);
+  }
+  fault_point("update");
+  setup.optimizer->step();
+  return loss;
+}
+
+/// Runs the steps of one epoch, and times them.
+class Steps {
+ public:
+  Steps(Setup& setup, std::int64_t graph_steps, StepClock& clock)
+      : setup_(setup), loader_(*setup.loader), graph_steps_(graph_steps), clock_(clock) {}
+
+  /// Returns how many.
+  std::int64_t run() { return setup_.graph ? replay() : run_plainly(); }
+
+  /// Reports the steps whose losses are still on the device.
+  void settle() {
+    if (pending_ == 0) return;
+    const double losses = setup_.graph->take_loss_sum();  // waits
+    clock_.lap(&StepParts::update, pending_);
+    clock_.end_steps(std::exchange(pending_, 0), losses, rows_, global_);
+  }
+
+ private:
+  std::int64_t run_plainly() {
+    const data::Batch batch = loader_.batch();
+    const float mean = named_step(batch).item();  // waits for the device
+    clock_.lap(&StepParts::update);
+    clock_.end_step(static_cast<double>(mean), loader_.rows(), loader_.stamp().global);
+    return 1;
+  }
+
+  /// Where CheckFinite finds something, its error says in which step, the first being 1.
+  Variable named_step(const data::Batch& batch) {
+    try {
+      return step(setup_, batch, clock_);
+    } catch (const NumericError& error) {
+      throw NumericError(concat("step ", loader_.stamp().step + 1, ": ", error.what()));
+    }
+  }
+
+  /// Steps of the next launch.
+  std::int64_t several() const {
+    if (loader_.alike(graph_steps_) < graph_steps_) return 1;
+    for (std::int64_t i = 1; i < graph_steps_; ++i)
+      if (clock_.needs_loss(pending_ + i)) return 1;
+    return graph_steps_;
+  }
+
+  std::int64_t replay() {
+    if (loader_.rows() != rows_) settle();
+    rows_ = loader_.rows();
+    global_ = loader_.stamp().global;
+    const std::int64_t steps = several();
+    if (steps > 1) loader_.stage(steps);
+    setup_.graph->run_several({rows_, loader_.stamp(), setup_.optimizer->lr(), steps},
+                              [&](std::int64_t i) { return step(setup_, loader_.batch(i), clock_).value(); });
+    pending_ += steps;
+    if (clock_.needs_loss(pending_)) settle();
+    return steps;
+  }
+
+  Setup& setup_;
+  data::Loader& loader_;
+  std::int64_t graph_steps_;
+  StepClock& clock_;
+  std::int64_t pending_ = 0, rows_ = 0, global_ = 0;  // steps not reported, all of this size
+};
+
+}  // namespace
+
+StepClock::StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrapper, Device device)
+    : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}
+
+void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
+  steps_ = std::max<std::int64_t>(1, steps);
+  step_ = done;
+  epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = now_us_ = 0;
+  const auto points = static_cast<std::size_t>(std::min<std::int64_t>(kLossPoints, steps_));
+  loss_sums_.assign(points, 0);
+  loss_rows_.assign(points, 0);
+  step_us_.reserve(step_us_.size() + static_cast<std::size_t>(steps_));
+  last_ = step_begin_ = Clock::now();
+}
+
+void StepClock::lap(double StepParts::*part, std::int64_t steps) {
+  const Clock::time_point now = Clock::now();
+  const double us = microseconds(now - last_);
+  if (Trace::on() && steps == 1)
+    Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
+  last_ = now;
+  now_us_ += us;
+  if (!first_) total_.*part += us;
+}
+
+void StepClock::trace_steps(std::int64_t steps) {
+  const std::int64_t begin = to_ns(step_begin_), all = to_ns(last_) - begin;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    TraceEvent step{.name = "step",
+                    .kind = TraceEvent::Kind::step,
+                    .device = device_,
+                    .amount = run_step_++,
+                    .begin_ns = begin + all * i / steps,
+                    .end_ns = begin + all * (i + 1) / steps};
+    Trace::add(step);
+    if (steps == 1) continue;  // its parts were traced
+    step.name = "graph";
+    step.kind = TraceEvent::Kind::work;
+    Trace::add(step);
+  }
+  step_begin_ = last_;
+}
+
+std::int64_t StepClock::point_of(std::int64_t step) const {
+  const auto points = static_cast<std::int64_t>(loss_sums_.size());
+  return std::min(step * points / steps_, points - 1);
+}
+
+bool StepClock::needs_loss(std::int64_t pending) const {
+  const std::int64_t next = step_ + pending;
+  return first_ || next >= steps_ || point_of(next) != point_of(step_);
+}
+
+void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, std::int64_t global) {
+  trace_steps(steps);
+  const auto count = static_cast<double>(steps);
+  if (first_) {
+    first_ = false;
+    first_end_s_ = static_cast<double>(monotonic_ns() - started_ns_) / 1e9;
+    if (wrapper_) wrapper_first_ = wrapper_();
+  } else {
+    step_us_.insert(step_us_.end(), static_cast<std::size_t>(steps), static_cast<float>(now_us_ / count));
+    epoch_us_ += now_us_;
+    epoch_images_ += count * static_cast<double>(global);
+  }
+  now_us_ = 0;
+  const auto point = static_cast<std::size_t>(point_of(step_));
+  const double sum = rows > 0 ? losses * static_cast<double>(rows) : 0;  // the loss of no rows is not a number
+  loss_sums_[point] += sum;
+  loss_rows_[point] += count * static_cast<double>(global);
+  epoch_loss_sum_ += sum;
+  epoch_rows_ += count * static_cast<double>(rows);
+  step_ += steps;
+}
+
+double StepClock::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
+
+void StepClock::fill(Run& run) const {
+  const std::vector<double> steps(step_us_.begin(), step_us_.end());
+  run.startup_s = std::max(0.0, first_end_s_ - median(steps) / 1e6);
+  if (steps.empty()) return;
+  const double count = static_cast<double>(steps.size());
+  StepParts mean = total_;
+  for (const PartName& part : kStepParts) mean.*part.member /= count;
+  double hidden = 0;
+  if (wrapper_) {
+    const WrapperTimes now = wrapper_();
+    mean.scatter = (now.scatter_us - wrapper_first_.scatter_us) / count;
+    mean.replicate = (now.replicate_us - wrapper_first_.replicate_us) / count;
+    mean.gather = (now.gather_us - wrapper_first_.gather_us) / count;
+    mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
+    const double inside = (now.exposed_us - wrapper_first_.exposed_us) / count;
+    const double in_update = (now.update_communication_us - wrapper_first_.update_communication_us) / count;
+    mean.communication += inside + in_update;
+    mean.backward = std::max(0.0, mean.backward - inside);
+    mean.update = std::max(0.0, mean.update - in_update);
+    hidden = std::max(0.0, (now.communication_us - wrapper_first_.communication_us) / count - inside - in_update);
+  }
+  run.step_us = mean;
+  const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;
+  run.waiting_share = mean.sum() > 0 ? waiting / mean.sum() : 0;
+  run.communication_us = waiting + hidden;
+}
+
+void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const std::function<bool()>& after_step) {
+  Steps steps(setup, graph_steps, clock);
+  std::int64_t done = 0;
+  for (auto at = setup.loader->begin(); at != setup.loader->end(); at += done) {
+    done = steps.run();
+    if (!after_step()) return steps.settle();
+  }
+}
+
+std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size) {
+  constexpr std::int64_t kRows = 1000;
+  const NoGrad no_grad;
+  data::Loader loader(data,
+                      std::make_unique<samplers::BlockedBatches>(
+                          std::make_unique<samplers::SequentialSampler>(data.size()),
+                          samplers::BlockedOptions{.global_batch = kRows, .world_size = world_size, .rank = rank}));
+  net.eval();
+  std::int64_t correct = 0;
+  const Device device = net.parameters().device();
+  for (auto& [images, labels] : loader) {
+    if (images.size(0) == 0) continue;
+    const Variable output = net(on_device(images, device));
+    correct += backend(output.value()).count_correct(output.value(), on_device(labels, output.device()));
+  }
+  net.train();
+  return correct;
+}
+
+}  // namespace duet::cli
