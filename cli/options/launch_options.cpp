@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,11 +29,11 @@ void check_streams(const char* option, const std::string& text, const LaunchOpti
   } catch (const UsageError& error) {
     throw UsageError(concat(option, ": ", error.what()));
   }
-  const int first = options.node_rank * options.processes;
+  const int first = options.job.node_rank * options.job.ranks, end = first + options.job.ranks;
   for (const auto& [rank, bits] : streams.ranks)
-    require<UsageError>(rank >= first && rank < first + options.processes, option, " is ", text, ", but rank ", rank,
-                        " is not one of the ranks ", first, " to ", first + options.processes - 1, " here");
-  require<UsageError>(!streams.any() || !options.log_dir.empty(), option, " is ", text,
+    require<UsageError>(rank >= first && rank < end, option, " is ", text, ", but rank ", rank,
+                        " is not one of the ranks ", first, " to ", end - 1, " here");
+  require<UsageError>(!streams.any() || !options.job.log_folder.empty(), option, " is ", text,
                       ", but no --log-dir says where the files go");
 }
 
@@ -46,13 +47,15 @@ void check_meeting(const LaunchOptions& options) {
                       ", but --master-addr and --master-port say the same; use one of them");
   require<UsageError>(!options.standalone || (options.rdzv_endpoint.empty() && !master), given,
                       ", but --standalone takes a free port of this host");
-  require<UsageError>(!options.standalone || options.nodes == 1, "--nnodes is ", options.nodes,
+  require<UsageError>(!options.standalone || options.job.nodes == 1, "--nnodes is ", options.job.nodes,
                       ", but --standalone is for one");
-  require<UsageError>(options.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
-                      "--nnodes is ", options.nodes, ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
+  require<UsageError>(options.job.nodes == 1 || !options.rdzv_endpoint.empty() || !options.master_addr.empty(),
+                      "--nnodes is ", options.job.nodes,
+                      ", but no --rdzv-endpoint HOST:PORT says where the ranks meet");
   const bool c10d = options.rdzv_backend == "c10d";
-  require<UsageError>(!c10d || options.nodes == 1 || options.node_rank_given, "--rdzv-backend is c10d with --nnodes ",
-                      options.nodes, ", but no --node-rank says which host this is: duet launch does not assign them");
+  require<UsageError>(!c10d || options.job.nodes == 1 || options.node_rank_given,
+                      "--rdzv-backend is c10d with --nnodes ", options.job.nodes,
+                      ", but no --node-rank says which host this is: duet launch does not assign them");
   endpoint_of(options);
 }
 
@@ -91,6 +94,13 @@ int count_of(const std::string& text) {
   return gpus ? backend(DeviceKind::cuda).device_count() : usable_cores();
 }
 
+void add_seconds(CLI::App& app, const std::string& names, ddp::Milliseconds& time, double least, const char* about) {
+  const auto take = [&time](double seconds) { time = ddp::Milliseconds(std::llround(seconds * 1000)); };
+  app.add_option_function<double>(names, take, about)
+      ->check(in_range(least, kMaxSeconds))
+      ->default_str(concat(time.count() / 1000));
+}
+
 /// How the ranks find each other.
 void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(
@@ -101,13 +111,13 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
                  "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
                  "that --node-rank says which host this is")
       ->check(one_of({"static", "c10d"}));
-  app.add_option(both("--rdzv-id"), options.rdzv_id,
+  app.add_option(both("--rdzv-id"), options.job.run_id,
                  "name of the job, the same on all hosts: ranks get it as TORCHELASTIC_RUN_ID, ranks of another name "
                  "do not join, and after a restart only checkpoints of this name are gone on from. Default: a new one");
   app.add_option(both("--master-addr"), options.master_addr, "the host alone. Default: 127.0.0.1");
   app.add_option(both("--master-port"), options.master_port, "the port alone; 0 for a free one")
       ->check(in_range(0, kMaxPort));
-  app.add_option("--interface", options.interface,
+  app.add_option("--interface", options.job.interface,
                  "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
                  "NCCL's is loopback on one host, else its own choice. Beyond loopback "
                  "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
@@ -118,7 +128,7 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
 
 Endpoint endpoint_of(const LaunchOptions& options) {
   Endpoint endpoint;
-  const int otherwise = options.nodes > 1 ? kDefaultPort : 0;
+  const int otherwise = options.job.nodes > 1 ? kDefaultPort : 0;
   endpoint.port = options.master_port != 0 ? options.master_port : otherwise;
   if (!options.master_addr.empty()) endpoint.address = options.master_addr;
   if (options.rdzv_endpoint.empty()) return endpoint;
@@ -132,7 +142,7 @@ Endpoint endpoint_of(const LaunchOptions& options) {
   endpoint.port = parse_number<int>(std::string_view(text).substr(colon + 1)).value_or(-1);
   require<UsageError>(endpoint.port >= 0 && endpoint.port <= kMaxPort, "--rdzv-endpoint is ", text,
                       ", expected a port from 0 to ", kMaxPort, " after the colon");
-  require<UsageError>(options.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
+  require<UsageError>(options.job.nodes == 1 || endpoint.port != 0, "--rdzv-endpoint is ", text,
                       ", but several hosts need a fixed port");
   return endpoint;
 }
@@ -141,20 +151,20 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   app.formatter(std::make_shared<OneSpelling>());
   app.footer("Underscores in place of dashes, as torchrun spells names, mean the same.");
   app.add_option_function<std::string>(
-         both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.processes = count_of(text); },
+         both("-n,--nproc,--nproc-per-node"), [&](const std::string& text) { options.job.ranks = count_of(text); },
          "number of processes (ranks) on this host, or cpu: one for each core, gpu: one for each GPU, auto: gpu where "
          "there are any, else cpu")
-      ->default_str(std::to_string(options.processes));
-  app.add_option("--nnodes", options.nodes, "number of hosts, each with a duet launch of the same -n")
+      ->default_str(std::to_string(options.job.ranks));
+  app.add_option("--nnodes", options.job.nodes, "number of hosts, each with a duet launch of the same -n")
       ->check(in_range(1, kMaxRanks));
   const CLI::Option* const node_rank =
-      app.add_option(both("--node-rank"), options.node_rank, "which of them this is, from 0");
+      app.add_option(both("--node-rank"), options.job.node_rank, "which of them this is, from 0");
   app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
   add_meeting(app, options);
-  app.add_option(both("--max-restarts"), options.max_restarts,
+  app.add_option(both("--max-restarts"), options.job.max_restarts,
                  "how often a failed job is restarted (one host only); duet train then goes on from its --checkpoint")
       ->check(in_range(0));
-  app.add_option(both("--log-dir"), options.log_dir,
+  app.add_option(both("--log-dir"), options.job.log_folder,
                  "folder; every job gets one in it with attempt_A/rank_R/{stdout.log,stderr.log,error.json}");
   app.add_option(
       "--redirects", options.redirects,
@@ -163,34 +173,32 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
                  "what goes into these files and, after \"[rank R] \", to the terminal: as above. Default: 0");
   app.add_flag(both("--no-pin"), options.no_pin,
                "leave every rank all cores; by default each gets an equal share, its own where there are enough");
-  app.add_option(both("--rdzv-timeout"), options.rdzv_timeout_s,
-                 "seconds that ranks wait for each other before they name those that have not come")
-      ->check(in_range(0.001, kMaxSeconds));
-  app.add_option("--timeout", options.timeout_s,
-                 "seconds that one collective may take before it fails and names the ranks that it waits for; never "
-                 "less than ten times the median of a rank's last 15 steps")
-      ->check(in_range(0.001, kMaxSeconds));
-  app.add_option("--grace", options.grace_s, "seconds from SIGTERM to SIGKILL when a job is ended")
-      ->check(in_range(0, kMaxSeconds));
-  app.add_option(both("--stop-limit"), options.stop_limit_s,
-                 "seconds that a rank may be stopped (SIGSTOP) before the job ends")
-      ->check(in_range(0, kMaxSeconds));
-  app.add_flag("--verbose", options.verbose, "also print each rank's cores and folder");
-  app.add_option("command", options.command, "program and its arguments, after --")->default_str("");
+  add_seconds(app, both("--rdzv-timeout"), options.job.join_timeout, 0.001,
+              "seconds that ranks wait for each other before they name those that have not come");
+  add_seconds(app, "--timeout", options.job.timeout, 0.001,
+              "seconds that one collective may take before it fails and names the ranks that it waits for; never "
+              "less than ten times the median of a rank's last 15 steps");
+  add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
+  add_seconds(app, both("--stop-limit"), options.job.stop_limit, 0,
+              "seconds that a rank may be stopped (SIGSTOP) before the job ends");
+  app.add_flag("--verbose", options.job.verbose, "also print each rank's cores and folder");
+  app.add_option("command", options.job.command, "program and its arguments, after --")->default_str("");
   app.positionals_at_end();
 }
 
 void check(const LaunchOptions& options) {
-  require<UsageError>(options.processes >= 1 && options.processes <= kMaxRanks, "-n is ", options.processes,
+  require<UsageError>(options.job.ranks >= 1 && options.job.ranks <= kMaxRanks, "-n is ", options.job.ranks,
                       ", expected 1 to ", kMaxRanks, " processes");
-  require<UsageError>(options.node_rank >= 0 && options.node_rank < options.nodes, "--node-rank is ", options.node_rank,
-                      ", expected 0 to ", options.nodes - 1, " with --nnodes ", options.nodes);
+  require<UsageError>(options.job.node_rank >= 0 && options.job.node_rank < options.job.nodes, "--node-rank is ",
+                      options.job.node_rank, ", expected 0 to ", options.job.nodes - 1, " with --nnodes ",
+                      options.job.nodes);
   check_meeting(options);
-  require<UsageError>(options.max_restarts == 0 || options.nodes == 1, "--max-restarts is ", options.max_restarts,
-                      ", but with --nnodes ", options.nodes, " a launcher is not notified of failures on other hosts");
+  require<UsageError>(options.job.max_restarts == 0 || options.job.nodes == 1, "--max-restarts is ",
+                      options.job.max_restarts, ", but with --nnodes ", options.job.nodes,
+                      " a launcher is not notified of failures on other hosts");
   check_streams("--tee", options.tee, options);
   check_streams("--redirects", options.redirects, options);
-  require<UsageError>(!options.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
+  require<UsageError>(!options.job.command.empty(), "no program given, expected duet launch -n N -- PROGRAM ARGS");
 }
 
 }  // namespace duet::cli

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"
 #include "lib/tensor.h"
@@ -73,22 +74,15 @@ struct CompareOptions : Training {
 };
 
 struct LaunchOptions {
-  int processes = 1;             // on this host
-  int nodes = 1, node_rank = 0;  // hosts, and which of them this is
+  ddp::LaunchOptions job;  // but for its address, files and pinning, which those below say
   bool node_rank_given = false;
-  std::string rdzv_id;                  // of the job; empty: one of its own
   std::string rdzv_backend = "static";  // or "c10d"
   std::string rdzv_endpoint;            // HOST or HOST:PORT
   std::string master_addr;              // empty: 127.0.0.1
   int master_port = 0;                  // 0: a free one
-  std::string interface;                // empty: as the way to rank 0 goes
   bool standalone = false;
-  int max_restarts = 0;
-  std::string log_dir, redirects, tee;
+  std::string redirects, tee;
   bool no_pin = false;
-  double rdzv_timeout_s = 300, timeout_s = 300, grace_s = 1, stop_limit_s = 30;
-  bool verbose = false;
-  std::vector<std::string> command;
 };
 
 /// Where rank 0 serves the store.

@@ -1,5 +1,6 @@
 // Unknown names of commands and options, and torchrun's names of options.
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,18 +70,18 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
         launch({spelled("--nproc-per-node"), "2", spelled("--max-restarts"), "3", spelled("--rdzv-id"), "my-job",
                 spelled("--rdzv-backend") + "=c10d", spelled("--rdzv-endpoint"), "h:1", spelled("--log-dir"), "a_b",
                 "--tee", "3", spelled("--no-pin"), spelled("--rdzv-timeout"), "7", spelled("--stop-limit"), "9"});
-    CHECK(one.processes == 2);
-    CHECK(one.max_restarts == 3);
-    CHECK(one.rdzv_id == "my-job");
+    CHECK(one.job.ranks == 2);
+    CHECK(one.job.max_restarts == 3);
+    CHECK(one.job.run_id == "my-job");
     CHECK(endpoint_of(one).port == 1);
-    CHECK(one.log_dir == "a_b");
+    CHECK(one.job.log_folder == "a_b");
     CHECK(one.no_pin);
-    CHECK(one.rdzv_timeout_s == 7);
-    CHECK(one.stop_limit_s == 9);
-    CHECK(one.command == std::vector<std::string>{"program", "--some_flag", "-n", "3"});
+    CHECK(one.job.join_timeout == std::chrono::seconds(7));
+    CHECK(one.job.stop_limit == std::chrono::seconds(9));
+    CHECK(one.job.command == std::vector<std::string>{"program", "--some_flag", "-n", "3"});
     const LaunchOptions two = launch({"--nnodes", "2", spelled("--node-rank"), "1", spelled("--master-addr"), "h",
                                       spelled("--master-port"), "5", spelled("--rdzv-backend"), "static"});
-    CHECK(two.node_rank == 1);
+    CHECK(two.job.node_rank == 1);
     CHECK(endpoint_of(two).address == "h");
     CHECK(endpoint_of(two).port == 5);
   }
@@ -89,14 +90,14 @@ TEST_CASE("launch takes torchrun's options in both spellings, and leaves the pro
 }
 
 TEST_CASE("launch counts cores and GPUs for -n") {
-  CHECK(launch({"-n", "cpu"}).processes == usable_cores());
-  CHECK(launch({"--nproc-per-node=4"}).processes == 4);
+  CHECK(launch({"-n", "cpu"}).job.ranks == usable_cores());
+  CHECK(launch({"--nproc-per-node=4"}).job.ranks == 4);
   const std::string why = why_unavailable(DeviceKind::cuda);
   if (why.empty()) {
-    CHECK(launch({"-n", "auto"}).processes == backend(DeviceKind::cuda).device_count());
-    CHECK(launch({"-n", "gpu"}).processes == backend(DeviceKind::cuda).device_count());
+    CHECK(launch({"-n", "auto"}).job.ranks == backend(DeviceKind::cuda).device_count());
+    CHECK(launch({"-n", "gpu"}).job.ranks == backend(DeviceKind::cuda).device_count());
   } else {
-    CHECK(launch({"-n", "auto"}).processes == usable_cores());
+    CHECK(launch({"-n", "auto"}).job.ranks == usable_cores());
     CHECK_THAT(complaint({"launch", "-n", "gpu", "--", "a"}), ContainsSubstring("-n gpu: there is no GPU: " + why));
   }
   CHECK_THAT(complaint({"launch", "-n", "all", "--", "a"}),

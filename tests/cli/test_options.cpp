@@ -67,11 +67,11 @@ TEST_CASE("options are read") {
   CHECK(backends.backends == std::vector<std::string>{"tcp", "gloo"});
   CHECK(backends.backend == "tcp");
   const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
-  CHECK(launch.processes == 3);
-  CHECK(launch.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
+  CHECK(launch.job.ranks == 3);
+  CHECK(launch.job.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
   const auto second = std::get<LaunchOptions>(parse({"launch", "--nproc-per-node", "2", "--nnodes", "2", "--node-rank",
                                                      "1", "--rdzv-endpoint", "[::1]:7", "--", "a"}));
-  CHECK(second.node_rank == 1);
+  CHECK(second.job.node_rank == 1);
   CHECK(endpoint_of(second).address == "::1");
   CHECK(endpoint_of(second).port == 7);
   CHECK(endpoint_of(std::get<LaunchOptions>(parse({"launch", "--nnodes", "2", "--rdzv-endpoint", "host", "--", "a"})))

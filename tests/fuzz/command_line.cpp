@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Command command;
   if (!accepted([&] { command = parse(words); })) return 0;
   if (const auto* const launch = std::get_if<LaunchOptions>(&command))
-    expect(launch->processes > 0 && launch->node_rank < launch->nodes, "options within their limits");
+    expect(launch->job.ranks > 0 && launch->job.node_rank < launch->job.nodes, "options within their limits");
   if (const auto* const train = std::get_if<TrainOptions>(&command))
     expect(train->devices > 0 && train->batch >= train->devices, "options within their limits");
   return 0;
