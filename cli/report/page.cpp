@@ -15,11 +15,11 @@ namespace {
 
 constexpr const char* kStyle = R"(
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1c1c1a; --soft: #6b6a64; --grid: #e3e2dd; --bad: #b3261e; --good: #1b7f3b;
-  --single: #52514e; --seed: #c26a00; --dp: #2a78d6; --ddp: #0f8a63;
+  --single: #52514e; --averaging: #c26a00; --dp: #2a78d6; --ddp: #0f8a63;
   --input: #8f8d86; --scatter: #f6c66b; --replicate: #eda100; --forward: #86b6ef; --gather: #d98a00; --loss: #5598e7;
   --backward: #2a66bd; --communication: #d03b3b; --update: #5fae8b; }
 @media (prefers-color-scheme: dark) { :root { --page: #191918; --ink: #f1f0ec; --soft: #a3a199; --grid: #383733; --bad: #ff8a80; --good: #6fcf97;
-  --single: #c3c2b7; --seed: #f0a24a; --dp: #6aa9f2; --ddp: #3fc79a;
+  --single: #c3c2b7; --averaging: #f0a24a; --dp: #6aa9f2; --ddp: #3fc79a;
   --input: #7d7b75; --scatter: #c98f1c; --replicate: #eda100; --forward: #86b6ef; --gather: #b36f00; --loss: #5598e7;
   --backward: #2f6fc9; --communication: #e66767; --update: #4d9a78; } }
 @media print { :root { color-scheme: light; } section { break-inside: avoid; } body { max-width: none; } }

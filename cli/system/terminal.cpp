@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "cli/system/number_text.h"
-#include "lib/monotonic.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {

@@ -9,8 +9,8 @@
 #include "cli/system/terminal.h"
 #include "cli/train/training_loop.h"
 #include "ddp/launch/launch.h"
-#include "lib/monotonic.h"
 #include "lib/base/descriptor.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 

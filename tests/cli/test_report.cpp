@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <vector>
@@ -165,6 +166,17 @@ TEST_CASE("the page is one file that needs no network and holds every part") {
         "oversubscribed", "curve ideal", "single, all cores", "repeats 3"}) {
     INFO(part);
     CHECK_THAT(page, duet_test::ContainsSubstring(part));
+  }
+}
+
+TEST_CASE("every colour that the page uses is defined") {
+  const std::string page = to_html(duet_test::made_up(), "", 1);
+  const std::string use = "var(--";
+  for (std::size_t at = page.find(use); at != std::string::npos; at = page.find(use, at + 1)) {
+    const std::size_t begin = at + use.size();
+    const std::string colour = page.substr(begin, page.find(')', begin) - begin);
+    INFO(colour);
+    CHECK(page.find(" --" + colour + ": #") != std::string::npos);
   }
 }
 
