@@ -7,7 +7,7 @@
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
-#include "lib/ops/mean_of_shards.h"
+#include "lib/ops/losses.h"
 
 namespace duet::dp {
 namespace {

@@ -23,9 +23,8 @@
 #include <duet/lib/io/checkpoint.h>
 #include <duet/lib/nn/chain.h>
 #include <duet/lib/nn/layers.h>
-#include <duet/lib/ops/add.h>
 #include <duet/lib/ops/losses.h>
-#include <duet/lib/ops/relu.h>
+#include <duet/lib/ops/ops.h>
 #include <duet/lib/optim/adam.h>
 #include <duet/lib/optim/clip_grad_norm.h>
 #include <duet/lib/optim/lr_scheduler.h>

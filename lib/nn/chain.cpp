@@ -6,9 +6,7 @@
 
 #include "lib/autograd/check_finite.h"
 #include "lib/nn/layers.h"
-#include "lib/ops/fused/conv_pool_relu.h"
-#include "lib/ops/fused/linear_log_softmax.h"
-#include "lib/ops/fused/linear_relu_dropout.h"
+#include "lib/ops/ops.h"
 
 namespace duet::nn {
 namespace {

@@ -7,14 +7,7 @@
 #include <string>
 
 #include "lib/error.h"
-#include "lib/ops/batch_norm2d.h"
-#include "lib/ops/conv2d.h"
-#include "lib/ops/dropout.h"
-#include "lib/ops/flatten.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/log_softmax.h"
-#include "lib/ops/max_pool2d.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 
 namespace duet::nn {
 namespace {

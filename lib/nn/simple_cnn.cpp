@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "lib/nn/chain.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 
 namespace duet::nn {
 

@@ -1,20 +1,18 @@
-#include "lib/ops/batch_norm2d.h"
-
+// Batch norm.
+#include "lib/ops/ops.h"
 #include "lib/ops/record.h"
-#include "lib/ops/to_plain.h"
 
 namespace duet::ops {
 namespace {
 
-struct BatchNorm2dNode final : Node {
-  const char* name() const override { return "batch_norm2d"; }
-  void backward(const Gradients& g) override {
+struct BatchNorm2dGradient {
+  static constexpr const char* kName = "batch_norm2d";
+  void backward(const Gradients& g) const {
     const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
     backend(x).batch_norm2d_backward(x, g.outputs[0], weight, mean, inverse_std, dx,
                                      g.place(1, weight.shape(), x.device()), g.place(2, weight.shape(), x.device()),
                                      training, others);
   }
-  void release() override { x = weight = mean = inverse_std = Tensor(); }
   Tensor x, weight, mean, inverse_std;
   bool training = true;
   BatchSums* others = nullptr;
@@ -32,18 +30,12 @@ Variable batch_norm2d(const Variable& input, const Variable& weight, const Varia
   require<ShapeError>(!options.training || options.others != nullptr || input.shape().count() > channels[0],
                       "batch_norm2d: expected more than 1 value per channel when training, got input ", input.shape());
   const Variable x = to_plain(input);
-  Tensor y = empty(x.shape(), DType::f32, x.device());
-  y.set_stamp(x.value().stamp());
+  const Tensor y = result_of(x, x.shape());
   const Tensor mean = empty(channels, DType::f32, x.device()), inverse_std = empty(channels, DType::f32, x.device());
   backend(y).batch_norm2d_forward(x.value(), weight.value(), bias.value(), running_mean, running_var, mean, inverse_std,
                                   y, options.training, options.momentum, options.eps, options.others);
-  return record<BatchNorm2dNode>(y, {&x, &weight, &bias}, [&](BatchNorm2dNode& node) {
-    node.x = x.value();
-    node.weight = weight.value();
-    node.mean = mean;
-    node.inverse_std = inverse_std;
-    node.training = options.training;
-    node.others = options.others;
+  return record(y, {&x, &weight, &bias}, [&] {
+    return BatchNorm2dGradient{x.value(), weight.value(), mean, inverse_std, options.training, options.others};
   });
 }
 

@@ -1,10 +1,10 @@
 #include "lib/ops/losses.h"
 
-#include <cstdint>
+#include <cstddef>
+#include <utility>
 
-#include "lib/ops/log_softmax.h"
+#include "lib/ops/ops.h"
 #include "lib/ops/record.h"
-#include "lib/ops/to_plain.h"
 
 namespace duet::ops {
 namespace {
@@ -22,12 +22,11 @@ struct Factors {
   Normaliser normaliser;
 };
 
-struct NllLossNode final : Node {
-  const char* name() const override { return "nll_loss"; }
-  void backward(const Gradients& g) override {
+struct NllLossGradient {
+  static constexpr const char* kName = "nll_loss";
+  void backward(const Gradients& g) const {
     backend(labels).nll_loss_backward(g.outputs[0], labels, factor, g.place(0, shape, labels.device()));
   }
-  void release() override { labels = Tensor(); }
   Tensor labels;
   Shape shape;
   float factor = 0;
@@ -35,30 +34,57 @@ struct NllLossNode final : Node {
 
 /// nll_loss behind log_softmax: the gradient goes past it, straight to its argument. That of a loss which is the end of
 /// the tape was made with its value.
-struct LogSoftmaxNllNode final : Node {
-  const char* name() const override { return "nll_loss"; }
-  bool starts_from_one() const override { return true; }
-  void backward(const Gradients& g) override {
+struct LogSoftmaxNllGradient {
+  static constexpr const char* kName = "nll_loss";
+  static constexpr bool kStartsFromOne = true;
+  void backward(const Gradients& g) const {
     if (!g.outputs[0].defined()) {
       g.inputs[0] = from_one;
       return;
     }
     backend(y).log_softmax_nll_backward(g.outputs[0], y, labels, factor, g.place(0, y.shape(), y.device()));
   }
-  void release() override { y = labels = from_one = Tensor(); }
   Tensor y, labels, from_one;
   float factor = 0;
 };
 
-struct MseLossNode final : Node {
-  const char* name() const override { return "mse_loss"; }
-  void backward(const Gradients& g) override {
+struct MseLossGradient {
+  static constexpr const char* kName = "mse_loss";
+  void backward(const Gradients& g) const {
     backend(x).mse_loss_backward(g.outputs[0], x, target, factor, g.place(0, x.shape(), x.device()));
   }
-  void release() override { x = target = Tensor(); }
   Tensor x, target;
   float factor = 0;
 };
+
+struct MeanOfShardsNode final : Node {
+  const char* name() const override { return "mean_of_shards"; }
+  /// Shards without rows get a gradient too: their layers may take part in sums over the batch.
+  void backward(const Gradients& g) override {
+    const Tensor& whole = g.outputs[0];
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      if (!g.wanted(i)) continue;
+      const Tensor own = weights[i] == 1 ? whole : whole.clone();
+      if (weights[i] != 1) backend(own).scale(own, weights[i]);
+      const bool shared = own.device().kind == devices[i].kind && backend(own).shares_memory();
+      g.inputs[i] = shared ? own.alias(devices[i]) : own.to(devices[i]);
+    }
+  }
+  PooledVector<Device> devices;
+  PooledVector<float> weights;  // of the gradient
+};
+
+/// Whether all losses divide by the rows of their stamped batch.
+bool divide_by_batch(std::span<const Variable> losses) {
+  unsigned normalisers = 0;
+  for (const Variable& loss : losses)
+    if (loss.requires_grad()) normalisers |= loss.edge().node->normalisers();
+  const bool own = (normalisers & kOwnRows) != 0, batch = (normalisers & ~unsigned{kOwnRows}) != 0;
+  require<UsageError>(!own || !batch,
+                      "a loss in the replicas adds terms that are divided by the rows of the batch to terms that are "
+                      "not: their gradients cannot be weighted alike; compute it from the gathered output");
+  return batch;
+}
 
 }  // namespace
 
@@ -74,21 +100,12 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
     const Tensor dx = empty(x.shape(), DType::f32, x.device());
     backend(loss).log_softmax_nll_forward(x.value(), labels, factors.value, loss, factors.gradient, dx);
     const Variable receiver(x.value(), logits->node, logits->output);
-    return record<LogSoftmaxNllNode>(loss, {&receiver}, [&](LogSoftmaxNllNode& node) {
-      node.y = x.value();
-      node.labels = labels;
-      node.from_one = dx;
-      node.factor = factors.gradient;
-      node.set_normalisers(factors.normaliser);
-    });
+    const auto gradient = [&] { return LogSoftmaxNllGradient{x.value(), labels, dx, factors.gradient}; };
+    return record(loss, {&receiver}, gradient, factors.normaliser);
   }
   backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
-  return record<NllLossNode>(loss, {&x}, [&](NllLossNode& node) {
-    node.labels = labels;
-    node.shape = x.shape();
-    node.factor = factors.gradient;
-    node.set_normalisers(factors.normaliser);
-  });
+  const auto gradient = [&] { return NllLossGradient{labels, x.shape(), factors.gradient}; };
+  return record(loss, {&x}, gradient, factors.normaliser);
 }
 
 Variable mse_loss(const Variable& input, const Tensor& target) {
@@ -104,12 +121,43 @@ Variable mse_loss(const Variable& input, const Tensor& target) {
   const Factors factors(x.value(), target, x.shape().count_from(1));
   const Tensor loss = empty({}, DType::f32, x.device());
   backend(loss).mse_loss_forward(x.value(), target, factors.value, loss);
-  return record<MseLossNode>(loss, {&x}, [&](MseLossNode& node) {
-    node.x = x.value();
-    node.target = target;
-    node.factor = factors.gradient;
-    node.set_normalisers(factors.normaliser);
-  });
+  const auto gradient = [&] { return MseLossGradient{x.value(), target, factors.gradient}; };
+  return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+Variable mean_of_shards(std::span<const Variable> losses, std::span<const std::int64_t> rows, const Rows& batch,
+                        Device device) {
+  require<ShapeError>(!losses.empty() && losses.size() == rows.size(), "mean_of_shards: ", losses.size(),
+                      " losses and ", rows.size(), " numbers of rows");
+  std::int64_t total = 0;
+  for (const std::int64_t n : rows) total += n;
+  const auto weight = [&](std::size_t i) { return static_cast<float>(rows[i]) / static_cast<float>(total); };
+  // On the device, so that the host need not wait for the losses.
+  Tensor value;
+  bool record = false;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    record |= grad_enabled() && losses[i].requires_grad();
+    if (rows[i] == 0) continue;
+    const Tensor part = empty({}, DType::f32, device);
+    copy(losses[i].value().reshape({}), part);
+    backend(part).scale(part, weight(i));
+    if (value.defined()) {
+      backend(value).add(value, part, value);
+    } else {
+      value = part;
+    }
+  }
+  if (!value.defined()) value = zeros({}, DType::f32, device);
+  if (!record) return Variable(value);
+  auto node = make_pooled<MeanOfShardsNode>();
+  const bool shares = divide_by_batch(losses);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    node->add_edge(losses[i].edge());
+    node->devices.push_back(losses[i].device());
+    node->weights.push_back(shares || total == 0 ? 1.0f : weight(i));
+  }
+  node->set_normalisers(shares ? normaliser_of(batch, total) : kOwnRows);
+  return Variable(value, std::move(node));
 }
 
 }  // namespace duet::ops

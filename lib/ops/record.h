@@ -1,4 +1,4 @@
-// Shared by the operators: putting a result on the tape.
+// Shared by the operators: checks of arguments, and putting a result on the tape.
 #pragma once
 
 #include <initializer_list>
@@ -11,6 +11,19 @@
 #include "lib/backend/backend.h"
 
 namespace duet::ops {
+
+/// The node of an operator. `Gradient` keeps what backward needs: kName, backward(), and perhaps kStartsFromOne.
+template <class Gradient>
+struct OpNode final : Node {
+  explicit OpNode(Gradient kept) : gradient(std::move(kept)) {}
+  const char* name() const override { return Gradient::kName; }
+  bool starts_from_one() const override {
+    return requires { Gradient::kStartsFromOne; };
+  }
+  void backward(const Gradients& g) override { gradient.backward(g); }
+  void release() override { gradient = {}; }
+  Gradient gradient;
+};
 
 /// Whether an operator with these inputs must be recorded.
 inline bool recorded(std::initializer_list<const Variable*> inputs) {
@@ -36,17 +49,28 @@ inline void require_finite_step(const Node& op, const Tensor& result, std::initi
   require_finite(result, op.name(), ": the result");
 }
 
-/// The variable of an operator's result: on the tape behind a new node of type N, if `inputs` ask for gradients, else a
-/// constant. `fill` sets what the node must keep.
-template <class N, class Fill>
-Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Fill fill) {
+/// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
+/// gradients, else a constant. `normaliser`: of a loss.
+template <class Keep>
+Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Keep keep,
+                unsigned normaliser = 0) {
   if (!recorded(inputs)) return Variable(result);
-  auto node = make_pooled<N>();
+  auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
-  fill(*node);
+  if (normaliser != 0) node->set_normalisers(normaliser);
   if (checks_finite()) require_finite_step(*node, result, inputs);
   return Variable(result, std::move(node));
 }
+
+/// Room for an operator's result, with the stamp of x.
+inline Tensor result_of(const Variable& x, const Shape& shape, Layout layout = Layout::plain) {
+  Tensor result = empty(shape, DType::f32, x.device(), layout);
+  result.set_stamp(x.value().stamp());
+  return result;
+}
+
+/// An argument that may be undefined.
+inline Tensor value_or_none(const Variable& x) { return x.defined() ? x.value() : Tensor(); }
 
 /// Throws DeviceError unless all defined inputs lie on one device.
 inline void require_one_device(const char* op, std::initializer_list<const Variable*> inputs) {
@@ -76,5 +100,9 @@ inline void require_rank(const char* op, const Variable& x, int rank, const char
   require<ShapeError>(x.defined() && x.shape().rank() == rank, op, ": got shape ", ShapeText{x}, ", expected ", shape);
   require_floats(op, x);
 }
+
+/// Where the gradient of log_softmax's argument goes, if y is its result and on the tape; else null. A loss whose
+/// gradient is known at the argument sends it there: gradients add up, so y may have other consumers.
+const Edge* log_softmax_argument(const Variable& y);
 
 }  // namespace duet::ops

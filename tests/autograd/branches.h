@@ -7,9 +7,8 @@
 
 #include "lib/autograd/variable.h"
 #include "lib/nn/layers.h"
-#include "lib/ops/add.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 
 namespace duet_test {
 

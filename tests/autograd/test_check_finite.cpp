@@ -8,9 +8,8 @@
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/engine.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/ops/fused/conv_pool_relu.h"
-#include "lib/ops/fused/linear_relu_dropout.h"
 #include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
 #include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
 

@@ -5,10 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "lib/ops/fused/linear_log_softmax.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
 
 using namespace duet;

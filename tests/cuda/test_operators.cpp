@@ -7,13 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/ops/add.h"
-#include "lib/ops/batch_norm2d.h"
-#include "lib/ops/dropout.h"
-#include "lib/ops/fused/linear_relu_dropout.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/max_pool2d.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
 
 using namespace duet;

@@ -12,7 +12,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 #include "lib/optim/adam.h"
 #include "lib/optim/sgd.h"
 #include "tests/support/batch.h"

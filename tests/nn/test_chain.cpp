@@ -14,11 +14,8 @@
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/ops/dropout.h"
-#include "lib/ops/linear.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/relu.h"
-#include "lib/ops/to_plain.h"
+#include "lib/ops/ops.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
 

@@ -10,7 +10,7 @@
 #include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/ops/add.h"
+#include "lib/ops/ops.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lib/autograd/variable.h"
-#include "lib/ops/to_plain.h"
+#include "lib/ops/ops.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
 #include "tests/support/reference.h"

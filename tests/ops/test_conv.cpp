@@ -2,11 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "lib/ops/conv2d.h"
-#include "lib/ops/dropout.h"
-#include "lib/ops/fused/conv_pool_relu.h"
-#include "lib/ops/max_pool2d.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 #include "tests/ops/check.h"
 
 using namespace duet;

@@ -3,18 +3,8 @@
 #include <functional>
 #include <string>
 
-#include "lib/ops/add.h"
-#include "lib/ops/batch_norm2d.h"
-#include "lib/ops/conv2d.h"
-#include "lib/ops/dropout.h"
-#include "lib/ops/flatten.h"
-#include "lib/ops/fused/conv_pool_relu.h"
-#include "lib/ops/fused/linear_relu_dropout.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
-#include "lib/ops/max_pool2d.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 #include "tests/ops/check.h"
 
 using namespace duet;

@@ -5,10 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lib/ops/dropout.h"
-#include "lib/ops/fused/linear_relu_dropout.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/relu.h"
+#include "lib/ops/ops.h"
 #include "tests/ops/check.h"
 
 using namespace duet;

@@ -7,11 +7,8 @@
 
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
-#include "lib/ops/add.h"
-#include "lib/ops/fused/linear_log_softmax.h"
-#include "lib/ops/linear.h"
-#include "lib/ops/log_softmax.h"
 #include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
 #include "tests/ops/check.h"
 
 using namespace duet;

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lib/ops/linear.h"
+#include "lib/ops/ops.h"
 #include "tests/ops/check.h"
 
 using namespace duet;

@@ -35,7 +35,7 @@ MAY_INCLUDE = {
 # The folders of a part of the tree, from the lowest up: a file may include its own folder and those before it. What is
 # not listed belongs to the folder above it.
 ORDER = {
-    "lib": ("lib", "lib/base", "lib/io", "lib/backend", "lib/autograd", "lib/ops", "lib/ops/fused", "lib/nn", "lib/optim"),
+    "lib": ("lib", "lib/base", "lib/io", "lib/backend", "lib/autograd", "lib/ops", "lib/nn", "lib/optim"),
     "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist"),
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),

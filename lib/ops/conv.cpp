@@ -1,0 +1,128 @@
+// Convolutions, max pooling, and both fused with relu and dropout.
+#include <cstdint>
+
+#include "lib/ops/ops.h"
+#include "lib/ops/record.h"
+
+namespace duet::ops {
+namespace {
+
+struct Conv2dGradient {
+  static constexpr const char* kName = "conv2d";
+  void backward(const Gradients& g) const {
+    Backend& device = backend(x);
+    Tensor dy = g.outputs[0];
+    dy.set_stamp(x.stamp());
+    if (g.wanted(0)) device.conv2d_backward_data(dy, w, g.place(0, x.shape(), x.device(), x.layout()), window);
+    if (!g.wanted(1) && !g.wanted(2)) return;
+    const Tensor& dw = g.place(1, w.shape(), w.device());
+    const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
+    device.conv2d_backward_weights(x, dy, dw, db, window);
+  }
+  Tensor x, w;
+  Window2d window;
+};
+
+struct MaxPool2dGradient {
+  static constexpr const char* kName = "max_pool2d";
+  void backward(const Gradients& g) const {
+    Tensor dy = g.outputs[0];
+    dy.set_stamp(index.stamp());
+    backend(dy).max_pool2d_backward(dy, index, g.place(0, shape, dy.device(), index.layout()), window);
+  }
+  Tensor index;
+  Shape shape;
+  Window2d window;
+};
+
+struct ConvPoolReluGradient {
+  static constexpr const char* kName = "conv_pool_relu";
+  void backward(const Gradients& g) const {
+    const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device(), x.layout()) : Tensor();
+    const Tensor& dw = g.place(1, w.shape(), w.device());
+    const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
+    backend(x).conv_pool_relu_backward(g.outputs[0], index, x, w, dx, dw, db, op);
+  }
+  Tensor x, w, index;
+  ConvPoolRelu op;
+};
+
+void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window) {
+  require_one_device(op, {&x, &w, &b});
+  require_rank(op, x, 4, "(N, C, H, W)");
+  require_rank(op, w, 4, "(K, C, R, S)");
+  require<ShapeError>(x.shape()[1] == w.shape()[1], op, ": input ", x.shape(), " has ", x.shape()[1],
+                      " channels, weights ", w.shape(), " expect ", w.shape()[1]);
+  require<ShapeError>(window.kernel_h == w.shape()[2] && window.kernel_w == w.shape()[3], op, ": kernel size ",
+                      window.kernel_h, "x", window.kernel_w, " for weights ", w.shape());
+  require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
+                      w.shape()[0], "]");
+  require<ShapeError>(window.stride_h > 0 && window.stride_w > 0 && window.pad_h >= 0 && window.pad_w >= 0 &&
+                          window.fits(x.shape()[2], x.shape()[3]),
+                      op, ": a kernel of ", window.kernel_h, "x", window.kernel_w, " does not fit into input ",
+                      x.shape());
+}
+
+/// x in the layout that the backend's convolution reads when it writes `output`.
+Variable conv2d_input(const Variable& x, Layout output) {
+  // Images of 1 or 3 channels are read as they are; see Backend::conv2d_layout.
+  const std::int64_t channels = x.shape()[1];
+  const bool plain = output == Layout::plain || channels == 1 || channels == 3;
+  return to_layout(x, plain ? Layout::plain : output);
+}
+
+}  // namespace
+
+Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window) {
+  require_conv2d("conv2d", input, w, b, window);
+  const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
+  const Variable x = conv2d_input(input, layout);
+  const Shape shape = {x.shape()[0], w.shape()[0], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
+  const Tensor y = result_of(x, shape, layout);
+  backend(y).conv2d_forward(x.value(), w.value(), value_or_none(b), y, window);
+  return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{x.value(), w.value(), window}; });
+}
+
+Variable max_pool2d(const Variable& x, const Window2d& window) {
+  require_rank("max_pool2d", x, 4, "(N, C, H, W)");
+  require<ShapeError>(window.kernel_h > 0 && window.kernel_w > 0 && window.stride_h > 0 && window.stride_w > 0 &&
+                          window.kernel_h * window.kernel_w < 255 && 2 * window.pad_h <= window.kernel_h &&
+                          2 * window.pad_w <= window.kernel_w && window.pad_h >= 0 && window.pad_w >= 0 &&
+                          window.fits(x.shape()[2], x.shape()[3]),
+                      "max_pool2d: a window of ", window.kernel_h, "x", window.kernel_w, ", padding ", window.pad_h,
+                      "x", window.pad_w, " does not suit input ", x.shape());
+  const Layout layout = x.value().layout();
+  const Shape shape = {x.shape()[0], x.shape()[1], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
+  const Tensor y = result_of(x, shape, layout);
+  Tensor index = empty(shape, DType::u8, x.device(), layout);
+  index.set_stamp(x.value().stamp());
+  backend(y).max_pool2d_forward(x.value(), y, index, window);
+  return record(y, {&x}, [&] { return MaxPool2dGradient{index, x.shape(), window}; });
+}
+
+bool pool_tiles(const Window2d& pool) {
+  return pool.kernel_h == pool.stride_h && pool.kernel_w == pool.stride_w && pool.pad_h == 0 && pool.pad_w == 0 &&
+         pool.kernel_h > 0 && pool.kernel_w > 0 && pool.kernel_h * pool.kernel_w < 255;
+}
+
+Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable& b, const ConvPoolRelu& op,
+                        bool plain_output) {
+  const char* const kName = ConvPoolReluGradient::kName;
+  require_conv2d(kName, input, w, b, op.conv);
+  require<ShapeError>(b.defined(), kName, ": needs a bias");
+  require<ShapeError>(pool_tiles(op.pool), kName, ": pool windows must tile, got kernel ", op.pool.kernel_h, "x",
+                      op.pool.kernel_w, " and stride ", op.pool.stride_h, "x", op.pool.stride_w);
+  const std::int64_t height = op.conv.out_h(input.shape()[2]), width = op.conv.out_w(input.shape()[3]);
+  require<ShapeError>(op.pool.fits(height, width), kName, ": a pool window of ", op.pool.kernel_h, "x",
+                      op.pool.kernel_w, " does not fit into the convolution's ", height, "x", width, " pixels");
+  require_probability(kName, op.dropout.p);
+  const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
+  const Variable x = conv2d_input(input, layout);
+  const Shape shape = {x.shape()[0], w.shape()[0], op.pool.out_h(height), op.pool.out_w(width)};
+  const Layout out = plain_output ? Layout::plain : layout;
+  const Tensor y = result_of(x, shape, out), index = empty(shape, DType::u8, x.device(), out);
+  backend(y).conv_pool_relu_forward(x.value(), w.value(), b.value(), y, index, op);
+  return record(y, {&x, &w, &b}, [&] { return ConvPoolReluGradient{x.value(), w.value(), index, op}; });
+}
+
+}  // namespace duet::ops

@@ -1,0 +1,123 @@
+// add, relu, flatten, changes of layout, dropout.
+#include <cstdint>
+
+#include "lib/ops/ops.h"
+#include "lib/ops/record.h"
+#include "lib/random.h"
+
+namespace duet::ops {
+namespace {
+
+Tensor converted(const Tensor& x, Layout layout) {
+  if (x.layout() == layout) return x;
+  if (x.layout() != Layout::plain && layout != Layout::plain) return converted(converted(x, Layout::plain), layout);
+  Tensor y = empty(x.shape(), DType::f32, x.device(), layout);
+  y.set_stamp(x.stamp());
+  if (layout == Layout::plain) {
+    backend(x).to_plain(x, y);
+  } else {
+    backend(x).from_plain(x, y);
+  }
+  return y;
+}
+
+struct AddGradient {
+  static constexpr const char* kName = "add";
+  void backward(const Gradients& g) const { g.inputs[0] = g.inputs[1] = g.outputs[0]; }
+};
+
+struct ReluGradient {
+  static constexpr const char* kName = "relu";
+  void backward(const Gradients& g) const {
+    backend(y).relu_backward(y, g.outputs[0], g.place(0, y.shape(), y.device(), y.layout()));
+  }
+  Tensor y;
+};
+
+struct FlattenGradient {
+  static constexpr const char* kName = "flatten";
+  void backward(const Gradients& g) const { g.inputs[0] = g.outputs[0].reshape(shape); }
+  Shape shape;
+};
+
+struct LayoutGradient {
+  static constexpr const char* kName = "to_layout";
+  void backward(const Gradients& g) const { g.inputs[0] = converted(g.outputs[0], layout); }
+  Layout layout = Layout::plain;
+};
+
+struct DropoutGradient {
+  static constexpr const char* kName = "dropout";
+  void backward(const Gradients& g) const {
+    backend(mask).dropout_apply(g.outputs[0], mask, scale, g.place(0, mask.shape(), mask.device()));
+  }
+  Tensor mask;
+  float scale = 1;
+};
+
+Variable masked(const Variable& x, const Tensor& mask, float scale) {
+  const Tensor y = result_of(x, x.shape());
+  backend(y).dropout_apply(x.value(), mask, scale, y);
+  return record(y, {&x}, [&] { return DropoutGradient{mask, scale}; });
+}
+
+}  // namespace
+
+Variable add(const Variable& a, const Variable& right) {
+  require_floats("add", a);
+  require_floats("add", right);
+  require_one_device("add", {&a, &right});
+  require<ShapeError>(a.shape() == right.shape(), "add: shapes ", a.shape(), " and ", right.shape(), " differ");
+  const Variable b = to_layout(right, a.value().layout());
+  const Tensor y = result_of(a, a.shape(), a.value().layout());
+  backend(y).add(a.value(), b.value(), y);
+  return record(y, {&a, &b}, [] { return AddGradient{}; });
+}
+
+Variable relu(const Variable& x) {
+  require_floats("relu", x);
+  const Tensor y = result_of(x, x.shape(), x.value().layout());
+  backend(y).relu_forward(x.value(), y);
+  return record(y, {&x}, [&] { return ReluGradient{y}; });
+}
+
+Variable flatten(const Variable& input) {
+  require_floats("flatten", input);
+  require<ShapeError>(input.shape().rank() >= 1, "flatten: got a scalar, expected (N, ...)");
+  const Variable x = to_plain(input);
+  return record(x.value().reshape({x.shape()[0], x.shape().count_from(1)}), {&x},
+                [&] { return FlattenGradient{x.shape()}; });
+}
+
+Variable to_layout(const Variable& x, Layout layout) {
+  if (x.value().layout() == layout) return x;
+  return record(converted(x.value(), layout), {&x}, [&] { return LayoutGradient{x.value().layout()}; });
+}
+
+Variable to_plain(const Variable& x) { return to_layout(x, Layout::plain); }
+
+void require_probability(const char* op, double p) {
+  require<UsageError>(p >= 0 && p < 1, op, ": probability ", p, ", expected 0 <= p < 1");
+}
+
+Variable dropout(const Variable& input, const DropoutKey& key) {
+  require_floats("dropout", input);
+  require_probability("dropout", key.p);
+  if (key.p == 0) return input;
+  const Variable x = to_plain(input);
+  Tensor mask = empty(x.shape(), DType::u8, x.device());
+  mask.set_stamp(x.value().stamp());
+  backend(mask).dropout_mask(mask, key);
+  return masked(x, mask, key.scale());
+}
+
+Variable dropout(const Variable& input, float p, Mt19937& generator) {
+  require_floats("dropout", input);
+  require_probability("dropout", p);
+  const Variable x = to_plain(input);
+  const Tensor mask = empty(x.shape(), DType::u8);
+  generator.bernoulli(mask.span<std::uint8_t>(), 1.0 - static_cast<double>(p));
+  return masked(x, mask.to(x.device()), static_cast<float>(1.0 / (1.0 - static_cast<double>(p))));
+}
+
+}  // namespace duet::ops

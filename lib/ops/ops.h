@@ -1,0 +1,99 @@
+// The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients.
+#pragma once
+
+#include "lib/autograd/variable.h"
+#include "lib/backend/backend.h"
+
+namespace duet {
+class Mt19937;
+}
+
+namespace duet::ops {
+
+/// a + b, of the same shape.
+Variable add(const Variable& a, const Variable& b);
+
+/// max(x, 0), any shape; the derivative at 0 is 0. A NaN stays one and passes its gradient, as in PyTorch.
+Variable relu(const Variable& x);
+
+/// (N, ...) -> (N, the rest multiplied), in plain order. Copies only if x is not plain.
+Variable flatten(const Variable& x);
+
+/// x (N, C, H, W) in the plain layout; x itself if it is plain already.
+Variable to_plain(const Variable& x);
+/// x (N, C, H, W) in another layout of its backend.
+Variable to_layout(const Variable& x, Layout layout);
+
+/// Throws UsageError unless 0 <= p < 1; `op` is the operator's name, for the message.
+void require_probability(const char* op, double p);
+
+/// x with each element zeroed with probability key.p and the others scaled by 1 / (1 - p); x (N, ...) in plain order.
+/// The decision for an element depends on the key, the row's number in the global batch and its place in the row only.
+Variable dropout(const Variable& x, const DropoutKey& key);
+
+/// The same with PyTorch's stream of random numbers: two words per element in memory order (semantics of
+/// aten bernoulli_ without MKL). The result depends on how the batch is split.
+Variable dropout(const Variable& x, float p, Mt19937& generator);
+
+/// x w^T + b: x (N, I), w (O, I), b (O) or undefined -> (N, O).
+Variable linear(const Variable& x, const Variable& w, const Variable& b);
+
+/// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
+Variable log_softmax(const Variable& x);
+
+/// Cross-correlation: x (N, C, H, W), w (K, C, R, S), b (K) or undefined -> (N, K, P, Q).
+/// Throws ShapeError naming both shapes.
+Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window);
+
+/// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
+/// order. Windows of at most 254 pixels, padding of at most half the kernel.
+Variable max_pool2d(const Variable& x, const Window2d& window);
+
+struct BatchNorm2dOptions {
+  bool training = true;
+  float momentum = 0.1f;  // how far the running statistics move towards the batch's
+  float eps = 1e-5f;
+  /// Where set, the statistics are those of the rows on all devices. It must outlive the tape.
+  BatchSums* others = nullptr;
+};
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias for each channel: x (N, C, H, W); weight, bias, running_mean,
+/// running_var (C). In training the statistics are the batch's (its rows on this device alone, unless `others` is set),
+/// and the running ones are updated in place, the variance by its unbiased estimate, as in torch.nn.BatchNorm2d.
+Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
+                      const Tensor& running_var, const BatchNorm2dOptions& options);
+
+// Fused operators: nn::chain() runs neighbouring layers by them.
+
+/// dropout(relu(max_pool2d(conv2d(x, w, b)))) in one operator: the same values and gradients as the four operators,
+/// with less memory traffic. x (N, C, H, W), w (K, C, R, S), b (K) -> (N, K, P, Q), plain if `plain_output`, else in
+/// the layout that the backend's next convolution likes. Pool windows must tile: stride = kernel, no padding, at most
+/// 254 pixels. With op.dropout.p = 0 nothing is dropped.
+///
+/// Numbers that are not finite: where dropout drops, a gradient is stopped even if it is infinite or NaN; the four
+/// operators make NaN of it. The CPU's own kernels (3x3 convolutions, 2x2 pools) differ in more. A window that has such
+/// a number among the 4x4 pixels below it, and a channel that has such a weight, may be NaN where the four operators
+/// give another value, but is never finite where theirs is not. Gradients leave out products with outputs that relu or
+/// dropout stopped, so dx and dw may be finite where zero times infinity makes the four operators' NaN, or the reverse.
+/// A CheckFinite reports all of these: the image, weight, bias or gradient itself.
+Variable conv_pool_relu(const Variable& x, const Variable& w, const Variable& b, const ConvPoolRelu& op,
+                        bool plain_output = false);
+/// Whether conv_pool_relu takes this pool: its windows tile.
+bool pool_tiles(const Window2d& pool);
+
+/// dropout(relu(linear(x, w, b)), key) in one operator: the same values and gradients as the three operators, on CPU to
+/// the last bit, without passes of their own over the activations. x (N, I), w (O, I), b (O) or undefined -> (N, O).
+/// With key.p = 0 nothing is dropped.
+///
+/// Of what is not finite, two gradients differ from those of the three operators where dropout drops: an output that is
+/// NaN (of a sum that is NaN or infinite) passes its gradient times the scale, not times 0; and a gradient that is not
+/// finite becomes 0, not NaN. While a CheckFinite lives the three run one by one: relu would hide a sum that is
+/// -infinity.
+Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variable& b, const DropoutKey& key);
+
+/// log_softmax(linear(x, w, b)) in one operator: the same values and gradients, on CPU to the last bit, and the same
+/// tape; the logits are not kept. x (N, I), w (C, I), b (C) or undefined -> (N, C). While a CheckFinite lives the two
+/// run one by one, so that its error names the right one.
+Variable linear_log_softmax(const Variable& x, const Variable& w, const Variable& b);
+
+}  // namespace duet::ops
