@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "dp/parallel_apply.h"
 #include "dp/replicate.h"
 #include "dp/scatter_gather.h"
 #include "lib/base/wrapper_times.h"

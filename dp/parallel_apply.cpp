@@ -1,5 +1,3 @@
-#include "dp/parallel_apply.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -7,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "dp/replicate.h"
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
@@ -30,11 +29,11 @@ void run_side_by_side(Replicas& replicas, int count, Task&& task) {
       try {
         const Device device = replicas.devices()[static_cast<std::size_t>(i)];
         with_prefix([&] { return concat("replica ", i, " on device ", device, ": "); }, [&] { task(i); });
-        replicas.sums().leave();
+        replicas.sums().end();
       } catch (const OtherReplicaFailed&) {
         throw;
       } catch (...) {
-        replicas.sums().fail(std::current_exception());
+        replicas.sums().end(std::current_exception());
         throw;
       }
     });
@@ -53,11 +52,10 @@ struct ParallelApplyNode final : Node {
     const auto start = Clock::now();
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
-    if (times) times->backward_us += microseconds_since(start);
+    times->backward_us += microseconds_since(start);
     const auto sum_start = Clock::now();
     const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
-    if (!times) return;
     times->exposed_us += microseconds_since(sum_start);
     times->communication_us = times->exposed_us;
   }
@@ -179,11 +177,10 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   int output_count = 0;
   unsigned normalisers = 0;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    map_tensors(outputs[i], [&](const Variable& y) {
+    for_each_tensor(outputs[i], [&](const Variable& y) {
       outputs_of[i].push_back(y);
       ++output_count;
       if (y.requires_grad()) normalisers |= y.edge().node->normalisers();
-      return y;
     });
   }
   if ((normalisers & kPartOfBatch) != 0) normalisers = (normalisers & ~unsigned{kPartOfBatch}) | of_all_parts(inputs);

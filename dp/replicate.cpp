@@ -1,6 +1,7 @@
 #include "dp/replicate.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -12,7 +13,71 @@ namespace {
 
 bool shares_memory(Device a, Device b) { return a == b || (a.kind == b.kind && backend(a.kind).shares_memory()); }
 
+using Buffers = std::vector<std::vector<Tensor>>;  // by replica: copies of the optimizer's
+
+nn::UpdateRun run_of(const nn::ParameterStore& store, const std::vector<Tensor>& buffers) {
+  nn::UpdateRun run{.values = store.values(), .gradients = store.gradients()};
+  run.state.assign(buffers.begin(), buffers.end());
+  return run;
+}
+
 }  // namespace
+
+ReplicaSums::ReplicaSums(int replicas) : parts_(static_cast<std::size_t>(replicas)) {
+  for (int replica = 0; replica < replicas; ++replica) entrances_.emplace_back(*this, replica);
+}
+
+void ReplicaSums::begin(int count) {
+  const std::lock_guard lock(mutex_);
+  count_ = count;
+  arrived_ = 0;
+  left_ = false;
+  cause_ = nullptr;
+  std::fill(parts_.begin(), parts_.end(), std::span<double>());
+}
+
+void ReplicaSums::end(std::exception_ptr cause) {
+  const std::lock_guard lock(mutex_);
+  left_ |= cause == nullptr;
+  if (cause_ == nullptr) cause_ = std::move(cause);
+  changed_.notify_all();
+}
+
+void ReplicaSums::sum(int replica, std::span<double> values) {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t round = round_;
+  parts_[static_cast<std::size_t>(replica)] = values;
+  if (++arrived_ == count_) {
+    add_up();
+    arrived_ = 0;
+    ++round_;
+    changed_.notify_all();
+  } else {
+    changed_.wait(lock, [&] { return round_ != round || left_ || cause_; });
+  }
+  if (round_ == round && cause_) throw OtherReplicaFailed{cause_};
+  require<UsageError>(round_ != round, "replica ", replica, " sums over the batch, but another one has ended");
+  std::copy(result_.begin(), result_.end(), values.begin());
+}
+
+/// Replicas without rows count as zeros, which change no bits.
+void ReplicaSums::add_up() {
+  const std::size_t width = parts_[0].size();
+  for (int replica = 0; replica < count_; ++replica)
+    require<UsageError>(parts_[static_cast<std::size_t>(replica)].size() == width, "replica ", replica, " sums up ",
+                        parts_[static_cast<std::size_t>(replica)].size(), " numbers, replica 0 ", width);
+  scratch_.assign(width * parts_.size(), 0);
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    std::copy(parts_[i].begin(), parts_[i].end(), scratch_.begin() + static_cast<std::ptrdiff_t>(i * width));
+  const bool tree = (parts_.size() & (parts_.size() - 1)) == 0;
+  const auto add = [&](std::size_t to, std::size_t from) {
+    for (std::size_t k = 0; k < width; ++k) scratch_[to * width + k] += scratch_[from * width + k];
+  };
+  for (std::size_t step = 1; tree && step < parts_.size(); step *= 2)
+    for (std::size_t i = 0; i < parts_.size(); i += 2 * step) add(i, i + step);
+  for (std::size_t i = 1; !tree && i < parts_.size(); ++i) add(0, i);
+  result_.assign(scratch_.begin(), scratch_.begin() + static_cast<std::ptrdiff_t>(width));
+}
 
 Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Refresh refresh, DeviceSum sum,
                    Forward forward)
@@ -52,13 +117,10 @@ void Replicas::make_contexts(const nn::Context& model) {
   }
   if (std::all_of(devices_.begin(), devices_.end(), [&](Device d) { return shares_memory(d, devices_[0]); }))
     model.store->set_threads(threads_);
-  persistent_.reset();
-  if (can_persist(model)) {
-    std::vector<nn::ParameterStore*> copies;
-    for (std::size_t i = 1; i < stores_.size(); ++i) copies.push_back(stores_[i].get());
-    persistent_ = std::make_shared<PersistentReplicas>(*model.store, std::move(copies));
-  }
   replicated_ = model.store;
+  // With an owner of its own: the site expires when the contexts are made of another store.
+  site_ = can_persist(model) ? std::shared_ptr<UpdateSite>(std::make_shared<char>(), this) : nullptr;
+  has_values_ = has_gradients_ = false;
 }
 
 bool Replicas::can_persist(const nn::Context& model) const {
@@ -69,7 +131,7 @@ bool Replicas::can_persist(const nn::Context& model) const {
 }
 
 void Replicas::require_same_values() const {
-  if (persistent_ == nullptr || !persistent_->has_values()) return;
+  if (site_ == nullptr || !has_values_) return;
   const Tensor first = std::as_const(*replicated_).values().to(Device{});
   for (std::size_t i = 1; i < stores_.size(); ++i) {
     const Tensor other = std::as_const(*stores_[i]).values().to(Device{});
@@ -84,7 +146,7 @@ void Replicas::replicate(const nn::Context& model, int count) {
   if (replicated_ != model.store) make_contexts(model);
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
-  const bool holds = persistent_ != nullptr && persistent_->has_values() && model.store->update_site() == persistent_;
+  const bool holds = site_ != nullptr && has_values_ && model.store->update_site() == site_;
   const auto lacks_values = [&](const nn::Context& context) {
     return !holds && !context.store->values().same_memory(values);
   };
@@ -98,17 +160,39 @@ void Replicas::replicate(const nn::Context& model, int count) {
     copies |= lacks_values(context);
   }
   if (!copies) return;
-  if (persistent_ != nullptr && !holds) persistent_->values_written();
+  if (!holds) has_values_ = false;
   threads_->run(size(), [&](int i, int) {
-    if (i >= count && persistent_ == nullptr) return;
+    if (i >= count && site_ == nullptr) return;
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     if (lacks_values(context)) copy(values, context.store->values());
     for (int b = 0; i > 0 && b < range.buffers; ++b)
       copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));
   });
-  if (persistent_ == nullptr || holds) return;
-  persistent_->set_values_copied();
-  model.store->set_update_site(persistent_);
+  if (site_ == nullptr || holds) return;
+  has_values_ = true;
+  has_gradients_ = false;
+  model.store->set_update_site(site_);
+}
+
+void Replicas::update(nn::OptimizerState& state, Settings, Rule rule) {
+  if (!has_values_) {
+    state.at_site.reset();  // copies of the buffers miss this update
+    return rule(run_of(*replicated_, state.buffers));
+  }
+  auto copies = std::static_pointer_cast<Buffers>(state.at_site);
+  if (copies == nullptr) {
+    copies = std::make_shared<Buffers>(stores_.size());
+    for (std::size_t i = 1; i < stores_.size(); ++i)
+      for (const Tensor& buffer : state.buffers) (*copies)[i].push_back(buffer.to(stores_[i]->device()));
+    state.at_site = copies;
+  }
+  const nn::ParameterStore& model = *replicated_;
+  for (std::size_t i = 1; !has_gradients_ && i < stores_.size(); ++i) copy(model.gradients(), stores_[i]->gradients());
+  has_gradients_ = true;
+  has_values_ = false;  // until all of them are updated
+  rule(run_of(model, state.buffers));
+  for (std::size_t i = 1; i < stores_.size(); ++i) rule(run_of(*stores_[i], (*copies)[i]));
+  has_values_ = true;
 }
 
 void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& destination, bool for_all) {
@@ -118,11 +202,11 @@ void Replicas::sum_gradients(std::span<const char> took_part, const Tensor& dest
     if (!took_part[static_cast<std::size_t>(i)]) backend(part).fill(part, 0.0f);
     parts.push_back(part);
   }
-  if ((persistent_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
+  if ((site_ != nullptr && for_all) || sum_ != DeviceSum::tree) {
     PooledVector<Tensor> destinations = parts;
     destinations[0] = destination;
     backend(destination).all_reduce_devices(parts, destinations, sum_);
-    if (persistent_ != nullptr) persistent_->set_gradients_copied(for_all);
+    has_gradients_ = site_ != nullptr && for_all;
     return;
   }
   threads_->run(size(),

@@ -1,15 +1,19 @@
-// The second of data parallelism's four steps: every device gets the values of the model.
+// The second and third of data parallelism's four steps: every device gets the values of the model, and the replicas
+// run in parallel.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
-#include "dp/persistent_replicas.h"
-#include "dp/replica_sums.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
+#include "lib/base/wrapper_times.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 
@@ -20,15 +24,58 @@ enum class Refresh {
   /// Copied from the first device in every forward, as PyTorch does.
   per_forward,
   /// Devices that share memory read the same values. Others keep copies, and the sum of the gradients is given to all
-  /// of them, so that an optimizer updates every copy: see Note [Update sites] in lib/nn/update_site.h. Where the
+  /// of them, so that an optimizer updates every copy: see Note [Update sites] in lib/nn/parameters.h. Where the
   /// module is only a part of a model, or devices of several kinds take part, they are copied in every forward.
   persistent,
+};
+
+/// Thrown in a replica that waits for one that failed; not a std::exception, so that no handler reports it as the
+/// cause.
+struct OtherReplicaFailed {
+  std::exception_ptr cause;
+};
+
+/// A barrier with a sum for the replicas' threads: numbers that the replicas of one forward or backward add up while
+/// they run. Their caller calls begin() before, and each thread end() at its end, so that no replica waits for one that
+/// has ended.
+class ReplicaSums {
+ public:
+  explicit ReplicaSums(int replicas);
+  /// Replicas 0 to count - 1 start to run.
+  void begin(int count);
+  /// What a replica's layers call.
+  BatchSums& of(int replica) { return entrances_[static_cast<std::size_t>(replica)]; }
+  /// `cause`: of a replica that failed.
+  void end(std::exception_ptr cause = nullptr);
+
+ private:
+  struct Entrance final : BatchSums {
+    Entrance(ReplicaSums& all, int number) : sums(all), replica(number) {}
+    void sum(std::span<double> values) override { sums.sum(replica, values); }
+    ReplicaSums& sums;
+    int replica;
+  };
+  void sum(int replica, std::span<double> values);
+  void add_up();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Entrance> entrances_;
+  std::vector<std::span<double>> parts_;  // by replica; empty: takes no part
+  std::vector<double> result_, scratch_;
+  int count_ = 0, arrived_ = 0;
+  std::uint64_t round_ = 0;
+  bool left_ = false;
+  std::exception_ptr cause_;
 };
 
 /// One context of a module per device, and a long-lived thread for each device but the first, which runs on the
 /// calling thread. Replica 0 works on the model's own values and buffers, so what it does to buffers stays; buffers
 /// of the others are copied before every forward and dropped after it, values as Refresh says.
-class Replicas {
+///
+/// Where the copies on devices that do not share memory persist, this is the update site of the model's store: an
+/// optimizer updates every copy as it updates the values, which saves a copy to every device in the next forward.
+class Replicas final : private nn::UpdateSite {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
   /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
@@ -59,6 +106,9 @@ class Replicas {
  private:
   void make_contexts(const nn::Context& model);
   bool can_persist(const nn::Context& model) const;
+  void update(nn::OptimizerState& state, Settings settings, Rule rule) override;
+  void values_written() override { has_values_ = false; }
+  void gradients_written() override { has_gradients_ = false; }
 
   const nn::Module& module_;
   std::vector<Device> devices_;
@@ -68,9 +118,18 @@ class Replicas {
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;
   const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
-  std::shared_ptr<PersistentReplicas> persistent_;  // all but the first; null where values are copied in each forward
+  std::shared_ptr<UpdateSite> site_;  // this, for replicated_; null where values are copied in each forward
+  bool has_values_ = false;           // whether persistent copies are the values as they are now
+  bool has_gradients_ = false;        // whether they have the sum of the gradients
   std::shared_ptr<ThreadPool> threads_;
   ReplicaSums sums_;
 };
+
+/// Runs replica i on inputs[i], each on its device's thread; grad mode is that of the caller. `model` is the context of
+/// the values that were replicated: the sum of the replicas' gradients goes to its slots. When replicas throw, the
+/// lowest one's exception is rethrown after all have stopped, with its own type and "replica 1 on device cpu:1" in
+/// front. `times` gets the times of backward.
+PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas, nn::Context& model,
+                                       std::span<const nn::Value> inputs, const std::shared_ptr<WrapperTimes>& times);
 
 }  // namespace duet::dp

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <memory>
 #include <numeric>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
@@ -12,6 +14,18 @@
 
 namespace duet::dp {
 namespace {
+
+/// Elements [begin, ...) of dimension `dim` of a tensor, as Backend::copy_2d takes them.
+struct Strip {
+  Strip(const Tensor& whole, int dim, std::int64_t begin)
+      : inner(static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype())),
+        pitch(static_cast<std::size_t>(whole.size(dim)) * inner),
+        runs(pitch > 0 ? whole.bytes() / pitch : 0),
+        data(static_cast<std::byte*>(whole.raw()) + static_cast<std::size_t>(begin) * inner) {}
+  std::size_t inner;  // bytes of one element of the dimension
+  std::size_t pitch, runs;
+  std::byte* data;
+};
 
 /// Elements [begin, begin + size) of dimension `dim` as a tensor on `device`.
 Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size, Device device) {
@@ -22,25 +36,19 @@ Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size,
   }
   Tensor piece = empty(x.shape().with(dim, size), x.dtype(), x.device());
   piece.set_stamp(x.stamp());
-  const std::size_t inner = static_cast<std::size_t>(x.shape().count_from(dim + 1)) * size_of(x.dtype());
-  const std::size_t pitch = static_cast<std::size_t>(x.size(dim)) * inner;
-  const std::size_t width = static_cast<std::size_t>(size) * inner;
-  if (width > 0)
-    backend(x).copy_2d(piece.raw(), width,
-                       static_cast<const std::byte*>(x.raw()) + static_cast<std::size_t>(begin) * inner, pitch, width,
-                       x.bytes() / pitch, x.device());
+  const Strip strip(x, dim, begin);
+  const std::size_t width = static_cast<std::size_t>(size) * strip.inner;
+  if (width > 0) backend(x).copy_2d(piece.raw(), width, strip.data, strip.pitch, width, strip.runs, x.device());
   return piece.to(device);
 }
 
 /// The other way round: writes `piece` to elements [begin, ...) of dimension `dim` of `whole`.
 void place_piece(const Tensor& piece, const Tensor& whole, int dim, std::int64_t begin) {
   const Tensor here = piece.to(whole.device());
-  const std::size_t inner = static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype());
-  const std::size_t pitch = static_cast<std::size_t>(whole.size(dim)) * inner;
-  const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * inner;
-  if (width == 0 || whole.bytes() == 0) return;
-  backend(whole).copy_2d(static_cast<std::byte*>(whole.raw()) + static_cast<std::size_t>(begin) * inner, pitch,
-                         here.raw(), width, width, whole.bytes() / pitch, whole.device());
+  const Strip strip(whole, dim, begin);
+  const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * strip.inner;
+  if (width > 0 && strip.runs > 0)
+    backend(whole).copy_2d(strip.data, strip.pitch, here.raw(), width, width, strip.runs, whole.device());
 }
 
 Tensor joined(std::span<const Tensor> pieces, Device device, int dim) {
@@ -94,6 +102,28 @@ struct GatherNode final : Node {
   int dim = 0;
   bool scalars = false;
 };
+
+/// The first tensor found in a value, with its path in the value for messages.
+struct Found {
+  std::string path;
+  std::int64_t size = -1;
+};
+
+/// Checks that all tensors have one size of `dim`.
+void find_size(const nn::Value& value, int dim, const std::string& path, Found& found) {
+  if (value.is_variable()) {
+    const Shape& shape = value.variable().shape();
+    require<ShapeError>(shape.rank() > dim, "scatter: ", path, " has shape ", shape, ", which has no dimension ", dim);
+    if (found.size < 0) found = {path, shape[dim]};
+    require<ShapeError>(shape[dim] == found.size, "scatter: ", path, " has ", shape[dim], " rows, but ", found.path,
+                        " has ", found.size);
+  } else if (value.is_list()) {
+    for (std::size_t i = 0; i < value.list().size(); ++i)
+      find_size(value.list()[i], dim, path + "[" + std::to_string(i) + "]", found);
+  } else if (value.is_dict()) {
+    for (const auto& [key, item] : value.dict()) find_size(item, dim, path + "." + key, found);
+  }
+}
 
 }  // namespace
 
@@ -156,6 +186,65 @@ Variable gather(std::span<const Variable> pieces, Device device, int dim) {
   node->scalars = scalars;
   for (const Tensor& tensor : tensors) node->sizes.push_back(tensor.size(node->dim));
   return Variable(whole, std::move(node));
+}
+
+PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> devices, int dim, Split split) {
+  Found found;
+  find_size(value, dim, "input", found);
+  if (found.size < 0) return PooledVector<nn::Value>(devices.size(), value);
+  const PooledVector<std::int64_t> sizes = piece_sizes(found.size, static_cast<int>(devices.size()), split);
+  PooledVector<PooledVector<Variable>> pieces;
+  nn::for_each_tensor(value, [&](const Variable& x) { pieces.push_back(scatter(x, devices, sizes, dim)); });
+  PooledVector<nn::Value> values;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    std::size_t next = 0;
+    values.push_back(nn::map_tensors(value, [&](const Variable&) { return pieces[next++][i]; }));
+  }
+  return values;
+}
+
+nn::Value gather(std::span<const nn::Value> pieces, Device device, int dim) {
+  require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
+  const nn::Value& first = pieces[0];
+  for (const nn::Value& piece : pieces)
+    require<ShapeError>(std::string_view(piece.kind()) == first.kind(), "gather: got a ", piece.kind(),
+                        ", but expected a ", first.kind());
+  if (first.is_variable()) {
+    PooledVector<Variable> variables;
+    for (const nn::Value& piece : pieces) variables.push_back(piece.variable());
+    return gather(std::span<const Variable>(variables), device, dim);
+  }
+  const auto gather_item = [&](auto item_of) {
+    PooledVector<nn::Value> items;
+    for (const nn::Value& piece : pieces) items.push_back(item_of(piece));
+    return gather(std::span<const nn::Value>(items), device, dim);
+  };
+  if (first.is_list()) {
+    nn::List list;
+    for (const nn::Value& piece : pieces)
+      require<ShapeError>(piece.list().size() == first.list().size(), "gather: lists of ", piece.list().size(), " and ",
+                          first.list().size(), " items");
+    for (std::size_t i = 0; i < first.list().size(); ++i)
+      list.push_back(gather_item([i](const nn::Value& piece) { return piece.list()[i]; }));
+    return list;
+  }
+  if (first.is_dict()) {
+    nn::Dict dict;
+    for (const nn::Value& piece : pieces)
+      require<ShapeError>(piece.dict().size() == first.dict().size(),
+                          "gather: all dicts must have the same number of keys, got ", piece.dict().size(), " and ",
+                          first.dict().size());
+    for (const auto& [name, item] : first.dict()) {
+      const std::string& key = name;
+      dict.emplace_back(key, gather_item([&key](const nn::Value& piece) {
+                          for (const auto& [other, value] : piece.dict())
+                            if (other == key) return value;
+                          throw ShapeError(concat("gather: no key '", key, "' in one of the dicts"));
+                        }));
+    }
+    return dict;
+  }
+  return first;
 }
 
 }  // namespace duet::dp

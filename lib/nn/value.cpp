@@ -30,15 +30,9 @@ const std::any& Value::object() const {
 }
 
 const Variable* first_tensor(const Value& value) {
-  const auto first_of = [](const auto& items, auto&& item) -> const Variable* {
-    for (const auto& each : items)
-      if (const Variable* const found = first_tensor(item(each))) return found;
-    return nullptr;
-  };
-  if (value.is_variable()) return &value.variable();
-  if (value.is_list()) return first_of(value.list(), [](const Value& each) -> const Value& { return each; });
-  if (value.is_dict()) return first_of(value.dict(), [](const auto& each) -> const Value& { return each.second; });
-  return nullptr;
+  const Variable* first = nullptr;
+  for_each_tensor(value, [&](const Variable& variable) { first = first ? first : &variable; });
+  return first;
 }
 
 }  // namespace duet::nn

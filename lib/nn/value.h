@@ -52,11 +52,21 @@ class Value {
       content_;
 };
 
-/// The first tensor of a value, depth first, or null.
+/// Calls visit(variable) for each tensor of a value, depth first.
+template <class Visit>
+void for_each_tensor(const Value& value, Visit&& visit) {
+  if (value.is_variable()) visit(value.variable());
+  if (value.is_list())
+    for (const Value& item : value.list()) for_each_tensor(item, visit);
+  if (value.is_dict())
+    for (const auto& [key, item] : value.dict()) for_each_tensor(item, visit);
+}
+
+/// The first tensor of a value, or null.
 const Variable* first_tensor(const Value& value);
 inline const Variable* first_tensor(const Variable& variable) { return &variable; }
 
-/// The value with visit(variable) in the place of each of its tensors, visited in order; all else is shared.
+/// The value with visit(variable) in the place of each of its tensors, visited in the same order; all else is shared.
 template <class Visit>
 Value map_tensors(const Value& value, Visit&& visit) {
   if (value.is_variable()) return visit(value.variable());
