@@ -15,18 +15,6 @@
 namespace duet::dp {
 namespace {
 
-/// Elements [begin, ...) of dimension `dim` of a tensor, as Backend::copy_2d takes them.
-struct Strip {
-  Strip(const Tensor& whole, int dim, std::int64_t begin)
-      : inner(static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype())),
-        pitch(static_cast<std::size_t>(whole.size(dim)) * inner),
-        runs(pitch > 0 ? whole.bytes() / pitch : 0),
-        data(static_cast<std::byte*>(whole.raw()) + static_cast<std::size_t>(begin) * inner) {}
-  std::size_t inner;  // bytes of one element of the dimension
-  std::size_t pitch, runs;
-  std::byte* data;
-};
-
 /// Elements [begin, begin + size) of dimension `dim` as a tensor on `device`.
 Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size, Device device) {
   if (dim == 0) {
@@ -36,19 +24,25 @@ Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size,
   }
   Tensor piece = empty(x.shape().with(dim, size), x.dtype(), x.device());
   piece.set_stamp(x.stamp());
-  const Strip strip(x, dim, begin);
-  const std::size_t width = static_cast<std::size_t>(size) * strip.inner;
-  if (width > 0) backend(x).copy_2d(piece.raw(), width, strip.data, strip.pitch, width, strip.runs, x.device());
+  const std::size_t inner = static_cast<std::size_t>(x.shape().count_from(dim + 1)) * size_of(x.dtype());
+  const std::size_t pitch = static_cast<std::size_t>(x.size(dim)) * inner;
+  const std::size_t width = static_cast<std::size_t>(size) * inner;
+  if (width > 0)
+    backend(x).copy_2d(piece.raw(), width,
+                       static_cast<const std::byte*>(x.raw()) + static_cast<std::size_t>(begin) * inner, pitch, width,
+                       x.bytes() / pitch, x.device());
   return piece.to(device);
 }
 
 /// The other way round: writes `piece` to elements [begin, ...) of dimension `dim` of `whole`.
 void place_piece(const Tensor& piece, const Tensor& whole, int dim, std::int64_t begin) {
   const Tensor here = piece.to(whole.device());
-  const Strip strip(whole, dim, begin);
-  const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * strip.inner;
-  if (width > 0 && strip.runs > 0)
-    backend(whole).copy_2d(strip.data, strip.pitch, here.raw(), width, width, strip.runs, whole.device());
+  const std::size_t inner = static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype());
+  const std::size_t pitch = static_cast<std::size_t>(whole.size(dim)) * inner;
+  const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * inner;
+  if (width == 0 || whole.bytes() == 0) return;
+  backend(whole).copy_2d(static_cast<std::byte*>(whole.raw()) + static_cast<std::size_t>(begin) * inner, pitch,
+                         here.raw(), width, width, whole.bytes() / pitch, whole.device());
 }
 
 Tensor joined(std::span<const Tensor> pieces, Device device, int dim) {

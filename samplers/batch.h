@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 
 #include "lib/data/sampler.h"
 
@@ -15,18 +17,30 @@ struct BatchOptions {
   int rank = 0;
 };
 
-/// torch.utils.data.BatchSampler: consecutive runs of one rank's own order. The global batch is the ranks' batches one
-/// after the other. Throws UsageError for a batch size below 1 and for a rank outside [0, world_size).
-class Batches : public data::BatchSampler {
+/// Consecutive runs of an order. Throws UsageError for a batch size below 1 and for a rank outside [0, world_size).
+class StepSampler : public data::BatchSampler {
  public:
-  Batches(std::unique_ptr<data::Sampler> order, const BatchOptions& options);
   std::int64_t steps() const override;
   void set_epoch(std::int64_t epoch) override { order_->set_epoch(epoch); }
-  data::StepIndices step(std::int64_t step) const override;
+
+ protected:
+  StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options);
+  /// The indices of batch number `step`.
+  std::span<const std::int64_t> cut(std::int64_t step) const;
+  int rank() const { return options_.rank; }
+  int world_size() const { return options_.world_size; }
 
  private:
   std::unique_ptr<data::Sampler> order_;
   BatchOptions options_;
+};
+
+/// torch.utils.data.BatchSampler: consecutive runs of one rank's own order. The global batch is the ranks' batches one
+/// after the other.
+class Batches : public StepSampler {
+ public:
+  Batches(std::unique_ptr<data::Sampler> order, const BatchOptions& options) : StepSampler(std::move(order), options) {}
+  data::StepIndices step(std::int64_t step) const override;
 };
 
 struct BlockedOptions {
@@ -38,17 +52,12 @@ struct BlockedOptions {
 
 /// Every rank holds the order of the *whole* set, and reads rows floor(rank N / W) to floor((rank + 1) N / W) of every
 /// global batch of N rows: one process and any number of ranks walk the same global batches, and every row is read
-/// once. A rank's part of a small batch may be empty. Throws as Batches.
-class BlockedBatches : public data::BatchSampler {
+/// once. A rank's part of a small batch may be empty.
+class BlockedBatches : public StepSampler {
  public:
-  BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& options);
-  std::int64_t steps() const override;
-  void set_epoch(std::int64_t epoch) override { order_->set_epoch(epoch); }
+  BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& o)
+      : StepSampler(std::move(whole_order), {o.global_batch, o.drop_last, o.world_size, o.rank}) {}
   data::StepIndices step(std::int64_t step) const override;
-
- private:
-  std::unique_ptr<data::Sampler> order_;
-  BlockedOptions options_;
 };
 
 }  // namespace duet::samplers

@@ -1,0 +1,111 @@
+// The orders of indices, and their cutting into steps.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lib/error.h"
+#include "lib/random.h"
+#include "samplers/batch.h"
+#include "samplers/distributed.h"
+#include "samplers/random.h"
+#include "samplers/sequential.h"
+
+namespace duet::samplers {
+namespace {
+
+void check_rank(int rank, int world_size) {
+  require<UsageError>(world_size > 0, "the world size must be positive, got ", world_size);
+  require<UsageError>(0 <= rank && rank < world_size, "Invalid rank ", rank, ", rank should be in the interval [0, ",
+                      world_size - 1, "]");
+}
+
+std::int64_t checked_size(std::int64_t n) {
+  require<UsageError>(n > 0, "num_samples should be a positive integer value, but got num_samples=", n);
+  return n;
+}
+
+/// Room for n indices.
+std::vector<std::int64_t> room_for(std::int64_t n) {
+  require<UsageError>(n >= 0, "cannot sample from ", n, " items");
+  return std::vector<std::int64_t>(static_cast<std::size_t>(n));
+}
+
+/// ceil(n / ranks), or with drop_last the number of whole rounds.
+std::int64_t share(std::int64_t n, const DistributedOptions& options) {
+  return options.drop_last ? n / options.world_size : (n + options.world_size - 1) / options.world_size;
+}
+
+}  // namespace
+
+SequentialSampler::SequentialSampler(std::int64_t n) : indices_(room_for(n)) {
+  std::iota(indices_.begin(), indices_.end(), std::int64_t{0});
+}
+
+RandomSampler::RandomSampler(std::int64_t n, std::uint64_t seed) : n_(checked_size(n)), seed_(seed) { set_epoch(0); }
+
+RandomSampler::RandomSampler(std::int64_t n, Mt19937& generator) : n_(checked_size(n)), generator_(&generator) {}
+
+void RandomSampler::set_epoch(std::int64_t epoch) {
+  const std::uint64_t seed =
+      generator_ ? static_cast<std::uint64_t>(generator_->random_int64()) : seed_ + static_cast<std::uint64_t>(epoch);
+  indices_.resize(static_cast<std::size_t>(n_));
+  Mt19937(seed).randperm(indices_);
+}
+
+DistributedSampler::DistributedSampler(std::int64_t n, const DistributedOptions& options) : options_(options) {
+  check_rank(options.rank, options.world_size);
+  all_ = room_for(n);
+  indices_ = room_for(share(n, options));
+  set_epoch(0);
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch) {
+  if (options_.shuffle) {
+    Mt19937(options_.seed + static_cast<std::uint64_t>(epoch)).randperm(all_);
+  } else {
+    std::iota(all_.begin(), all_.end(), std::int64_t{0});
+  }
+  const auto ranks = static_cast<std::size_t>(options_.world_size), rank = static_cast<std::size_t>(options_.rank);
+  for (std::size_t i = 0; i < indices_.size(); ++i) indices_[i] = all_[(rank + i * ranks) % all_.size()];
+}
+
+StepSampler::StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options)
+    : order_(std::move(order)), options_(options) {
+  require<UsageError>(options.batch_size >= 1,
+                      "batch_size should be a positive integer value, but got batch_size=", options.batch_size);
+  check_rank(options.rank, options.world_size);
+}
+
+std::int64_t StepSampler::steps() const {
+  const std::int64_t n = order_->size(), batch = options_.batch_size;
+  return n / batch + (!options_.drop_last && n % batch ? 1 : 0);
+}
+
+std::span<const std::int64_t> StepSampler::cut(std::int64_t step) const {
+  const auto all = order_->indices();
+  const std::int64_t batch = options_.batch_size;
+  require<UsageError>(std::ssize(all) == order_->size(), "set_epoch has not been called");
+  require<UsageError>(0 <= step && step * batch < std::ssize(all), "step ", step, " asked of an order of ", all.size());
+  const auto begin = static_cast<std::size_t>(step * batch);
+  return all.subspan(begin, std::min(static_cast<std::size_t>(batch), all.size() - begin));
+}
+
+data::StepIndices Batches::step(std::int64_t step) const {
+  const auto indices = cut(step);
+  return {indices, rank() * std::ssize(indices), world_size() * std::ssize(indices), world_size()};
+}
+
+data::StepIndices BlockedBatches::step(std::int64_t step) const {
+  const auto batch = cut(step);
+  const std::int64_t rows = std::ssize(batch), begin = block_begin(rank(), rows, world_size());
+  const std::int64_t end = block_begin(rank() + 1, rows, world_size());
+  return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, rows,
+          world_size()};
+}
+
+}  // namespace duet::samplers
