@@ -17,7 +17,6 @@
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/chain.h"
-#include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/module.h"
 #include "lib/nn/simple_cnn.h"

@@ -7,7 +7,6 @@
 #include "ddp/group/shared_memory_group.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/nn/parameters.h"
-#include "lib/nn/update_site.h"
 
 namespace duet::ddp {
 

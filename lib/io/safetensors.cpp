@@ -322,11 +322,16 @@ TensorFile load_tensors(const std::string& path, Checksum checksum, const Header
 
 void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
   constexpr std::string_view kWrapper = "module.";
-  const bool wrapped = !from.empty() && std::all_of(from.begin(), from.end(), [&](const auto& named) {
-    return named.name.compare(0, kWrapper.size(), kWrapper) == 0;
-  });
+  const auto wrapped = [&](const NamedTensor& named) { return named.name.starts_with(kWrapper); };
+  if (!std::ranges::all_of(from, wrapped)) return copy_by_name(from, into, source);
+  NamedTensors inner = from;
+  for (NamedTensor& named : inner) named.name.erase(0, kWrapper.size());
+  copy_by_name(inner, into, source);
+}
+
+void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
   std::map<std::string, Tensor> found;
-  for (const auto& [name, tensor] : from) found[wrapped ? name.substr(kWrapper.size()) : name] = tensor;
+  for (const auto& [name, tensor] : from) found[name] = tensor;
   for (const auto& [name, tensor] : into) {
     const auto match = found.find(name);
     if (match == found.end() && is_optional(name)) continue;
@@ -336,10 +341,9 @@ void restore(const NamedTensors& from, const NamedTensors& into, const std::stri
                        " is of another model: \"", name, "\" is ", other.dtype(), other.shape(), ", expected ",
                        tensor.dtype(), tensor.shape());
   }
-  for (const auto& unclaimed : found)
-    require<DataError>(
-        std::any_of(into.begin(), into.end(), [&](const auto& named) { return named.name == unclaimed.first; }), source,
-        " is of another model: it has the tensor \"", unclaimed.first, "\" that this one lacks");
+  for (const auto& [name, tensor] : found)
+    require<DataError>(std::ranges::any_of(into, [&](const NamedTensor& own) { return own.name == name; }), source,
+                       " is of another model: it has the tensor \"", name, "\" that this one lacks");
   for (const auto& [name, tensor] : into)
     if (const auto match = found.find(name); match != found.end()) copy(match->second, tensor);
 }

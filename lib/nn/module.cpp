@@ -8,6 +8,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/base/with_prefix.h"
 #include "lib/error.h"
+#include "lib/io/safetensors.h"
 
 namespace duet::nn {
 
@@ -227,6 +228,45 @@ std::string Module::path() const {
 std::string Module::label() const {
   const std::string place = path();
   return place.empty() ? type_name() : concat(place, " (", type_name(), ")");
+}
+
+std::vector<NamedTensor> Module::state_dict() {
+  std::vector<NamedTensor> state;
+  context().store->require_whole_values();
+  append_state("", context(), state);
+  return state;
+}
+
+void Module::append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    state.push_back(
+        {prefix + parameters_[i].name, own.store->value(range_.first_slot + static_cast<int>(i) - own.first_slot)});
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    state.push_back({prefix + buffers_[i].name, own.buffer(range_.first_buffer + static_cast<int>(i))});
+  for (const Child& part : children_) child(part).append_state(prefix + part.name + ".", own, state);
+}
+
+void Module::load_state_dict(const std::vector<NamedTensor>& state) { copy_by_name(state, state_dict(), "the state"); }
+
+std::string Module::str() const {
+  std::string text;
+  append_text(text, 0);
+  return text;
+}
+
+void Module::append_text(std::string& text, int indent) const {
+  text += type_name() + "(" + details();
+  const std::string margin(static_cast<std::size_t>(indent), ' ');
+  std::vector<std::string> parts(children_.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) child(children_[i]).append_text(parts[i], indent + 2);
+  for (std::size_t first = 0, last; first < parts.size(); first = last + 1) {
+    last = first;
+    while (merges_equal_children() && last + 1 < parts.size() && parts[last + 1] == parts[first]) ++last;
+    text += "\n" + margin + "  (" + children_[first].name;
+    if (last > first) text += "-" + children_[last].name;
+    text += "): " + (last > first ? std::to_string(last - first + 1) + " x " : "") + parts[first];
+  }
+  text += children_.empty() ? ")" : "\n" + margin + ")";
 }
 
 }  // namespace duet::nn

@@ -13,10 +13,6 @@ struct ParameterStore::Hooks {
   template <class... Args>
   struct List {
     std::map<int, std::shared_ptr<const std::function<void(Args...)>>> by_id;
-
-    void add(int id, std::function<void(Args...)> hook) {
-      by_id[id] = std::make_shared<const std::function<void(Args...)>>(std::move(hook));
-    }
     /// A hook may remove itself or others while it runs.
     void call(Args... args) const {
       for (auto at = by_id.begin(); at != by_id.end();) {
@@ -29,6 +25,16 @@ struct ParameterStore::Hooks {
   List<int> ready;
   List<> begin, end;
   int next_id = 0;
+
+  template <class... Args>
+  static HookHandle add(const std::shared_ptr<Hooks>& to, List<Args...> Hooks::*list,
+                        std::function<void(Args...)> hook) {
+    const int id = to->next_id++;
+    ((*to).*list).by_id[id] = std::make_shared<const std::function<void(Args...)>>(std::move(hook));
+    return HookHandle([hooks = std::weak_ptr(to), list, id] {
+      if (const auto alive = hooks.lock()) ((*alive).*list).by_id.erase(id);
+    });
+  }
 };
 
 /// The leaf of one slot: gradients that arrive end up in the flat buffer.
@@ -90,6 +96,13 @@ Tensor flat_memory(std::vector<Slot> slots, Device device) {
   const std::int64_t count = lay_out(slots);
   if (slots.empty()) return zeros({0}, DType::f32, device);
   return zeros({count + kLine}, DType::f32, device).slice(flat_begin(slots), {count});
+}
+
+Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int count) {
+  if (count == 0) return flat.slice(0, {0});
+  const Slot& last = slots[static_cast<std::size_t>(first + count - 1)];  // lies first: see Note [Flat order]
+  const Slot& front = slots[static_cast<std::size_t>(first)];
+  return flat.slice(last.offset, {front.offset + front.shape.count() - last.offset});
 }
 
 }  // namespace
@@ -221,27 +234,15 @@ void ParameterStore::zero_grad() {
 }
 
 HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
-  const int id = hooks_->next_id++;
-  hooks_->ready.add(id, std::move(hook));
-  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
-    if (const auto alive = hooks.lock()) alive->ready.by_id.erase(id);
-  });
+  return Hooks::add(hooks_, &Hooks::ready, std::move(hook));
 }
 
 HookHandle ParameterStore::at_backward_begin(std::function<void()> hook) {
-  const int id = hooks_->next_id++;
-  hooks_->begin.add(id, std::move(hook));
-  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
-    if (const auto alive = hooks.lock()) alive->begin.by_id.erase(id);
-  });
+  return Hooks::add(hooks_, &Hooks::begin, std::move(hook));
 }
 
 HookHandle ParameterStore::at_backward_end(std::function<void()> hook) {
-  const int id = hooks_->next_id++;
-  hooks_->end.add(id, std::move(hook));
-  return HookHandle([hooks = std::weak_ptr(hooks_), id] {
-    if (const auto alive = hooks.lock()) alive->end.by_id.erase(id);
-  });
+  return Hooks::add(hooks_, &Hooks::end, std::move(hook));
 }
 
 void ParameterStore::grad_ready(int slot) {
@@ -266,17 +267,6 @@ void ParameterStore::divide(FunctionRef<void(int, int)> task) const {
   if (threads == nullptr) return task(0, 1);
   threads->run(threads->workers(), [&](int share, int) { task(share, threads->workers()); });
 }
-
-namespace {
-
-Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int count) {
-  if (count == 0) return flat.slice(0, {0});
-  const Slot& last = slots[static_cast<std::size_t>(first + count - 1)];  // lies first: see Note [Flat order]
-  const Slot& front = slots[static_cast<std::size_t>(first)];
-  return flat.slice(last.offset, {front.offset + front.shape.count() - last.offset});
-}
-
-}  // namespace
 
 Tensor ParameterStore::values_of(int first_slot, int slot_count) const {
   return run_of(values_, slots_, first_slot, slot_count);

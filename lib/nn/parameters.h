@@ -4,9 +4,14 @@
 // backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
 // optimizer's update is one kernel.
 //
-// Note [Writing values]: an update site (lib/nn/update_site.h) may keep copies of values and gradients. Code that
+// Note [Writing values]: an update site may keep copies of values and gradients. Code that
 // writes them takes them from a store that is not const; that alone marks the copies as out of date. Tensors taken
-// before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.
+// before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.//
+// Note [Update sites]: an optimizer updates the values of its model by their gradients, element by element.
+// A wrapper may have it done elsewhere: on every device that keeps a copy of the values (DataParallel on GPUs), or by
+// each rank for its part of the elements (ZeRO-1, DistributedDataParallel). It sets a site at the model's store; the
+// optimizer gives its rule to the site, which calls it with the memory to work on. The optimizer is independent of
+// devices and ranks, the wrapper of the rule.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +25,10 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
 #include "lib/named_tensor.h"
-#include "lib/nn/update_site.h"
+#include "lib/pool.h"
+#include "lib/tensor.h"
 
 namespace duet::nn {
 
@@ -52,6 +58,34 @@ class HookHandle {
 
  private:
   std::function<void()> remove_;
+};
+
+/// Consecutive elements of the flat buffers, all on one device.
+struct UpdateRun {
+  std::int64_t begin = 0;  // place of the first in the model's flat buffers
+  Tensor values, gradients;
+  PooledVector<Tensor> state{};  // the optimizer's buffers
+};
+
+/// The buffers that an optimizer keeps from step to step, each laid out as the values.
+struct OptimizerState {
+  std::vector<Tensor> buffers;      // on the store's device; whole on every rank between two updates
+  std::shared_ptr<void> at_site{};  // what the site of the last update keeps of them; null: nothing
+};
+
+/// Used by the store's thread.
+class UpdateSite {
+ public:
+  using Rule = FunctionRef<void(const UpdateRun& run)>;
+  using Settings = FunctionRef<std::uint32_t()>;
+
+  virtual ~UpdateSite() = default;
+  /// One update: calls `rule` for all elements that are to be updated here. `settings` hashes the rule's settings, of
+  /// which ranks that divide an update must have the same. Throws what `rule` throws.
+  virtual void update(OptimizerState& state, Settings settings, Rule rule) = 0;
+  /// Values or gradients of the store were written by others, or may have been: copies of them are out of date.
+  virtual void values_written() {}
+  virtual void gradients_written() {}
 };
 
 /// Used by one thread at a time.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 
 namespace duet::nn {

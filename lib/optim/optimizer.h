@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "lib/nn/module.h"
-#include "lib/nn/update_site.h"
+#include "lib/nn/parameters.h"
 
 namespace duet::optim {
 
 /// Base of the optimizers, as torch.optim.Optimizer: an own one implements update() and settings(). Parameters without
 /// a gradient are left alone. One kernel updates the whole model when all have one and were updated equally often.
-/// Where a wrapper has set an update site (Note [Update sites] in lib/nn/update_site.h), the update takes place there.
+/// Where a wrapper has set an update site (Note [Update sites] in lib/nn/parameters.h), the update takes place there.
 /// While an optimizer lives, the model stays on its device. Not thread-safe.
 class Optimizer {
  public:

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "lib/autograd/variable.h"
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "tests/autograd/branches.h"
 #include "tests/support/catch2.h"
 

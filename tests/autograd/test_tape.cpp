@@ -7,7 +7,7 @@
 #include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lib/io/checkpoint.h"
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/cuda/training.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/ops/losses.h"
 #include "tests/ddp/ranks.h"

@@ -11,7 +11,6 @@
 #include "dp/data_parallel.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/nn/chain.h"
-#include "lib/nn/containers.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
@@ -165,17 +165,20 @@ TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothi
   auto missing = state;
   missing.erase(missing.begin() + 4);
   CHECK_THROWS_AS(model.load_state_dict(missing), DataError);
-  CHECK_THROWS_WITH(model.load_state_dict(missing), "no tensor 'features.1.running_var', which this model needs");
+  CHECK_THROWS_WITH(model.load_state_dict(missing),
+                    "the state is of another model: it has no tensor \"features.1.running_var\"");
   auto unknown = state;
   unknown.push_back({"head.extra", zeros({1})});
-  CHECK_THROWS_WITH(model.load_state_dict(unknown), "this model has no tensor 'head.extra'");
+  CHECK_THROWS_WITH(model.load_state_dict(unknown),
+                    "the state is of another model: it has the tensor \"head.extra\" that this one lacks");
   auto shape = state;
   shape[6].tensor = zeros({4, 2});
   CHECK_THROWS_WITH(model.load_state_dict(shape),
-                    "tensor 'head.weight' has shape [4, 2] f32, this model expects [2, 4] f32");
+                    "the state is of another model: \"head.weight\" is f32[4, 2], expected f32[2, 4]");
   auto dtype = state;
   dtype[7].tensor = zeros({2}, DType::f64);
-  CHECK_THROWS_WITH(model.load_state_dict(dtype), "tensor 'head.bias' has shape [2] f64, this model expects [2] f32");
+  CHECK_THROWS_WITH(model.load_state_dict(dtype),
+                    "the state is of another model: \"head.bias\" is f64[2], expected f32[2]");
   CHECK(own[0].tensor.data<float>()[0] == before);
   model.load_state_dict(state);
   CHECK(own[0].tensor.data<float>()[0] == before + 1);

@@ -8,7 +8,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
-#include "lib/nn/containers.h"
+#include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "tests/support/catch2.h"
 
