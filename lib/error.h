@@ -35,32 +35,26 @@ class Error : public std::runtime_error {
 
 /// A tensor has another shape, dtype or layout than the operation needs.
 class ShapeError : public Error {
- public:
   using Error::Error;
 };
 /// A device is unknown, absent, out of memory, or not the one an operation expected.
 class DeviceError : public Error {
- public:
   using Error::Error;
 };
 /// Communication between ranks failed: a peer failed, a timeout fired, a store or port was not reachable.
 class CommError : public Error {
- public:
   using Error::Error;
 };
 /// A file (data set, checkpoint, report) is missing, damaged, or not what it claims to be.
 class DataError : public Error {
- public:
   using Error::Error;
 };
 /// A result is infinite or not a number where that was asked to be an error.
 class NumericError : public Error {
- public:
   using Error::Error;
 };
 /// An option or argument has a value that makes no sense.
 class UsageError : public Error {
- public:
   using Error::Error;
 };
 

@@ -151,13 +151,6 @@ void Mt19937::uniform(std::span<float> out, double a, double b, Rounding roundin
   }
 }
 
-void Mt19937::uniform(std::span<double> out, double a, double b, Rounding rounding) {
-  for (double& value : out) {
-    const double x = uniform();
-    value = rounding == Rounding::fused ? std::fma(x, b - a, a) : x * (b - a) + a;
-  }
-}
-
 void Mt19937::bernoulli(std::span<std::uint8_t> mask, double p) {
   for (std::uint8_t& kept : mask) kept = bernoulli(p);
 }

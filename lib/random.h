@@ -54,8 +54,6 @@ class Mt19937 {
 
   /// float `tensor.uniform_(a, b)`: one word each, in memory order. a and b are rounded to float first.
   void uniform(std::span<float> out, double a, double b, Rounding rounding = Rounding::fused);
-  /// double `tensor.uniform_(a, b)`: two words each.
-  void uniform(std::span<double> out, double a, double b, Rounding rounding = Rounding::fused);
   /// A double in [0, 1): two words.
   double uniform() { return static_cast<double>(random64() & ((1ULL << 53) - 1)) * 0x1p-53; }
 

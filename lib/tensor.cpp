@@ -1,7 +1,7 @@
 #include "lib/tensor.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <ostream>
 #include <utility>
 
@@ -9,37 +9,26 @@
 #include "lib/pool.h"
 
 namespace duet {
+namespace {
 
-std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::f64:
-    case DType::i64: return 8;
-    case DType::u8: return 1;
-    case DType::f16:
-    case DType::bf16: return 2;
-  }
-  return 0;
+struct TypeRow {
+  const char* name;
+  std::size_t size;
+  bool floating;
+};
+
+/// Of a DType; of another number, as a peer may send it, a row of nothing.
+const TypeRow& row_of(DType dtype) {
+  static constexpr TypeRow kRows[] = {{"f32", 4, true}, {"f64", 8, true}, {"i32", 4, false}, {"i64", 8, false},
+                                      {"u8", 1, false}, {"f16", 2, true}, {"bf16", 2, true}, {"?", 0, false}};
+  return kRows[std::min(static_cast<std::size_t>(dtype), std::size(kRows) - 1)];
 }
 
-const char* name(DType dtype) {
-  switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::f64: return "f64";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
-    case DType::u8: return "u8";
-    case DType::f16: return "f16";
-    case DType::bf16: return "bf16";
-  }
-  return "?";
-}
+}  // namespace
 
-bool is_floating(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16;
-}
-
+std::size_t size_of(DType dtype) { return row_of(dtype).size; }
+const char* name(DType dtype) { return row_of(dtype).name; }
+bool is_floating(DType dtype) { return row_of(dtype).floating; }
 std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
 
 const char* name(Layout layout) {

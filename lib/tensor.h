@@ -1,4 +1,4 @@
-// Tensors: a shared block of memory on one device, a shape, an element type and a layout.
+// Tensors: a shared block of memory on one device, a shape, an element type and a layout; tensors with names.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,8 @@
 #include <iosfwd>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/device.h"
@@ -25,35 +27,16 @@ const char* name(DType dtype);
 bool is_floating(DType dtype);
 std::ostream& operator<<(std::ostream& out, DType dtype);
 
+constexpr DType dtype_of(const float*) { return DType::f32; }
+constexpr DType dtype_of(const double*) { return DType::f64; }
+constexpr DType dtype_of(const std::int32_t*) { return DType::i32; }
+constexpr DType dtype_of(const std::int64_t*) { return DType::i64; }
+constexpr DType dtype_of(const std::uint8_t*) { return DType::u8; }
+constexpr DType dtype_of(const Float16*) { return DType::f16; }
+constexpr DType dtype_of(const BFloat16*) { return DType::bf16; }
 template <class T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-  return DType::f32;
-}
-template <>
-constexpr DType dtype_of<double>() {
-  return DType::f64;
-}
-template <>
-constexpr DType dtype_of<std::int32_t>() {
-  return DType::i32;
-}
-template <>
-constexpr DType dtype_of<std::int64_t>() {
-  return DType::i64;
-}
-template <>
-constexpr DType dtype_of<std::uint8_t>() {
-  return DType::u8;
-}
-template <>
-constexpr DType dtype_of<Float16>() {
-  return DType::f16;
-}
-template <>
-constexpr DType dtype_of<BFloat16>() {
-  return DType::bf16;
+constexpr DType dtype_of() {
+  return dtype_of(static_cast<const T*>(nullptr));
 }
 
 /// Order of the elements in memory. `plain` is row-major, outermost dimension first. `blockedN` holds (N, C, H, W) as
@@ -139,8 +122,6 @@ class Tensor {
   /// The stamp, or for an unstamped tensor the stamp that makes it its own global batch.
   Rows stamp_or_self() const { return stamp_.stamped() ? stamp_ : Rows{stamp_.step, 0, shape_[0]}; }
 
-  /// True when no other handle shares the memory.
-  bool unique() const { return storage_.use_count() == 1; }
   /// True when both are views of the same first element.
   bool same_memory(const Tensor& other) const { return defined() && other.defined() && raw() == other.raw(); }
 
@@ -169,5 +150,16 @@ Tensor from_values(const Shape& shape, const std::vector<T>& values) {
 Tensor borrow(void* data, const Shape& shape, DType dtype, Device device = {});
 /// Copies elements between tensors of the same shape, dtype and layout, on any devices.
 void copy(const Tensor& source, const Tensor& destination);
+
+/// A tensor under PyTorch's name: "conv1.weight".
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+using NamedTensors = std::vector<NamedTensor>;
+
+/// Whether a state that lacks this tensor still fits: batch norms' count of batches, which early versions of PyTorch
+/// and of duet did not keep.
+inline bool is_optional(std::string_view name) { return name.ends_with("num_batches_tracked"); }
 
 }  // namespace duet

@@ -14,7 +14,7 @@
 #include "lib/base/sha256.h"
 #include "lib/data/mnist/mnist.h"
 #include "lib/data/partitioner.h"
-#include "lib/data/resident_images.h"
+#include "lib/data/dataset.h"
 #include "lib/error.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"

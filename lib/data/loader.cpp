@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lib/base/start_thread.h"
-#include "lib/data/resident_images.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -30,14 +29,33 @@ Shape with_rows(const Shape& sample) {
 /// Calls make(step) for every step in [first, end), each in one of the workers, at most `depth` steps ahead of take().
 class Prefetcher {
  public:
-  Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end, std::function<Batch(std::int64_t)> make);
+  Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end, std::function<Batch(std::int64_t)> make)
+      : make_(std::move(make)), slots_(static_cast<std::size_t>(depth)), claimed_(first), taken_(first), end_(end) {
+    try {
+      for (int i = 0; i < workers; ++i)
+        threads_.push_back(start_thread("a worker thread of a data loader", [this] { work(); }));
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
   /// Waits for the batches in work and drops them.
-  ~Prefetcher();
+  ~Prefetcher() { stop(); }
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
   /// The batch of the next step; rethrows what make threw for it. At most end - first times.
-  Batch take();
+  Batch take() {
+    std::unique_lock lock(mutex_);
+    Slot& next = slot(taken_);
+    filled_.wait(lock, [&] { return next.ready; });
+    Slot result = std::exchange(next, {});
+    ++taken_;
+    lock.unlock();
+    room_.notify_one();
+    if (result.failure) std::rethrow_exception(result.failure);
+    return std::move(result.batch);
+  }
 
  private:
   struct Slot {
@@ -46,8 +64,36 @@ class Prefetcher {
     std::exception_ptr failure;
   };
   Slot& slot(std::int64_t step) { return slots_[static_cast<std::size_t>(step) % slots_.size()]; }
-  void work();
-  void stop();
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    room_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      room_.wait(lock, [&] { return stopping_ || claimed_ == end_ || claimed_ < taken_ + std::ssize(slots_); });
+      if (stopping_ || claimed_ == end_) return;
+      const std::int64_t step = claimed_++;
+      lock.unlock();
+      Slot result;
+      try {
+        result.batch = make_(step);
+      } catch (...) {
+        result.failure = std::current_exception();
+      }
+      result.ready = true;
+      lock.lock();
+      slot(step) = std::move(result);
+      filled_.notify_one();
+      if (claimed_ == end_) room_.notify_all();
+    }
+  }
 
   std::function<Batch(std::int64_t)> make_;
   std::mutex mutex_;
@@ -57,62 +103,6 @@ class Prefetcher {
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
-
-Prefetcher::Prefetcher(int workers, int depth, std::int64_t first, std::int64_t end,
-                       std::function<Batch(std::int64_t)> make)
-    : make_(std::move(make)), slots_(static_cast<std::size_t>(depth)), claimed_(first), taken_(first), end_(end) {
-  try {
-    for (int i = 0; i < workers; ++i)
-      threads_.push_back(start_thread("a worker thread of a data loader", [this] { work(); }));
-  } catch (...) {
-    stop();
-    throw;
-  }
-}
-
-Prefetcher::~Prefetcher() { stop(); }
-
-void Prefetcher::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  room_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-Batch Prefetcher::take() {
-  std::unique_lock lock(mutex_);
-  Slot& next = slot(taken_);
-  filled_.wait(lock, [&] { return next.ready; });
-  Slot result = std::exchange(next, {});
-  ++taken_;
-  lock.unlock();
-  room_.notify_one();
-  if (result.failure) std::rethrow_exception(result.failure);
-  return std::move(result.batch);
-}
-
-void Prefetcher::work() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    room_.wait(lock, [&] { return stopping_ || claimed_ == end_ || claimed_ < taken_ + std::ssize(slots_); });
-    if (stopping_ || claimed_ == end_) return;
-    const std::int64_t step = claimed_++;
-    lock.unlock();
-    Slot result;
-    try {
-      result.batch = make_(step);
-    } catch (...) {
-      result.failure = std::current_exception();
-    }
-    result.ready = true;
-    lock.lock();
-    slot(step) = std::move(result);
-    filled_.notify_one();
-    if (claimed_ == end_) room_.notify_all();
-  }
-}
 
 Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, const LoaderOptions& options)
     : dataset_(dataset),

@@ -30,7 +30,6 @@ struct LoaderOptions {
 };
 
 class Prefetcher;
-class ResidentImages;
 
 /// One pass of a range-for is one epoch; the next pass is the next one, also after a `break`:
 ///

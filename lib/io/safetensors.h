@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "lib/named_tensor.h"
+#include "lib/tensor.h"
 
 namespace duet {
 

@@ -25,8 +25,6 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
-#include "lib/base/function_ref.h"
-#include "lib/named_tensor.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 

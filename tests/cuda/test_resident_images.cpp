@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "dp/data_parallel.h"
+#include "lib/data/dataset.h"
 #include "lib/data/loader.h"
-#include "lib/data/resident_images.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "samplers/batch.h"

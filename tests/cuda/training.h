@@ -8,8 +8,8 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "lib/backend/step_graph.h"
+#include "lib/data/dataset.h"
 #include "lib/data/loader.h"
-#include "lib/data/resident_images.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "samplers/batch.h"

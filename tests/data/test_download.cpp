@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lib/base/sha256.h"
-#include "lib/data/mnist/byte_reader.h"
 #include "lib/data/mnist/download.h"
+#include "lib/data/mnist/idx.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"
@@ -57,7 +57,7 @@ TEST_CASE("mirrors that are absent, damaged or wrong are all named, and nothing 
   std::filesystem::create_directory(damaged);
   write_file(damaged / "train-images-idx3-ubyte.gz", Bytes(100, 'x'));
   const std::vector<std::string> mirrors = {url(folder / "absent"), url(damaged), url(wrong)};
-  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, cache, mirrors),
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, cache, {}, mirrors),
                     ContainsSubstring("no mirror gave train-images-idx3-ubyte.gz") && ContainsSubstring("absent/") &&
                         ContainsSubstring("is not gzip data") && ContainsSubstring("expected 47040016"));
   CHECK(count_files(cache) == 0);
@@ -66,7 +66,7 @@ TEST_CASE("mirrors that are absent, damaged or wrong are all named, and nothing 
 TEST_CASE("Fashion-MNIST's archives are checked as they come") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder / "mirror", true);
-  CHECK_THROWS_WITH(download_mnist(MnistKind::fashion_mnist, folder / "cache", {url(folder / "mirror")}),
+  CHECK_THROWS_WITH(download_mnist(MnistKind::fashion_mnist, folder / "cache", {}, {url(folder / "mirror")}),
                     ContainsSubstring("archive has SHA-256") &&
                         ContainsSubstring("3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"));
 }
@@ -76,12 +76,12 @@ TEST_CASE("content of the right size with wrong bytes, or with a byte more, is r
   std::filesystem::create_directory(folder / "mirror");
   Bytes content(47040016, 0);
   write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
-  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {}, {url(folder / "mirror")}),
                     ContainsSubstring("content has SHA-256") &&
                         ContainsSubstring("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"));
   content.push_back(0);
   write_file(folder / "mirror/train-images-idx3-ubyte.gz", duet_test::gzip(content));
-  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {url(folder / "mirror")}),
+  CHECK_THROWS_WITH(download_mnist(MnistKind::mnist, folder / "cache", {}, {url(folder / "mirror")}),
                     ContainsSubstring("unpacks to more than 47040016 bytes, expected 47040016"));
 }
 
@@ -89,9 +89,10 @@ TEST_CASE("a folder that cannot be written is found before anything is fetched")
   const TemporaryFolder folder;
   write_file(folder / "file", {1});
   bool asked = false;
-  CHECK_THROWS_AS(download_mnist(MnistKind::mnist, folder / "file/cache", {url(folder / "absent")},
-                                 [&](const std::string&, std::uint64_t, std::uint64_t) { asked = true; }),
-                  DataError);
+  CHECK_THROWS_AS(
+      download_mnist(MnistKind::mnist, folder / "file/cache",
+                     [&](const std::string&, std::uint64_t, std::uint64_t) { asked = true; }, {url(folder / "absent")}),
+      DataError);
   CHECK(!asked);
 }
 
@@ -107,7 +108,7 @@ TEST_CASE("MNIST from a mirror: unpacked, kept, mended") {
   const auto progress = [&](const std::string& file, std::uint64_t, std::uint64_t) {
     if (asked.empty() || asked.back() != file) asked.push_back(file);
   };
-  download_mnist(MnistKind::mnist, cache, mirrors, progress);
+  download_mnist(MnistKind::mnist, cache, progress, mirrors);
   CHECK(asked.size() == 4);
   CHECK(count_files(cache) == 4);
   CHECK(sha256_of(duet_test::read_file(cache / "t10k-images-idx3-ubyte")) ==
@@ -116,7 +117,7 @@ TEST_CASE("MNIST from a mirror: unpacked, kept, mended") {
 
   asked.clear();
   write_file(cache / "t10k-labels-idx1-ubyte", Bytes(10008, 1));
-  download_mnist(MnistKind::mnist, cache, mirrors, progress);
+  download_mnist(MnistKind::mnist, cache, progress, mirrors);
   CHECK(asked == std::vector<std::string>{"t10k-labels-idx1-ubyte.gz"});
   CHECK(sha256_of(duet_test::read_file(cache / "t10k-labels-idx1-ubyte")) ==
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2");

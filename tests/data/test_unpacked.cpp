@@ -9,7 +9,6 @@
 
 #include "lib/data/mnist/idx.h"
 #include "lib/data/mnist/mnist.h"
-#include "lib/data/mnist/unpacked.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "tests/data/files.h"

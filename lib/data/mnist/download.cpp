@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "lib/base/sha256.h"
-#include "lib/data/mnist/byte_reader.h"
+#include "lib/data/mnist/idx.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 
@@ -87,6 +87,15 @@ Bytes fetch_content(const std::string& url, const std::string& file, const Publi
   Bytes content = read_exactly(reader, wanted.bytes);
   check_sum(url, "content", content, wanted.content);
   return content;
+}
+
+/// Addresses of folders that hold the four .gz files, to be tried in this order.
+std::vector<std::string> mnist_mirrors(MnistKind kind) {
+  if (kind == MnistKind::mnist) {
+    return {"https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"};
+  }
+  return {"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+          "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"};
 }
 
 constexpr long kConnectTimeoutS = 15, kStallTimeoutS = 30, kMostRedirects = 5;
@@ -203,20 +212,8 @@ std::vector<std::uint8_t> fetch(const std::string& url, std::size_t most_bytes, 
   return std::move(transfer.content);
 }
 
-std::vector<std::string> mnist_mirrors(MnistKind kind) {
-  if (kind == MnistKind::mnist) {
-    return {"https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"};
-  }
-  return {"https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-          "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"};
-}
-
-void download_mnist(MnistKind kind, const fs::path& folder, const DownloadProgress& progress) {
-  download_mnist(kind, folder, mnist_mirrors(kind), progress);
-}
-
-void download_mnist(MnistKind kind, const fs::path& folder, const std::vector<std::string>& mirrors,
-                    const DownloadProgress& progress) {
+void download_mnist(MnistKind kind, const fs::path& folder, const DownloadProgress& progress,
+                    const std::vector<std::string>& mirrors) {
   std::size_t total = 0;
   for (const Published& file : published(kind)) total += file.bytes;
   require_writable(folder.string(), total);
@@ -227,7 +224,7 @@ void download_mnist(MnistKind kind, const fs::path& folder, const std::vector<st
     const std::string file = std::string(kMnistFiles[i]) + ".gz";
     Bytes content;
     std::string reasons;
-    for (const std::string& mirror : mirrors) {
+    for (const std::string& mirror : mirrors.empty() ? mnist_mirrors(kind) : mirrors) {
       try {
         content = fetch_content(mirror + "/" + file, file, wanted, progress);
         break;

@@ -1,13 +1,42 @@
-// IDX files, the format of MNIST: big-endian words (a magic number, then the sizes), then bytes.
+// IDX files, the format of MNIST: big-endian words (a magic number, then the sizes), then bytes; gzip'ed or not.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
 
-#include "lib/data/mnist/byte_reader.h"
 #include "lib/tensor.h"
 
 namespace duet::data {
+
+/// Reads a regular file from its beginning to its end, unpacking gzip (RFC 1952, any number of members) on the way.
+/// Holds 64 KiB of the file at a time. Every error is a DataError that begins with the file's name. Not thread-safe.
+class ByteReader {
+ public:
+  /// A file whose name ends with .gz must be gzip; another one may be, by its first two bytes.
+  explicit ByteReader(const std::filesystem::path& path);
+  /// The same for the content of a file; `name` is for messages and decides about .gz. The bytes must outlive it.
+  ByteReader(std::span<const std::uint8_t> content, std::string name);
+  ~ByteReader();
+  ByteReader(const ByteReader&) = delete;
+  ByteReader& operator=(const ByteReader&) = delete;
+
+  /// Fills `out` as far as there are bytes; returns their number. Throws DataError for damaged gzip data, for a gzip
+  /// file that ends early, and for bytes behind the end of the gzip data.
+  std::size_t read(std::span<std::uint8_t> out);
+  /// Size of the file as it is stored.
+  std::uint64_t stored_bytes() const;
+  /// No more than this many bytes can come out of the file: deflate packs at most 1032 bytes into one.
+  std::uint64_t most_bytes() const;
+  const std::string& name() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// Images of any size: magic 2051, then n, rows, columns, then pixels. Returns u8 (n, 1, rows, columns).
 ///
@@ -24,5 +53,14 @@ Tensor read_idx_labels(const std::filesystem::path& path, int classes = 10);
 Tensor read_idx_labels(ByteReader& file, int classes = 10);
 
 inline constexpr std::uint64_t kMostIdxBytes = 1ULL << 32;
+
+/// read_idx_images(path); but of a gzip file of kWorthKeeping bytes or more an unpacked copy is kept in `folder` and
+/// mapped the next time. A copy is used if its CRC-32 is the one at the end of the gzip file (RFC 1952), else replaced.
+/// Copies above kMostKept in all go, those used least recently first. Files of several gzip members, and folders that
+/// cannot be written, have no copies. Many processes may do this at once.
+Tensor read_idx_images_once(const std::filesystem::path& path, const std::filesystem::path& folder);
+
+inline constexpr std::uintmax_t kWorthKeeping = 1 << 20;  // bytes
+inline constexpr std::uintmax_t kMostKept = 1 << 30;
 
 }  // namespace duet::data

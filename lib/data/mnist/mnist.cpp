@@ -10,7 +10,6 @@
 #include "lib/data/mnist/download.h"
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/data/mnist/idx.h"
-#include "lib/data/mnist/unpacked.h"
 #include "lib/data/normalise.h"
 #include "lib/error.h"
 

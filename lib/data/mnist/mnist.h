@@ -42,7 +42,7 @@ struct Mnist {
 
 /// Each kind is normalised by its own mean and deviation. Throws DataError as lib/data/mnist/idx.h, for images that are
 /// not 28 x 28, and when a set's labels and images differ in number. `unpacked`: folder where unpacked copies are kept
-/// and looked for (lib/data/mnist/unpacked.h); empty: nowhere.
+/// and looked for (lib/data/mnist/idx.h); empty: nowhere.
 Mnist read_mnist(const MnistFiles& files, MnistKind kind, const std::filesystem::path& unpacked = {});
 
 /// Progress of a download: file name, bytes so far, bytes in all (0 while that is unknown).

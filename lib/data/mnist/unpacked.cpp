@@ -1,5 +1,4 @@
-#include "lib/data/mnist/unpacked.h"
-
+// Unpacked copies of packed files.
 #include <zlib.h>
 
 #include <algorithm>
