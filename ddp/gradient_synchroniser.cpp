@@ -9,7 +9,7 @@
 #include "ddp/group/rank_names.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "dp/replicate.h"
-#include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"

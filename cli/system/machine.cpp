@@ -9,7 +9,6 @@
 
 #include "ddp/nccl/load.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/cuda_module.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"

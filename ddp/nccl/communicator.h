@@ -44,7 +44,7 @@ struct Operation {
 /// and is reported to the other ranks. After that all calls throw CommError with the first reason. Used by one thread;
 /// wait() and wait_on_host() by any.
 ///
-/// While the device records a step (lib/backend/step_recorder.h), operations become part of its graph: the events that
+/// While the device records a step (lib/backend/step_graph.h), operations become part of its graph: the events that
 /// order the two streams fork the capture to NCCL's and join it again. What NCCL requires for that is left to the user:
 /// all ranks must record and replay the same steps; replays and plain operations may mix (its usage/cudagraph,
 /// "Mixing", graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither

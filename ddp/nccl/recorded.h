@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/function_ref.h"
 
 namespace duet::ddp::nccl {

@@ -1,5 +1,4 @@
-#include "lib/autograd/engine.h"
-
+// Runs the tape backwards.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -10,6 +9,7 @@
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 

@@ -1,4 +1,5 @@
-// Nodes of the tape: what turns gradients of an operator's outputs into gradients of its inputs.
+// Nodes of the tape: what turns gradients of an operator's outputs into gradients of its inputs; running them
+// backwards.
 #pragma once
 
 #include <cstdint>
@@ -119,5 +120,16 @@ class BackwardListener {
   virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;
 };
+
+/// An output from which a backward run starts, and its gradient. Undefined: 1, of a node that starts_from_one(), alone.
+struct BackwardRoot {
+  Edge edge;
+  Tensor gradient;
+};
+
+/// Runs every node below the roots once, each when the gradients of all its consumers have arrived, later operators
+/// first. A leaf is reached only with its complete gradient, so a hook on it fires when the last contribution is in.
+/// Runs on the calling thread. Throws Error when a root requires no gradient.
+void run_backward(std::span<const BackwardRoot> roots);
 
 }  // namespace duet

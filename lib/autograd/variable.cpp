@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "lib/autograd/engine.h"
+#include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 
 namespace duet {

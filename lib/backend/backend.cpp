@@ -1,9 +1,38 @@
 #include "lib/backend/backend.h"
 
 #include "lib/backend/cpu/cpu_backend.h"
-#include "lib/backend/cuda_module.h"
+#include "lib/base/module_loader.h"
 
 namespace duet {
+namespace {
+
+struct CudaModule {
+  Backend* backend = nullptr;
+  std::string error;
+};
+
+CudaModule find_cuda() {
+  const LoadedModule module = load_module({.title = "the CUDA module",
+                                           .file = "libduet_cuda.so",
+                                           .build_folder = "lib/backend/cuda",
+                                           .symbol = kCudaBackendName,
+                                           .path_variable = "DUET_CUDA_MODULE"});
+  if (module.symbol == nullptr) return {nullptr, module.error};
+  try {
+    return {reinterpret_cast<CudaBackendEntry>(module.symbol)(), ""};
+  } catch (const Error& error) {
+    return {nullptr, error.what()};
+  }
+}
+
+/// Decided once: a machine's driver and GPUs do not appear while a program runs. Never destroyed: tensors in static
+/// storage may outlive it.
+const CudaModule& cuda_module() {
+  static const auto* const result = new CudaModule(find_cuda());
+  return *result;
+}
+
+}  // namespace
 
 const char* name(Precision precision) {
   switch (precision) {
@@ -21,11 +50,16 @@ Precision parse_precision(std::string_view text) {
 }
 
 Backend& backend(DeviceKind kind) {
-  if (kind == DeviceKind::cuda) return cuda_backend();
+  if (kind == DeviceKind::cuda) {
+    require<DeviceError>(cuda_module().backend != nullptr, "no CUDA device: ", cuda_module().error);
+    return *cuda_module().backend;
+  }
   // Never destroyed: tensors in static storage may outlive any order of destructors.
   static auto* const cpu = new cpu::CpuBackend();
   return *cpu;
 }
+
+std::string why_no_cuda() { return cuda_module().error; }
 
 Allocator& allocator(Device device) { return backend(device.kind).allocator(device); }
 

@@ -129,7 +129,7 @@ class Backend {
   virtual bool shares_memory() const = 0;
   /// The stream on which everything of `device` is ordered, as its vendor's type (cudaStream_t); null on CPU.
   virtual void* stream(Device device) = 0;
-  /// What records steps of `device` (lib/backend/step_recorder.h); null on CPU, where none can be.
+  /// What records steps of `device` (lib/backend/step_graph.h); null on CPU, where none can be.
   virtual StepRecorder* recorder(Device device) = 0;
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
@@ -270,5 +270,15 @@ class Backend {
 /// The backend of a kind of device. Throws DeviceError with the reason when this build or machine has none.
 Backend& backend(DeviceKind kind);
 inline Backend& backend(const Tensor& tensor) { return backend(tensor.device().kind); }
+
+// The CUDA backend is a module: a program built with it starts on machines without a driver or CUDA's libraries.
+
+/// What the module exports, as kCudaBackendName: the one backend, which lives as long as the process. Throws
+/// DeviceError with the reason when no GPU can be used.
+using CudaBackendEntry = Backend* (*)();
+inline constexpr const char* kCudaBackendName = "duet_cuda_backend";
+
+/// Empty if CUDA devices can be used, else why not. Looks for the module and for GPUs, but touches no GPU.
+std::string why_no_cuda();
 
 }  // namespace duet

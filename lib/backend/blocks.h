@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/rows.h"
@@ -25,6 +26,16 @@ struct Blocks {
   /// the empty blocks are.
   bool add_zero = false;
 };
+
+/// The sum of the leaves' parts by the tree.
+template <class T>
+T sum_by_tree(const Blocks& blocks, std::array<T, kBlocks> part) {
+  for (int i = 0; i < blocks.addition_count; ++i) {
+    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
+    part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
+  }
+  return part[0];
+}
 
 /// For a tensor of `rows` rows with this stamp. A tensor without rows has one empty leaf.
 Blocks blocks_of(const Rows& stamp, std::int64_t rows);

@@ -31,32 +31,36 @@ struct Found {
   fs::path path;
 };
 
+/// Calls visit(path, name) for each file of a folder; gives the error that ended it, if one did.
+template <class Visit>
+std::error_code for_each_file(const fs::path& folder, Visit visit) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    visit(at->path(), at->path().filename().string());
+  return error;
+}
+
 /// The checkpoints of a folder by name, newest first.
 std::vector<Found> list_checkpoints(const fs::path& folder) {
   std::vector<Found> found;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
-    if (name.size() <= kStem.size() + kEnding.size() || !name.starts_with(kStem)) continue;
-    if (!std::string_view(name).ends_with(kEnding)) continue;
-    const auto step = parse_number<std::int64_t>(
-        std::string_view(name).substr(kStem.size(), name.size() - kStem.size() - kEnding.size()));
-    if (step && *step >= 0) found.push_back({*step, at->path()});
-  }
+  const std::error_code error = for_each_file(folder, [&](const fs::path& path, std::string_view name) {
+    if (!name.starts_with(kStem) || !name.ends_with(kEnding) || name.size() <= kStem.size() + kEnding.size()) return;
+    const auto step =
+        parse_number<std::int64_t>(name.substr(kStem.size(), name.size() - kStem.size() - kEnding.size()));
+    if (step && *step >= 0) found.push_back({*step, path});
+  });
   require<DataError>(!error, "cannot list folder ", folder.string(), ": ", error.message());
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
   return found;
 }
 
-/// Temporary files whose writers have ended.
+/// Removes temporary files whose writers have ended.
 void remove_orphans(const fs::path& folder) {
-  std::error_code error;
   std::vector<fs::path> orphans;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
+  for_each_file(folder, [&](const fs::path& path, std::string_view name) {
     const bool ours = name.starts_with(kStem) || name.starts_with(kBest) || name.starts_with(".duet");
-    if (ours && name.find(kTemporaryMark) != std::string::npos) orphans.push_back(at->path());
-  }
+    if (ours && name.find(kTemporaryMark) != std::string_view::npos) orphans.push_back(path);
+  });
   for (const fs::path& orphan : orphans) remove_abandoned_temporary(orphan.string());
 }
 

@@ -17,7 +17,7 @@ namespace duet::optim {
 /// While an optimizer lives, the model stays on its device. Not thread-safe.
 class Optimizer {
  public:
-  virtual ~Optimizer();
+  virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 

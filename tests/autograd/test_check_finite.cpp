@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lib/autograd/check_finite.h"
-#include "lib/autograd/engine.h"
+#include "lib/autograd/node.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"

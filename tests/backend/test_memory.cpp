@@ -6,8 +6,7 @@
 
 #include "lib/allocator.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu/memory.h"
-#include "lib/backend/cuda_module.h"
+#include "lib/backend/cpu/cpu_backend.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "cli/system/machine.h"
-#include "lib/backend/cuda_module.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"

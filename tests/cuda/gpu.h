@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/backend/cuda_module.h"
+#include "lib/backend/backend.h"
 #include "tests/ops/check.h"
 
 /// Skips the test case, with the reason, where no GPU, real or simulated, can be used.

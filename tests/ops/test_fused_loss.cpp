@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "lib/autograd/engine.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "tests/ops/check.h"

@@ -46,11 +46,7 @@ struct Channel {
   T total(const std::array<double, kBlocks>& block_sums) const {
     std::array<T, kBlocks> part{};
     std::transform(block_sums.begin(), block_sums.end(), part.begin(), [](double sum) { return static_cast<T>(sum); });
-    for (int i = 0; i < blocks.addition_count; ++i) {
-      const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
-      part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
-    }
-    return part[0];
+    return sum_by_tree(blocks, part);
   }
 };
 

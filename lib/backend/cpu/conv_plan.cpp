@@ -1,11 +1,56 @@
 #include "lib/backend/cpu/conv_plan.h"
 
+#include <utility>
+
+#include "lib/error.h"
+
 namespace duet::cpu {
 namespace {
 
 using Desc = dnnl::memory::desc;
 using Tag = dnnl::memory::format_tag;
 constexpr auto kF32 = dnnl::memory::data_type::f32;
+
+// One source for oneDNN 2.6 (Debian 12) and 3.x: what differs in their interfaces is in these functions.
+
+/// Asks for scratch memory as an argument: the default kind belongs to the thread that made the primitive.
+dnnl::primitive_attr user_scratchpad() {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attr;
+}
+
+/// Descriptor of a forward primitive; the arguments stand in the same order in both versions.
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe_forward(const dnnl::engine& engine, Args&&... args) {
+#if DNNL_VERSION_MAJOR >= 3
+  return typename Primitive::primitive_desc(engine, std::forward<Args>(args)..., user_scratchpad());
+#else
+  return typename Primitive::primitive_desc(typename Primitive::desc(std::forward<Args>(args)...), user_scratchpad(),
+                                            engine);
+#endif
+}
+
+/// Descriptor of a backward primitive; `hint` describes its forward.
+template <class Primitive, class Hint, class... Args>
+typename Primitive::primitive_desc describe_backward(const dnnl::engine& engine, const Hint& hint, Args&&... args) {
+#if DNNL_VERSION_MAJOR >= 3
+  return typename Primitive::primitive_desc(engine, std::forward<Args>(args)..., hint, user_scratchpad());
+#else
+  return typename Primitive::primitive_desc(typename Primitive::desc(std::forward<Args>(args)...), user_scratchpad(),
+                                            engine, hint);
+#endif
+}
+
+/// Runs `call`; what oneDNN throws becomes an Error that names the operator.
+template <class Call>
+auto with_onednn_errors(const char* op, Call&& call) {
+  try {
+    return call();
+  } catch (const dnnl::error& failure) {
+    throw Error(concat(op, ": oneDNN: ", failure.what(), " (status ", static_cast<int>(failure.status), ")"));
+  }
+}
 
 Tag tag_of(Layout layout) {
   switch (layout) {
@@ -35,11 +80,17 @@ struct Descs {
   dnnl::memory::dims strides, padding;
 };
 
+using Arguments = std::initializer_list<PreparedCall::Argument>;
+
+/// The call of a described primitive.
+template <class Primitive>
+std::unique_ptr<PreparedCall> prepare(const typename Primitive::primitive_desc& desc, Arguments arguments) {
+  return std::make_unique<PreparedCall>(Primitive(desc), desc.scratchpad_desc(), arguments);
+}
+
 std::unique_ptr<PreparedCall> reorder(const dnnl::engine& engine, const Desc& from, const Desc& to) {
-  const dnnl::reorder::primitive_desc desc(engine, from, engine, to, user_scratchpad());
-  return std::make_unique<PreparedCall>(
-      dnnl::reorder(desc), desc.scratchpad_desc(),
-      std::initializer_list<PreparedCall::Argument>{{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
+  return prepare<dnnl::reorder>({engine, from, engine, to, user_scratchpad()},
+                                {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
 }
 
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
@@ -91,42 +142,34 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
   const auto forward = describe_forward<dnnl::convolution_forward>(
       engine_, dnnl::prop_kind::forward_training, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
   ConvPlan plan;
+  Desc w;
   switch (key.pass) {
-    case ConvPass::forward: {
-      const Desc w = forward.weights_desc();
-      plan.weight_bytes = w.get_size();
-      plan.convolve = std::make_unique<PreparedCall>(
-          dnnl::convolution_forward(forward), forward.scratchpad_desc(),
-          std::initializer_list<PreparedCall::Argument>{
-              {DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_BIAS, d.b}, {DNNL_ARG_DST, d.y}});
-      plan.reorder = reorder(engine_, d.w_plain, w);
+    case ConvPass::forward:
+      w = forward.weights_desc();
+      plan.convolve = prepare<dnnl::convolution_forward>(
+          forward, {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_BIAS, d.b}, {DNNL_ARG_DST, d.y}});
       break;
-    }
     case ConvPass::backward_data: {
       const auto backward = describe_backward<dnnl::convolution_backward_data>(engine_, forward, kDirect, d.x, d.w_any,
                                                                                d.y, d.strides, d.padding, d.padding);
-      const Desc w = backward.weights_desc();
-      plan.weight_bytes = w.get_size();
-      plan.convolve = std::make_unique<PreparedCall>(
-          dnnl::convolution_backward_data(backward), backward.scratchpad_desc(),
-          std::initializer_list<PreparedCall::Argument>{
-              {DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DIFF_SRC, d.x}});
-      plan.reorder = reorder(engine_, d.w_plain, w);
+      w = backward.weights_desc();
+      plan.convolve = prepare<dnnl::convolution_backward_data>(
+          backward, {{DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DIFF_SRC, d.x}});
       break;
     }
     case ConvPass::backward_weights: {
       const auto backward = describe_backward<dnnl::convolution_backward_weights>(
           engine_, forward, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
-      const Desc w = backward.diff_weights_desc();
-      plan.weight_bytes = w.get_size();
-      plan.convolve = std::make_unique<PreparedCall>(
-          dnnl::convolution_backward_weights(backward), backward.scratchpad_desc(),
-          std::initializer_list<PreparedCall::Argument>{
-              {DNNL_ARG_SRC, d.x}, {DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_DIFF_WEIGHTS, w}, {DNNL_ARG_DIFF_BIAS, d.b}});
-      plan.reorder = reorder(engine_, w, d.w_plain);
+      w = backward.diff_weights_desc();
+      plan.convolve = prepare<dnnl::convolution_backward_weights>(
+          backward,
+          {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_DIFF_WEIGHTS, w}, {DNNL_ARG_DIFF_BIAS, d.b}});
       break;
     }
   }
+  const bool writes_weights = key.pass == ConvPass::backward_weights;
+  plan.weight_bytes = w.get_size();
+  plan.reorder = writes_weights ? reorder(engine_, w, d.w_plain) : reorder(engine_, d.w_plain, w);
   return plan;
 }
 

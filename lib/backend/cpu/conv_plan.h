@@ -1,13 +1,15 @@
 // Convolutions by oneDNN, prepared once per shape: primitives, their arguments and their scratch memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <dnnl.hpp>
+#include <initializer_list>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cpu/onednn.h"
 
 namespace duet::cpu {
 

@@ -7,17 +7,33 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "lib/backend/backend.h"
 #include "lib/backend/blocks.h"
 #include "lib/backend/cpu/kernels/kernels.h"
-#include "lib/backend/cpu/memory.h"
 #include "lib/base/function_ref.h"
 
 namespace duet::cpu {
 
 class CpuDevice;
 struct Worker;
+
+/// Host memory, kept by size for the next tensor of that size. Shared by all CPU devices: they share memory. A training
+/// step asks for the same sizes again and again, so after two steps every request is met from what came back.
+class HostAllocator final : public Allocator {
+ public:
+  ~HostAllocator() override;
+  void* allocate(std::size_t bytes) override;
+  void release(void* memory, std::size_t bytes) noexcept override;
+  void clear(void* memory, std::size_t bytes) override;
+  void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::size_t, std::vector<void*>> free_;  // by rounded size
+};
 
 /// A kernel on device cpu:i runs on `threads_per_device` workers, pinned to cores i * threads and up where there are
 /// enough; worker 0 is the thread that calls it. Several threads may call kernels of one device at the same time, each

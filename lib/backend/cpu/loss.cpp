@@ -21,11 +21,7 @@ float sum_over_rows(const Tensor& batch, Value value) {
     const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
     for (std::int64_t row = begin; row < end; ++row) part[static_cast<std::size_t>(leaf)] += value(row);
   }
-  for (int i = 0; i < blocks.addition_count; ++i) {
-    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
-    part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
-  }
-  return part[0];
+  return sum_by_tree(blocks, part);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
-#include "lib/backend/cpu/memory.h"
-
+// Host memory.
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/backend/cpu/cpu_backend.h"
 #include "lib/error.h"
 
 namespace duet::cpu {

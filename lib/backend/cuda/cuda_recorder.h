@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lib/backend/cuda/cuda_device.h"
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 
 namespace duet::cuda {
 
