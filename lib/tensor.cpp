@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <ostream>
 #include <utility>
 
@@ -133,6 +134,25 @@ void copy(const Tensor& source, const Tensor& destination) {
                       destination.shape(), " ", name(destination.dtype()), " ", name(destination.layout()));
   const Device from = source.device(), to = destination.device();
   allocator(to.kind == DeviceKind::cpu ? from : to).copy(destination.raw(), to, source.raw(), from, source.bytes());
+}
+
+void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
+  std::map<std::string, Tensor> found;
+  for (const auto& [name, tensor] : from) found[name] = tensor;
+  for (const auto& [name, tensor] : into) {
+    const auto match = found.find(name);
+    if (match == found.end() && is_optional(name)) continue;
+    require<DataError>(match != found.end(), source, " is of another model: it has no tensor \"", name, "\"");
+    const Tensor& other = match->second;
+    require<DataError>(other.shape() == tensor.shape() && other.dtype() == tensor.dtype(), source,
+                       " is of another model: \"", name, "\" is ", other.dtype(), other.shape(), ", expected ",
+                       tensor.dtype(), tensor.shape());
+  }
+  for (const auto& [name, tensor] : found)
+    require<DataError>(std::ranges::any_of(into, [&](const NamedTensor& own) { return own.name == name; }), source,
+                       " is of another model: it has the tensor \"", name, "\" that this one lacks");
+  for (const auto& [name, tensor] : into)
+    if (const auto match = found.find(name); match != found.end()) copy(match->second, tensor);
 }
 
 }  // namespace duet

@@ -162,4 +162,9 @@ using NamedTensors = std::vector<NamedTensor>;
 /// and of duet did not keep.
 inline bool is_optional(std::string_view name) { return name.ends_with("num_batches_tracked"); }
 
+/// Copies `from` into the memory of `into`, by name. Throws DataError that names `source` and the first tensor that is
+/// missing, left over, or of another shape or dtype; then nothing was copied. Tensors that is_optional() names may be
+/// missing, and stay.
+void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source);
+
 }  // namespace duet

@@ -15,10 +15,6 @@ inline void open_closed_streams() {
     if (::fcntl(number, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // gets the lowest free number, which is this one
 }
 
-}  // namespace duet
-
-namespace duet::ddp {
-
 /// A file descriptor that closes itself.
 class Descriptor {
  public:
@@ -32,12 +28,18 @@ class Descriptor {
   ~Descriptor() { close(); }
   int get() const { return number_; }
   bool open() const { return number_ >= 0; }
+  /// Gives it up without closing it.
+  int release() { return std::exchange(number_, -1); }
   void close() {
-    if (open()) ::close(std::exchange(number_, -1));
+    if (open()) ::close(release());
   }
 
  private:
   int number_ = -1;
 };
 
-}  // namespace duet::ddp
+namespace ddp {
+using duet::Descriptor;
+}
+
+}  // namespace duet

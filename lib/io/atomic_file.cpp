@@ -19,22 +19,17 @@
 namespace duet {
 namespace {
 
-/// An open file that closes itself when an exception passes.
+/// An open file; errors name it.
 class File {
  public:
-  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {
-    require<DataError>(descriptor_ >= 0, "cannot open ", path_, ": ", last_errno);
+  File(std::string path, int descriptor) : path_(std::move(path)), file_(descriptor) {
+    require<DataError>(file_.open(), "cannot open ", path_, ": ", last_errno);
   }
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
 
   void write(std::span<const std::byte> bytes) {
     std::size_t done = 0;
     while (done < bytes.size()) {
-      const ssize_t step = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
+      const ssize_t step = ::write(file_.get(), bytes.data() + done, bytes.size() - done);
       if (step < 0 && errno == EINTR) continue;
       require<DataError>(step > 0, "cannot write ", path_, " after ", done, " of ", bytes.size(),
                          " bytes: ", errno_text(step < 0 ? errno : ENOSPC));
@@ -44,24 +39,19 @@ class File {
 
   void sync() {
     // Some file systems have nothing to sync for a folder and say EINVAL.
-    require<DataError>(::fsync(descriptor_) == 0 || errno == EINVAL, "cannot sync ", path_, ": ", last_errno);
+    require<DataError>(::fsync(file_.get()) == 0 || errno == EINVAL, "cannot sync ", path_, ": ", last_errno);
   }
 
-  void release() { descriptor_ = -1; }
-
-  void close() {
-    const int descriptor = std::exchange(descriptor_, -1);
-    require<DataError>(::close(descriptor) == 0, "cannot close ", path_, ": ", last_errno);
-  }
+  void close() { require<DataError>(::close(file_.release()) == 0, "cannot close ", path_, ": ", last_errno); }
 
  private:
   std::string path_;
-  int descriptor_;
+  Descriptor file_;
 };
 
-bool lock(int file, int how) {
+bool lock(const Descriptor& file, int how) {
   int result = 0;
-  do result = ::flock(file, how);
+  do result = ::flock(file.get(), how);
   while (result != 0 && errno == EINTR);
   return result == 0;
 }
@@ -77,13 +67,12 @@ class Temporary {
   }
   ~Temporary() {
     if (!kept_) ::unlink(path_.c_str());
-    ::close(lock_);
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
 
   void write(const std::vector<std::span<const std::byte>>& parts) {
-    File file(path_, ::fcntl(lock_, F_DUPFD_CLOEXEC, 0));  // closed before the lock goes: that may fail too
+    File file(path_, ::fcntl(lock_.get(), F_DUPFD_CLOEXEC, 0));  // closed before the lock goes: that may fail too
     for (const auto& part : parts) file.write(part);
     file.sync();
     file.close();
@@ -100,21 +89,20 @@ class Temporary {
   /// False where a running writer has the name: another thread, or a process of another host.
   bool make() {
     for (;;) {
-      lock_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-      if (lock_ < 0 && errno == EEXIST) {
+      lock_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+      if (!lock_.open() && errno == EEXIST) {
         if (!remove_abandoned_temporary(path_)) return false;
         continue;
       }
-      require<DataError>(lock_ >= 0, "cannot open ", path_, ": ", last_errno);
+      require<DataError>(lock_.open(), "cannot open ", path_, ": ", last_errno);
       struct stat status {};
       // Before it was locked, it may have been taken for abandoned.
-      if (!lock(lock_, LOCK_EX) || ::fstat(lock_, &status) != 0 || status.st_nlink > 0) return true;
-      ::close(lock_);
+      if (!lock(lock_, LOCK_EX) || ::fstat(lock_.get(), &status) != 0 || status.st_nlink > 0) return true;
     }
   }
 
   std::string path_;
-  int lock_ = -1;
+  Descriptor lock_;
   bool kept_ = false;
 };
 
@@ -126,16 +114,13 @@ std::string folder_of(const std::string& path) {
 }  // namespace
 
 bool remove_abandoned_temporary(const std::string& path) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (file < 0) return false;
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat own {
   }, named{};
   // The name may be another file's by now: its writer then has renamed the first one.
-  const bool abandoned = lock(file, LOCK_EX | LOCK_NB) && ::fstat(file, &own) == 0 && S_ISREG(own.st_mode) &&
-                         ::lstat(path.c_str(), &named) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino;
-  const bool removed = abandoned && ::unlink(path.c_str()) == 0;
-  ::close(file);
-  return removed;
+  return file.open() && lock(file, LOCK_EX | LOCK_NB) && ::fstat(file.get(), &own) == 0 && S_ISREG(own.st_mode) &&
+         ::lstat(path.c_str(), &named) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino &&
+         ::unlink(path.c_str()) == 0;
 }
 
 void write_atomically(const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
@@ -166,20 +151,17 @@ void require_writable(const std::string& folder, std::size_t bytes) {
 
 // A pipe without a writer would block the open.
 FileReader::FileReader(std::string path)
-    : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)) {
-  File file(path_, descriptor_);
+    : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)) {
+  require<DataError>(file_.open(), "cannot open ", path_, ": ", last_errno);
   struct stat status {};
-  require<DataError>(::fstat(descriptor_, &status) == 0, "cannot read ", path_, ": ", last_errno);
+  require<DataError>(::fstat(file_.get(), &status) == 0, "cannot read ", path_, ": ", last_errno);
   require<DataError>(S_ISREG(status.st_mode), path_, " is not a regular file");
   size_ = static_cast<std::uint64_t>(status.st_size);
-  file.release();
 }
-
-FileReader::~FileReader() { ::close(descriptor_); }
 
 void FileReader::read(std::span<std::byte> out) {
   while (!out.empty()) {
-    const ssize_t step = ::read(descriptor_, out.data(), out.size());
+    const ssize_t step = ::read(file_.get(), out.data(), out.size());
     if (step < 0 && errno == EINTR) continue;
     require<DataError>(step >= 0, "cannot read ", path_, " at byte ", done_, ": ", last_errno);
     require<DataError>(step > 0, path_, " ended at byte ", done_, " of ", size_, " while it was read");

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/base/descriptor.h"
+
 namespace duet {
 
 /// Writes `parts`, one after the other, as the file `path`: into `path`.tmp.PID, fsync, rename, fsync of the folder.
@@ -30,9 +32,6 @@ void require_writable(const std::string& folder, std::size_t bytes = 65536);
 class FileReader {
  public:
   explicit FileReader(std::string path);
-  ~FileReader();
-  FileReader(const FileReader&) = delete;
-  FileReader& operator=(const FileReader&) = delete;
 
   std::uint64_t size() const { return size_; }  // bytes, when it was opened
   /// Fills `out` with the next bytes; throws where they are not there.
@@ -40,7 +39,7 @@ class FileReader {
 
  private:
   std::string path_;
-  int descriptor_;
+  Descriptor file_;
   std::uint64_t size_ = 0, done_ = 0;
 };
 

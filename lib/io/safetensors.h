@@ -42,11 +42,7 @@ TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::i
 
 inline constexpr const char* kChecksumKey = "duet.sha256";
 
-/// Copies `from` into the memory of `into`, by name. Throws DataError that names `source` and the first tensor that is
-/// missing, left over, or of another shape or dtype; then nothing was copied. Tensors that is_optional() names may be
-/// missing, and stay.
-void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source);
-/// The same, but a "module." before all of from's names, as wrapped models in Python write them, is dropped.
+/// copy_by_name(); but a "module." before all of from's names, as wrapped models in Python write them, is dropped.
 void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source);
 
 }  // namespace duet

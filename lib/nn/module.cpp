@@ -8,7 +8,6 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/base/with_prefix.h"
 #include "lib/error.h"
-#include "lib/io/safetensors.h"
 
 namespace duet::nn {
 

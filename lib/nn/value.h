@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/autograd/variable.h"
+#include "lib/error.h"
 
 namespace duet::nn {
 
@@ -39,14 +40,23 @@ class Value {
   bool is_opaque() const { return std::holds_alternative<std::shared_ptr<const std::any>>(content_); }
 
   /// Each throws ShapeError, naming what the value is, when it is something else.
-  const Variable& variable() const;
-  const List& list() const;
-  const Dict& dict() const;
-  const std::any& object() const;
+  const Variable& variable() const { return as<Variable>("a tensor"); }
+  const List& list() const { return *as<std::shared_ptr<const List>>("a list"); }
+  const Dict& dict() const { return *as<std::shared_ptr<const Dict>>("a dict"); }
+  const std::any& object() const { return *as<std::shared_ptr<const std::any>>("an opaque object"); }
   /// "tensor", "list", "dict", "object" or "nothing".
-  const char* kind() const;
+  const char* kind() const {
+    constexpr const char* kNames[] = {"nothing", "tensor", "list", "dict", "object"};
+    return kNames[content_.index()];
+  }
 
  private:
+  template <class T>
+  const T& as(const char* expected) const {
+    require<ShapeError>(std::holds_alternative<T>(content_), "got a ", kind(), ", expected ", expected);
+    return std::get<T>(content_);
+  }
+
   std::variant<std::monostate, Variable, std::shared_ptr<const List>, std::shared_ptr<const Dict>,
                std::shared_ptr<const std::any>>
       content_;
@@ -63,7 +73,11 @@ void for_each_tensor(const Value& value, Visit&& visit) {
 }
 
 /// The first tensor of a value, or null.
-const Variable* first_tensor(const Value& value);
+inline const Variable* first_tensor(const Value& value) {
+  const Variable* first = nullptr;
+  for_each_tensor(value, [&](const Variable& variable) { first = first ? first : &variable; });
+  return first;
+}
 inline const Variable* first_tensor(const Variable& variable) { return &variable; }
 
 /// The value with visit(variable) in the place of each of its tensors, visited in the same order; all else is shared.

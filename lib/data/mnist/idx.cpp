@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
@@ -30,7 +31,7 @@ std::string hex_byte(std::uint8_t byte) { return to_hex(std::as_bytes(std::span(
 struct ByteReader::State {
   std::string name;
   std::uint64_t stored = 0;
-  int file = -1;  // or, without one, all content is in `input` from the start
+  Descriptor file;  // or, without one, all content is in `input` from the start
   std::vector<std::uint8_t> chunk;
   std::span<const std::uint8_t> input;  // read, not yet consumed
   bool packed = false;
@@ -39,14 +40,13 @@ struct ByteReader::State {
 
   ~State() {
     if (packed) inflateEnd(&stream);
-    if (file >= 0) ::close(file);
   }
 
   void open(const char* path) {
-    file = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block
-    require<DataError>(file >= 0, name, ": cannot be opened: ", last_errno);
+    file = Descriptor(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe without a writer would block
+    require<DataError>(file.open(), name, ": cannot be opened: ", last_errno);
     struct stat status {};
-    require<DataError>(::fstat(file, &status) == 0, name, ": cannot be read: ", last_errno);
+    require<DataError>(::fstat(file.get(), &status) == 0, name, ": cannot be read: ", last_errno);
     require<DataError>(!S_ISDIR(status.st_mode), name, ": is a folder, expected a file");
     require<DataError>(S_ISREG(status.st_mode), name, ": is not a regular file");
     stored = static_cast<std::uint64_t>(status.st_size);
@@ -56,9 +56,9 @@ struct ByteReader::State {
   /// True when there is input, after reading some if there was none.
   bool refill() {
     if (!input.empty()) return true;
-    if (file < 0) return false;
+    if (!file.open()) return false;
     ssize_t count = 0;
-    do count = ::read(file, chunk.data(), chunk.size());
+    do count = ::read(file.get(), chunk.data(), chunk.size());
     while (count < 0 && errno == EINTR);
     require<DataError>(count >= 0, name, ": cannot be read: ", last_errno);
     input = std::span(chunk).first(static_cast<std::size_t>(count));
@@ -151,16 +151,12 @@ constexpr std::size_t kImageHeader = 16;  // bytes
 /// for anything else, or where the file system cannot map it. Writes to it stay with this process. The file must not
 /// shrink while it is mapped; a replaced or removed one may.
 std::shared_ptr<Storage> map_file(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without a writer would block
-  if (file < 0) return nullptr;
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.open()) return nullptr;
   struct stat status {};
-  void* memory = MAP_FAILED;
-  std::size_t bytes = 0;
-  if (::fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0) {
-    bytes = static_cast<std::size_t>(status.st_size);
-    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-  }
-  ::close(file);
+  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size <= 0) return nullptr;
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file.get(), 0);
   if (memory == MAP_FAILED) return nullptr;
   return {new Storage(Device{}, memory, bytes), [](Storage* storage) {
             ::munmap(storage->data(), storage->bytes());
