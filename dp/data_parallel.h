@@ -51,9 +51,6 @@ class DataParallel : public nn::Module {
 
   const WrapperTimes& times() const { return *times_; }
 
- protected:
-  std::string type_name() const override { return "DataParallel"; }
-
  private:
   nn::Value run(nn::Context& context, const nn::Value& input) const;
   /// `batch`: the stamp of what the pieces were cut from.

@@ -61,9 +61,6 @@ class Residual : public nn::Module {
   }
   using nn::Module::forward;
 
- protected:
-  std::string type_name() const override { return "Residual"; }
-
  private:
   nn::Conv2d conv1_;
   nn::SyncBatchNorm norm1_;

@@ -48,12 +48,10 @@ struct Entry : TensorInfo {
   std::uint64_t end;
 };
 
-/// The checks of one header. `file` only words the messages.
-class HeaderReader {
+/// What a header says, checked. `file` only words the messages.
+class Header {
  public:
-  HeaderReader(const std::string& file, std::string_view text) : file_(file), text_(text) {}
-
-  void read(std::uint64_t buffer_bytes) {
+  Header(const std::string& file, std::string_view text, std::uint64_t buffer_bytes) : file_(file), text_(text) {
     require<DataError>(!text_.empty() && text_.front() == '{', file_, ": header does not begin with '{'");
     const std::size_t last = text_.find_last_not_of(' ');
     require<DataError>(text_[last] == '}', file_, ": header ends with byte ",
@@ -64,13 +62,13 @@ class HeaderReader {
       if (name == kMetadata)
         read_metadata(value);
       else
-        entries_.push_back(read_entry(name, value));
+        entries.push_back(read_entry(name, value));
     }
     check_offsets(buffer_bytes);
   }
 
-  const std::vector<Entry>& entries() const { return entries_; }
-  Metadata& metadata() { return metadata_; }
+  std::vector<Entry> entries;
+  Metadata metadata;
 
  private:
   // The library keeps the last of two equal keys and any depth, so both are watched while it parses.
@@ -106,7 +104,7 @@ class HeaderReader {
     for (const auto& [key, text] : value.items()) {
       require<DataError>(text.is_string(), file_, ": __metadata__ \"", key, "\" is a JSON ", text.type_name(),
                          ", expected a string");
-      metadata_[key] = text.get<std::string>();
+      metadata[key] = text.get<std::string>();
     }
   }
 
@@ -163,11 +161,11 @@ class HeaderReader {
   }
 
   void check_offsets(std::uint64_t buffer_bytes) {
-    std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
     });
     std::uint64_t expected = 0;
-    for (const Entry& entry : entries_) {
+    for (const Entry& entry : entries) {
       require<DataError>(entry.begin == expected, file_, ": tensor \"", entry.name, "\" begins at byte ", entry.begin,
                          ", expected ", expected, ", where the one before ends");
       expected = entry.end;
@@ -178,8 +176,6 @@ class HeaderReader {
 
   const std::string& file_;
   std::string_view text_;
-  std::vector<Entry> entries_;
-  Metadata metadata_;
 };
 
 std::uint64_t little_endian(std::span<const std::byte> bytes) {
@@ -296,21 +292,21 @@ TensorFile load_tensors(const std::string& path, Checksum checksum, const Header
   const std::size_t header_end = 8 + static_cast<std::size_t>(header_bytes);
   bytes.resize(header_end);
   reader.read(std::span(bytes).subspan(8));
-  HeaderReader header(path, {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<std::size_t>(header_bytes)});
-  header.read(static_cast<std::size_t>(reader.size()) - header_end);  // the file's size is what the header says
-  if (check) check(std::vector<TensorInfo>(header.entries().begin(), header.entries().end()), header.metadata());
+  Header header(path, {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<std::size_t>(header_bytes)},
+                reader.size() - header_end);  // the file's size is what the header says
+  if (check) check(std::vector<TensorInfo>(header.entries.begin(), header.entries.end()), header.metadata);
   bytes.resize(static_cast<std::size_t>(reader.size()));
   reader.read(std::span(bytes).subspan(header_end));
 
   TensorFile file;
   std::vector<Content> contents;
-  for (const Entry& entry : header.entries()) {
+  for (const Entry& entry : header.entries) {
     Tensor tensor = empty(entry.shape, entry.dtype);
     if (tensor.bytes() > 0) std::memcpy(tensor.raw(), bytes.data() + header_end + entry.begin, tensor.bytes());
     contents.push_back({entry.name, entry.dtype, entry.shape, bytes_of(tensor)});
     file.tensors.push_back({entry.name, std::move(tensor)});
   }
-  file.metadata = std::move(header.metadata());
+  file.metadata = std::move(header.metadata);
   if (const auto stored = file.metadata.find(kChecksumKey); stored != file.metadata.end()) {
     check_digest(path, stored->second, content_digest(file.metadata, std::move(contents)), bytes, header_end);
     file.metadata.erase(stored);

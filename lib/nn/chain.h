@@ -47,9 +47,6 @@ class Sequential : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
- protected:
-  std::string type_name() const override { return "Sequential"; }
-
  private:
   void append(std::unique_ptr<Module> child);
   std::vector<std::unique_ptr<Module>> children_;
@@ -63,7 +60,6 @@ class ModuleList : public Sequential {
   using Module::forward;
 
  protected:
-  std::string type_name() const override { return "ModuleList"; }
   bool merges_equal_children() const override { return true; }
 };
 

@@ -21,7 +21,6 @@ class Linear : public Module {
   Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
 
  protected:
-  std::string type_name() const override { return "Linear"; }
   std::string details() const override;
 
  private:
@@ -50,7 +49,6 @@ class Conv2d : public Module {
   Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
 
  protected:
-  std::string type_name() const override { return "Conv2d"; }
   std::string details() const override;
 
  private:
@@ -72,7 +70,6 @@ class Dropout : public Module {
   DropoutKey key(const Context& context, const Rows& stamp) const;
 
  protected:
-  std::string type_name() const override { return "Dropout"; }
   std::string details() const override;
 
  private:
@@ -84,9 +81,6 @@ class ReLU : public Module {
  public:
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
-
- protected:
-  std::string type_name() const override { return "ReLU"; }
 };
 
 /// torch.nn.MaxPool2d without padding; windows tile unless a stride is given.
@@ -99,7 +93,6 @@ class MaxPool2d : public Module {
   const Window2d& window() const { return window_; }
 
  protected:
-  std::string type_name() const override { return "MaxPool2d"; }
   std::string details() const override;
 
  private:
@@ -113,7 +106,6 @@ class Flatten : public Module {
   using Module::forward;
 
  protected:
-  std::string type_name() const override { return "Flatten"; }
   std::string details() const override { return "start_dim=1, end_dim=-1"; }
 };
 
@@ -124,7 +116,6 @@ class LogSoftmax : public Module {
   using Module::forward;
 
  protected:
-  std::string type_name() const override { return "LogSoftmax"; }
   std::string details() const override { return "dim=1"; }
 };
 
@@ -136,7 +127,6 @@ class BatchNorm2d : public Module {
   using Module::forward;
 
  protected:
-  std::string type_name() const override { return "BatchNorm2d"; }
   std::string details() const override;
   Variable normalise(Context& context, const Variable& x, BatchSums* others) const;
 
@@ -153,9 +143,6 @@ class SyncBatchNorm : public BatchNorm2d {
   using BatchNorm2d::BatchNorm2d;
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
-
- protected:
-  std::string type_name() const override { return "SyncBatchNorm"; }
 };
 
 }  // namespace duet::nn

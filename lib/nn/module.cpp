@@ -1,8 +1,13 @@
 #include "lib/nn/module.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
@@ -214,6 +219,21 @@ void Module::to(Device device) {
   if (store.device() == device) return;
   require_not_held(concat("move from ", store.device(), " to ", device));
   store.move_to(device);
+}
+
+std::string Module::type_name() const {
+  const std::unique_ptr<char, decltype(&std::free)> text(
+      abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, nullptr), &std::free);
+  const std::string_view name = text.get();
+  std::size_t begin = 0, end = name.size();  // without the namespaces before it and a template's arguments
+  for (std::size_t i = 0, depth = 0; i < name.size(); ++i) {
+    if (name[i] == '<' && depth++ == 0) end = i;
+    if (name[i] == '>') --depth;
+    if (name[i] != ':' || depth > 0) continue;
+    begin = i + 1;
+    end = name.size();
+  }
+  return std::string(name.substr(begin, end - begin));
 }
 
 std::string Module::path() const {

@@ -147,8 +147,8 @@ class Module {
     return layer_;
   }
 
-  /// "Linear", and "in_features=5, ...", for str().
-  virtual std::string type_name() const = 0;
+  /// "Linear", the name of the class, and "in_features=5, ...", for str().
+  virtual std::string type_name() const;
   virtual std::string details() const { return {}; }
   /// Whether str() shows a run of children with the same text once.
   virtual bool merges_equal_children() const { return false; }

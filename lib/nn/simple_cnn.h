@@ -26,9 +26,6 @@ class SimpleCNN : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
- protected:
-  std::string type_name() const override { return "SimpleCNN"; }
-
  private:
   explicit SimpleCNN(SimpleCnnWidths widths);
 
@@ -48,9 +45,6 @@ class ASimpleNet : public Module {
   explicit ASimpleNet(int layers = 3);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
-
- protected:
-  std::string type_name() const override { return "ASimpleNet"; }
 
  private:
   ModuleList linears_;
@@ -76,9 +70,6 @@ class LinearClassifier : public Module {
   explicit LinearClassifier(std::uint64_t seed);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
-
- protected:
-  std::string type_name() const override { return "LinearClassifier"; }
 
  private:
   Flatten flatten_;
