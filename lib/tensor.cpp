@@ -6,7 +6,6 @@
 #include <ostream>
 #include <utility>
 
-#include "lib/allocator.h"
 #include "lib/pool.h"
 
 namespace duet {

@@ -26,20 +26,6 @@ class KeepGradient final : public Leaf {
   Tensor gradient;
 };
 
-/// Gradients from the user are in the plain layout, whatever the value's own is.
-Tensor in_layout(const Tensor& gradient, Layout layout) {
-  if (gradient.layout() == layout) return gradient;
-  require<ShapeError>(gradient.layout() == Layout::plain || layout == Layout::plain, "backward() got a gradient in ",
-                      name(gradient.layout()), " for a value in ", name(layout));
-  const Tensor converted = empty(gradient.shape(), DType::f32, gradient.device(), layout);
-  if (layout == Layout::plain) {
-    backend(gradient).to_plain(gradient, converted);
-  } else {
-    backend(gradient).from_plain(gradient, converted);
-  }
-  return converted;
-}
-
 }  // namespace
 
 Variable::Variable(Tensor value, bool requires_grad) : state_(make_pooled<State>()) {
@@ -78,7 +64,10 @@ void Variable::backward(const Tensor& gradient) const {
                       " for a value of shape ", shape());
   require<ShapeError>(gradient.dtype() == DType::f32, "backward() got a gradient of ", name(gradient.dtype()),
                       ", expected f32");
-  const BackwardRoot root = {state_->edge, in_layout(gradient, value().layout())};
+  const Layout layout = value().layout();  // gradients from the user are in the plain one, whatever the value's own is
+  require<ShapeError>(gradient.layout() == layout || gradient.layout() == Layout::plain || layout == Layout::plain,
+                      "backward() got a gradient in ", name(gradient.layout()), " for a value in ", name(layout));
+  const BackwardRoot root = {state_->edge, in_layout(gradient, layout)};
   run_backward({&root, 1});
 }
 

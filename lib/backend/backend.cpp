@@ -59,6 +59,19 @@ Backend& backend(DeviceKind kind) {
   return *cpu;
 }
 
+Tensor in_layout(const Tensor& x, Layout layout) {
+  if (x.layout() == layout) return x;
+  if (x.layout() != Layout::plain && layout != Layout::plain) return in_layout(in_layout(x, Layout::plain), layout);
+  Tensor y = empty(x.shape(), DType::f32, x.device(), layout);
+  y.set_stamp(x.stamp());
+  if (layout == Layout::plain) {
+    backend(x).to_plain(x, y);
+  } else {
+    backend(x).from_plain(x, y);
+  }
+  return y;
+}
+
 std::string why_no_cuda() { return cuda_module().error; }
 
 Allocator& allocator(Device device) { return backend(device.kind).allocator(device); }

@@ -21,9 +21,8 @@
 #include <string>
 #include <string_view>
 
-#include "lib/allocator.h"
-#include "lib/pool.h"
 #include "lib/tensor.h"
+#include "lib/pool.h"
 
 namespace duet {
 
@@ -270,6 +269,9 @@ class Backend {
 /// The backend of a kind of device. Throws DeviceError with the reason when this build or machine has none.
 Backend& backend(DeviceKind kind);
 inline Backend& backend(const Tensor& tensor) { return backend(tensor.device().kind); }
+
+/// x (N, C, H, W) in this layout of its backend; x itself if it has it.
+Tensor in_layout(const Tensor& x, Layout layout);
 
 // The CUDA backend is a module: a program built with it starts on machines without a driver or CUDA's libraries.
 

@@ -54,11 +54,8 @@ class Loader {
 
   class Iterator {
    public:
-    using iterator_category = std::input_iterator_tag;
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
-    using pointer = Batch*;
-    using reference = Batch&;
 
     Batch& operator*() const { return loader_->batch_; }
     Batch* operator->() const { return &loader_->batch_; }

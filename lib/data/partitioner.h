@@ -58,10 +58,8 @@ class Partition {
 template <class Range>
 class DataPartitioner {
  public:
-  DataPartitioner(const Range& all, std::span<const double> fractions, const PartitionOptions& options = {})
-      : all_(&all), parts_(partition_indices(static_cast<std::int64_t>(all.size()), fractions, options)) {}
   DataPartitioner(const Range& all, const std::vector<double>& fractions, const PartitionOptions& options = {})
-      : DataPartitioner(all, std::span<const double>(fractions), options) {}
+      : all_(&all), parts_(partition_indices(static_cast<std::int64_t>(all.size()), fractions, options)) {}
 
   using Part = std::conditional_t<std::derived_from<Range, Dataset>, Subset, Partition<Range>>;
   /// Throws UsageError when there is no such part.

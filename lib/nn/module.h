@@ -131,12 +131,14 @@ class Module {
 
   /// Throw UsageError that names this module unless the context holds its values.
   const Variable& parameter(const Context& context, int number) const {
-    if (!is_own(parameters_, number) || !context.has_slot(model_id_, range_.first_slot + number)) [[unlikely]]
+    if (static_cast<std::size_t>(number) >= parameters_.size() ||
+        !context.has_slot(model_id_, range_.first_slot + number)) [[unlikely]]
       refuse(context, "parameters", parameters_.size(), number);
     return context.parameter(range_.first_slot + number);
   }
   const Tensor& buffer(const Context& context, int number) const {
-    if (!is_own(buffers_, number) || !context.has_buffer(model_id_, range_.first_buffer + number)) [[unlikely]]
+    if (static_cast<std::size_t>(number) >= buffers_.size() ||
+        !context.has_buffer(model_id_, range_.first_buffer + number)) [[unlikely]]
       refuse(context, "buffers", buffers_.size(), number);
     return context.buffer(range_.first_buffer + number);
   }
@@ -170,10 +172,6 @@ class Module {
     int slots = 0, buffers = 0;
     std::uint32_t layers = 0;
   };
-  template <class T>
-  static bool is_own(const std::vector<T>& list, int number) {
-    return static_cast<std::size_t>(number) < list.size();
-  }
   [[noreturn]] void refuse(const Context& context, const char* what, std::size_t own, int number) const;
   bool is_wrapper() const { return !children_.empty() && children_.front().wrapped; }
   /// The module that a wrapper wraps, or this one.

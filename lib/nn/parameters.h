@@ -14,6 +14,7 @@
 // devices and ranks, the wrapper of the rule.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -39,23 +40,16 @@ struct Slot {
   std::int64_t offset = 0;
 };
 
-/// Unregisters a hook when it goes; may outlive the store. Movable, not copyable.
+/// Unregisters a hook when its last copy goes; may outlive the store.
 class HookHandle {
  public:
   HookHandle() = default;
-  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  HookHandle(HookHandle&& other) noexcept : remove_(std::exchange(other.remove_, nullptr)) {}
-  HookHandle& operator=(HookHandle&& other) noexcept {
-    std::swap(remove_, other.remove_);
-    return *this;
-  }
-  ~HookHandle() { remove(); }
-  void remove() {
-    if (auto call = std::exchange(remove_, nullptr)) call();
-  }
+  explicit HookHandle(std::function<void()> remove)
+      : guard_(nullptr, [call = std::move(remove)](std::nullptr_t) { call(); }) {}
+  void remove() { guard_.reset(); }
 
  private:
-  std::function<void()> remove_;
+  std::shared_ptr<void> guard_;
 };
 
 /// Consecutive elements of the flat buffers, all on one device.

@@ -8,19 +8,6 @@
 namespace duet::ops {
 namespace {
 
-Tensor converted(const Tensor& x, Layout layout) {
-  if (x.layout() == layout) return x;
-  if (x.layout() != Layout::plain && layout != Layout::plain) return converted(converted(x, Layout::plain), layout);
-  Tensor y = empty(x.shape(), DType::f32, x.device(), layout);
-  y.set_stamp(x.stamp());
-  if (layout == Layout::plain) {
-    backend(x).to_plain(x, y);
-  } else {
-    backend(x).from_plain(x, y);
-  }
-  return y;
-}
-
 struct AddGradient {
   static constexpr const char* kName = "add";
   void backward(const Gradients& g) const { g.inputs[0] = g.inputs[1] = g.outputs[0]; }
@@ -42,7 +29,7 @@ struct FlattenGradient {
 
 struct LayoutGradient {
   static constexpr const char* kName = "to_layout";
-  void backward(const Gradients& g) const { g.inputs[0] = converted(g.outputs[0], layout); }
+  void backward(const Gradients& g) const { g.inputs[0] = in_layout(g.outputs[0], layout); }
   Layout layout = Layout::plain;
 };
 
@@ -91,7 +78,7 @@ Variable flatten(const Variable& input) {
 
 Variable to_layout(const Variable& x, Layout layout) {
   if (x.value().layout() == layout) return x;
-  return record(converted(x.value(), layout), {&x}, [&] { return LayoutGradient{x.value().layout()}; });
+  return record(in_layout(x.value(), layout), {&x}, [&] { return LayoutGradient{x.value().layout()}; });
 }
 
 Variable to_plain(const Variable& x) { return to_layout(x, Layout::plain); }

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/allocator.h"
+#include "lib/tensor.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "tests/support/catch2.h"

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "lib/allocator.h"
+#include "lib/tensor.h"
 #include "tests/cuda/gpu.h"
 #include "tests/support/catch2.h"
 

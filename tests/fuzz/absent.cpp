@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "cli/system/machine.h"
-#include "lib/allocator.h"
+#include "lib/tensor.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 

@@ -2,7 +2,6 @@
 #include <numeric>
 #include <vector>
 
-#include "lib/allocator.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
 

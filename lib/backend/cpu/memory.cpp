@@ -3,6 +3,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/error.h"

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lib/allocator.h"
+#include "lib/tensor.h"
 #include "lib/backend/cuda/cuda_device.h"
 
 namespace duet::cuda {

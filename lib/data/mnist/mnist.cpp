@@ -52,32 +52,30 @@ ImageDataset read_pair(const fs::path& image_path, const fs::path& label_path, M
   return {images, labels, kind == MnistKind::mnist ? kMnistPixels : kFashionMnistPixels};
 }
 
+/// The first `count`; 0: all.
 ImageDataset first_images(const ImageDataset& all, std::int64_t count) {
-  require<UsageError>(count >= 0, "cannot use the first ", count, " images");
   if (count == 0 || count >= all.size()) return all;
   return {all.images().rows(0, count), all.labels().rows(0, count), all.pixels()};
 }
 
-Mnist limited(const Mnist& all, const MnistOptions& options) {
-  return {first_images(all.train, options.train_images), first_images(all.test, options.test_images), "", false};
-}
-
 std::string counts(const Mnist& data) { return grouped(data.train.size()) + " + " + grouped(data.test.size()); }
+
+std::string origin_of(const Mnist& data, const MnistFiles& files, MnistKind kind) {
+  return concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
+}
 
 fs::path cache_of(const MnistOptions& options) { return options.cache.value_or(cache_folder()); }
 
 Mnist read_limited(const MnistFiles& files, const MnistOptions& options) {
-  Mnist data = limited(read_mnist(files, options.kind, cache_of(options) / "unpacked"), options);
-  data.origin =
-      concat(name(options.kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
+  Mnist data = read_mnist(files, options.kind, cache_of(options) / "unpacked");
+  data.train = first_images(data.train, options.train_images);
+  data.test = first_images(data.test, options.test_images);
+  data.origin = origin_of(data, files, options.kind);
   return data;
 }
 
 Mnist draw(const MnistOptions& options, const std::string& reason) {
-  const auto count = [](std::int64_t wanted, std::int64_t all) {
-    require<UsageError>(wanted >= 0, "cannot use the first ", wanted, " images");
-    return wanted ? std::min(wanted, all) : all;
-  };
+  const auto count = [](std::int64_t wanted, std::int64_t all) { return wanted ? std::min(wanted, all) : all; };
   const std::int64_t train = count(options.train_images, kDrawnTrain), test = count(options.test_images, kDrawnTest);
   Mnist data{draw_digits(options.drawing_seed, train), draw_digits(options.drawing_seed, test, kDrawnTrain), "", true};
   data.origin = concat("drawn digits, ", reason, " (", counts(data), " images)");
@@ -129,7 +127,7 @@ Mnist read_mnist(const MnistFiles& files, MnistKind kind, const fs::path& unpack
   require<DataError>(files.complete(), files.folder.string(), ": lacks ", files.missing());
   Mnist data{read_pair(files.paths[0], files.paths[1], kind, unpacked),
              read_pair(files.paths[2], files.paths[3], kind, unpacked), "", false};
-  data.origin = concat(name(kind), ", ", counts(data), " images from ", files.folder.lexically_normal().string());
+  data.origin = origin_of(data, files, kind);
   return data;
 }
 
@@ -141,6 +139,8 @@ fs::path cache_folder() {
 void require_mnist(const MnistOptions& options) { named_files(options); }
 
 Mnist load_mnist(const MnistOptions& options) {
+  for (const std::int64_t count : {options.train_images, options.test_images})
+    require<UsageError>(count >= 0, "cannot use the first ", count, " images");
   if (options.data == kSynthetic) return draw(options, "as asked");
   if (const std::optional<MnistFiles> named = named_files(options)) return read_limited(*named, options);
 
