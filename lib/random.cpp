@@ -143,12 +143,9 @@ void Mt19937::randperm_large(std::span<std::int64_t> out) {
   }
 }
 
-void Mt19937::uniform(std::span<float> out, double a, double b, Rounding rounding) {
+void Mt19937::uniform(std::span<float> out, double a, double b) {
   const auto low = static_cast<float>(a), width = static_cast<float>(b) - low;
-  for (float& value : out) {
-    const float x = uniform_float();
-    value = rounding == Rounding::fused ? std::fma(x, width, low) : x * width + low;
-  }
+  for (float& value : out) value = std::fma(uniform_float(), width, low);
 }
 
 void Mt19937::bernoulli(std::span<std::uint8_t> mask, double p) {

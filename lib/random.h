@@ -22,10 +22,6 @@ namespace duet {
 using MersenneTwister = std::mersenne_twister_engine<std::uint32_t, 32, 624, 397, 31, 0x9908b0df, 11, 0xffffffff, 7,
                                                      0x9d2c5680, 15, 0xefc60000, 18, 1812433253>;
 
-/// How Mt19937::uniform rounds the last step x * (b - a) + a. PyTorch fuses it on CPUs with AVX2 and newer, and so do
-/// its published initial weights; builds for other CPUs round twice.
-enum class Rounding { fused, separate };
-
 /// PyTorch's CPU generator (ATen/core/MT19937RNGEngine.h, DistributionsHelper.h).
 class Mt19937 {
  public:
@@ -52,8 +48,10 @@ class Mt19937 {
   /// The rule for large n, for any n.
   void randperm_large(std::span<std::int64_t> out);
 
-  /// float `tensor.uniform_(a, b)`: one word each, in memory order. a and b are rounded to float first.
-  void uniform(std::span<float> out, double a, double b, Rounding rounding = Rounding::fused);
+  /// float `tensor.uniform_(a, b)`: one word each, in memory order. a and b are rounded to float first. The last step,
+  /// x * (b - a) + a, is fused, as PyTorch fuses it on CPUs with AVX2 and newer, and so do its published initial
+  /// weights.
+  void uniform(std::span<float> out, double a, double b);
   /// A double in [0, 1): two words.
   double uniform() { return static_cast<double>(random64() & ((1ULL << 53) - 1)) * 0x1p-53; }
 

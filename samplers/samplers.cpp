@@ -1,4 +1,4 @@
-// The orders of indices, and their cutting into steps.
+// The orders of indices, their cutting into steps, and PyTorch's data loader of them.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "lib/error.h"
 #include "lib/random.h"
 #include "samplers/batch.h"
+#include "samplers/data_loader.h"
 #include "samplers/distributed.h"
 #include "samplers/random.h"
 #include "samplers/sequential.h"
@@ -107,6 +108,21 @@ data::StepIndices BlockedBatches::step(std::int64_t step) const {
   const std::int64_t end = block_begin(rank() + 1, rows, world_size());
   return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, rows,
           world_size()};
+}
+
+data::Loader data_loader(const data::Dataset& dataset, DataLoaderOptions options) {
+  require<UsageError>(!options.sampler || !options.shuffle, "sampler option is mutually exclusive with shuffle");
+  require<UsageError>(!options.shuffle || options.generator, "shuffle needs a generator");
+  if (!options.sampler) {
+    if (options.shuffle) {
+      options.sampler = std::make_unique<RandomSampler>(dataset.size(), *options.generator);
+    } else {
+      options.sampler = std::make_unique<SequentialSampler>(dataset.size());
+    }
+  }
+  const BatchOptions batches{.batch_size = options.batch_size, .drop_last = options.drop_last};
+  return data::Loader(dataset, std::make_unique<Batches>(std::move(options.sampler), batches),
+                      {.workers = options.workers, .prefetch = options.prefetch, .generator = options.generator});
 }
 
 }  // namespace duet::samplers

@@ -58,12 +58,6 @@ void ImageDataset::fetch(std::span<const std::int64_t> indices, const Tensor& sa
   copy_labels(labels_, indices, labels);
 }
 
-ResidentImages::ResidentImages(const ImageDataset& images, Device device)
-    : images_(images.images().to(device)),
-      labels_(images.labels().to(device)),
-      sample_shape_(images.sample_shape()),
-      pixels_(images.pixels()) {}
-
 void ResidentImages::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
   const Tensor numbers = empty({static_cast<std::int64_t>(indices.size())}, DType::i64, device());
   bring(indices, numbers);
@@ -77,7 +71,8 @@ void ResidentImages::bring(std::span<const std::int64_t> indices, const Tensor& 
 }
 
 void ResidentImages::gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const {
-  backend(images_).gather_images(images_, labels_, indices, pixels_.mean, pixels_.deviation, samples, labels);
+  backend(images()).gather_images(images(), this->labels(), indices, pixels().mean, pixels().deviation, samples,
+                                  labels);
 }
 
 TensorDataset::TensorDataset(Tensor samples, Tensor labels) : samples_(std::move(samples)), labels_(std::move(labels)) {

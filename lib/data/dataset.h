@@ -54,25 +54,19 @@ class ImageDataset : public Dataset {
 ///
 /// Where one process drives several devices, the set lies on the first, which hands out the pieces of each batch as it
 /// would those of a batch from the host: the wrapper needs no other way for its input, and the set is held once.
-class ResidentImages : public Dataset {
+class ResidentImages : public ImageDataset {
  public:
-  /// Copies; `images` may go afterwards. Throws DeviceError when the device has no room.
-  ResidentImages(const ImageDataset& images, Device device);
+  /// Copies; `set` may go afterwards. Throws DeviceError when the device has no room.
+  ResidentImages(const ImageDataset& set, Device device)
+      : ImageDataset(set.images().to(device), set.labels().to(device), set.pixels()) {}
 
-  std::int64_t size() const override { return images_.size(0); }
-  Shape sample_shape() const override { return sample_shape_; }
-  Device device() const override { return images_.device(); }
+  Device device() const override { return images().device(); }
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
   /// Copies the numbers of samples to `numbers` (i64, (n)) on the device. Throws DataError for one outside [0, size()).
   void bring(std::span<const std::int64_t> indices, const Tensor& numbers) const;
   /// fetch for indices (i64, (n)) that lie on the device and are not checked.
   void gather(const Tensor& indices, const Tensor& samples, const Tensor& labels) const;
-
- private:
-  Tensor images_, labels_;
-  Shape sample_shape_;
-  PixelStatistics pixels_;
 };
 
 /// Ready float samples, (n, ...), with or without i64 labels (n).
