@@ -20,7 +20,6 @@
 #include "ddp/transport/memory_transport.h"
 #include "ddp/transport/transport_group.h"
 #include "lib/base/start_thread.h"
-#include "lib/base/with_prefix.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

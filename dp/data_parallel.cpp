@@ -59,12 +59,10 @@ DataParallel::DataParallel(nn::Module& module, const DataParallelOptions& option
 }
 
 Variable DataParallel::forward(nn::Context& context, const Variable& x) const {
-  return run(context, nn::Value(x)).variable();
+  return forward(context, nn::Value(x)).variable();
 }
 
-nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) const { return run(context, input); }
-
-nn::Value DataParallel::run(nn::Context& context, const nn::Value& input) const {
+nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) const {
   const Variable* const x = nn::first_tensor(input);
   // The loader's stamp says that the batch is (part of) a global batch of blocks; others are cut as PyTorch would.
   const bool blocked = x != nullptr && options_.dim == 0 && x->value().stamp().stamped();

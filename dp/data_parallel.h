@@ -52,7 +52,6 @@ class DataParallel : public nn::Module {
   const WrapperTimes& times() const { return *times_; }
 
  private:
-  nn::Value run(nn::Context& context, const nn::Value& input) const;
   /// `batch`: the stamp of what the pieces were cut from.
   nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch) const;
   nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,

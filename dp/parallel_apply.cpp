@@ -10,7 +10,6 @@
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/base/trace.h"
-#include "lib/base/with_prefix.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/rows.h"

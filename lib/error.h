@@ -1,4 +1,4 @@
-// The one family of exceptions that duet throws.
+// The one family of exceptions that duet throws, and their prefixes: the part of the work in which they arose.
 //
 // Every message says what was got and what was expected. Programs print what() on one line and exit with 1,
 // or with 2 for a UsageError.
@@ -9,6 +9,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "lib/monotonic.h"
 
@@ -72,6 +73,21 @@ template <class E = Error, class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) [[unlikely]]
     throw E(concat(parts...));
+}
+
+/// Within a handler: throws what it handles again, with `prefix` in front of its text. duet's errors keep their type
+/// and origin; other standard exceptions become an Error with theirs nested in it; all else is thrown as it is.
+/// `in_layer`: the prefix names a layer.
+[[noreturn]] void rethrow_with_prefix(const std::string& prefix, bool in_layer = false);
+
+/// Runs task; what it throws gets prefix() as above.
+template <class Prefix, class Task>
+auto with_prefix(Prefix&& prefix, Task&& task) {
+  try {
+    return std::forward<Task>(task)();
+  } catch (...) {
+    rethrow_with_prefix(prefix());
+  }
 }
 
 }  // namespace duet

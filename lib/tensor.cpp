@@ -17,7 +17,7 @@ struct TypeRow {
   bool floating;
 };
 
-/// Of a DType; of another number, as a peer may send it, a row of nothing.
+/// The row of a DType; the last one for any other number, which a peer may have sent.
 const TypeRow& row_of(DType dtype) {
   static constexpr TypeRow kRows[] = {{"f32", 4, true}, {"f64", 8, true}, {"i32", 4, false}, {"i64", 8, false},
                                       {"u8", 1, false}, {"f16", 2, true}, {"bf16", 2, true}, {"?", 0, false}};

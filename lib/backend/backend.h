@@ -21,8 +21,8 @@
 #include <string>
 #include <string_view>
 
-#include "lib/tensor.h"
 #include "lib/pool.h"
+#include "lib/tensor.h"
 
 namespace duet {
 

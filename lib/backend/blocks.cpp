@@ -12,7 +12,9 @@ int add_subtree(Blocks& blocks, const std::array<int, kBlocks>& leaf_of_block, i
   const int left = add_subtree(blocks, leaf_of_block, low, middle);
   const int right = add_subtree(blocks, leaf_of_block, middle, high);
   if (left < 0 || right < 0) return left < 0 ? right : left;
-  blocks.additions[static_cast<std::size_t>(blocks.addition_count++)] = {left, right};
+  const auto at = 2 * static_cast<std::size_t>(blocks.addition_count++);
+  blocks.additions[at] = left;
+  blocks.additions[at + 1] = right;
   return left;
 }
 
@@ -27,7 +29,10 @@ Blocks blocks_of(const Rows& stamp, std::int64_t rows) {
     const std::int64_t begin = std::max(block_begin(i, global), first);
     const std::int64_t end = std::min(block_begin(i + 1, global), first + rows);
     leaf_of_block[static_cast<std::size_t>(i)] = begin < end ? blocks.leaf_count : -1;
-    if (begin < end) blocks.leaves[static_cast<std::size_t>(blocks.leaf_count++)] = {begin - first, end - first};
+    if (begin >= end) continue;
+    const auto at = 2 * static_cast<std::size_t>(blocks.leaf_count++);
+    blocks.ranges[at] = begin - first;
+    blocks.ranges[at + 1] = end - first;
   }
   if (blocks.leaf_count == 0) blocks.leaf_count = 1;
   add_subtree(blocks, leaf_of_block, 0, kBlocks);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet {
 
@@ -18,9 +19,18 @@ struct Blocks {
   struct Addition {
     int destination, source;  // leaf `source` is added to leaf `destination`
   };
-  std::array<Range, kBlocks> leaves{};
+  Range leaf(int i) const {
+    const auto at = 2 * static_cast<std::size_t>(i);
+    return {ranges[at], ranges[at + 1]};
+  }
+  Addition addition(int i) const {
+    const auto at = 2 * static_cast<std::size_t>(i);
+    return {additions[at], additions[at + 1]};
+  }
+
+  std::array<std::int64_t, 2 * kBlocks> ranges{};  // of each leaf
   int leaf_count = 0;
-  std::array<Addition, kBlocks - 1> additions{};  // in order; the sum ends up in leaf 0
+  std::array<int, 2 * (kBlocks - 1)> additions{};  // in order; the sum ends up in leaf 0
   int addition_count = 0;
   /// Some block of the global batch is empty. Then every sum gets +0 added, which turns -0 into +0: the same wherever
   /// the empty blocks are.
@@ -31,7 +41,7 @@ struct Blocks {
 template <class T>
 T sum_by_tree(const Blocks& blocks, std::array<T, kBlocks> part) {
   for (int i = 0; i < blocks.addition_count; ++i) {
-    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
+    const auto [to, from] = blocks.addition(i);
     part[static_cast<std::size_t>(to)] += part[static_cast<std::size_t>(from)];
   }
   return part[0];
@@ -39,5 +49,6 @@ T sum_by_tree(const Blocks& blocks, std::array<T, kBlocks> part) {
 
 /// For a tensor of `rows` rows with this stamp. A tensor without rows has one empty leaf.
 Blocks blocks_of(const Rows& stamp, std::int64_t rows);
+inline Blocks blocks_of(const Tensor& batch) { return blocks_of(batch.stamp_or_self(), batch.size(0)); }
 
 }  // namespace duet

@@ -1,10 +1,13 @@
 #include "lib/nn/layers.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "lib/error.h"
 #include "lib/ops/ops.h"
@@ -34,18 +37,13 @@ std::string python_text(T value) {
   return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
-void fill_with(std::span<float> values, float value) {
-  for (float& x : values) x = value;
-}
-
 }  // namespace
 
 Linear::Linear(std::int64_t in_features, std::int64_t out_features, bool bias)
     : in_(in_features), out_(out_features), bias_(bias) {
   require<UsageError>(in_ > 0 && out_ > 0, "Linear: ", in_, " to ", out_, " features, expected 1 or more");
-  const std::int64_t in = in_;
-  register_parameter("weight", {out_, in_}, [in](auto values, auto& g) { fill_weight(values, g, in); });
-  if (bias_) register_parameter("bias", {out_}, [in](auto values, auto& g) { fill_bias(values, g, in); });
+  register_parameter("weight", {out_, in_}, [in = in_](auto values, auto& g) { fill_weight(values, g, in); });
+  if (bias_) register_parameter("bias", {out_}, [in = in_](auto values, auto& g) { fill_bias(values, g, in); });
 }
 
 Variable Linear::forward(Context& context, const Variable& x) const {
@@ -130,10 +128,9 @@ Variable LogSoftmax::forward(Context&, const Variable& x) const {
 
 BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
     : features_(features), eps_(eps), momentum_(momentum) {
-  register_parameter("weight", {features}, [](auto values, auto&) { fill_with(values, 1); });
-  register_parameter("bias", {features}, [](auto values, auto&) { fill_with(values, 0); });
-  const Tensor ones = empty({features});
-  fill_with(ones.span<float>(), 1);
+  register_parameter("weight", {features}, [](auto values, auto&) { std::ranges::fill(values, 1.0f); });
+  register_parameter("bias", {features}, [](auto values, auto&) { std::ranges::fill(values, 0.0f); });
+  const Tensor ones = from_values({features}, std::vector<float>(static_cast<std::size_t>(features), 1.0f));
   register_buffer("running_mean", zeros({features}));
   register_buffer("running_var", ones);
   register_buffer("num_batches_tracked", zeros({}, DType::i64));

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
-#include "lib/base/with_prefix.h"
 #include "lib/error.h"
 
 namespace duet::nn {
@@ -28,19 +27,16 @@ Variable Module::forward(Context&, const Variable&) const {
 
 Value Module::forward(Context& context, const Value& input) const { return forward(context, input.variable()); }
 
-Variable Module::operator()(const Variable& x) {
+template <class T>
+T Module::run(const T& input) {
   Context& own = context();
-  Variable y = forward(own, x);
-  if (own.training && grad_enabled()) ++own.step;
-  return y;
-}
-
-Value Module::operator()(const Value& input) {
-  Context& own = context();
-  Value output = forward(own, input);
+  T output = forward(own, input);
   if (own.training && grad_enabled()) ++own.step;
   return output;
 }
+
+Variable Module::operator()(const Variable& x) { return run(x); }
+Value Module::operator()(const Value& input) { return run(input); }
 
 Context& Module::context() {
   if (parent_ != nullptr) return parent_->context();

@@ -172,6 +172,8 @@ class Module {
     int slots = 0, buffers = 0;
     std::uint32_t layers = 0;
   };
+  template <class T>
+  T run(const T& input);
   [[noreturn]] void refuse(const Context& context, const char* what, std::size_t own, int number) const;
   bool is_wrapper() const { return !children_.empty() && children_.front().wrapped; }
   /// The module that a wrapper wraps, or this one.

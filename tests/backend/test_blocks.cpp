@@ -19,7 +19,7 @@ namespace {
 /// "((0+1)+(2+3))" for the order in which `blocks` adds its leaves, numbered as `names` says.
 std::string expression(const Blocks& blocks, std::vector<std::string> names) {
   for (int i = 0; i < blocks.addition_count; ++i) {
-    const auto [to, from] = blocks.additions[static_cast<std::size_t>(i)];
+    const auto [to, from] = blocks.addition(i);
     std::string& sum = names[static_cast<std::size_t>(to)];
     sum = "(" + sum + "+" + names[static_cast<std::size_t>(from)] + ")";
   }
@@ -43,8 +43,7 @@ std::string rule(std::int64_t global, std::int64_t first, std::int64_t rows, int
 TEST_CASE("the blocks of a whole batch are summed by the fixed tree") {
   const Blocks blocks = blocks_of({}, 128);
   CHECK(blocks.leaf_count == 8);
-  for (std::size_t i = 0; i < 8; ++i)
-    CHECK((blocks.leaves[i].begin == 16 * static_cast<int>(i) && blocks.leaves[i].rows() == 16));
+  for (int i = 0; i < 8; ++i) CHECK((blocks.leaf(i).begin == 16 * i && blocks.leaf(i).rows() == 16));
   CHECK(expression(blocks, {"0", "1", "2", "3", "4", "5", "6", "7"}) == "(((0+1)+(2+3))+((4+5)+(6+7)))");
   CHECK_FALSE(blocks.add_zero);
 }
@@ -62,14 +61,14 @@ TEST_CASE("every shard of every batch has its blocks and its part of the tree") 
         seen += rows;
         if (rows == 0) {
           CHECK(blocks.leaf_count == 1);
-          CHECK(blocks.leaves[0].rows() == 0);
+          CHECK(blocks.leaf(0).rows() == 0);
           CHECK(blocks.addition_count == 0);
           continue;
         }
         std::vector<std::string> names;
         std::int64_t next = 0;
         for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
-          const Blocks::Range range = blocks.leaves[static_cast<std::size_t>(leaf)];
+          const Blocks::Range range = blocks.leaf(leaf);
           REQUIRE(range.begin == next);
           REQUIRE(range.rows() > 0);
           next = range.end;

@@ -4,9 +4,9 @@
 #include <thread>
 #include <vector>
 
-#include "lib/tensor.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/cpu/cpu_backend.h"
+#include "lib/tensor.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lib/base/sha256.h"
-#include "lib/data/mnist/download.h"
 #include "lib/data/mnist/idx.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/error.h"
 #include "tests/data/files.h"
 #include "tests/support/catch2.h"

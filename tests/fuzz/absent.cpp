@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "cli/system/machine.h"
-#include "lib/tensor.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/tensor.h"
 
 namespace duet {
 namespace {

@@ -6,7 +6,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
-#include "lib/base/with_prefix.h"
+#include "lib/error.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"

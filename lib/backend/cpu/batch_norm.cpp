@@ -18,10 +18,7 @@ struct Channel {
   std::int64_t rows = 0, row_count = 0, pixels = 0;
 
   explicit Channel(const Tensor& x)
-      : blocks(blocks_of(x.stamp_or_self(), x.size(0))),
-        rows(x.size(0)),
-        row_count(x.shape().count_from(1)),
-        pixels(x.shape().count_from(2)) {}
+      : blocks(blocks_of(x)), rows(x.size(0)), row_count(x.shape().count_from(1)), pixels(x.shape().count_from(2)) {}
 
   /// Calls visit(offset) for all elements, from the place of the first.
   template <class Visit>
@@ -35,7 +32,7 @@ struct Channel {
   std::array<double, kBlocks> block_sums(Term term) const {
     std::array<double, kBlocks> sums{};
     for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
-      const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+      const auto [begin, end] = blocks.leaf(leaf);
       for_each(begin, end, [&](std::int64_t i) { sums[static_cast<std::size_t>(leaf)] += term(i); });
     }
     return sums;

@@ -82,10 +82,10 @@ void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const T
 void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db,
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
-  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  const Blocks blocks = blocks_of(x);
   LeafGradients gradients(device, blocks, dw, db);
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const auto [begin, end] = blocks.leaf(leaf);
     if (begin == end) return;
     use_one_openmp_thread();
     Worker& worker = device.worker(id);

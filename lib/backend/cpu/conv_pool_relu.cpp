@@ -67,11 +67,11 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
   }
   CpuDevice& device = this->device(x);
   const bool scaled = op.dropout.p > 0;
-  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  const Blocks blocks = blocks_of(x);
   LeafGradients gradients(device, blocks, dw, db);
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const auto [begin, end] = blocks.leaf(leaf);
     if (begin == end) return;
     use_one_openmp_thread();
     Worker& worker = device.worker(id);

@@ -111,9 +111,9 @@ class LeafGradients {
   const float* sum(const Kernels& kernels) {
     const std::int64_t count = channels_ + dw_.count();
     for (int leaf = 0; leaf < blocks_.leaf_count; ++leaf)
-      if (blocks_.leaves[static_cast<std::size_t>(leaf)].rows() == 0) std::fill_n(bias(leaf), count, 0.0f);
+      if (blocks_.leaf(leaf).rows() == 0) std::fill_n(bias(leaf), count, 0.0f);
     for (int i = 0; i < blocks_.addition_count; ++i) {
-      const auto [to, from] = blocks_.additions[static_cast<std::size_t>(i)];
+      const auto [to, from] = blocks_.addition(i);
       kernels.add(bias(to), bias(from), bias(to), count);
     }
     if (blocks_.add_zero)

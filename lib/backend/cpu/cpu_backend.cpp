@@ -47,25 +47,11 @@ void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const
 }
 
 void CpuBackend::for_each_block(const Tensor& tensor, FunctionRef<void(std::int64_t, std::int64_t, int)> task) {
-  const Blocks blocks = blocks_of(tensor.stamp_or_self(), tensor.size(0));
+  const Blocks blocks = blocks_of(tensor);
   device(tensor).pool().run(blocks.leaf_count, [&](int leaf, int worker) {
-    const Blocks::Range range = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const Blocks::Range range = blocks.leaf(leaf);
     if (range.rows() > 0) task(range.begin, range.end, worker);
   });
-}
-
-KernelLeaves::KernelLeaves(const Tensor& batch) : blocks(blocks_of(batch.stamp_or_self(), batch.size(0))) {
-  for (int i = 0; i < blocks.leaf_count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    ranges[2 * at] = blocks.leaves[at].begin;
-    ranges[2 * at + 1] = blocks.leaves[at].end;
-  }
-  for (int i = 0; i < blocks.addition_count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    additions[2 * at] = blocks.additions[at].destination;
-    additions[2 * at + 1] = blocks.additions[at].source;
-  }
-  leaves = {ranges.data(), blocks.leaf_count, additions.data(), blocks.addition_count, blocks.add_zero};
 }
 
 namespace {

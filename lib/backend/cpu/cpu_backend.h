@@ -1,7 +1,6 @@
 // The CPU as a backend: oneDNN for convolutions, own loops for the rest.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -156,13 +155,9 @@ class CpuBackend final : public Backend {
   std::atomic<int> threads_per_device_{1};
 };
 
-/// The batch's blocks as the kernels take them.
-struct KernelLeaves {
-  explicit KernelLeaves(const Tensor& batch);
-  Blocks blocks;
-  std::array<std::int64_t, 2 * kBlocks> ranges{};
-  std::array<int, 2 * (kBlocks - 1)> additions{};
-  Leaves leaves{};
-};
+/// A batch's blocks as the kernels take them.
+inline Leaves leaves_of(const Blocks& blocks) {
+  return {blocks.ranges.data(), blocks.leaf_count, blocks.additions.data(), blocks.addition_count, blocks.add_zero};
+}
 
 }  // namespace duet::cpu

@@ -41,7 +41,7 @@ void CpuBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const T
 }
 
 void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
-  const KernelLeaves batch(x);
+  const Blocks blocks = blocks_of(x);
   const std::int64_t in = dw.size(1), out = dw.size(0);
   constexpr std::int64_t kColumns = 64;
   const std::int64_t groups = (in + kColumns - 1) / kColumns;
@@ -51,10 +51,10 @@ void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, cons
     const std::int64_t begin = groups * part / pool.workers() * kColumns;
     const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
     kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
-                                     batch.leaves,
+                                     leaves_of(blocks),
                                      device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
   });
-  if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, batch.leaves);
+  if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves_of(blocks));
 }
 
 void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,

@@ -15,10 +15,10 @@ namespace {
 /// The sum of value(row) over a batch: inside each block, then the tree.
 template <class Value>
 float sum_over_rows(const Tensor& batch, Value value) {
-  const Blocks blocks = blocks_of(batch.stamp_or_self(), batch.size(0));
+  const Blocks blocks = blocks_of(batch);
   std::array<float, kBlocks> part{};
   for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
-    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const auto [begin, end] = blocks.leaf(leaf);
     for (std::int64_t row = begin; row < end; ++row) part[static_cast<std::size_t>(leaf)] += value(row);
   }
   return sum_by_tree(blocks, part);

@@ -92,12 +92,12 @@ void CpuBackend::nonzero_backward(const Tensor& dy, const Tensor& index, const T
   CpuDevice& device = this->device(x);
   const Fused f(x, w, dy, op, x.layout());
   const PooledConv g = geometry(f, x, dy, op);
-  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  const Blocks blocks = blocks_of(x);
   LeafGradients gradients(device, blocks, dw, db);
   const Tensor taps = empty({f.channels, 9, g.in_channels});
   if (dx.defined()) block_inputs(w.data<float>(), taps.data<float>(), f.channels, g.in_channels, f.block);
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const auto [begin, end] = blocks.leaf(leaf);
     const std::int64_t rows = end - begin;
     if (rows == 0) return;
     kernels_.nonzero_backward(
@@ -113,10 +113,10 @@ void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, co
   CpuDevice& device = this->device(x);
   const Fused f(x, dw, dy, op, dy.layout());
   const PooledConv g = geometry(f, x, dy, op);
-  const Blocks blocks = blocks_of(x.stamp_or_self(), x.size(0));
+  const Blocks blocks = blocks_of(x);
   LeafGradients gradients(device, blocks, dw, db);
   device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaves[static_cast<std::size_t>(leaf)];
+    const auto [begin, end] = blocks.leaf(leaf);
     const std::int64_t planes = (end - begin) * g.in_channels;
     if (planes == 0) return;
     Worker& worker = device.worker(id);

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lib/tensor.h"
 #include "lib/backend/cuda/cuda_device.h"
+#include "lib/tensor.h"
 
 namespace duet::cuda {
 

@@ -1,19 +1,23 @@
-#include "lib/data/mnist/download.h"
-
+// Fetches MNIST. Called only on the user's request.
 #include <curl/curl.h>
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "lib/base/sha256.h"
 #include "lib/data/mnist/idx.h"
+#include "lib/data/mnist/mnist.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 

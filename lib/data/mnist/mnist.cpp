@@ -7,7 +7,6 @@
 
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
-#include "lib/data/mnist/download.h"
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/data/mnist/idx.h"
 #include "lib/data/normalise.h"

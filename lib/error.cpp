@@ -1,4 +1,6 @@
-#include "lib/base/with_prefix.h"
+#include "lib/error.h"
+
+#include <exception>
 
 namespace duet {
 namespace {
