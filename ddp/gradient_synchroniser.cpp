@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ddp/group/gather_text.h"
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"

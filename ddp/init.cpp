@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
-#include "ddp/group/rank_names.h"
 #include "ddp/group/solo_group.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/nccl/load.h"
@@ -25,6 +24,7 @@
 #include "ddp/store/meeting_folder.h"
 #include "ddp/store/network_interface.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/environment.h"

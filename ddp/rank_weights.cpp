@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/autograd/node.h"
 #include "lib/error.h"
 #include "lib/pool.h"

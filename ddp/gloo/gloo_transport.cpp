@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "ddp/gloo/module.h"
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "ddp/tcp/keep_alive.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

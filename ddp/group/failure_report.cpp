@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ddp/group/call_header.h"
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -11,7 +11,7 @@
 
 #include "ddp/group/gather_text.h"
 #include "ddp/group/process_group.h"
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 

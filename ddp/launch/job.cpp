@@ -14,7 +14,7 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/rank_names.h"
+#include "ddp/store/store.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -5,9 +5,9 @@
 #include <exception>
 #include <vector>
 
-#include "ddp/group/rank_names.h"
 #include "ddp/nccl/check.h"
 #include "ddp/shm/shared_segment.h"
+#include "ddp/store/store.h"
 #include "lib/base/environment.h"
 
 namespace duet::ddp::nccl {

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
-#include "ddp/group/rank_names.h"
 #include "ddp/shm/byte_ring.h"
+#include "ddp/store/store.h"
 #include "lib/base/futex.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

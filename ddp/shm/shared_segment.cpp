@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/rank_names.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

@@ -162,77 +162,39 @@ void FileStore::write_record(char op, const std::string& key, const std::string&
 
 void FileStore::publish(const std::string& key) { write_record(kSet, key, *table_.find(key)); }
 
-void FileStore::set(const std::string& key, const std::string& value) { multi_set({key}, {value}); }
-std::string FileStore::get(const std::string& key) { return multi_get({key}).front(); }
-
-void FileStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+void FileStore::wait_for(const std::vector<std::string>& keys, Milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (!check(keys)) {
     if (Clock::now() >= deadline) {
       const Locked locked(*this);
-      throw CommError(timeout_message(table_.missing(keys), timeout) + " (file " + path_ + ")");
+      throw CommError(table_.timeout_message(keys, timeout) + " (file " + path_ + ")");
     }
     std::this_thread::sleep_for(kPoll);
   }
 }
 
-std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
+std::vector<std::string> FileStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
+  if (op == StoreOp::get || op == StoreOp::wait) wait_for(strings, timeout);
   const Locked locked(*this);
-  const std::int64_t sum = table_.add(key, amount);
-  publish(key);
-  return sum;
-}
-
-bool FileStore::check(const std::vector<std::string>& keys) {
-  const Locked locked(*this);
-  return table_.has_all(keys);
-}
-
-std::string FileStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
-  const Locked locked(*this);
-  const std::string now = table_.compare_set(key, expected, desired);
-  if (table_.find(key)) publish(key);
-  return now;
-}
-
-bool FileStore::delete_key(const std::string& key) {
-  const Locked locked(*this);
-  if (!table_.erase(key)) return false;
-  write_record(kErase, key, "");
-  return true;
-}
-
-std::int64_t FileStore::num_keys() {
-  const Locked locked(*this);
-  return static_cast<std::int64_t>(table_.size()) - (table_.find(kClosedKey) ? 1 : 0);
-}
-
-void FileStore::append(const std::string& key, const std::string& suffix) {
-  const Locked locked(*this);
-  table_.append(key, suffix);
-  publish(key);
-}
-
-std::vector<std::string> FileStore::multi_get(const std::vector<std::string>& keys) {
-  wait(keys, timeout());
-  const Locked locked(*this);
-  std::vector<std::string> values;
-  for (const std::string& key : keys) {
-    const std::string* value = table_.find(key);
-    require<CommError>(value != nullptr, "the store's key ", key, " was deleted while it was read");
-    values.push_back(*value);
+  switch (op) {
+    case StoreOp::set:
+      for (std::size_t i = 0; i + 1 < strings.size(); i += 2) {
+        table_.set(strings[i], strings[i + 1]);
+        publish(strings[i]);
+      }
+      return {};
+    case StoreOp::get:
+      for (const std::string& key : strings)
+        require<CommError>(table_.find(key) != nullptr, "the store's key ", key, " was deleted while it was read");
+      break;
+    case StoreOp::count: return {std::to_string(table_.size() - (table_.find(kClosedKey) ? 1 : 0))};
+    default: break;
   }
-  return values;
-}
-
-void FileStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
-                      " values");
-  const Locked locked(*this);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    table_.set(keys[i], values[i]);
-    publish(keys[i]);
-  }
+  std::vector<std::string> answer = table_.answer(op, strings);
+  if (op == StoreOp::erase && answer[0] == "1") write_record(kErase, strings[0], "");
+  const bool changes = op == StoreOp::add || op == StoreOp::compare_set || op == StoreOp::append;
+  if (changes && table_.find(strings[0])) publish(strings[0]);
+  return answer;
 }
 
 }  // namespace duet::ddp

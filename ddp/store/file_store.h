@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ddp/store/store.h"
-#include "ddp/store/store_table.h"
 
 namespace duet::ddp {
 
@@ -22,18 +21,7 @@ class FileStore final : public Store {
   FileStore(const FileStore&) = delete;
   FileStore& operator=(const FileStore&) = delete;
 
-  using Store::wait;
-  void set(const std::string& key, const std::string& value) override;
-  std::string get(const std::string& key) override;
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
-  std::int64_t add(const std::string& key, std::int64_t amount) override;
-  bool check(const std::vector<std::string>& keys) override;
-  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
-  bool delete_key(const std::string& key) override;
-  std::int64_t num_keys() override;
-  void append(const std::string& key, const std::string& suffix) override;
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
-  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
 
  private:
   class Locked;
@@ -42,6 +30,7 @@ class FileStore final : public Store {
   /// Applies the records that others have written since the last read. Needs the lock.
   void catch_up();
   void write_record(char op, const std::string& key, const std::string& value);
+  void wait_for(const std::vector<std::string>& keys, Milliseconds timeout);
   /// Writes what the table now holds for `key`.
   void publish(const std::string& key);
 

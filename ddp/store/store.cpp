@@ -1,43 +1,221 @@
 #include "ddp/store/store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ddp/store/secret.h"
+#include "lib/error.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
+
+namespace {
+
+std::size_t entry_bytes(const std::string& key, std::size_t value_bytes) {
+  return kEntryBytes + key.size() + value_bytes;
+}
+
+}  // namespace
+
+std::string Store::ask_one(StoreOp op, std::vector<std::string> strings) {
+  std::vector<std::string> answer = request(op, std::move(strings), timeout());
+  require<CommError>(answer.size() == 1, "the store sent ", answer.size(), " strings, expected 1");
+  return std::move(answer.front());
+}
+
+std::int64_t Store::ask_number(StoreOp op, std::vector<std::string> strings) {
+  const std::string digits = ask_one(op, std::move(strings));
+  const auto number = parse_number<std::int64_t>(digits);
+  require<CommError>(number.has_value(), "the store sent \"", digits, "\", expected a number");
+  return *number;
+}
+
+std::string Store::get(const std::string& key) { return ask_one(StoreOp::get, {key}); }
+std::int64_t Store::add(const std::string& key, std::int64_t amount) {
+  return ask_number(StoreOp::add, {key, std::to_string(amount)});
+}
+bool Store::check(const std::vector<std::string>& keys) { return ask_one(StoreOp::check, keys) == "1"; }
+std::string Store::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
+  return ask_one(StoreOp::compare_set, {key, expected, desired});
+}
+bool Store::delete_key(const std::string& key) { return ask_one(StoreOp::erase, {key}) == "1"; }
+std::int64_t Store::num_keys() { return ask_number(StoreOp::count, {}); }
+void Store::append(const std::string& key, const std::string& suffix) {
+  request(StoreOp::append, {key, suffix}, timeout());
+}
+
+std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
+  std::vector<std::string> values = request(StoreOp::get, keys, timeout());
+  require<CommError>(values.size() == keys.size(), "the store answered ", values.size(), " values for ", keys.size(),
+                     " keys");
+  return values;
+}
+
+void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
+  require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
+                      " values");
+  std::vector<std::string> pairs;
+  for (std::size_t i = 0; i < keys.size(); ++i) pairs.insert(pairs.end(), {keys[i], values[i]});
+  request(StoreOp::set, std::move(pairs), timeout());
+}
 
 std::string Store::secret() { return compare_set("/duet/secret", "", random_bytes(kSecretBytes)); }
 
 PrefixStore::PrefixStore(std::shared_ptr<Store> store, std::string prefix)
     : Store(store->timeout()), store_(std::move(store)), prefix_(std::move(prefix)) {}
 
-std::vector<std::string> PrefixStore::prefixed(const std::vector<std::string>& keys) const {
-  std::vector<std::string> names;
-  names.reserve(keys.size());
-  for (const std::string& key : keys) names.push_back(prefix_ + key);
-  return names;
+std::vector<std::string> PrefixStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
+  const bool only_keys = op == StoreOp::get || op == StoreOp::wait || op == StoreOp::check;
+  for (std::size_t i = 0; i < strings.size(); ++i)
+    if (only_keys || i == 0 || (op == StoreOp::set && i % 2 == 0)) strings[i].insert(0, prefix_);
+  return store_->request(op, std::move(strings), timeout);
 }
 
-void PrefixStore::set(const std::string& key, const std::string& value) { store_->set(prefix_ + key, value); }
-std::string PrefixStore::get(const std::string& key) { return store_->get(prefix_ + key); }
-void PrefixStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  store_->wait(prefixed(keys), timeout);
+std::vector<std::string> StoreTable::answer(StoreOp op, const std::vector<std::string>& in) {
+  const auto arguments = [&](std::size_t count) {
+    require<UsageError>(in.size() == count, "store request ", static_cast<int>(op), " has ", in.size(),
+                        " arguments, expected ", count);
+  };
+  std::vector<std::string> out;
+  switch (op) {
+    case StoreOp::set:
+      require<UsageError>(in.size() % 2 == 0, "store request set has ", in.size(), " arguments, expected pairs");
+      for (std::size_t i = 0; i < in.size(); i += 2) set(in[i], in[i + 1]);
+      return out;
+    case StoreOp::get:
+      for (const std::string& key : in) out.push_back(*find(key));
+      return out;
+    case StoreOp::wait: return out;
+    case StoreOp::add: {
+      arguments(2);
+      const auto amount = parse_number<std::int64_t>(in[1]);
+      require<UsageError>(amount.has_value(), "cannot add \"", in[1], "\" in the store");
+      return {std::to_string(add(in[0], *amount))};
+    }
+    case StoreOp::check: return {has_all(in) ? "1" : "0"};
+    case StoreOp::compare_set: arguments(3); return {compare_set(in[0], in[1], in[2])};
+    case StoreOp::erase: arguments(1); return {erase(in[0]) ? "1" : "0"};
+    case StoreOp::count: return {std::to_string(size())};
+    case StoreOp::append:
+      arguments(2);
+      append(in[0], in[1]);
+      return out;
+  }
+  throw UsageError(concat("unknown store request ", static_cast<int>(op)));
 }
-std::int64_t PrefixStore::add(const std::string& key, std::int64_t amount) {
-  return store_->add(prefix_ + key, amount);
+
+void StoreTable::check_room(const std::string& key, std::size_t value_bytes) const {
+  require<UsageError>(!key.empty() && key.size() <= kMaxKeyBytes, "a store's key has 1 to ", kMaxKeyBytes,
+                      " bytes, got ", key.size());
+  require<UsageError>(value_bytes <= kMaxValueBytes, "a store's value has at most ", kMaxValueBytes, " bytes, got ",
+                      value_bytes, " for key ", key);
+  const std::string* current = find(key);
+  const std::size_t others = bytes_ - (current ? entry_bytes(key, current->size()) : 0);
+  require<UsageError>(entry_bytes(key, value_bytes) <= kMaxTableBytes - others, "a store has room for ", kMaxTableBytes,
+                      " bytes, of which ", others, " are used: ", value_bytes, " more for key ", key, " do not fit");
 }
-bool PrefixStore::check(const std::vector<std::string>& keys) { return store_->check(prefixed(keys)); }
-std::string PrefixStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
-  return store_->compare_set(prefix_ + key, expected, desired);
+
+void StoreTable::set(const std::string& key, std::string value) {
+  check_room(key, value.size());
+  const std::size_t bytes = entry_bytes(key, value.size());
+  const auto [at, made] = values_.try_emplace(key);
+  if (!made) bytes_ -= entry_bytes(key, at->second.size());
+  at->second = std::move(value);
+  bytes_ += bytes;
 }
-bool PrefixStore::delete_key(const std::string& key) { return store_->delete_key(prefix_ + key); }
-std::int64_t PrefixStore::num_keys() { return store_->num_keys(); }
-void PrefixStore::append(const std::string& key, const std::string& suffix) { store_->append(prefix_ + key, suffix); }
-std::vector<std::string> PrefixStore::multi_get(const std::vector<std::string>& keys) {
-  return store_->multi_get(prefixed(keys));
+
+bool StoreTable::erase(const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return false;
+  bytes_ -= entry_bytes(key, found->second.size());
+  values_.erase(found);
+  return true;
 }
-void PrefixStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  store_->multi_set(prefixed(keys), values);
+
+const std::string* StoreTable::find(const std::string& key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+std::int64_t StoreTable::add(const std::string& key, std::int64_t amount) {
+  const std::string* const text = find(key);
+  const auto number = parse_number<std::int64_t>(text ? *text : "0");
+  require<CommError>(number.has_value(), "cannot add to the store's key ", key, ": it holds \"",
+                     text ? text->substr(0, 40) : "", "\", not a number");
+  std::int64_t sum = 0;
+  require<CommError>(!__builtin_add_overflow(*number, amount, &sum), "the store's number ", key,
+                     " overflows: ", *number, " + ", amount);
+  set(key, std::to_string(sum));
+  return sum;
+}
+
+std::string StoreTable::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
+  const std::string* current = find(key);
+  if (current ? *current != expected : !expected.empty()) return current ? *current : expected;
+  set(key, desired);
+  return desired;
+}
+
+void StoreTable::append(const std::string& key, const std::string& suffix) {
+  const std::string* current = find(key);
+  check_room(key, (current ? current->size() : 0) + suffix.size());
+  set(key, current ? *current + suffix : suffix);
+}
+
+bool StoreTable::has_all(const std::vector<std::string>& keys) const {
+  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return find(key) != nullptr; });
+}
+
+std::string StoreTable::timeout_message(const std::vector<std::string>& keys, Milliseconds waited) const {
+  constexpr std::size_t kNamed = 8;
+  std::string names;
+  std::size_t missing = 0;
+  for (const std::string& key : keys)
+    if (!find(key) && ++missing <= kNamed) names += (missing > 1 ? ", " : "") + key;
+  if (missing > kNamed) names += concat(" and ", missing - kNamed, " more");
+  return concat("waited ", waited.count(), " ms for the store's key", missing > 1 ? "s " : " ", names,
+                ", which no rank has set");
+}
+
+void MemoryStore::fail(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = why;
+  changed_.notify_all();
+}
+
+std::vector<std::string> MemoryStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (op == StoreOp::get || op == StoreOp::wait) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    changed_.wait_until(lock, deadline, [&] { return table_.has_all(strings) || !failure_.empty(); });
+    if (!table_.has_all(strings))
+      throw CommError(failure_.empty() ? table_.timeout_message(strings, timeout) : failure_);
+  }
+  changed_.notify_all();  // before the change, but none wakes until the lock is free
+  return table_.answer(op, strings);
+}
+
+std::string rank_names(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += concat(text.empty() ? "" : ", ", rank);
+  return ranks.empty() ? "" : concat(ranks.size() > 1 ? "ranks " : "rank ", text);
+}
+
+std::vector<std::string> rank_keys(const std::string& prefix, int size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(concat(prefix, "/", rank));
+  return keys;
+}
+
+std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys) {
+  std::vector<int> ranks;
+  try {
+    for (std::size_t rank = 0; rank < keys.size(); ++rank)
+      if (!store.check({keys[rank]})) ranks.push_back(static_cast<int>(rank));
+  } catch (const CommError&) {
+    return {};
+  }
+  return ranks;
 }
 
 }  // namespace duet::ddp

@@ -3,8 +3,12 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,6 +22,9 @@ inline constexpr std::size_t kMaxTableBytes = std::size_t{256} << 20;  // of all
 inline constexpr std::size_t kEntryBytes = 128;
 inline constexpr Milliseconds kStoreTimeout{300'000};
 
+/// What a store is asked. `wait` and `get` wait until all of their keys are set.
+enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };
+
 /// Strings by name, shared by all ranks. Thread-safe. Keys have 1 to kMaxKeyBytes bytes and values at most
 /// kMaxValueBytes, all of them together kMaxTableBytes, else UsageError; a lost server or an unusable file is a
 /// CommError.
@@ -26,39 +33,46 @@ class Store {
   virtual ~Store() = default;
 
   /// Sets a value and wakes the ranks that wait for it.
-  virtual void set(const std::string& key, const std::string& value) = 0;
+  void set(const std::string& key, const std::string& value) { multi_set({key}, {value}); }
   /// The value; blocks until it is set. Throws CommError that names the key after timeout().
-  virtual std::string get(const std::string& key) = 0;
+  std::string get(const std::string& key);
   /// Blocks until all keys are set. Throws CommError that names the missing ones.
-  virtual void wait(const std::vector<std::string>& keys, Milliseconds timeout) = 0;
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout) { request(StoreOp::wait, keys, timeout); }
+  void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
   /// Adds to a number held as decimal digits and returns the sum. A missing key counts as 0. Throws CommError when the
   /// value is no number.
-  virtual std::int64_t add(const std::string& key, std::int64_t amount) = 0;
+  std::int64_t add(const std::string& key, std::int64_t amount);
   /// True if all keys are set; never blocks.
-  virtual bool check(const std::vector<std::string>& keys) = 0;
+  bool check(const std::vector<std::string>& keys);
   /// Sets `desired` if the value equals `expected`, or if the key is missing and `expected` is empty. Returns the value
   /// afterwards; for a missing key that was not made, `expected`.
-  virtual std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) = 0;
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired);
   /// True if the key was there.
-  virtual bool delete_key(const std::string& key) = 0;
+  bool delete_key(const std::string& key);
   /// Number of keys that users made (PyTorch counts one of its own as well).
-  virtual std::int64_t num_keys() = 0;
-  virtual void append(const std::string& key, const std::string& suffix) = 0;
+  std::int64_t num_keys();
+  void append(const std::string& key, const std::string& suffix);
   /// As get() and set(), for all keys at once.
-  virtual std::vector<std::string> multi_get(const std::vector<std::string>& keys) = 0;
-  virtual void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) = 0;
+  std::vector<std::string> multi_get(const std::vector<std::string>& keys);
+  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
   /// The shared secret of this store's ranks: the key of proofs between ranks.
   /// Unless the store was made with one, a random one that the first caller puts into it.
   virtual std::string secret();
 
-  void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
   /// How long get(), multi_get() and wait() block.
   Milliseconds timeout() const { return timeout_; }
+
+  /// The functions above, as one: `strings` are what StoreTable::answer() takes, and the result is its answer.
+  /// `timeout` is that of `get` and `wait`.
+  virtual std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) = 0;
 
  protected:
   explicit Store(Milliseconds timeout) : timeout_(timeout) {}
 
  private:
+  std::string ask_one(StoreOp op, std::vector<std::string> strings);
+  std::int64_t ask_number(StoreOp op, std::vector<std::string> strings);
+
   Milliseconds timeout_;
 };
 
@@ -66,24 +80,62 @@ class Store {
 class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> store, std::string prefix);
-  using Store::wait;
-  void set(const std::string& key, const std::string& value) override;
-  std::string get(const std::string& key) override;
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
-  std::int64_t add(const std::string& key, std::int64_t amount) override;
-  bool check(const std::vector<std::string>& keys) override;
-  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
-  bool delete_key(const std::string& key) override;
-  std::int64_t num_keys() override;
-  void append(const std::string& key, const std::string& suffix) override;
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
-  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
   std::string secret() override { return store_->secret(); }
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
 
  private:
-  std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
   std::shared_ptr<Store> store_;
   std::string prefix_;
 };
+
+/// The keys of a store without any waiting. Not thread-safe. Throws UsageError for a key or value beyond the limits
+/// above, and is then unchanged.
+class StoreTable {
+ public:
+  /// `in` are keys (get, wait, check), keys and values in turn (set), or the arguments of the function of Store.
+  /// Numbers are decimal, true is "1". All keys of `get` must be there. Throws UsageError for other arguments.
+  std::vector<std::string> answer(StoreOp op, const std::vector<std::string>& in);
+  void set(const std::string& key, std::string value);
+  /// nullptr if the key is missing.
+  const std::string* find(const std::string& key) const;
+  std::int64_t add(const std::string& key, std::int64_t amount);
+  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired);
+  bool erase(const std::string& key);
+  void append(const std::string& key, const std::string& suffix);
+  std::size_t size() const { return values_.size(); }
+  bool has_all(const std::vector<std::string>& keys) const;
+  /// "waited 1000 ms for the store's keys /a, /b, which no rank has set", of those that are missing. Names at most
+  /// eight keys.
+  std::string timeout_message(const std::vector<std::string>& keys, Milliseconds waited) const;
+
+ private:
+  /// Throws UsageError unless a value of so many bytes fits under the key.
+  void check_room(const std::string& key, std::size_t value_bytes) const;
+
+  std::map<std::string, std::string> values_;
+  std::size_t bytes_ = 0;  // of kMaxTableBytes
+};
+
+/// A store for ranks that are threads of one process: all hold the same object.
+class MemoryStore final : public Store {
+ public:
+  explicit MemoryStore(Milliseconds timeout = kStoreTimeout) : Store(timeout) {}
+  /// Ends all waits for keys that are missing, also later ones, by a CommError with this text. The first call counts.
+  void fail(const std::string& why);
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  StoreTable table_;
+  std::string failure_;
+};
+
+/// "rank 1", "ranks 1, 3"; empty for none.
+std::string rank_names(const std::vector<int>& ranks);
+/// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
+std::vector<std::string> rank_keys(const std::string& prefix, int size);
+/// The ranks whose key of rank_keys() is not set; none if the store is lost.
+std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys);
 
 }  // namespace duet::ddp

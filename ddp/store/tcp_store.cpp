@@ -13,8 +13,6 @@
 #include "ddp/store/tcp_store_server.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
-#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -217,10 +215,6 @@ void serve(tcp::endpoint endpoint, const TcpStoreOptions& options, std::optional
   }
 }
 
-StoreFrame request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
-  return {static_cast<std::uint8_t>(op), timeout.count(), std::move(strings)};
-}
-
 }  // namespace
 
 struct TcpStore::Parts {
@@ -228,22 +222,6 @@ struct TcpStore::Parts {
   std::optional<TcpStoreServer> server;
   int port = 0;
   std::optional<Connection> connection;
-
-  std::vector<std::string> ask(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
-    return connection->ask(request(op, std::move(strings), timeout), timeout).strings;
-  }
-  /// As ask(), for requests that are answered by one string.
-  std::string ask_one(StoreOp op, std::vector<std::string> strings, Milliseconds timeout = Milliseconds(0)) {
-    const std::vector<std::string> answer = ask(op, std::move(strings), timeout);
-    require<CommError>(answer.size() == 1, "the store sent ", answer.size(), " strings, expected 1");
-    return answer.front();
-  }
-  std::int64_t ask_number(StoreOp op, std::vector<std::string> strings) {
-    const std::string digits = ask_one(op, std::move(strings));
-    const auto number = parse_number<std::int64_t>(digits);
-    require<CommError>(number.has_value(), "the store sent \"", digits, "\", expected a number");
-    return *number;
-  }
 };
 
 TcpStore::TcpStore(const TcpStoreOptions& asked) : Store(asked.timeout), parts_(std::make_unique<Parts>()) {
@@ -273,35 +251,9 @@ int TcpStore::port() const { return parts_->port; }
 std::string TcpStore::secret() { return parts_->secret; }
 std::string TcpStore::local_address() const { return parts_->connection->local_address(); }
 
-void TcpStore::set(const std::string& key, const std::string& value) { parts_->ask(StoreOp::set, {key, value}); }
-std::string TcpStore::get(const std::string& key) { return parts_->ask_one(StoreOp::get, {key}, timeout()); }
-void TcpStore::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
-  parts_->ask(StoreOp::wait, keys, timeout);
-}
-std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
-  return parts_->ask_number(StoreOp::add, {key, std::to_string(amount)});
-}
-bool TcpStore::check(const std::vector<std::string>& keys) { return parts_->ask_one(StoreOp::check, keys) == "1"; }
-std::string TcpStore::compare_set(const std::string& key, const std::string& expected, const std::string& desired) {
-  return parts_->ask_one(StoreOp::compare_set, {key, expected, desired});
-}
-bool TcpStore::delete_key(const std::string& key) { return parts_->ask_one(StoreOp::erase, {key}) == "1"; }
-std::int64_t TcpStore::num_keys() { return parts_->ask_number(StoreOp::count, {}); }
-void TcpStore::append(const std::string& key, const std::string& suffix) {
-  parts_->ask(StoreOp::append, {key, suffix});
-}
-std::vector<std::string> TcpStore::multi_get(const std::vector<std::string>& keys) {
-  std::vector<std::string> values = parts_->ask(StoreOp::get, keys, timeout());
-  require<CommError>(values.size() == keys.size(), "the store answered ", values.size(), " values for ", keys.size(),
-                     " keys");
-  return values;
-}
-void TcpStore::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  require<UsageError>(keys.size() == values.size(), "multi_set got ", keys.size(), " keys and ", values.size(),
-                      " values");
-  std::vector<std::string> pairs;
-  for (std::size_t i = 0; i < keys.size(); ++i) pairs.insert(pairs.end(), {keys[i], values[i]});
-  parts_->ask(StoreOp::set, std::move(pairs));
+std::vector<std::string> TcpStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
+  const Milliseconds waits = op == StoreOp::get || op == StoreOp::wait ? timeout : Milliseconds(0);
+  return parts_->connection->ask({static_cast<std::uint8_t>(op), waits.count(), std::move(strings)}, waits).strings;
 }
 
 }  // namespace duet::ddp

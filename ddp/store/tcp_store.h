@@ -43,19 +43,8 @@ class TcpStore final : public Store {
   /// This side's address of the connection to the server: one that the other ranks can reach too.
   std::string local_address() const;
 
-  using Store::wait;
-  void set(const std::string& key, const std::string& value) override;
-  std::string get(const std::string& key) override;
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override;
-  std::int64_t add(const std::string& key, std::int64_t amount) override;
-  bool check(const std::vector<std::string>& keys) override;
-  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override;
-  bool delete_key(const std::string& key) override;
-  std::int64_t num_keys() override;
-  void append(const std::string& key, const std::string& suffix) override;
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override;
-  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override;
   std::string secret() override;
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
 
  private:
   struct Parts;

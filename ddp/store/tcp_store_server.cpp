@@ -16,7 +16,6 @@
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -230,50 +229,18 @@ void TcpStoreServer::accept() {
 
 void TcpStoreServer::handle(const std::shared_ptr<Session>& session, const StoreFrame& request) {
   const auto op = static_cast<StoreOp>(request.code);
-  const bool gets = op == StoreOp::get;
-  if ((gets || op == StoreOp::wait) && !table_.has_all(request.strings)) return add_waiter(session, request);
-  session->reply(reply_of([&] {
-    if (gets) return values_of(request.strings);
-    return op == StoreOp::wait ? StoreFrame{} : StoreFrame{0, 0, answer(request)};
-  }));
+  const bool waits = op == StoreOp::get || op == StoreOp::wait;
+  if (waits && !table_.has_all(request.strings)) return add_waiter(session, request);
+  session->reply(answer(op, request.strings));
   serve_waiters();
 }
 
-std::vector<std::string> TcpStoreServer::answer(const StoreFrame& request) {
-  const std::vector<std::string>& in = request.strings;
-  const auto arguments = [&](std::size_t count) {
-    require<UsageError>(in.size() == count, "store request ", int{request.code}, " has ", in.size(),
-                        " arguments, expected ", count);
-  };
-  switch (static_cast<StoreOp>(request.code)) {
-    case StoreOp::set:
-      require<UsageError>(in.size() % 2 == 0, "store request set has ", in.size(), " arguments, expected pairs");
-      for (std::size_t i = 0; i < in.size(); i += 2) table_.set(in[i], in[i + 1]);
-      return {};
-    case StoreOp::add: {
-      arguments(2);
-      const auto amount = parse_number<std::int64_t>(in[1]);
-      require<UsageError>(amount.has_value(), "cannot add \"", in[1], "\" in the store");
-      return {std::to_string(table_.add(in[0], *amount))};
-    }
-    case StoreOp::check: return {table_.has_all(in) ? "1" : "0"};
-    case StoreOp::compare_set: arguments(3); return {table_.compare_set(in[0], in[1], in[2])};
-    case StoreOp::erase: arguments(1); return {table_.erase(in[0]) ? "1" : "0"};
-    case StoreOp::count: return {std::to_string(table_.size())};
-    case StoreOp::append:
-      arguments(2);
-      table_.append(in[0], in[1]);
-      return {};
-    case StoreOp::get:
-    case StoreOp::wait: break;  // handled by the caller
-  }
-  throw UsageError(concat("unknown store request ", int{request.code}));
-}
-
-template <class Action>
-StoreFrame TcpStoreServer::reply_of(Action&& action) {
+StoreFrame TcpStoreServer::answer(StoreOp op, const std::vector<std::string>& strings) {
   try {
-    return action();
+    std::size_t total = 0;
+    for (const std::string& key : strings) total += op == StoreOp::get ? table_.find(key)->size() : 0;
+    if (op == StoreOp::get) check_frame(strings.size(), total);  // before the values are copied
+    return {static_cast<std::uint8_t>(StoreStatus::ok), 0, table_.answer(op, strings)};
   } catch (const UsageError& error) {
     return {static_cast<std::uint8_t>(StoreStatus::usage_error), 0, {error.what()}};
   } catch (const Error& error) {
@@ -281,25 +248,15 @@ StoreFrame TcpStoreServer::reply_of(Action&& action) {
   }
 }
 
-StoreFrame TcpStoreServer::values_of(const std::vector<std::string>& keys) const {
-  std::size_t total = 0;
-  for (const std::string& key : keys) total += table_.find(key)->size();
-  check_frame(keys.size(), total);
-  StoreFrame reply;
-  for (const std::string& key : keys) reply.strings.push_back(*table_.find(key));
-  return reply;
-}
-
 void TcpStoreServer::add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request) {
   const Milliseconds timeout(
       std::clamp<std::int64_t>(request.timeout_ms, 0, Milliseconds(std::chrono::hours(24)).count()));
-  const bool wants_values = static_cast<StoreOp>(request.code) == StoreOp::get;
   const auto waiter = std::make_shared<Waiter>(
-      Waiter{session, request.strings, wants_values, timeout, asio::steady_timer(io_, timeout)});
+      Waiter{session, static_cast<StoreOp>(request.code), request.strings, timeout, asio::steady_timer(io_, timeout)});
   waiters_.push_back(waiter);
   waiter->timer.async_wait([this, waiter](error_code error) {
     if (error || waiter->served) return;
-    const std::string text = timeout_message(table_.missing(waiter->keys), waiter->timeout);
+    const std::string text = table_.timeout_message(waiter->keys, waiter->timeout);
     waiter->session->reply({static_cast<std::uint8_t>(StoreStatus::comm_error), 0, {text}});
     waiters_.remove(waiter);
   });
@@ -312,7 +269,7 @@ void TcpStoreServer::serve_waiters() {
       ++next;
       continue;
     }
-    waiter->session->reply(reply_of([&] { return waiter->wants_values ? values_of(waiter->keys) : StoreFrame{}; }));
+    waiter->session->reply(answer(waiter->op, waiter->keys));
     waiter->served = true;
     waiter->timer.cancel();
     next = waiters_.erase(next);

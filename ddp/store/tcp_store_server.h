@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ddp/store/asio.h"
-#include "ddp/store/store_table.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/base/descriptor.h"
 
@@ -29,8 +29,8 @@ class TcpStoreServer {
   class Session;
   struct Waiter {
     std::shared_ptr<Session> session;  // kept alive: nothing is being read from it
+    StoreOp op;
     std::vector<std::string> keys;
-    bool wants_values;
     Milliseconds timeout;
     boost::asio::steady_timer timer;
     bool served = false;
@@ -40,12 +40,8 @@ class TcpStoreServer {
   /// Holds the spare descriptor again, or cannot.
   bool has_spare();
   void handle(const std::shared_ptr<Session>& session, const StoreFrame& request);
-  /// What a request that never waits is answered.
-  std::vector<std::string> answer(const StoreFrame& request);
-  /// What `action` returns, or the error that it throws.
-  template <class Action>
-  static StoreFrame reply_of(Action&& action);
-  StoreFrame values_of(const std::vector<std::string>& keys) const;
+  /// What a request is answered that need not wait, or the error that it throws.
+  StoreFrame answer(StoreOp op, const std::vector<std::string>& strings);
   void add_waiter(const std::shared_ptr<Session>& session, const StoreFrame& request);
   void serve_waiters();
 

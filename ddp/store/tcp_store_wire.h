@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/store/store.h"
+
 namespace duet::ddp {
 
 /// Note [Handshake]: both sides prove that they have the secret, and neither sends it. Fresh random numbers make every
@@ -30,7 +32,6 @@ std::string store_run_mark(const std::string& run);
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{32} << 20;
 inline constexpr std::size_t kMaxFrameStrings = 65'536;
 
-enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };
 enum class StoreStatus : std::uint8_t { ok, comm_error, usage_error };
 
 struct StoreFrame {

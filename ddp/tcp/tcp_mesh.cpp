@@ -10,10 +10,10 @@
 #include <string_view>
 #include <utility>
 
-#include "ddp/group/rank_names.h"
 #include "ddp/group/work.h"
 #include "ddp/store/asio.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

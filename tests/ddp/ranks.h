@@ -13,7 +13,7 @@
 
 #include "ddp/gloo/load.h"
 #include "ddp/shm/shm_group.h"
-#include "ddp/store/memory_store.h"
+#include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/memory_transport.h"
 #include "ddp/transport/transport_group.h"

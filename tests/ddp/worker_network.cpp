@@ -46,8 +46,18 @@ class ProxiedStore final : public Store {
  public:
   ProxiedStore(Store& store, std::string address, const Trouble& trouble)
       : Store(store.timeout()), store_(store), address_(std::move(address)), trouble_(trouble) {}
-  using Store::wait;
-  void set(const std::string& key, const std::string& value) override {
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
+    if (op == StoreOp::set) strings.at(1) = with_proxies(strings.at(1));
+    return store_.request(op, std::move(strings), timeout);
+  }
+  std::size_t proxied_bytes() const {
+    std::size_t sum = 0;
+    for (const auto& [port, proxy] : proxies_) sum += proxy->bytes();
+    return sum;
+  }
+
+ private:
+  std::string with_proxies(const std::string& value) {
     sockaddr_in own{};
     own.sin_family = AF_INET;
     require<Error>(::inet_pton(AF_INET, address_.c_str(), &own.sin_addr) == 1, "no address: ", address_);
@@ -61,30 +71,7 @@ class ProxiedStore final : public Store {
       found.sin_port = htons(static_cast<std::uint16_t>(proxy->port()));
       std::memcpy(changed.data() + at, &found, sizeof(found));
     }
-    store_.set(key, changed);
-  }
-  std::string get(const std::string& key) override { return store_.get(key); }
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override { store_.wait(keys, timeout); }
-  bool check(const std::vector<std::string>& keys) override { return store_.check(keys); }
-  std::int64_t add(const std::string&, std::int64_t) override { return unused<std::int64_t>(); }
-  std::string compare_set(const std::string&, const std::string&, const std::string&) override {
-    return unused<std::string>();
-  }
-  bool delete_key(const std::string&) override { return unused<bool>(); }
-  std::int64_t num_keys() override { return unused<std::int64_t>(); }
-  void append(const std::string&, const std::string&) override { unused<int>(); }
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override { return store_.multi_get(keys); }
-  void multi_set(const std::vector<std::string>&, const std::vector<std::string>&) override { unused<int>(); }
-  std::size_t proxied_bytes() const {
-    std::size_t sum = 0;
-    for (const auto& [port, proxy] : proxies_) sum += proxy->bytes();
-    return sum;
-  }
-
- private:
-  template <class T>
-  static T unused() {
-    throw Error("Gloo does not ask for this");
+    return changed;
   }
   Store& store_;
   const std::string address_;

@@ -21,8 +21,7 @@
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"
-#include "ddp/store/memory_store.h"
-#include "lib/monotonic.h"
+#include "ddp/store/store.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/store/memory_store.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/base/descriptor.h"
 #include "tests/fuzz/loopback.h"

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
-#include "ddp/store/memory_store.h"
+#include "ddp/store/store.h"
 #include "lib/error.h"
 
 using namespace duet;

@@ -4,9 +4,8 @@
 #include <vector>
 
 #include "ddp/store/file_store.h"
-#include "ddp/store/memory_store.h"
 #include "ddp/store/secret.h"
-#include "ddp/store/store_table.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "lib/error.h"

@@ -20,7 +20,7 @@
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
-#include "ddp/store/memory_store.h"
+#include "ddp/store/store.h"
 #include "ddp/tcp/tcp_mesh.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"

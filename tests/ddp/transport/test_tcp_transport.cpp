@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "ddp/store/asio.h"
-#include "ddp/store/memory_store.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"
@@ -88,24 +87,9 @@ class UnauthenticatedPeers {
 class VisitedStore final : public Store {
  public:
   explicit VisitedStore(UnauthenticatedPeers& unauthenticated) : Store(60s), unauthenticated_(unauthenticated) {}
-  using Store::wait;
-  void set(const std::string& key, const std::string& value) override {
-    unauthenticated_.visit();
-    inner_.set(key, value);
-  }
-  std::string get(const std::string& key) override { return inner_.get(key); }
-  void wait(const std::vector<std::string>& keys, Milliseconds timeout) override { inner_.wait(keys, timeout); }
-  std::int64_t add(const std::string& key, std::int64_t amount) override { return inner_.add(key, amount); }
-  bool check(const std::vector<std::string>& keys) override { return inner_.check(keys); }
-  std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
-    return inner_.compare_set(key, expected, desired);
-  }
-  bool delete_key(const std::string& key) override { return inner_.delete_key(key); }
-  std::int64_t num_keys() override { return inner_.num_keys(); }
-  void append(const std::string& key, const std::string& suffix) override { inner_.append(key, suffix); }
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) override { return inner_.multi_get(keys); }
-  void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) override {
-    inner_.multi_set(keys, values);
+  std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override {
+    if (op == StoreOp::set) unauthenticated_.visit();
+    return inner_.request(op, std::move(strings), timeout);
   }
 
  private:
