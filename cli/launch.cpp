@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/options/options.h"
-#include "ddp/launch/output_thread.h"
+#include "ddp/launch/rank_output.h"
 #include "lib/error.h"
 
 namespace duet::cli {

@@ -14,15 +14,13 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/nccl/load.h"
-#include "ddp/shm/multi_host_transport.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_group.h"
 #include "ddp/store/file_store.h"
-#include "ddp/store/meeting_folder.h"
-#include "ddp/store/network_interface.h"
+#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/nccl/load.h"
 #include "ddp/shm/shm_group.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
-#include "ddp/transport/memory_transport.h"
+#include "ddp/transport/transport.h"
 #include "ddp/transport/transport_group.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"

@@ -10,7 +10,6 @@
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
-
 namespace {
 
 SharedMemoryGroup& shared_memory(const nn::ParameterStore& store, ProcessGroup& group) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "ddp/comm_hook.h"
-#include "ddp/group/shared_memory_group.h"
+#include "ddp/group/process_group.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/nn/parameters.h"
 

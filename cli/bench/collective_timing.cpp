@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "ddp/tutorial/recursive_doubling.h"
 #include "ddp/tutorial/ring.h"
 #include "lib/backend/backend.h"
 #include "lib/monotonic.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "ddp/launch/output_thread.h"
+#include "ddp/launch/rank_output.h"
 #include "lib/error.h"
 
 namespace duet::cli {

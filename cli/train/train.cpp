@@ -19,7 +19,7 @@
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/init.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"

@@ -2,19 +2,26 @@
 
 #include <utility>
 
-#include "ddp/gloo/module.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
 
+/// The module's function; the caller owns the transport.
+using GlooConnect = Transport* (*)(Store& store, int rank, int size, const GlooOptions& options);
+/// Of the functions of libgloo that the module calls: rendezvous::Context(int, int, int), tcp::CreateDevice(attr) and
+/// Context::createUnboundBuffer(void*, size_t).
+constexpr const char* kGlooImports[] = {"_ZN4gloo10rendezvous7ContextC1Eiii",
+                                        "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE",
+                                        "_ZN4gloo7Context19createUnboundBufferEPvm"};
+
 /// Loaded once and never unloaded: its threads' code must not go away.
 const LoadedModule& loaded() {
   static const LoadedModule module = load_module({.title = "the Gloo module",
                                                   .file = "libduet_gloo.so",
                                                   .build_folder = "ddp/gloo",
-                                                  .symbol = kGlooConnectName,
+                                                  .symbol = "duet_gloo_connect",
                                                   .imports = kGlooImports,
                                                   .library = "libgloo"});
   return module;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -9,13 +10,21 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/subset.h"
 #include "ddp/group/work.h"
 #include "ddp/store/store.h"
 #include "lib/base/function_ref.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {
+
+/// Some ranks of a group that become a group of their own.
+struct Subset {
+  std::string name;              // new in the whole group
+  std::shared_ptr<Store> store;  // the subset's own
+  std::vector<int> ranks;        // their numbers in the whole group, in the subset's order
+  int rank = 0;                  // this rank's place among them
+  int size() const { return static_cast<int>(ranks.size()); }
+};
 
 inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
 
@@ -189,6 +198,41 @@ class ProcessGroup {
   std::uint32_t recorded_as_ = 0;
   std::int64_t noted_ = 0;  // collectives
   int splits_ = 0, monitored_barriers_ = 0;
+};
+
+/// What ranks that share memory can do besides collectives. The group of backend shm is one: dynamic_cast finds out.
+class SharedMemoryGroup : public ProcessGroup {
+ public:
+  /// Zeroed CPU memory that is the same for all ranks, which order their accesses to it themselves. All ranks ask for
+  /// the same number of bytes. It may outlive the group.
+  virtual std::shared_ptr<Storage> common_storage(std::size_t bytes) = 0;
+
+  /// Sums the ranks' gradients shard by shard, each rank one of them, in the order of all_reduce. Every rank calls
+  /// `update` with its sums, piece by piece, which writes its values of those elements; then all ranks hold all new
+  /// values. Both buffers are f32 in shared_storage(); the gradients stay as they are. `rule` identifies what `update`
+  /// does: ranks that give different ones disagree. Returns when this rank's values are complete; other ranks write
+  /// them from the call on. After an error they may be old in part and new in part. Throws UsageError and CommError.
+  void reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule, ShardUpdate update);
+
+ protected:
+  using ProcessGroup::ProcessGroup;
+};
+
+/// The group of a job with one rank: copies and nothing else. Every call is done when it returns.
+class SoloGroup final : public ProcessGroup {
+ public:
+  SoloGroup() : ProcessGroup(0, 1) {}
+  const char* backend() const override { return "solo"; }
+
+ protected:
+  Work start(const Call& call) override {
+    if (call.out.count > 0 && call.in.data != call.out.data && call.in.count > 0)
+      copy(borrow(call.in.data, {call.in.count}, call.in.dtype, call.in.device),
+           borrow(call.out.data, {call.out.count}, call.out.dtype, call.out.device));
+    return {};
+  }
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset&) const override { return std::make_unique<SoloGroup>(); }
+  bool takes(DeviceKind) const override { return true; }
 };
 
 }  // namespace duet::ddp

@@ -1,12 +1,23 @@
 // Reductions of equally long arrays in the fixed order that makes all ranks' results the same bits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "ddp/group/process_group.h"
 
 namespace duet::ddp {
+
+inline std::byte* at(const Buffer& buffer, std::int64_t element) {
+  return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(element) * size_of(buffer.dtype);
+}
+
+/// Nothing where source and target are the same.
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
 
 /// Reduces `parts` (in rank order, `count` elements each) into parts[0]; all parts are overwritten. For a power of two
 /// the order is the tree ((0+1)+(2+3))+((4+5)+(6+7)), else 0+1+2+.... Integers wrap around; f16 and bf16 are reduced in

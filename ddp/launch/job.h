@@ -7,17 +7,13 @@
 #include <vector>
 
 #include "ddp/group/failure_report.h"
-#include "ddp/group/wait_watch.h"
 #include "ddp/group/work.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
-#include "ddp/launch/output_thread.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/launch/rank_process.h"
-#include "ddp/launch/signal_pipe.h"
-#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -36,7 +36,7 @@ struct LaunchOptions {
   std::string run_id{};
   /// Set for every rank besides torchrun's variables.
   std::vector<std::pair<std::string, std::string>> environment{};
-  /// Network interface of the data that ranks exchange; empty: see ddp/store/network_interface.h.
+  /// Network interface of the data that ranks exchange; empty: see ddp/store/network.h.
   std::string interface {};
   /// How often a failed job is restarted. TORCHELASTIC_RESTART_COUNT numbers the attempts.
   int max_restarts = 0;

@@ -14,7 +14,7 @@
 #include "ddp/group/work.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_guard.h"
-#include "ddp/store/network_interface.h"
+#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

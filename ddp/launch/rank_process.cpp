@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
@@ -146,6 +147,38 @@ int RankProcess::signal() const { return WIFSIGNALED(status_) ? WTERMSIG(status_
 int RankProcess::exit_code() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + signal(); }
 void RankProcess::send(int signal) const {
   if (!ended_) ::kill(-pid_, signal);
+}
+
+namespace {
+
+std::atomic<int> signal_pipe{-1};
+
+void note_signal(int signal) {
+  const int saved = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  [[maybe_unused]] const ssize_t written = ::write(signal_pipe.load(), &byte, 1);
+  errno = saved;
+}
+
+}  // namespace
+
+SignalPipe::SignalPipe() : pipe_(make_pipe()) {
+  int none = -1;
+  require<UsageError>(signal_pipe.compare_exchange_strong(none, pipe_.write.get()), "one launch at a time");
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART;
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &before_[i]);
+}
+
+SignalPipe::~SignalPipe() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+  signal_pipe.store(-1);
+}
+
+int SignalPipe::next() const {
+  unsigned char byte = 0;
+  return ::read(pipe_.read.get(), &byte, 1) == 1 ? byte : 0;
 }
 
 }  // namespace duet::ddp

@@ -1,6 +1,7 @@
-// One rank's process, seen from the launcher.
+// One rank's process, seen from the launcher, and signals to the launcher.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <array>
@@ -68,6 +69,24 @@ class RankProcess {
   int status_ = 0;
   Descriptor end_;
   std::array<LineReader, 2> lines_;
+};
+
+/// Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into bytes of a pipe for as long as it lives. One at a time in a process,
+/// else UsageError.
+class SignalPipe {
+ public:
+  SignalPipe();
+  ~SignalPipe();
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
+  int descriptor() const { return pipe_.read.get(); }
+  /// The next signal that came, or 0.
+  int next() const;
+
+ private:
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  Pipe pipe_;
+  std::array<struct sigaction, kSignals.size()> before_{};
 };
 
 }  // namespace duet::ddp

@@ -15,8 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/group/call_log.h"
-#include "ddp/group/work.h"
+#include "ddp/group/call_header.h"
 #include "ddp/nccl/load.h"
 #include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"

@@ -33,7 +33,7 @@ class Rendezvous {
   /// all have, or if the store is lost.
   std::string ranks_before(std::uint64_t number);
 
-  /// Publishes this rank's headers (ddp/group/call_log.h), and returns those that all ranks have published last.
+  /// Publishes this rank's headers (ddp/group/call_header.h), and returns those that all ranks have published last.
   std::vector<std::string> exchange_headers(const std::string& own);
 
   /// Publishes that this rank's group has failed. Never throws.

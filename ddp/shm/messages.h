@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "ddp/shm/byte_ring.h"
 #include "ddp/shm/control_block.h"
 #include "ddp/transport/early_data.h"
 #include "ddp/transport/message_collectives.h"

@@ -1,5 +1,3 @@
-#include "ddp/shm/multi_host_transport.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -9,6 +7,7 @@
 
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
+#include "ddp/shm/shm_group.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ddp/group/buffer_bytes.h"
 #include "ddp/group/reduce_kernels.h"
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"

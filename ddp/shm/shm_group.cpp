@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/shared_memory_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"

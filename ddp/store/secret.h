@@ -1,4 +1,4 @@
-// The shared secret of a job's ranks.
+// The shared secret of a job's ranks, and folders that only one user can use.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ inline constexpr std::size_t kSecretBytes = 32;  // of those that duet makes
 std::string given_secret();
 
 /// The secret of this user on this host, which no other user can read: in a file in a private folder (see
-/// meeting_folder.h) that the first caller makes, and that stays. Throws CommError, UsageError when the file is
+/// private_folder()) that the first caller makes, and that stays. Throws CommError, UsageError when the file is
 /// damaged.
 std::string user_secret();
 
@@ -31,5 +31,24 @@ std::string proof_of(std::string_view secret, std::string_view text);
 
 /// Compares in constant time.
 bool equal_secrets(std::string_view one, std::string_view other);
+
+/// A folder for this user alone, in the folder for temporary files: duet-UID, with `suffix`. Throws CommError when it
+/// cannot be made, or is there and another user's or open to others.
+std::string private_folder(const std::string& suffix);
+
+/// A folder that only this user can use, the same for all ranks of a job and new for each of its meetings. The
+/// destructor removes it, with the store in it: by then all ranks have opened that, or will not come.
+class MeetingFolder {
+ public:
+  /// `job` names the job on this host, `meeting` counts. Throws as private_folder().
+  MeetingFolder(const std::string& job, int meeting);
+  ~MeetingFolder();
+  MeetingFolder(const MeetingFolder&) = delete;
+  MeetingFolder& operator=(const MeetingFolder&) = delete;
+  std::string store() const { return folder_ + "/store"; }
+
+ private:
+  std::string folder_;
+};
 
 }  // namespace duet::ddp

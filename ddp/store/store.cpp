@@ -8,7 +8,6 @@
 #include "lib/parse_number.h"
 
 namespace duet::ddp {
-
 namespace {
 
 std::size_t entry_bytes(const std::string& key, std::size_t value_bytes) {

@@ -1,5 +1,3 @@
-#include "ddp/transport/memory_transport.h"
-
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ddp/transport/transport.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 
-#include "ddp/group/buffer_bytes.h"
 #include "ddp/group/reduce_kernels.h"
 #include "lib/error.h"
 

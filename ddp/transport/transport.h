@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/group/subset.h"
+#include "ddp/group/process_group.h"
 #include "ddp/group/work.h"
 #include "lib/monotonic.h"
 
@@ -36,5 +36,8 @@ class Transport {
   /// Ends all messages, here and at the peers, with errors. May be called at any time, from any thread.
   virtual void close() = 0;
 };
+
+/// Transports of ranks 0..size-1, connected with one another. Sending copies the bytes and never waits.
+std::vector<std::unique_ptr<Transport>> make_memory_transports(int size);
 
 }  // namespace duet::ddp

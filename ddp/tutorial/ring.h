@@ -1,4 +1,4 @@
-// Ring all-reduce over send and recv: the tutorial's, and one that keeps the ranks equal.
+// All-reduce over send and recv: the tutorial's ring, one that keeps the ranks equal, and recursive doubling.
 #pragma once
 
 #include <span>
@@ -18,5 +18,12 @@ void naive_ring_all_reduce(ProcessGroup& group, std::span<const float> sent, std
 /// all ranks. Bitwise equal everywhere, though not equal to the tree of ProcessGroup::all_reduce: the values of chunk k
 /// are ((x[k] + x[k+1]) + x[k+2]) + ..., ranks modulo P.
 void chunked_ring_all_reduce(ProcessGroup& group, std::span<float> values);
+
+/// Sums in place in log2(P) steps, the fewest there can be: in step k every rank exchanges all its values with the rank
+/// whose number differs in bit k, so that P ranks move P log2(P) times the buffer. Ranks beyond the largest power of
+/// two give their values to one within it first, and get the result. For a power of two the sums are the tree of
+/// ProcessGroup::all_reduce, bit for bit; for other numbers they are equal on all ranks.
+/// (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005.)
+void recursive_doubling_all_reduce(ProcessGroup& group, std::span<float> values);
 
 }  // namespace duet::ddp

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 

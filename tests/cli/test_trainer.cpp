@@ -9,7 +9,7 @@
 
 #include "cli/system/signals.h"
 #include "cli/train/trainer.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 

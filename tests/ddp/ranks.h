@@ -15,7 +15,7 @@
 #include "ddp/shm/shm_group.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
-#include "ddp/transport/memory_transport.h"
+#include "ddp/transport/transport.h"
 #include "ddp/transport/transport_group.h"
 
 namespace duet_test {

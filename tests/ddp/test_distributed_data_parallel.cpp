@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/launch/launch.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"

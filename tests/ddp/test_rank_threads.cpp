@@ -11,7 +11,7 @@
 
 #include "ddp/gloo/load.h"
 #include "ddp/rank_threads.h"
-#include "ddp/tcp/keep_alive.h"
+#include "ddp/store/network.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"

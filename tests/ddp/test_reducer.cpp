@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/reducer.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"

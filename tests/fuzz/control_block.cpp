@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/shm/byte_ring.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"

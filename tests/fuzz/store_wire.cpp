@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/group/call_log.h"
+#include "ddp/group/call_header.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/input.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/group/call_log.h"
+#include "ddp/group/call_header.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

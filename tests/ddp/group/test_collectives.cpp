@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/group/solo_group.h"
+#include "ddp/group/process_group.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -15,7 +15,6 @@
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
-#include "ddp/group/wait_watch.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/ddp/ranks.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/shared_memory_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/shm/control_block.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

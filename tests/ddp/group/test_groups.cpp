@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "ddp/group/reduce_kernels.h"
-#include "ddp/tutorial/recursive_doubling.h"
 #include "ddp/tutorial/ring.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "ddp/group/process_group.h"
 #include "ddp/group/reduce_kernels.h"
-#include "ddp/group/solo_group.h"
 #include "lib/random.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -14,7 +14,7 @@
 
 #include "ddp/init.h"
 #include "ddp/launch/rank_resolver.h"
-#include "ddp/store/meeting_folder.h"
+#include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"

@@ -18,7 +18,7 @@
 
 #include "ddp/gloo/load.h"
 #include "ddp/launch/rank_environment.h"
-#include "ddp/store/network_interface.h"
+#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"

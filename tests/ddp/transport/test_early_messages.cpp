@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "ddp/group/call_header.h"
-#include "ddp/shm/byte_ring.h"
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
-#include "ddp/shm/multi_host_transport.h"
+#include "ddp/shm/shm_group.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/random.h"

@@ -1,7 +1,10 @@
-// Addresses of this host's network interfaces.
+// This host's network: addresses of its interfaces, and this process's connections.
 #pragma once
 
+#include <set>
 #include <string>
+
+#include "ddp/store/store.h"
 
 namespace duet::ddp {
 
@@ -15,5 +18,12 @@ std::string address_of(const std::string& interface, const std::string& like = "
 
 /// The interface ("lo") that is up and leads from this host to itself only, by IPv4; empty if there is none.
 std::string loopback_interface();
+
+/// Descriptors of this process's TCP connections.
+std::set<int> tcp_connections();
+
+/// Lets the kernels of both hosts exchange heartbeats over a connection without traffic, and ends it when nothing that
+/// was sent over it is acknowledged for `limit`.
+void keep_alive(int connection, Milliseconds limit);
 
 }  // namespace duet::ddp

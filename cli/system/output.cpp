@@ -1,0 +1,134 @@
+#include "cli/system/output.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "ddp/launch/rank_output.h"
+#include "lib/base/descriptor.h"
+#include "lib/base/text.h"
+#include "lib/error.h"
+#include "lib/io/atomic_file.h"
+
+namespace duet::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kJson = "--json";
+
+/// A link, a pipe, a terminal, a device: to be written into, not replaced.
+bool is_special(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::symlink_status(path, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+/// The standard stream that writes into the file `path`, or null.
+std::FILE* standard_stream(const std::string& path) {
+  struct stat named {
+  }, own{};
+  if (::stat(path.c_str(), &named) != 0) return nullptr;
+  for (std::FILE* const stream : {stdout, stderr})
+    if (::fstat(::fileno(stream), &own) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino) return stream;
+  return nullptr;
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+void require_place(const char* option, const std::string& path) {
+  std::error_code ignored;
+  require<DataError>(!fs::is_directory(path, ignored), option, " ", path, ": is a folder, expected a file");
+  if (is_special(path)) {
+    require<DataError>(::access(path.c_str(), W_OK) == 0, option, " ", path, ": ", last_errno);
+    return;
+  }
+  const std::string folder = folder_of(path);
+  require<DataError>(fs::is_directory(folder, ignored), option, " ", path, ": there is no folder ", folder);
+  std::string probe = folder + "/.duet-XXXXXX";
+  const ddp::Descriptor file(::mkostemp(probe.data(), O_CLOEXEC));
+  require<DataError>(file.open(), option, " ", path, ": cannot write in ", folder, ": ", last_errno);
+  ::unlink(probe.c_str());
+}
+
+/// Where the file's bytes will lie: pipes and devices take none.
+std::string disk_of(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) return path;
+  return is_special(path) ? "" : folder_of(path);
+}
+
+}  // namespace
+
+void require_outputs(const std::vector<Output>& outputs) {
+  std::map<dev_t, std::uint64_t> taken;  // by the files before, on each disk
+  for (const Output& output : outputs) {
+    if (output.path.empty()) continue;
+    require_place(output.option, output.path);
+    struct stat place {};
+    struct statvfs disk {};
+    const std::string at = disk_of(output.path);
+    if (at.empty() || ::stat(at.c_str(), &place) != 0 || ::statvfs(at.c_str(), &disk) != 0 || disk.f_blocks == 0)
+      continue;
+    const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize, left = free - taken[place.st_dev];
+    require<DataError>(output.bytes <= left, output.option, " ", output.path, ": needs about ",
+                       grouped(static_cast<std::int64_t>(output.bytes)), " bytes, of which its disk has ",
+                       grouped(static_cast<std::int64_t>(left)));
+    taken[place.st_dev] += output.bytes;
+  }
+}
+
+void require_output(const char* option, const std::string& path) {
+  require_outputs({{.option = option, .path = path}});
+}
+
+void write_output(const std::string& path, const std::string& text) {
+  if (std::FILE* const stream = standard_stream(path)) {
+    require<DataError>(std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0,
+                       "cannot write ", path, ": ", last_errno);
+    return;
+  }
+  if (!is_special(path)) return write_atomically(path, text);
+  const ddp::Descriptor file(::open(path.c_str(), O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC));
+  require<DataError>(file.open() && ddp::write_all(file.get(), text), "cannot write ", path, ": ", last_errno);
+}
+
+void write_outputs(const std::vector<Output>& outputs) {
+  std::string failures;
+  for (const Output& output : outputs) {
+    try {
+      if (!output.path.empty()) write_output(output.path, output.content());
+    } catch (const std::exception& error) {
+      failures += (failures.empty() ? "" : "; ") + concat(output.option, ": ", error.what());
+    }
+  }
+  require<DataError>(failures.empty(), failures);
+}
+
+bool to_stdout(const std::string& json) { return json == "-"; }
+
+void require_json_output(const std::string& json) {
+  if (!to_stdout(json)) require_output(kJson, json);
+}
+
+void write_json(const std::string& json, const std::string& text) {
+  if (to_stdout(json))
+    std::fputs(text.c_str(), stdout);
+  else if (!json.empty())
+    write_output(json, text);
+}
+
+std::FILE* text_stream(const std::string& json) { return to_stdout(json) ? stderr : stdout; }
+
+}  // namespace duet::cli
