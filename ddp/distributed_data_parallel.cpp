@@ -1,14 +1,23 @@
 #include "ddp/distributed_data_parallel.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "ddp/gradient_synchroniser.h"
 #include "ddp/group/gather_text.h"
 #include "ddp/rank_weights.h"
+#include "ddp/reducer.h"
+#include "ddp/store/store.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/node.h"
+#include "lib/backend/backend.h"
+#include "lib/backend/step_recorder.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -34,6 +43,211 @@ void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
 
 }  // namespace
 
+/// Marks the gradients of one module ready in a Reducer as backward completes them, in three events of the module's
+/// store: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended (waits for
+/// the sums). Used by the module's thread.
+class GradientSynchroniser {
+ public:
+  /// `sync` is false while gradients stay local, `joins` true within join(). `sharded`: the update that sums the
+  /// gradients in place of the reducer, or null. All must outlive this.
+  GradientSynchroniser(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options,
+                       const bool& sync, const bool& joins, ShardedUpdate* sharded)
+      : store_(module.parameters()),
+        first_(module.range().first_slot),
+        count_(module.range().slots),
+        group_(group),
+        options_(options),
+        sync_(sync),
+        joins_(joins),
+        sharded_(sharded),
+        sums_(group),
+        reducer_(group, slots(),
+                 {.bucket_limits = options.bucket_limits,
+                  .find_unused_parameters = options.find_unused_parameters,
+                  .static_graph = options.static_graph,
+                  .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}),
+        ready_(static_cast<std::size_t>(count_)),
+        at_begin_(store_.at_backward_begin([this] { backward_begins(); })),
+        on_ready_(store_.on_grad_ready([this](int slot) { grad_ready(slot); })),
+        at_end_(store_.at_backward_end([this] { backward_ended(); })) {}
+
+  /// Of a forward: `x` is the first tensor of its input, or null. Throws UsageError for a shard of another world.
+  RankWeights::Batch batch_of(const Variable* x) {
+    const Rows stamp = x != nullptr ? x->value().stamp() : Rows{};
+    require<UsageError>(stamp.shards == 1 || stamp.shards == group_.size(), "the batch is one of ", stamp.shards,
+                        " shards, but the group has ", group_.size(),
+                        " ranks: give the sampler the group's world size");
+    return {++forwards_, x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
+  }
+
+  /// Around the forward of a synchronised step.
+  void forward_begins() {
+    if (recorded_step_) forget();  // its recording was given up within backward
+    recorded_step_ = recording() != 0;
+    if (!recorded_step_) return;
+    require<UsageError>(!joins_,
+                        "a step within join() cannot be recorded: the ranks agree on the host which of them train it");
+    require<UsageError>(options_.compare_parameters_every == 0,
+                        "a step cannot be recorded with compare_parameters_every = ", options_.compare_parameters_every,
+                        ": the ranks compare hashes on the host");
+  }
+
+  void forward_ended(Clock::time_point begin) {
+    enter(Phase::backward);
+    forward_end_ = Clock::now();
+    if (recorded_step_) return;
+    forward_us_ += std::chrono::duration<double, std::micro>(forward_end_ - begin).count();
+  }
+
+  /// Sets the phase in the flight recorder.
+  void enter(Phase phase) const {
+    const std::int64_t step = reducer_.times().steps + (phase == Phase::after ? 0 : 1);
+    if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
+  }
+
+  WrapperTimes times() const {
+    WrapperTimes times = reducer_.times();
+    times.forward_us = forward_us_;
+    times.backward_us = backward_us_;
+    if (sharded_) {
+      times.communication_us = times.exposed_us = 0;
+      times.update_us = sharded_->times().update_us;
+      times.update_communication_us = sharded_->times().update_communication_us;
+    }
+    return times;
+  }
+
+  const std::shared_ptr<RankWeights>& weights() const { return weights_; }
+  GroupSums& sums() { return sums_; }
+  Reducer& reducer() { return reducer_; }
+  /// The values of the module's parameters.
+  Tensor values() const { return store_.values_of(first_, count_); }
+
+ private:
+  /// In the order of their addresses, which is the reverse of registration: see Note [Flat order].
+  std::vector<ReducerSlot> slots() const {
+    std::vector<ReducerSlot> list;
+    for (int slot = first_ + count_ - 1; slot >= first_; --slot) {
+      const Tensor gradient = store_.gradient(slot);
+      list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(),
+                      store_.slots()[static_cast<std::size_t>(slot)].name});
+    }
+    return list;
+  }
+
+  void backward_begins() {
+    if (sync_ && std::exchange(in_backward_, true)) forget();  // the last one threw
+    averages_ = sharded_ == nullptr;
+    if (group_.size() == 1) return;
+    weights_->backward_begins(store_.zero_grad_count());
+    const unsigned normalisers = store_.normalisers();
+    const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
+    const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
+    require<UsageError>(others == 0,
+                        "one part of the loss was divided by the rows of the global batch, another one by this rank's "
+                        "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
+                        "none");
+    require<UsageError>(
+        options_.rule == GradientRule::rows || !(global || (part && sync_ && !weights_->whole_batches())),
+        "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
+        "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
+    sums_.set_weighted(!global && !part && options_.rule == GradientRule::rows);
+    if (sync_) reducer_.set_scale(scale_of_gradients(normalisers));
+  }
+
+  double scale_of_gradients(unsigned normalisers) {
+    if (options_.rule == GradientRule::torch) return 1.0 / group_.size();
+    averages_ = false;
+    if (normalisers == kGlobalRows && !joins_) return 1;
+    require<UsageError>(!recorded_step_,
+                        "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
+                        "that the loader has stamped, or GradientRule::torch");
+    const RankWeights::Weight weight = weights_->exchange(group_, {.normalisers = normalisers});
+    require<UsageError>(
+        weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums_.used(),
+        "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "
+        "numbers of rows: use batches without a stamp");
+    averages_ = !weight.adds_up && sharded_ == nullptr;
+    return weight.value;
+  }
+
+  void grad_ready(int slot) {
+    if (slot < first_ || slot >= first_ + count_) return;
+    const int in_reducer = first_ + count_ - 1 - slot;
+    // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
+    const bool adds_to_sum = sync_ ? !averages_ && reduced_at_ == store_.zero_grad_count()
+                                   : sharded_ != nullptr && sharded_->has_gradients();
+    require<UsageError>(!adds_to_sum,
+                        "backward adds to gradients that are already summed over the ranks: call zero_grad() before "
+                        "it, or no_sync() around all backward runs but the last");
+    if (!sync_) return reducer_.require_expected(in_reducer);  // what has accumulated there would be set to zero
+    ready_[static_cast<std::size_t>(slot - first_)] = 1;
+    reducer_.mark_ready(in_reducer);
+  }
+
+  /// The recording into which this rank's device writes what it is asked, or 0.
+  int recording() const {
+    const StepRecorder* const recorder = backend(store_.device().kind).recorder(store_.device());
+    return recorder == nullptr ? 0 : recorder->recording();
+  }
+
+  void forget() {
+    reducer_.reset();
+    std::fill(ready_.begin(), ready_.end(), char{0});
+  }
+
+  void backward_ended() {
+    if (!sync_) return;
+    in_backward_ = false;
+    for (int slot = first_; slot < first_ + count_; ++slot) {  // gradients from runs under no_sync() go along
+      if (!ready_[static_cast<std::size_t>(slot - first_)] && store_.has_gradient(slot))
+        reducer_.mark_ready(first_ + count_ - 1 - slot);
+    }
+    std::fill(ready_.begin(), ready_.end(), char{0});
+    if (!recorded_step_) backward_us_ += microseconds_since(forward_end_);
+    reducer_.finish(recorded_step_);
+    recorded_step_ = false;
+    enter(Phase::after);
+    for (int slot = first_; slot < first_ + count_; ++slot)
+      if (reducer_.used(first_ + count_ - 1 - slot)) store_.set_filled(slot);
+    reduced_at_ = store_.zero_grad_count();
+    weights_->reduced();
+    if (sharded_) sharded_->gradients_ready();
+    if (options_.compare_parameters_every > 0 && !joins_ &&
+        reducer_.times().steps % options_.compare_parameters_every == 0)
+      compare_parameters();
+  }
+
+  void compare_parameters() const {
+    const Tensor on_host = values().to(Device{});
+    const auto hashes = all_gather_texts(group_, sha256_hex(std::as_bytes(on_host.span<float>())));
+    std::vector<int> others;
+    for (std::size_t rank = 1; rank < hashes.size(); ++rank)
+      if (hashes[rank] != hashes[0]) others.push_back(static_cast<int>(rank));
+    require<CommError>(others.empty(), "parameters differ from those of rank 0 in step ", reducer_.times().steps,
+                       ", on ", rank_names(others));
+  }
+
+  nn::ParameterStore& store_;
+  const int first_, count_;  // slots of the module
+  ProcessGroup& group_;
+  const DistributedDataParallelOptions& options_;
+  const bool &sync_, &joins_;
+  ShardedUpdate* const sharded_;
+  GroupSums sums_;
+  std::shared_ptr<RankWeights> weights_ = std::make_shared<RankWeights>();
+  std::uint64_t forwards_ = 0;
+  bool recorded_step_ = false;  // whose forward ran, and whose backward has not ended
+  bool in_backward_ = false;    // one that synchronises
+  bool averages_ = true;        // in this backward: an earlier sum, which all ranks hold, stays as it is
+  Clock::time_point forward_end_{};
+  double forward_us_ = 0, backward_us_ = 0;
+  Reducer reducer_;
+  std::vector<char> ready_;
+  std::uint64_t reduced_at_ = ~std::uint64_t{0};
+  nn::HookHandle at_begin_, on_ready_, at_end_;
+};
+
 DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGroup& group,
                                                  const DistributedDataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
@@ -55,13 +269,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()).alias(store.device()));
   }
   broadcast_buffers(module_.context(), 0);
-  synchroniser_ = std::make_unique<GradientSynchroniser>(
-      module_, group_, sync_, joins_, options_.rule, options_.compare_parameters_every,
-      ReducerOptions{.bucket_limits = options_.bucket_limits,
-                     .find_unused_parameters = options_.find_unused_parameters,
-                     .static_graph = options_.static_graph,
-                     .comm_hook = sharded_ ? std::make_shared<NoCommunication>() : options_.comm_hook},
-      sharded_.get());
+  synchroniser_ = std::make_unique<GradientSynchroniser>(module_, group_, options_, sync_, joins_, sharded_.get());
 }
 
 void DistributedDataParallel::shard_update() {
@@ -75,8 +283,6 @@ void DistributedDataParallel::shard_update() {
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
-const Reducer& DistributedDataParallel::reducer() const { return synchroniser_->reducer(); }
-
 void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int root) const {
   const Range& range = module_.range();
   for (int i = 0; i < range.buffers; ++i) {
@@ -85,19 +291,7 @@ void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int 
   }
 }
 
-WrapperTimes DistributedDataParallel::times() const {
-  WrapperTimes times = synchroniser_->times();
-  if (sharded_) {
-    times.communication_us = times.exposed_us = 0;
-    times.update_us = sharded_->times().update_us;
-    times.update_communication_us = sharded_->times().update_communication_us;
-  }
-  return times;
-}
-
-bool DistributedDataParallel::synchronises(const nn::Context& context) const {
-  return context.training && sync_ && grad_enabled();
-}
+WrapperTimes DistributedDataParallel::times() const { return synchroniser_->times(); }
 
 /// The highest rank that trains a step now, or -1.
 int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
@@ -115,7 +309,7 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
     T output = module_.forward(context, input);
     return grad_enabled() && group_.size() > 1 ? output_of_batch(output, synchroniser_->weights(), batch) : output;
   };
-  if (!synchronises(context)) return forward();
+  if (!context.training || !sync_ || !grad_enabled()) return forward();
   synchroniser_->forward_begins();
   synchroniser_->enter(Phase::forward);
   const int root = joins_ ? last_of_those_that_train(true) : 0;

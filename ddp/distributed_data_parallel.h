@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/gradient_rule.h"
+#include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
-#include "ddp/reducer.h"
 #include "ddp/sharded_update.h"
 #include "lib/base/scoped_value.h"
 #include "lib/base/wrapper_times.h"
@@ -18,6 +17,19 @@
 namespace duet::ddp {
 
 class GradientSynchroniser;
+
+/// How gradients of ranks become one.
+///
+/// `rows`: the gradient of the mean over all ranks' rows. Where the loss of a batch that the loader has stamped divided
+/// by the rows of the global batch (lib/ops/losses.h), gradients are added up, with the bits of one device for 1, 2, 4
+/// and 8 ranks. All other losses count as means over the rank's own rows, which are dimension 0 of the first tensor of
+/// forward's input: the ranks exchange how many those are when backward begins, and gradients are weighted by them
+/// (ddp/rank_weights.h). A sum of both kinds throws UsageError. Ranks with batches of their own draw the same dropout
+/// masks, as each counts its rows from 0.
+///
+/// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
+/// each rank has. UsageError for a loss that was divided by the rows of the global batch.
+enum class GradientRule { rows, torch };
 
 /// Which rank updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of
 /// which updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(),
@@ -68,7 +80,6 @@ class DistributedDataParallel : public nn::Module {
   nn::Value forward(nn::Context& context, const nn::Value& input) const override;
   nn::Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
-  const Reducer& reducer() const;
   /// Of the synchronised steps; with a sharded update communication is all in step().
   WrapperTimes times() const;
 
@@ -89,7 +100,6 @@ class DistributedDataParallel : public nn::Module {
   std::string type_name() const override { return "DistributedDataParallel"; }
 
  private:
-  bool synchronises(const nn::Context& context) const;
   template <class T>
   T run(nn::Context& context, const T& input) const;
   void broadcast_buffers(const nn::Context& context, int root) const;

@@ -1,13 +1,15 @@
-// By how much each rank's gradients count.
+// By how much each rank's gradients count, and statistics of all ranks' rows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ddp/group/process_group.h"
 #include "lib/autograd/variable.h"
+#include "lib/backend/backend.h"
 #include "lib/nn/value.h"
 #include "lib/rows.h"
 
@@ -65,5 +67,24 @@ Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeigh
                          const RankWeights::Batch& batch);
 nn::Value output_of_batch(const nn::Value& output, const std::shared_ptr<RankWeights>& weights,
                           const RankWeights::Batch& batch);
+
+/// Sums over the ranks of a group, for layers whose statistics are those of all ranks' rows.
+class GroupSums final : public BatchSums {
+ public:
+  explicit GroupSums(ProcessGroup& group) : group_(group) {}
+  void sum(std::span<double> values) override {
+    used_ = true;
+    group_.all_reduce(values).wait();
+  }
+  bool weighted_by_rows() const override { return weighted_; }
+  /// Whether gradients are those of means over each rank's own rows.
+  void set_weighted(bool weighted) { weighted_ = weighted; }
+  /// Whether a layer has summed.
+  bool used() const { return used_; }
+
+ private:
+  ProcessGroup& group_;
+  bool weighted_ = false, used_ = false;
+};
 
 }  // namespace duet::ddp

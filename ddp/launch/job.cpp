@@ -9,11 +9,15 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string_view>
 #include <system_error>
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/group/work.h"
+#include "ddp/launch/error_file.h"
 #include "ddp/store/store.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -29,6 +33,51 @@ constexpr Milliseconds kStopReported{1000};
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // of a rank whose record shows an exception unwinding
 
+/// In memory, so that it is gone with the launcher; the ranks reach it by its path.
+struct File {
+  Descriptor memory;
+  std::string path;
+};
+
+File make_memory_file(const char* name) {
+  File file;
+  file.memory = Descriptor(::memfd_create(name, MFD_CLOEXEC));
+  if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
+  return file;
+}
+
+File make_error_file(const std::string& path) {
+  if (path.empty()) return make_memory_file("duet-rank-error");
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  return {{}, path};
+}
+
+/// The job goes on without one where memory is short.
+File make_record_file() {
+  File file = make_memory_file("duet-rank-record");
+  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(FlightRecorder::bytes())) != 0)
+    return {};
+  return file;
+}
+
+struct JobRank {
+  int rank;
+  File error_file, record_file;
+  RankProcess process;
+  // Of a failure:
+  bool failed = false;
+  bool consequence = false;  // its own report says that it lost a peer
+  bool by_signal = false;    // its own report says which signal it received
+  Clock::time_point when{}, seen{};
+  std::string text{};
+
+  std::optional<Clock::time_point> stopped{};  // since when
+  bool stop_reported = false;
+
+  FlightRecord record() const { return FlightRecorder::read(record_file.path); }
+};
+
 /// What remarks call the ranks of other launchers; empty if there are none.
 std::string ranks_elsewhere(const LaunchOptions& options) {
   std::vector<int> others;
@@ -37,272 +86,263 @@ std::string ranks_elsewhere(const LaunchOptions& options) {
   return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
 }
 
-}  // namespace
-
-Job::Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
-         RankVariables common, const std::vector<std::vector<int>>& cores, const std::string& folder)
-    : options_(options),
-      signals_(signals),
-      thread_(output),
-      guard_(guard),
-      output_(std::make_shared<RankOutput>(options, output, folder, common.attempt, options.node_rank * options.ranks)),
-      waits_(options.remark_after, ranks_elsewhere(options)) {
-  const auto count = static_cast<std::size_t>(options.ranks);
-  failed_.resize(count);
-  stopped_.resize(count);
-  stop_reported_.resize(count);
-  ranks_.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    error_files_.push_back(make_error_file(global(i)));
-    common.local_rank = static_cast<int>(i);
-    common.error_file = error_files_.back().path;
-    record_files_.push_back(make_record_file());
-    common.record_file = record_files_.back().path;
-    ranks_.emplace_back(concat("the process of rank ", global(i), " of ", options.nodes * options.ranks),
-                        options.command, rank_environment(options, common),
-                        cores.empty() ? std::vector<int>{} : cores[i]);
-  }
-}
-
-Job::File Job::make_memory_file(const char* name) {
-  File file;
-  file.memory = Descriptor(::memfd_create(name, MFD_CLOEXEC));
-  if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
-  return file;
-}
-
-Job::File Job::make_error_file(int rank) const {
-  const std::string path = output_->error_file(rank);
-  if (path.empty()) return make_memory_file("duet-rank-error");
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-  return {{}, path};
-}
-
-/// The job goes on without one where memory is short.
-Job::File Job::make_record_file() {
-  File file = make_memory_file("duet-rank-record");
-  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(FlightRecorder::bytes())) != 0)
-    return {};
-  return file;
-}
-
-LaunchResult Job::run() {
-  while (any_alive()) {
-    wait_for_events();
-    read_lines(false);
-    pass_on_signals();
-    look_for_stopped();
-    look_for_waits();
-    look_at_guard();
-    end_overdue();
-  }
-  read_lines(true);
-  return result();
-}
-
-bool Job::any_alive() {
-  bool any = false;
-  for (RankProcess& rank : ranks_) any = !rank.look() || any;
-  look_for_failures();
-  return any;
-}
-
-void Job::wait_for_events() {
-  std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
-  bool blind = false;
-  const bool reads = thread_.has_room();
-  if (!reads) events.push_back({thread_.descriptor(), POLLIN, 0});
-  for (RankProcess& rank : ranks_) {
-    if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
-    if (reads && rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
-    if (rank.ended()) continue;
-    if (rank.end_descriptor() >= 0)
-      events.push_back({rank.end_descriptor(), POLLIN, 0});
-    else
-      blind = true;
-  }
-  // poll() rounds down to 0 what is left below 1 ms.
-  Milliseconds limit = blind ? kPoll : kLook;
-  if (kill_at_ || terminate_at_) {
-    const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
-    limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
-  }
-  ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
-  thread_.acknowledge();
-}
-
-void Job::read_lines(bool all) {
-  const auto read = [&](LineReader& source, std::size_t i, bool is_stderr) {
-    if (all || thread_.has_room())
-      source.read([&](std::string_view line) { output_->print(global(i), is_stderr, line); });
-  };
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    read(ranks_[i].output(), i, false);
-    read(ranks_[i].errors(), i, true);
-  }
-}
-
-void Job::pass_on_signals() {
-  while (const int signal = signals_.next()) {
-    if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
-    interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
-    for (const RankProcess& rank : ranks_) rank.send(signal == SIGINT ? SIGINT : SIGTERM);
-    if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
-  }
-}
-
-void Job::look_for_failures() {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    RankProcess& rank = ranks_[i];
-    Failure& failure = failed_[i];
-    if (failure.failed || !rank.ended() || rank.exit_code() == 0) continue;
-    failure.failed = true;
-    failure.when = failure.seen = Clock::now();
-    if (const auto error = error_files_[i].path.empty() ? std::nullopt : read_error_file(error_files_[i].path)) {
-      failure.consequence = error->consequence;
-      failure.by_signal = error->by_signal;
-      failure.text = error->message;
-      std::replace(failure.text.begin(), failure.text.end(), '\n', ' ');
-      failure.text = printable(failure.text);
-      if (error->monotonic_ns > 0) failure.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
-      const bool own_signal = failure.by_signal && sigterm_at_ && failure.when >= *sigterm_at_;
-      if (own_signal) failure.text.clear();
+class Job {
+ public:
+  Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+      RankVariables variables, const std::vector<std::vector<int>>& cores, const std::string& folder)
+      : options_(options),
+        signals_(signals),
+        thread_(output),
+        guard_(guard),
+        output_(std::make_shared<RankOutput>(options, output, folder, variables.attempt,
+                                             options.node_rank * options.ranks)),
+        waits_(options.remark_after, ranks_elsewhere(options)) {
+    ranks_.reserve(static_cast<std::size_t>(options.ranks));
+    for (int local = 0; local < options.ranks; ++local) {
+      variables.local_rank = local;
+      const int rank = options.node_rank * options.ranks + local;
+      File error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
+      variables.error_file = error_file.path;
+      variables.record_file = record_file.path;
+      RankProcess process(concat("the process of rank ", rank, " of ", options.nodes * options.ranks), options.command,
+                          rank_environment(options, variables),
+                          cores.empty() ? std::vector<int>{} : cores[static_cast<std::size_t>(local)]);
+      ranks_.push_back({rank, std::move(error_file), std::move(record_file), std::move(process)});
     }
-    if (sigterm_at_ || interrupted_ != 0) continue;
-    const Milliseconds settle = failure.consequence ? kSettleConsequence : kSettle;
-    const auto terminate = Clock::now() + (rank.signal() != 0 ? Milliseconds(0) : settle);
-    terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
-    if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
   }
-}
 
-void Job::look_for_stopped() {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (!ranks_[i].stopped()) {
-      if (stop_reported_[i] && !ranks_[i].ended() && !sigterm_at_) remark(concat("rank ", global(i), " goes on"));
-      stopped_[i].reset();
-      stop_reported_[i] = false;
-      continue;
+  LaunchResult run() {
+    while (any_alive()) {
+      wait_for_events();
+      read_lines(false);
+      pass_on_signals();
+      look_for_stopped();
+      look_for_waits();
+      look_at_guard();
+      end_overdue();
     }
+    read_lines(true);
+    return result();
+  }
+
+ private:
+  bool any_alive() {
+    bool any = false;
+    for (JobRank& rank : ranks_) any = !rank.process.look() || any;
+    look_for_failures();
+    return any;
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
+    bool blind = false;
+    const bool reads = thread_.has_room();
+    if (!reads) events.push_back({thread_.descriptor(), POLLIN, 0});
+    for (JobRank& one : ranks_) {
+      RankProcess& rank = one.process;
+      if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+      if (reads && rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+      if (rank.ended()) continue;
+      if (rank.end_descriptor() >= 0)
+        events.push_back({rank.end_descriptor(), POLLIN, 0});
+      else
+        blind = true;
+    }
+    // poll() rounds down to 0 what is left below 1 ms.
+    Milliseconds limit = blind ? kPoll : kLook;
+    if (kill_at_ || terminate_at_) {
+      const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
+      limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
+    }
+    ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+    thread_.acknowledge();
+  }
+
+  /// Only as long as the output thread has room, or all there is.
+  void read_lines(bool all) {
+    const auto read = [&](LineReader& source, int rank, bool is_stderr) {
+      if (all || thread_.has_room()) source.read([&](std::string_view line) { output_->print(rank, is_stderr, line); });
+    };
+    for (JobRank& rank : ranks_) {
+      read(rank.process.output(), rank.rank, false);
+      read(rank.process.errors(), rank.rank, true);
+    }
+  }
+
+  void send_all(int signal) const {
+    for (const JobRank& rank : ranks_) rank.process.send(signal);
+  }
+
+  void pass_on_signals() {
+    while (const int signal = signals_.next()) {
+      if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
+      interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+      send_all(signal == SIGINT ? SIGINT : SIGTERM);
+      if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
+    }
+  }
+
+  void look_for_failures() {
+    for (JobRank& rank : ranks_) {
+      if (rank.failed || !rank.process.ended() || rank.process.exit_code() == 0) continue;
+      rank.failed = true;
+      rank.when = rank.seen = Clock::now();
+      if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
+        rank.consequence = error->consequence;
+        rank.by_signal = error->by_signal;
+        rank.text = error->message;
+        std::replace(rank.text.begin(), rank.text.end(), '\n', ' ');
+        rank.text = printable(rank.text);
+        if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
+        const bool own_signal = rank.by_signal && sigterm_at_ && rank.when >= *sigterm_at_;
+        if (own_signal) rank.text.clear();
+      }
+      if (sigterm_at_ || interrupted_ != 0) continue;
+      const Milliseconds settle = rank.consequence ? kSettleConsequence : kSettle;
+      const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
+      terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+      if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
+    }
+  }
+
+  void look_for_stopped() {
+    for (JobRank& rank : ranks_) {
+      if (!rank.process.stopped()) {
+        if (rank.stop_reported && !rank.process.ended() && !sigterm_at_) remark(concat("rank ", rank.rank, " goes on"));
+        rank.stopped.reset();
+        rank.stop_reported = false;
+        continue;
+      }
+      const auto now = Clock::now();
+      if (!rank.stopped) rank.stopped = now;
+      if (!rank.stop_reported && now - *rank.stopped >= kStopReported) {
+        rank.stop_reported = true;
+        remark(concat("rank ", rank.rank, " has been stopped by a signal for ", kStopReported.count(),
+                      " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+      }
+      if (now - *rank.stopped < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_ != nullptr) continue;
+      overdue_ = &rank;
+      terminate_at_ = now;
+    }
+  }
+
+  void look_for_waits() {
     const auto now = Clock::now();
-    if (!stopped_[i]) stopped_[i] = now;
-    if (!stop_reported_[i] && now - *stopped_[i] >= kStopReported) {
-      stop_reported_[i] = true;
-      remark(concat("rank ", global(i), " has been stopped by a signal for ", kStopReported.count(),
-                    " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+    if (now < next_look_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    next_look_ = now + kLook;
+    if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
+  }
+
+  void look_at_guard() {
+    try {
+      if (const std::string end = guard_.replace_if_ended(); !end.empty())
+        remark(concat("the job's guard process ", end, "; another one was started"));
+    } catch (const CommError& error) {
+      remark(concat("the job's guard process has ended, and there is no other: ", error.what()));
     }
-    if (now - *stopped_[i] < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_rank_ >= 0) continue;
-    overdue_rank_ = static_cast<int>(i);
-    terminate_at_ = now;
   }
-}
 
-void Job::look_for_waits() {
-  const auto now = Clock::now();
-  if (now < next_look_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
-  next_look_ = now + kLook;
-  if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
-}
-
-void Job::look_at_guard() {
-  try {
-    if (const std::string end = guard_.replace_if_ended(); !end.empty())
-      remark(concat("the job's guard process ", end, "; another one was started"));
-  } catch (const CommError& error) {
-    remark(concat("the job's guard process has ended, and there is no other: ", error.what()));
+  /// Whether all reported failures are consequences, and a running rank has dropped its group by an exception.
+  bool cause_is_on_its_way() const {
+    bool leaving = false;
+    for (const JobRank& rank : ranks_) {
+      if (rank.failed && !rank.consequence) return false;
+      leaving = leaving || (!rank.process.ended() && rank.record().leaving);
+    }
+    return leaving;
   }
-}
 
-/// Whether all reported failures are consequences, and a running rank has dropped its group by an exception.
-bool Job::cause_is_on_its_way() const {
-  bool leaving = false;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (failed_[i].failed && !failed_[i].consequence) return false;
-    leaving = leaving || (!ranks_[i].ended() && FlightRecorder::read(record_files_[i].path).leaving);
+  void end_overdue() {
+    const auto now = Clock::now();
+    if (terminate_at_ && *terminate_at_ <= now && overdue_ == nullptr && cause_until_ && now < *cause_until_ &&
+        cause_is_on_its_way())
+      terminate_at_ = now + kPoll;
+    if (terminate_at_ && *terminate_at_ <= now) {
+      terminate_at_.reset();
+      sigterm_at_ = now;
+      send_all(SIGTERM);
+      if (!kill_at_) kill_at_ = now + options_.grace;
+    }
+    if (kill_at_ && *kill_at_ <= now) {
+      send_all(SIGKILL);
+      kill_at_ = now + options_.grace;
+    }
   }
-  return leaving;
-}
 
-void Job::end_overdue() {
-  const auto now = Clock::now();
-  if (terminate_at_ && *terminate_at_ <= now && overdue_rank_ < 0 && cause_until_ && now < *cause_until_ &&
-      cause_is_on_its_way())
-    terminate_at_ = now + kPoll;
-  if (terminate_at_ && *terminate_at_ <= now) {
-    terminate_at_.reset();
-    sigterm_at_ = now;
-    for (const RankProcess& rank : ranks_) rank.send(SIGTERM);
-    if (!kill_at_) kill_at_ = now + options_.grace;
+  void remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
+
+  /// Whether the rank ended after the launcher's SIGTERM. One that had reported a failure by then was still
+  /// unwinding.
+  bool ended_by_sigterm(const JobRank& rank) const { return sigterm_at_ && rank.seen >= *sigterm_at_; }
+
+  /// The signal that killed the rank, unless the launcher made it end.
+  int killed_by(const JobRank& rank) const { return ended_by_sigterm(rank) ? 0 : rank.process.signal(); }
+
+  /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
+  int culprit_score(const JobRank& rank) const {
+    if (overdue_ == &rank) return 4;
+    if (!rank.failed || (ended_by_sigterm(rank) && rank.text.empty())) return -1;
+    if (killed_by(rank) != 0) return 3;
+    return rank.consequence ? 1 : 2;
   }
-  if (kill_at_ && *kill_at_ <= now) {
-    for (const RankProcess& rank : ranks_) rank.send(SIGKILL);
-    kill_at_ = now + options_.grace;
+
+  std::string message_of(const JobRank& rank) const {
+    const std::string name = concat("rank ", rank.rank);
+    if (overdue_ == &rank)
+      return concat(name, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
+    const std::string cause = rank.text.empty() ? "" : ": " + rank.text;
+    if (killed_by(rank) != 0) return concat(name, " was killed by ", signal_text(killed_by(rank)), cause);
+    if (rank.by_signal) return concat(name, " ", rank.text);
+    if (rank.process.signal() != 0) return concat(name, " failed: ", rank.text);
+    return concat(name, " ended with exit code ", rank.process.exit_code(), cause);
   }
-}
 
-void Job::remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
-
-/// Whether the rank ended after the launcher's SIGTERM. One that had reported a failure by then was still
-/// unwinding.
-bool Job::ended_by_sigterm(std::size_t i) const { return sigterm_at_ && failed_[i].seen >= *sigterm_at_; }
-
-/// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
-int Job::culprit_score(std::size_t i) const {
-  const Failure& failure = failed_[i];
-  if (overdue_rank_ == static_cast<int>(i)) return 4;
-  if (!failure.failed) return -1;
-  if (ended_by_sigterm(i) && failure.text.empty()) return -1;
-  if (ranks_[i].signal() != 0 && !ended_by_sigterm(i)) return 3;
-  return failure.consequence ? 1 : 2;
-}
-
-std::string Job::message_of(std::size_t i) const {
-  const std::string rank = concat("rank ", global(i));
-  if (overdue_rank_ == static_cast<int>(i))
-    return concat(rank, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
-  const std::string& text = failed_[i].text;
-  if (ranks_[i].signal() != 0 && !ended_by_sigterm(i)) {
-    const std::string cause = text.empty() ? "" : ": " + text;
-    return concat(rank, " was killed by ", signal_text(ranks_[i].signal()), cause);
+  std::vector<RankRecord> records() const {
+    std::vector<RankRecord> ranks;
+    for (const JobRank& rank : ranks_) ranks.push_back({rank.rank, rank.record()});
+    return ranks;
   }
-  if (failed_[i].by_signal) return concat(rank, " ", text);
-  if (ranks_[i].signal() != 0) return concat(rank, " failed: ", text);
-  return concat(rank, " ended with exit code ", ranks_[i].exit_code(), text.empty() ? "" : ": ", text);
-}
 
-std::vector<RankRecord> Job::records() const {
-  std::vector<RankRecord> ranks;
-  for (std::size_t i = 0; i < ranks_.size(); ++i)
-    ranks.push_back({global(i), FlightRecorder::read(record_files_[i].path)});
-  return ranks;
-}
+  LaunchResult result() const {
+    if (interrupted_ != 0) return interrupted_by(interrupted_);
+    const JobRank* first = nullptr;
+    for (const JobRank& rank : ranks_) {
+      const int score = culprit_score(rank);
+      if (score < 0) continue;
+      const int best = first == nullptr ? -1 : culprit_score(*first);
+      if (score > best || (score == best && rank.when < first->when)) first = &rank;
+    }
+    if (first == nullptr) return {};
+    return {.exit_code = 1,
+            .failed_rank = first->rank,
+            .signal = killed_by(*first),
+            .message = message_of(*first),
+            .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
+  }
 
-std::string Job::report(int failed_rank) const {
-  return failure_report(records(), failed_rank, to_ns(sigterm_at_.value_or(Clock::now())));
-}
+  const LaunchOptions& options_;
+  const SignalPipe& signals_;
+  OutputThread& thread_;
+  JobGuard& guard_;
+  std::shared_ptr<RankOutput> output_;
+  std::vector<JobRank> ranks_;
+  WaitWatch waits_;
+  Clock::time_point next_look_{};     // at the records
+  const JobRank* overdue_ = nullptr;  // stopped for longer than the limit
+  int interrupted_ = 0;
+  std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
+};
+
+}  // namespace
 
 LaunchResult interrupted_by(int signal) {
   return {.exit_code = 128 + signal, .signal = signal, .message = concat("ended by ", signal_text(signal))};
 }
 
-LaunchResult Job::result() const {
-  if (interrupted_ != 0) return interrupted_by(interrupted_);
-  LaunchResult result;
-  std::optional<std::size_t> first;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (culprit_score(i) < 0) continue;
-    const bool comes_first = !first || culprit_score(i) > culprit_score(*first) ||
-                             (culprit_score(i) == culprit_score(*first) && failed_[i].when < failed_[*first].when);
-    if (comes_first) first = i;
-  }
-  if (!first) return result;
-  result.exit_code = 1;
-  result.failed_rank = global(*first);
-  result.signal = ended_by_sigterm(*first) ? 0 : ranks_[*first].signal();
-  result.message = message_of(*first);
-  result.report = report(result.failed_rank);
-  return result;
+LaunchResult run_job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+                     const RankVariables& common, const std::vector<std::vector<int>>& cores,
+                     const std::string& folder) {
+  return Job(options, signals, output, guard, common, cores, folder).run();
 }
 
 }  // namespace duet::ddp

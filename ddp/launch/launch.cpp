@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 
+#include "ddp/group/work.h"
 #include "ddp/launch/cores.h"
 #include "ddp/launch/job.h"
 #include "ddp/launch/job_guard.h"
@@ -152,7 +153,7 @@ LaunchResult launch(const LaunchOptions& options) {
       .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, job), .job = job};
   common.secret = own_secret(options);
   for (;; ++common.attempt) {
-    LaunchResult result = Job(options, signals, output, guard, common, cores, folder).run();
+    LaunchResult result = run_job(options, signals, output, guard, common, cores, folder);
     end_processes_of(job);
     result.restarts = common.attempt;
     if (result.failed_rank < 0 || common.attempt == options.max_restarts) {

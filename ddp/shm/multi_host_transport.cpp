@@ -1,9 +1,12 @@
+// Messages between ranks of several hosts: over memory within a host, over a network between them.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"

@@ -1,11 +1,14 @@
+// Messages between ranks that are threads of one process.
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
