@@ -192,7 +192,7 @@ class GradientSynchroniser {
   }
 
   void forget() {
-    reducer_.reset();
+    reducer_.end_step();
     std::fill(ready_.begin(), ready_.end(), char{0});
   }
 

@@ -42,13 +42,13 @@ void check_order(std::span<const std::size_t> order, std::size_t count) {
 
 }  // namespace
 
-std::vector<Bucket> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                      std::span<const std::size_t> limits,
-                                                      std::span<const std::size_t> order) {
+std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
+                                                                std::span<const std::size_t> limits,
+                                                                std::span<const std::size_t> order) {
   require<UsageError>(!limits.empty(), "buckets need at least one size limit");
   if (!order.empty()) check_order(order, items.size());
   std::vector<Open> list;
-  std::vector<Bucket> buckets;
+  std::vector<BucketAssignment> buckets;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const std::size_t item = order.empty() ? i : order[i];
     Open& open = open_bucket(list, items[item]);
@@ -65,7 +65,7 @@ std::vector<Bucket> compute_bucket_assignment_by_size(std::span<const BucketItem
     if (!open.items.empty()) buckets.push_back({std::move(open.items), limits[open.next_limit]});
   }
   if (order.empty()) {
-    std::sort(buckets.begin(), buckets.end(), [](const Bucket& a, const Bucket& b) {
+    std::sort(buckets.begin(), buckets.end(), [](const BucketAssignment& a, const BucketAssignment& b) {
       return *std::min_element(a.items.begin(), a.items.end()) < *std::min_element(b.items.begin(), b.items.end());
     });
   }
@@ -108,10 +108,10 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const Redu
   std::vector<BucketItem> items;
   for (const ReducerSlot& slot : slots_)
     items.push_back({static_cast<std::size_t>(end_of(slot) - begin_of(slot)), slot.dtype, slot.device});
-  for (const Bucket& bucket : compute_bucket_assignment_by_size(items, options_.bucket_limits))
+  for (const BucketAssignment& bucket : compute_bucket_assignment_by_size(items, options_.bucket_limits))
     add_bucket(bucket.items);
   // Slots of several dtypes may interleave; all ranks must agree on the order of sending.
-  std::sort(buckets_.begin(), buckets_.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+  std::sort(buckets_.begin(), buckets_.end(), [](const Bucket& a, const Bucket& b) { return a.first < b.first; });
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (int i = 0; i < buckets_[b].count; ++i)
       bucket_of_[static_cast<std::size_t>(buckets_[b].first + i)] = static_cast<int>(b);
@@ -132,7 +132,7 @@ void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
           {static_cast<int>(slots[i]), 1, 1, Buffer(slot.data, slot.count, slot.dtype, slot.device), Work()});
       continue;
     }
-    Run& run = buckets_.back();
+    Bucket& run = buckets_.back();
     ++run.count;
     ++run.missing;
     run.buffer.count += slot.count;
@@ -171,7 +171,7 @@ GradBucket Reducer::grad_bucket(std::size_t index) const {
 void Reducer::send_ready_buckets() {
   for (; sent_ < buckets_.size() && buckets_[sent_].missing == 0; ++sent_) {
     if (sent_ == 0) first_sent_ = Clock::now();
-    Run& bucket = buckets_[sent_];
+    Bucket& bucket = buckets_[sent_];
     fault_point("all_reduce");
     if (group_.flight_recorder()) group_.flight_recorder()->next_bucket(static_cast<int>(sent_));
     scale(bucket.buffer, scale_);
@@ -240,7 +240,7 @@ void Reducer::wait_for_sent(bool recorded) {
   std::optional<TraceSpan> span;
   if (!recorded) span.emplace("communication", slots_.front().device);
   agree_on_used(recorded);
-  reset();
+  end_step();
   for (std::size_t i = 0; options_.comm_hook && i < sent; ++i) options_.comm_hook->finish(group_, grad_bucket(i));
   if (recorded) return;
   const Clock::time_point end = Clock::now();
@@ -249,11 +249,11 @@ void Reducer::wait_for_sent(bool recorded) {
   ++times_.steps;
 }
 
-void Reducer::reset() {
+void Reducer::end_step() {
   const std::size_t sent = std::exchange(sent_, 0);
   std::fill(ready_.begin(), ready_.end(), char{0});
   begun_ = false;
-  for (Run& bucket : buckets_) bucket.missing = bucket.count;
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.count;
   std::exception_ptr failure;
   for (std::size_t i = 0; i < sent; ++i) {
     try {
@@ -277,7 +277,7 @@ std::string Reducer::missing_names() const {
 
 std::vector<std::vector<int>> Reducer::buckets() const {
   std::vector<std::vector<int>> list;
-  for (const Run& bucket : buckets_) {
+  for (const Bucket& bucket : buckets_) {
     list.emplace_back();
     for (int i = 0; i < bucket.count; ++i) list.back().push_back(bucket.first + i);
   }

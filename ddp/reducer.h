@@ -22,7 +22,7 @@ struct BucketItem {
   Device device{};
 };
 
-struct Bucket {
+struct BucketAssignment {
   std::vector<std::size_t> items;
   std::size_t limit_bytes = 0;  // the limit that it was closed by, or would have been
 };
@@ -35,9 +35,9 @@ inline constexpr std::size_t kBucketLimits[] = {std::size_t{1} << 20, std::size_
 /// that of the gradients' arrival) items are taken in it and buckets stay in the order in which they closed; without
 /// one, buckets are sorted by their lowest item. Throws UsageError without limits or for an order that is no
 /// permutation.
-std::vector<Bucket> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
-                                                      std::span<const std::size_t> limits,
-                                                      std::span<const std::size_t> order = {});
+std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const BucketItem> items,
+                                                                std::span<const std::size_t> limits,
+                                                                std::span<const std::size_t> order = {});
 
 /// One gradient: a run of a flat buffer.
 struct ReducerSlot {
@@ -85,8 +85,9 @@ class Reducer {
   void finish(bool recorded = false);
   /// A whole step that contributes zeros, while other ranks still train: all gradients get the sum of the others'.
   void contribute_zeros();
-  /// Forgets what was marked since the last finish(), after an error in backward. Waits for what was sent.
-  void reset();
+  /// Ends the step: waits for what was sent, and forgets what was marked. finish() does, and an error in backward needs
+  /// it.
+  void end_step();
 
   /// Throws UsageError for a slot that was not ready in the first step of a static graph.
   void require_expected(int slot) const;
@@ -100,7 +101,7 @@ class Reducer {
   const WrapperTimes& times() const { return times_; }
 
  private:
-  struct Run {
+  struct Bucket {
     int first = 0, count = 0;  // slots
     int missing = 0;           // of them, in this step
     Buffer buffer{};
@@ -121,7 +122,7 @@ class Reducer {
   ProcessGroup& group_;
   std::vector<ReducerSlot> slots_;
   ReducerOptions options_;
-  std::vector<Run> buckets_;
+  std::vector<Bucket> buckets_;
   std::vector<int> bucket_of_;      // by slot
   std::vector<char> ready_;         // by slot
   std::vector<char> expected_;      // by slot: what the first step of a static graph had; empty before its end

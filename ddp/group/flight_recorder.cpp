@@ -7,9 +7,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <tuple>
 #include <utility>
 
 #include "lib/base/environment.h"
@@ -18,18 +21,19 @@
 namespace duet::ddp {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3230'6372'7465'7564;  // "duetrc02"
+constexpr std::uint64_t kMagic = 0x3330'6372'7465'7564;  // "duetrc03"
 
 template <class T>
 using Cell = std::atomic<T>;
 
 /// A call in one cache line. Its number is 0 while it is being written.
 struct alignas(64) Line {
+  using Words = std::array<std::uint64_t, sizeof(RecordedCall) / sizeof(std::uint64_t)>;
   Cell<std::uint64_t> number;  // 1 + its place among all calls of the rank
-  Cell<std::int64_t> count, called_ns, began_ns, ended_ns;
-  Cell<std::uint32_t> sequence, group, step;
-  Cell<std::int16_t> bucket, root;
-  Cell<std::uint8_t> op, dtype, reduce, phase, progress;
+  std::array<Cell<std::uint64_t>, std::tuple_size_v<Words>> words;
+
+  void set(const RecordedCall& call);
+  RecordedCall call() const;
 };
 static_assert(sizeof(Line) == 64);
 
@@ -42,12 +46,23 @@ template <class T, class V>
 void store(Cell<T>& cell, V value) {
   cell.store(static_cast<T>(value), std::memory_order_release);
 }
-template <class E>
-E limited(const Cell<std::uint8_t>& cell, E most) {
-  return std::min(static_cast<E>(load(cell)), most);
+
+void Line::set(const RecordedCall& call) {
+  const auto values = std::bit_cast<Words>(call);
+  for (std::size_t i = 0; i < values.size(); ++i) store(words[i], values[i]);
 }
-/// Differences of times must not overflow, whatever was written over the record.
-std::int64_t time_in(const Cell<std::int64_t>& cell) { return std::max<std::int64_t>(0, load(cell)); }
+
+RecordedCall Line::call() const {
+  Words values;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = load(words[i]);
+  auto call = std::bit_cast<RecordedCall>(values);
+  // Whatever was written over the record, enumerators must be known, and differences of times must not overflow.
+  call.phase = std::min(call.phase, Phase::after);
+  call.progress = std::min(call.progress, Progress::failed);
+  for (std::int64_t* const time : {&call.called_ns, &call.began_ns, &call.ended_ns})
+    *time = std::max<std::int64_t>(0, *time);
+  return call;
+}
 
 }  // namespace
 
@@ -55,8 +70,9 @@ struct FlightRecorder::Memory {
   Cell<std::uint64_t> magic, calls;
   Cell<std::int64_t> step, median_step_ns;
   Cell<std::uint32_t> group;
-  Cell<std::int32_t> bucket;  // of the next call
-  Cell<std::uint8_t> phase, leaving;
+  Cell<std::int16_t> bucket;  // of the next call
+  Cell<Phase> phase;
+  Cell<std::uint8_t> leaving;
   std::array<Line, kCalls> lines;
 
   FlightRecord snapshot() const;
@@ -121,25 +137,17 @@ void FlightRecorder::leave() { store(memory_->leaving, 1); }
 
 void FlightRecorder::next_bucket(int bucket) { store(memory_->bucket, bucket); }
 
-CallMark FlightRecorder::add(const RecordedCall& call) {
+CallMark FlightRecorder::add(const RecordedCall& added) {
   const std::scoped_lock lock(writing_);
   const std::uint64_t number = memory_->calls.fetch_add(1) + 1;
+  RecordedCall call = added;
+  call.phase = load(memory_->phase);
+  call.bucket = memory_->bucket.exchange(-1, std::memory_order_relaxed);
+  call.step = static_cast<std::int32_t>(load(memory_->step));
+  call.called_ns = monotonic_ns();
   Line& line = memory_->lines[number % kCalls];
   store(line.number, 0);
-  store(line.count, call.count);
-  store(line.called_ns, monotonic_ns());
-  store(line.began_ns, 0);
-  store(line.ended_ns, 0);
-  store(line.sequence, call.sequence);
-  store(line.group, call.group);
-  store(line.step, load(memory_->step));
-  store(line.bucket, memory_->bucket.exchange(-1, std::memory_order_relaxed));
-  store(line.root, call.root);
-  store(line.op, call.op);
-  store(line.dtype, call.dtype);
-  store(line.reduce, call.reduce);
-  store(line.phase, load(memory_->phase));
-  store(line.progress, Progress::called);
+  line.set(call);
   store(line.number, number);
   return {shared_from_this(), number};
 }
@@ -148,8 +156,10 @@ void FlightRecorder::mark(std::uint64_t number, Progress progress) {
   const std::scoped_lock lock(writing_);
   Line& line = memory_->lines[number % kCalls];
   if (load(line.number) != number) return;  // overwritten by kCalls later ones
-  store(progress == Progress::running ? line.began_ns : line.ended_ns, monotonic_ns());
-  store(line.progress, progress);
+  RecordedCall call = line.call();
+  (progress == Progress::running ? call.began_ns : call.ended_ns) = monotonic_ns();
+  call.progress = progress;
+  line.set(call);
 }
 
 void CallMark::running() const {
@@ -169,7 +179,7 @@ std::chrono::milliseconds CallMark::limit(std::chrono::milliseconds timeout) con
 FlightRecord FlightRecorder::Memory::snapshot() const {
   FlightRecord all;
   if (magic.load() != kMagic) return all;
-  all.phase = limited(phase, Phase::after);
+  all.phase = std::min(load(phase), Phase::after);
   all.step = load(step);
   all.group = load(group);
   all.leaving = load(leaving) != 0;
@@ -179,21 +189,7 @@ FlightRecord FlightRecorder::Memory::snapshot() const {
     const std::uint64_t number = last - kept + i;
     const Line& line = lines[number % kCalls];
     if (load(line.number) != number) continue;
-    RecordedCall call;
-    call.group = load(line.group);
-    call.sequence = static_cast<std::int32_t>(load(line.sequence));
-    call.op = load(line.op);
-    call.dtype = load(line.dtype);
-    call.reduce = load(line.reduce);
-    call.phase = limited(line.phase, Phase::after);
-    call.bucket = load(line.bucket);
-    call.root = load(line.root);
-    call.count = load(line.count);
-    call.step = load(line.step);
-    call.progress = limited(line.progress, Progress::failed);
-    call.called_ns = time_in(line.called_ns);
-    call.began_ns = time_in(line.began_ns);
-    call.ended_ns = time_in(line.ended_ns);
+    const RecordedCall call = line.call();
     if (load(line.number) == number) all.calls.push_back(call);
   }
   return all;

@@ -26,14 +26,15 @@ enum class Progress : std::uint8_t { called, running, ended, failed };
 /// One call of a process group; ddp/group/process_group.h defines the numbers.
 struct RecordedCall {
   std::uint32_t group = 0;     // a number of the group; equal on all its ranks
-  std::int64_t sequence = -1;  // among the group's collectives, as in error messages; -1: a message
+  std::int32_t sequence = -1;  // among the group's collectives, as in error messages; -1: a message
   std::uint8_t op = 0, dtype = 0, reduce = 0;
   Phase phase = Phase::none;
   std::int16_t bucket = -1;  // of a Reducer; -1: none
   std::int16_t root = 0;
   std::int64_t count = 0;
-  std::int64_t step = 0;
+  std::int32_t step = 0;
   Progress progress = Progress::called;
+  std::uint8_t padding[3] = {};
   std::int64_t called_ns = 0, began_ns = 0, ended_ns = 0;  // of the monotonic clock; 0: not yet
 };
 

@@ -144,7 +144,7 @@ CallMark ProcessGroup::noted(const Call& call) {
   const Buffer& common = common_buffer(call);
   const bool message = call.op == Collective::send || call.op == Collective::recv;
   return recorder_->add({.group = recorded_as_,
-                         .sequence = message ? -1 : noted_++,
+                         .sequence = message ? -1 : static_cast<std::int32_t>(noted_++),
                          .op = static_cast<std::uint8_t>(call.op),
                          .dtype = static_cast<std::uint8_t>(common.dtype),
                          .reduce = static_cast<std::uint8_t>(call.reduce),

@@ -30,7 +30,7 @@ std::vector<BucketItem> floats(const std::vector<std::size_t>& counts) {
 std::vector<Indices> assign(const std::vector<BucketItem>& items, const std::vector<std::size_t>& limits,
                             const Indices& order = {}) {
   std::vector<Indices> buckets;
-  for (Bucket& bucket : compute_bucket_assignment_by_size(items, limits, order)) buckets.push_back(bucket.items);
+  for (BucketAssignment& bucket : compute_bucket_assignment_by_size(items, limits, order)) buckets.push_back(bucket.items);
   return buckets;
 }
 
@@ -77,7 +77,7 @@ TEST_CASE("bucket tables of PyTorch") {
   const auto tens = floats({10, 10, 10, 10});
   CHECK(assign(tens, {40, 80}) == std::vector<Indices>{{0}, {1, 2}, {3}});
   Indices limits;
-  for (const Bucket& bucket : compute_bucket_assignment_by_size(tens, std::vector<std::size_t>{40, 80}))
+  for (const BucketAssignment& bucket : compute_bucket_assignment_by_size(tens, std::vector<std::size_t>{40, 80}))
     limits.push_back(bucket.limit_bytes);
   CHECK(limits == Indices{40, 80, 80});
 }
@@ -143,7 +143,7 @@ TEST_CASE("a slot twice and a missing slot are errors that name it") {
   reducer.mark_ready(1);
   CHECK_THROWS_WITH(reducer.mark_ready(1), ContainsSubstring("slot1") && ContainsSubstring("twice"));
   CHECK_THROWS_WITH(reducer.finish(), ContainsSubstring("slot0, slot2") && ContainsSubstring("rank 0"));
-  reducer.reset();
+  reducer.end_step();
   for (const int slot : {2, 0, 1}) reducer.mark_ready(slot);
   reducer.finish();
   CHECK(group.sent.size() == 1);
@@ -179,7 +179,7 @@ TEST_CASE("of a static graph, unused slots hold up no bucket, and a change is an
   }
   reducer.mark_ready(0);
   CHECK_THROWS_WITH(reducer.mark_ready(1), ContainsSubstring("the gradient of slot1 became ready in step 4 on rank 0"));
-  reducer.reset();
+  reducer.end_step();
   reducer.mark_ready(0);
   reducer.mark_ready(2);
   CHECK_THROWS_WITH(reducer.finish(), ContainsSubstring("static_graph: the graph has changed: step 4 on rank 0 has no "

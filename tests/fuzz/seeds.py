@@ -134,10 +134,10 @@ def error_file():
 
 def flight_record():
     def line(sequence, count, progress):
-        return struct.pack("<4q3I2h5B", count, 100, 110, 0, sequence, 1, 3, 0, 0, 1, 0, 0, 4, progress)
+        return struct.pack("<Ii4B2hqiB3x3q", 1, sequence, 1, 0, 0, 4, 0, 0, count, 3, progress, 100, 110, 0)
 
     def record(lines):
-        header = u16(1) + u16(16) + text(struct.pack("<qIiBB", 3, 1, -1, 4, 0))
+        header = u16(1) + u16(16) + text(struct.pack("<qqIhBB", 3, 0, 1, -1, 4, 0))
         return b"\0\0" + u16(len(lines)) + b"".join(text(one) for one in lines) + header
 
     busy, done = record([line(0, 10, 2), line(1, 20, 1)]), record([line(0, 10, 2)])

@@ -28,7 +28,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-RecordedCall call(std::int64_t sequence, Progress progress, std::int16_t bucket = -1) {
+RecordedCall call(std::int32_t sequence, Progress progress, std::int16_t bucket = -1) {
   return {.group = 1,
           .sequence = sequence,
           .op = static_cast<std::uint8_t>(Collective::all_reduce),
@@ -139,9 +139,9 @@ TEST_CASE("times of a record that was written over are from 0 on") {
   ::unsetenv(kFlightRecorderVariable);
   record->enter(Phase::backward, 1);
   record->add({.group = record->begin_group(), .sequence = 0, .count = 1});
-  // Calls lie at the end, 64 bytes each, the first of them with number 1; its times follow its number and count.
+  // Calls lie at the end, 64 bytes each, the first of them with number 1; its times last.
   std::string bytes = read_text(path);
-  const std::size_t times = bytes.size() - (FlightRecorder::kCalls - 1) * 64 + 2 * sizeof(std::int64_t);
+  const std::size_t times = bytes.size() - (FlightRecorder::kCalls - 2) * 64 - 3 * sizeof(std::int64_t);
   REQUIRE(FlightRecorder::read(path).calls.at(0).called_ns > 0);
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), wrong[] = {-most, -most, -most};
   bytes.replace(times, sizeof wrong, reinterpret_cast<const char*>(wrong), sizeof wrong);
@@ -194,13 +194,13 @@ TEST_CASE("a failure report names which rank waited for which") {
 
 TEST_CASE("a long wait is remarked on when it begins to last, and when it is over") {
   const std::int64_t ms = 1'000'000;
-  const auto waits = [&](std::int64_t sequence, std::int64_t step_ms) {
+  const auto waits = [&](std::int32_t sequence, std::int64_t step_ms) {
     FlightRecord record = in_backward({call(sequence, Progress::running)});
     record.median_step_ns = step_ms * ms;
     return RankRecord{0, record};
   };
   const RankRecord late{1, in_backward({call(6, Progress::ended)})};
-  const auto both = [&](std::int64_t sequence) {
+  const auto both = [&](std::int32_t sequence) {
     return std::vector<RankRecord>{{0, in_backward({call(sequence, Progress::running)})},
                                    {1, in_backward({call(sequence, Progress::running)})}};
   };
