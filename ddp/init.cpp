@@ -205,7 +205,7 @@ std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Re
   const std::set<int> different(hosts.begin(), hosts.end());
   if (options.backend == "auto" && different.size() > 1 && different.size() < hosts.size())
     transport = make_multi_host_transport(std::move(transport), store, std::move(hosts), options.join_timeout);
-  return std::make_unique<TransportGroup>(std::move(transport), gloo.group);
+  return make_transport_group(std::move(transport), gloo.group);
 }
 
 /// Null if the ranks cannot share memory and may do without.

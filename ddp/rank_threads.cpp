@@ -18,7 +18,6 @@
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/transport.h"
-#include "ddp/transport/transport_group.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 
@@ -70,8 +69,8 @@ class RankThreads {
                              {.device = device, .connect_timeout = kMeetTimeout, .group = options_.group});
     }
     if (options_.backend == "tcp") {
-      auto group = std::make_unique<TransportGroup>(
-          make_tcp_transport(*store_, rank, size(), {.connect_timeout = kMeetTimeout}), options_.group);
+      auto group = make_transport_group(make_tcp_transport(*store_, rank, size(), {.connect_timeout = kMeetTimeout}),
+                                        options_.group);
       group->set_store(store_);
       return group;
     }
@@ -82,8 +81,7 @@ class RankThreads {
         if (options_.backend == "shm" || failed()) throw;
       }
     }
-    auto group =
-        std::make_unique<TransportGroup>(std::move(transports_[static_cast<std::size_t>(rank)]), options_.group);
+    auto group = make_transport_group(std::move(transports_[static_cast<std::size_t>(rank)]), options_.group);
     group->set_store(store_);
     return group;
   }

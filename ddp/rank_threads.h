@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "ddp/transport/transport_group.h"
+#include "ddp/transport/transport.h"
 
 namespace duet::ddp {
 

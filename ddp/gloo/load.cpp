@@ -39,7 +39,7 @@ std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size,
 
 std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
                                               const GlooOptions& options) {
-  auto group = std::make_unique<TransportGroup>(make_gloo_transport(*store, rank, size, options), options.group);
+  auto group = make_transport_group(make_gloo_transport(*store, rank, size, options), options.group);
   group->set_store(std::move(store));
   return group;
 }

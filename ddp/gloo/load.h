@@ -6,7 +6,7 @@
 
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
-#include "ddp/transport/transport_group.h"
+#include "ddp/transport/transport.h"
 
 namespace duet::ddp {
 

@@ -1,5 +1,6 @@
 #include "ddp/group/process_group.h"
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -47,33 +48,18 @@ void check_all_to_all(const Call& call, int size) {
 
 }  // namespace
 
+// Calls of other ranks and records may hold any number.
 const char* name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum: return "sum";
-    case ReduceOp::product: return "product";
-    case ReduceOp::min: return "min";
-    case ReduceOp::max: return "max";
-    case ReduceOp::avg: return "avg";
-  }
-  return "?";
+  constexpr std::array kNames = {"sum", "product", "min", "max", "avg"};
+  const auto index = static_cast<std::size_t>(op);
+  return index < kNames.size() ? kNames[index] : "?";
 }
 
 const char* name(Collective op) {
-  switch (op) {
-    case Collective::broadcast: return "broadcast";
-    case Collective::all_reduce: return "all_reduce";
-    case Collective::reduce: return "reduce";
-    case Collective::gather: return "gather";
-    case Collective::scatter: return "scatter";
-    case Collective::all_gather: return "all_gather";
-    case Collective::reduce_scatter: return "reduce_scatter";
-    case Collective::all_to_all: return "all_to_all";
-    case Collective::barrier: return "barrier";
-    case Collective::send: return "send";
-    case Collective::recv: return "recv";
-    case Collective::reduce_update: return "reduce_update";
-  }
-  return "?";
+  constexpr std::array kNames = {"broadcast",      "all_reduce", "reduce",  "gather", "scatter", "all_gather",
+                                 "reduce_scatter", "all_to_all", "barrier", "send",   "recv",    "reduce_update"};
+  const auto index = static_cast<std::size_t>(op);
+  return index < kNames.size() ? kNames[index] : "?";
 }
 
 bool reduces(Collective op) {
@@ -82,15 +68,8 @@ bool reduces(Collective op) {
 }
 
 bool has_root(Collective op) {
-  switch (op) {
-    case Collective::broadcast:
-    case Collective::reduce:
-    case Collective::gather:
-    case Collective::scatter:
-    case Collective::send:
-    case Collective::recv: return true;
-    default: return false;
-  }
+  return op == Collective::broadcast || op == Collective::reduce || op == Collective::gather ||
+         op == Collective::scatter || op == Collective::send || op == Collective::recv;
 }
 
 ProcessGroup::ProcessGroup(int rank, int size)

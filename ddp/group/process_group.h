@@ -28,6 +28,11 @@ struct Subset {
 
 inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
 
+struct GroupOptions {
+  Milliseconds timeout = kGroupTimeout;  // of every single operation
+  Milliseconds leave_timeout{2000};      // how long the destructor waits for the peers
+};
+
 /// `avg` is the sum divided by the number of ranks, not for integers.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, avg };
 const char* name(ReduceOp op);

@@ -6,7 +6,6 @@
 
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
-#include "ddp/transport/transport_group.h"
 
 namespace duet::ddp {
 

@@ -130,37 +130,22 @@ int ShmCollectives::shared_count(std::uint64_t sequence) {
 }
 
 void ShmCollectives::stage(const Call& call, Pass pass) {
+  const bool only_root_gives = call.op == Collective::broadcast || call.op == Collective::scatter;
+  if (call.op == Collective::barrier || call.op == Collective::reduce_update ||
+      (only_root_gives && call.root != control_block_.rank()))
+    return;
   std::byte* const to = control_block_.staging(control_block_.rank());
-  const bool on_root = call.root == control_block_.rank();
   const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(call.in.dtype);
-  switch (call.op) {
-    case Collective::broadcast:
-      if (on_root) copy_bytes(to, at(call.in, pass.begin), bytes);
-      return;
-    case Collective::scatter:
-      if (!on_root) return;
-      [[fallthrough]];
-    case Collective::reduce_scatter:
-    case Collective::all_to_all:
-      for (int peer = 0; peer < control_block_.size(); ++peer)
-        copy_bytes(to + static_cast<std::size_t>(peer) * bytes, at(call.in, peer * piece_count(call) + pass.begin),
-                   bytes);
-      return;
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::gather:
-    case Collective::all_gather: return copy_bytes(to, at(call.in, pass.begin), bytes);
-    case Collective::barrier:
-    case Collective::send:
-    case Collective::recv:
-    case Collective::reduce_update: return;
-  }
+  for (int piece = 0; piece < (spreads(call.op) ? control_block_.size() : 1); ++piece)
+    copy_bytes(to + static_cast<std::size_t>(piece) * bytes, at(call.in, piece * piece_count(call) + pass.begin),
+               bytes);
 }
 
 void ShmCollectives::read(const Call& call, Pass pass) {
   const bool on_root = call.root == control_block_.rank();
   const std::size_t size = size_of(call.in.dtype), bytes = static_cast<std::size_t>(pass.count) * size;
-  const std::size_t own_place = static_cast<std::size_t>(control_block_.rank()) * bytes;  // of pieces side by side
+  // Of what a rank has staged for this one.
+  const std::size_t offset = spreads(call.op) ? static_cast<std::size_t>(control_block_.rank()) * bytes : 0;
   switch (call.op) {
     case Collective::all_reduce:
       for (int peer = 0; peer < control_block_.size(); ++peer) {
@@ -171,26 +156,22 @@ void ShmCollectives::read(const Call& call, Pass pass) {
       }
       return;
     case Collective::reduce:
-      if (!on_root) return;
-      return copy_bytes(at(call.in, pass.begin), reduce_staged(call, 0, pass.count), bytes);
+      if (on_root) copy_bytes(at(call.in, pass.begin), reduce_staged(call, 0, pass.count), bytes);
+      return;
     case Collective::reduce_scatter:
-      return copy_bytes(at(call.out, pass.begin), reduce_staged(call, own_place, pass.count), bytes);
+      return copy_bytes(at(call.out, pass.begin), reduce_staged(call, offset, pass.count), bytes);
     case Collective::broadcast:
       if (!on_root) copy_bytes(at(call.in, pass.begin), control_block_.staging(call.root), bytes);
       return;
     case Collective::scatter:
-      return copy_bytes(at(call.out, pass.begin), control_block_.staging(call.root) + own_place, bytes);
-    case Collective::all_to_all:
-      for (int peer = 0; peer < control_block_.size(); ++peer)
-        copy_bytes(at(call.out, peer * piece_count(call) + pass.begin), control_block_.staging(peer) + own_place,
-                   bytes);
-      return;
+      return copy_bytes(at(call.out, pass.begin), control_block_.staging(call.root) + offset, bytes);
     case Collective::gather:
       if (!on_root) return;
       [[fallthrough]];
     case Collective::all_gather:
+    case Collective::all_to_all:
       for (int peer = 0; peer < control_block_.size(); ++peer)
-        copy_bytes(at(call.out, peer * call.in.count + pass.begin), control_block_.staging(peer), bytes);
+        copy_bytes(at(call.out, peer * piece_count(call) + pass.begin), control_block_.staging(peer) + offset, bytes);
       return;
     case Collective::barrier:
     case Collective::send:

@@ -36,15 +36,73 @@ std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segmen
 class ShmGroup final : public SharedMemoryGroup {
  public:
   ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store, Milliseconds connect_timeout,
-           const GroupOptions& options);
-  ~ShmGroup() override;
+           const GroupOptions& options)
+      : SharedMemoryGroup(control_block->rank(), control_block->size()),
+        control_block_(std::move(control_block)),
+        arena_store_(store),
+        connect_timeout_(connect_timeout),
+        options_(options),
+        spins_(control_block_->size() <= usable_cores()),
+        collectives_(*control_block_),
+        messages_(*control_block_) {
+    set_store(std::move(store));
+    helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
+                           [this] { help(); });
+  }
+
+  ~ShmGroup() override {
+    if (is_dropped()) close();
+    {
+      const std::lock_guard engine(engine_);
+      run_until(~std::uint64_t{0}, spins_);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      wake_helper_.notify_all();
+    }
+    helper_.join();
+    for (const auto deadline = Clock::now() + options_.leave_timeout;
+         messages_.any_pending() && !control_block_->closed(rank()) && Clock::now() < deadline;) {
+      help_messages();
+      std::this_thread::sleep_for(Milliseconds(1));
+    }
+    control_block_->close();
+  }
+
   const char* backend() const override { return "shm"; }
   double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
-  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
-  std::shared_ptr<Storage> common_storage(std::size_t bytes) override;
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override {
+    const std::size_t room = (bytes + 4095) / 4096 * 4096;
+    const SharedArena arena{make_segment(room * static_cast<std::size_t>(size())), room};
+    const std::lock_guard engine(engine_);
+    collectives_.add_arena(arena);
+    return storage_in(arena.segment, arena.of(rank()), bytes);
+  }
+
+  std::shared_ptr<Storage> common_storage(std::size_t bytes) override {
+    const auto segment = make_segment(bytes);
+    return storage_in(segment, segment->data(), bytes);
+  }
 
  protected:
-  Work start(const Call& call) override;
+  Work start(const Call& call) override {
+    if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
+    const std::unique_lock engine(engine_, std::try_to_lock);
+    const std::lock_guard lock(mutex_);
+    auto state = works_.take();
+    state->begin(name(call.op),
+                 [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+    tasks_.push_back({call, state.get()});
+    // The others need not wait for this rank's contribution until this rank waits for theirs.
+    if (engine.owns_lock() && asked_ == done_ && failure_.empty()) {
+      collectives_.begin(call, asked_);
+      tasks_.back().begun = true;
+    }
+    ++asked_;
+    return Work(std::move(state));
+  }
+
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
     return make_shm_group(subset.store, subset.rank, subset.size(), connect_timeout_, core_->options);
   }
@@ -55,32 +113,149 @@ class ShmGroup final : public SharedMemoryGroup {
     WorkState* state = nullptr;  // works_ keeps it until it has ended
     bool begun = false;
   };
-  /// What a Work may still need after the group is gone.
-  struct Core {
-    explicit Core(std::unique_ptr<ControlBlock> block, const GroupOptions& group_options)
-        : control_block(std::move(block)), options(group_options), messages(*control_block) {}
-    /// Ends the group, and returns the text of the error; messages_mutex is not held.
-    std::string fail(const std::string& operation, const std::exception& error);
-    /// Ends all connections, and the use of the messages' memory; messages_mutex is not held.
-    void close();
-    bool finish_message(std::uint64_t number, Clock::time_point deadline);
-    void help_messages();
+  Work start_message(const Call& call) {
+    failure_.check();
+    Call both = call;  // as both sides describe it
+    both.op = Collective::send;
+    both.root = 0;
+    const CallHeader header = header_of(both, 0);
+    const bool sends = call.op == Collective::send;
+    const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
+    auto state = std::make_shared<WorkState>();
+    state->begin(name(call.op));
+    try {
+      const std::lock_guard lock(messages_mutex_);
+      const std::uint64_t number =
+          sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
+      if (sends) messages_.progress();
+      state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
+        failure_.check();
+        try {
+          return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
+        } catch (const std::exception& error) {
+          throw CommError(fail(title, error));
+        }
+      });
+    } catch (const std::exception& error) {
+      state->end(std::make_exception_ptr(CommError(fail(title, error))));
+    }
+    return Work(std::move(state));
+  }
 
-    const std::unique_ptr<ControlBlock> control_block;
-    const GroupOptions options;
-    const bool spins = control_block->size() <= usable_cores();
-    std::mutex messages_mutex;
-    Messages messages;
-    GroupFailure failure;
-  };
-  Work start_message(const Call& call);
   /// Carries out the collectives up to `number`; engine_ is held.
-  void run_until(std::uint64_t number, bool spin);
-  void run(const Task& task, bool spin);
-  bool finish(std::uint64_t number, Clock::time_point deadline);
-  std::shared_ptr<SharedSegment> make_segment(std::size_t bytes);
+  void run_until(std::uint64_t number, bool spin) {
+    for (;;) {
+      Task task;
+      {
+        const std::lock_guard lock(mutex_);
+        if (tasks_.empty() || done_ > number) return;
+        task = tasks_.front();
+      }
+      run(task, spin);
+    }
+  }
+
+  void run(const Task& task, bool spin) {
+    std::exception_ptr failure;
+    try {
+      failure_.check();
+      try {
+        const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
+                             bytes_of(task.call));
+        const Clock::time_point start = Clock::now();
+        task.call.mark.running();
+        if (!task.begun) collectives_.begin(task.call, done_);
+        collectives_.finish(task.call, done_, start + task.call.mark.limit(options_.timeout), spin);
+        busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+      } catch (const std::exception& error) {
+        throw CommError(fail(concat(name(task.call.op), " #", done_), error));
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.erase(tasks_.begin());
+      ++done_;
+    }
+    task.state->end(failure);
+  }
+
+  bool finish(std::uint64_t number, Clock::time_point deadline) {
+    if (deadline == Clock::time_point::max()) {
+      const std::lock_guard engine(engine_);
+      run_until(number, spins_);
+    } else {  // it goes on after the deadline, so the helper must do it
+      const std::lock_guard lock(mutex_);
+      urgent_ = true;
+      wake_helper_.notify_one();
+    }
+    return false;
+  }
+
+  bool finish_message(std::uint64_t number, Clock::time_point deadline) {
+    const std::lock_guard lock(messages_mutex_);
+    const auto ready = [&] {
+      messages_.progress();
+      return !messages_.pending(number);
+    };
+    const auto check = [&] {
+      const int peer = messages_.peer_of(number);
+      control_block_->check_alive(peer);
+      require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
+    };
+    control_block_->await(ready, check, deadline, spins_);
+    return true;
+  }
+
+  /// Ends the group, and returns the text of the error; messages_mutex_ is not held.
+  std::string fail(const std::string& operation, const std::exception& error) {
+    std::string text = failure_.add(operation, rank(), error);
+    close();  // the peers must not wait for this rank
+    return text;
+  }
+
+  /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
+  void close() {
+    control_block_->close();  // ends the wait of a thread that holds the mutex
+    const std::lock_guard lock(messages_mutex_);
+    messages_.stop();
+  }
+
+  std::shared_ptr<SharedSegment> make_segment(std::size_t bytes) {
+    return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
+                                           options_.timeout);
+  }
+
   /// The helper thread: runs what no other thread waits for.
-  void help();
+  void help() {
+    std::unique_lock lock(mutex_);
+    std::uint64_t seen = ~std::uint64_t{0};
+    while (!stopping_) {
+      wake_helper_.wait_for(lock, kTakeoverDelay, [this] { return urgent_ || stopping_; });
+      if (stopping_) return;
+      const bool waits = !tasks_.empty() && (urgent_ || seen == done_);
+      seen = done_;
+      urgent_ = false;
+      const std::uint64_t last = asked_;
+      lock.unlock();
+      if (waits) {
+        const std::lock_guard engine(engine_);
+        run_until(last, false);
+      }
+      help_messages();
+      lock.lock();
+    }
+  }
+
+  void help_messages() {
+    try {
+      const std::unique_lock lock(messages_mutex_, std::try_to_lock);
+      if (lock.owns_lock() && messages_.any_pending()) messages_.progress();
+    } catch (const std::exception& error) {
+      fail("a message", error);
+    }
+  }
 
   const std::shared_ptr<Core> core_;
   const std::shared_ptr<Store> arena_store_;
@@ -100,210 +275,6 @@ class ShmGroup final : public SharedMemoryGroup {
   bool urgent_ = false, stopping_ = false;
   std::thread helper_;
 };
-
-ShmGroup::ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store,
-                   Milliseconds connect_timeout, const GroupOptions& options)
-    : SharedMemoryGroup(control_block->rank(), control_block->size()),
-      core_(std::make_shared<Core>(std::move(control_block), options)),
-      arena_store_(store),
-      connect_timeout_(connect_timeout),
-      collectives_(*core_->control_block) {
-  set_store(std::move(store));
-  helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
-                         [this] { help(); });
-}
-
-ShmGroup::~ShmGroup() {
-  if (is_dropped()) core_->close();
-  {
-    const std::lock_guard engine(engine_);
-    run_until(~std::uint64_t{0}, core_->spins);
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    wake_helper_.notify_all();
-  }
-  helper_.join();
-  for (const auto deadline = Clock::now() + core_->options.leave_timeout;
-       core_->messages.any_pending() && !core_->control_block->closed(rank()) && Clock::now() < deadline;) {
-    core_->help_messages();
-    std::this_thread::sleep_for(Milliseconds(1));
-  }
-  core_->failure.close();
-  core_->control_block->close();
-  const std::lock_guard lock(core_->messages_mutex);
-  core_->messages.freeze();
-}
-
-std::shared_ptr<SharedSegment> ShmGroup::make_segment(std::size_t bytes) {
-  return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
-                                         core_->options.timeout);
-}
-
-std::shared_ptr<Storage> ShmGroup::shared_storage(std::size_t bytes) {
-  const std::size_t room = (bytes + 4095) / 4096 * 4096;
-  const SharedArena arena{make_segment(room * static_cast<std::size_t>(size())), room};
-  const std::lock_guard engine(engine_);
-  collectives_.add_arena(arena);
-  return storage_in(arena.segment, arena.of(rank()), bytes);
-}
-
-std::shared_ptr<Storage> ShmGroup::common_storage(std::size_t bytes) {
-  const auto segment = make_segment(bytes);
-  return storage_in(segment, segment->data(), bytes);
-}
-
-std::string ShmGroup::Core::fail(const std::string& operation, const std::exception& error) {
-  std::string text = failure.add(operation, control_block->rank(), error);
-  close();  // the peers must not wait for this rank
-  return text;
-}
-
-void ShmGroup::Core::close() {
-  control_block->close();  // ends the wait of a thread that holds the mutex
-  const std::lock_guard lock(messages_mutex);
-  messages.stop();
-}
-
-Work ShmGroup::start(const Call& call) {
-  if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
-  const std::unique_lock engine(engine_, std::try_to_lock);
-  const std::lock_guard lock(mutex_);
-  auto state = works_.take();
-  state->begin(name(call.op), [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
-  tasks_.push_back({call, state.get()});
-  // The others need not wait for this rank's contribution until this rank waits for theirs.
-  if (engine.owns_lock() && asked_ == done_ && core_->failure.empty()) {
-    collectives_.begin(call, asked_);
-    tasks_.back().begun = true;
-  }
-  ++asked_;
-  return Work(std::move(state));
-}
-
-bool ShmGroup::finish(std::uint64_t number, Clock::time_point deadline) {
-  if (deadline == Clock::time_point::max()) {
-    const std::lock_guard engine(engine_);
-    run_until(number, core_->spins);
-  } else {  // it goes on after the deadline, so the helper must do it
-    const std::lock_guard lock(mutex_);
-    urgent_ = true;
-    wake_helper_.notify_one();
-  }
-  return false;
-}
-
-void ShmGroup::run_until(std::uint64_t number, bool spin) {
-  for (;;) {
-    Task task;
-    {
-      const std::lock_guard lock(mutex_);
-      if (tasks_.empty() || done_ > number) return;
-      task = tasks_.front();
-    }
-    run(task, spin);
-  }
-}
-
-void ShmGroup::run(const Task& task, bool spin) {
-  std::exception_ptr failure;
-  try {
-    core_->failure.check();
-    try {
-      const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
-                           bytes_of(task.call));
-      const Clock::time_point start = Clock::now();
-      task.call.mark.running();
-      if (!task.begun) collectives_.begin(task.call, done_);
-      collectives_.finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
-      busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
-    } catch (const std::exception& error) {
-      throw CommError(core_->fail(concat(name(task.call.op), " #", done_), error));
-    }
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    tasks_.erase(tasks_.begin());
-    ++done_;
-  }
-  task.state->end(failure);
-}
-
-Work ShmGroup::start_message(const Call& call) {
-  core_->failure.check();
-  Call both = call;  // as both sides describe it
-  both.op = Collective::send;
-  both.root = 0;
-  const CallHeader header = header_of(both, 0);
-  const bool sends = call.op == Collective::send;
-  const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
-  auto state = std::make_shared<WorkState>();
-  state->begin(name(call.op));
-  try {
-    const std::lock_guard lock(core_->messages_mutex);
-    Messages& messages = core_->messages;
-    const std::uint64_t number =
-        sends ? messages.send(call.root, header, call.in.data) : messages.receive(call.root, header, call.in.data);
-    if (sends) messages.progress();
-    state->begin(name(call.op), [core = core_, number, title, mark = call.mark](Clock::time_point deadline) {
-      try {
-        return core->finish_message(number, std::min(deadline, Clock::now() + mark.limit(core->options.timeout)));
-      } catch (const std::exception& error) {
-        throw CommError(core->fail(title, error));
-      }
-    });
-  } catch (const std::exception& error) {
-    state->end(std::make_exception_ptr(CommError(core_->fail(title, error))));
-  }
-  return Work(std::move(state));
-}
-
-bool ShmGroup::Core::finish_message(std::uint64_t number, Clock::time_point deadline) {
-  const std::lock_guard lock(messages_mutex);
-  const auto ready = [&] {
-    messages.progress();
-    return !messages.pending(number);
-  };
-  const auto check = [&] {
-    const int peer = messages.peer_of(number);
-    control_block->check_alive(peer);
-    require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
-  };
-  control_block->await(ready, check, deadline, spins);
-  return true;
-}
-
-void ShmGroup::help() {
-  std::unique_lock lock(mutex_);
-  std::uint64_t seen = ~std::uint64_t{0};
-  while (!stopping_) {
-    wake_helper_.wait_for(lock, kTakeoverDelay, [this] { return urgent_ || stopping_; });
-    if (stopping_) return;
-    const bool waits = !tasks_.empty() && (urgent_ || seen == done_);
-    seen = done_;
-    urgent_ = false;
-    const std::uint64_t last = asked_;
-    lock.unlock();
-    if (waits) {
-      const std::lock_guard engine(engine_);
-      run_until(last, false);
-    }
-    core_->help_messages();
-    lock.lock();
-  }
-}
-
-void ShmGroup::Core::help_messages() {
-  try {
-    const std::unique_lock lock(messages_mutex, std::try_to_lock);
-    if (lock.owns_lock() && messages.any_pending()) messages.progress();
-  } catch (const std::exception& error) {
-    fail("a message", error);
-  }
-}
 
 }  // namespace
 

@@ -45,12 +45,12 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
   switch (call.op) {
     case Collective::all_reduce: all_reduce(call); break;
     case Collective::reduce: reduce(call); break;
-    case Collective::broadcast: broadcast(call); break;
-    case Collective::gather: gather(call); break;
-    case Collective::scatter: scatter(call); break;
-    case Collective::all_gather: all_gather(call); break;
     case Collective::reduce_scatter: reduce_scatter(call); break;
-    case Collective::all_to_all: all_to_all(call); break;
+    case Collective::broadcast:
+    case Collective::gather:
+    case Collective::scatter:
+    case Collective::all_gather:
+    case Collective::all_to_all: move_pieces(call); break;
     case Collective::barrier:
     case Collective::send:
     case Collective::recv:                  // these two run in parallel with collectives
@@ -231,47 +231,6 @@ void Collectives::reduce(const Call& call) {
   reduce_received(call, at(call.in, 0), call.in.count);
 }
 
-void Collectives::broadcast(const Call& call) {
-  if (transport_.rank() != call.root) return receive(call.root, 0, call.in.data, call.in.bytes());
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != call.root) send(peer, 0, call.in.data, call.in.bytes());
-  }
-}
-
-void Collectives::gather(const Call& call) {
-  if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    std::byte* piece = at(call.out, peer * call.in.count);
-    if (peer != call.root)
-      receive(peer, 0, piece, call.in.bytes());
-    else
-      copy_bytes(piece, call.in.data, call.in.bytes());
-  }
-}
-
-void Collectives::scatter(const Call& call) {
-  if (transport_.rank() != call.root) return receive(call.root, 0, call.out.data, call.out.bytes());
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    const std::byte* piece = at(call.in, peer * call.out.count);
-    if (peer != call.root)
-      send(peer, 0, piece, call.out.bytes());
-    else
-      copy_bytes(call.out.data, piece, call.out.bytes());
-  }
-}
-
-void Collectives::all_gather(const Call& call) {
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    std::byte* piece = at(call.out, peer * call.in.count);
-    if (peer == transport_.rank()) {
-      copy_bytes(piece, call.in.data, call.in.bytes());
-      continue;
-    }
-    receive(peer, 0, piece, call.in.bytes());
-    send(peer, 0, call.in.data, call.in.bytes());
-  }
-}
-
 void Collectives::reduce_scatter(const Call& call) {
   const int self = transport_.rank();
   copy_bytes(call.out.data, at(call.in, self * call.out.count), call.out.bytes());
@@ -281,16 +240,24 @@ void Collectives::reduce_scatter(const Call& call) {
   reduce_received(call, at(call.out, 0), call.out.count);
 }
 
-void Collectives::all_to_all(const Call& call) {
-  const std::int64_t count = call.in.count / transport_.size();
+void Collectives::move_pieces(const Call& call) {
+  const int self = transport_.rank();
+  const bool to_one = call.op == Collective::gather;  // the root
+  const bool from_one = call.op == Collective::broadcast || call.op == Collective::scatter;
+  const bool gives_pieces = call.op == Collective::scatter || call.op == Collective::all_to_all;
+  const Buffer& target = call.op == Collective::broadcast ? call.in : call.out;
+  const std::int64_t count =
+      call.op == Collective::all_to_all ? call.in.count / transport_.size() : common_buffer(call).count;
   const std::size_t bytes = static_cast<std::size_t>(count) * size_of(call.in.dtype);
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank()) {
-      copy_bytes(at(call.out, peer * count), at(call.in, peer * count), bytes);
-      continue;
-    }
-    receive(peer, 0, at(call.out, peer * count), bytes);
-    send(peer, 0, at(call.in, peer * count), bytes);
+  for (const int peer : all_ranks_) {
+    const bool gives = from_one ? self == call.root : !to_one || peer == call.root;
+    const bool takes = from_one ? peer == call.root : !to_one || self == call.root;
+    const std::byte* const from = at(call.in, gives_pieces && gives ? peer * count : 0);
+    std::byte* const to = at(target, takes && !from_one ? peer * count : 0);
+    if (peer == self && gives && takes) copy_bytes(to, from, bytes);
+    if (peer == self) continue;
+    if (takes) receive(peer, 0, to, bytes);
+    if (gives) send(peer, 0, from, bytes);
   }
 }
 

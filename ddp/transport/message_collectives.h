@@ -29,12 +29,9 @@ class Collectives {
   void all_reduce(const Call& call);
   void all_reduce_by_hosts(const Call& call);
   void reduce(const Call& call);
-  void broadcast(const Call& call);
-  void gather(const Call& call);
-  void scatter(const Call& call);
-  void all_gather(const Call& call);
   void reduce_scatter(const Call& call);
-  void all_to_all(const Call& call);
+  /// The collectives that reduce nothing.
+  void move_pieces(const Call& call);
 
   void exchange_headers();
   void check_headers();

@@ -40,4 +40,8 @@ class Transport {
 /// Transports of ranks 0..size-1, connected with one another. Sending copies the bytes and never waits.
 std::vector<std::unique_ptr<Transport>> make_memory_transports(int size);
 
+/// A process group over any transport, with one communication thread.
+std::unique_ptr<ProcessGroup> make_transport_group(std::unique_ptr<Transport> transport,
+                                                   const GroupOptions& options = {});
+
 }  // namespace duet::ddp

@@ -16,7 +16,6 @@
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/transport.h"
-#include "ddp/transport/transport_group.h"
 
 namespace duet_test {
 
@@ -33,7 +32,7 @@ inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet:
   if (over == Over::memory || over == Over::tcp) {
     if (over == Over::tcp)
       transport = duet::ddp::make_tcp_transport(*store, rank, size, {.connect_timeout = std::chrono::seconds(60)});
-    auto group = std::make_unique<duet::ddp::TransportGroup>(std::move(transport), options);
+    auto group = duet::ddp::make_transport_group(std::move(transport), options);
     group->set_store(store);
     return group;
   }

@@ -30,7 +30,8 @@ std::vector<BucketItem> floats(const std::vector<std::size_t>& counts) {
 std::vector<Indices> assign(const std::vector<BucketItem>& items, const std::vector<std::size_t>& limits,
                             const Indices& order = {}) {
   std::vector<Indices> buckets;
-  for (BucketAssignment& bucket : compute_bucket_assignment_by_size(items, limits, order)) buckets.push_back(bucket.items);
+  for (BucketAssignment& bucket : compute_bucket_assignment_by_size(items, limits, order))
+    buckets.push_back(bucket.items);
   return buckets;
 }
 

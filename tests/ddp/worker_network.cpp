@@ -95,21 +95,21 @@ void run_proxied(const Arguments& arguments) {
   ProxiedStore proxied(*store, address, parse_trouble(arguments, 2));
   {
     const GroupOptions options{.timeout = Milliseconds(std::stoi(arguments.at(6))), .leave_timeout = 5s};
-    TransportGroup group(
+    const auto group = make_transport_group(
         make_gloo_transport(
             proxied, self.rank, self.world_size,
             {.address = address, .connect_timeout = Milliseconds(std::stoi(arguments.at(7))), .group = options}),
         options);
-    group.set_store(store);
+    group->set_store(store);
     if (arguments.at(1) == "train") {
       nn::SimpleCNN model(kSeed);
-      DistributedDataParallel net(model, group);
+      DistributedDataParallel net(model, *group);
       train(model, net, 64, self.rank, self.world_size);
       std::cout << fingerprint(model) << std::endl;
     }
     std::vector<float> values(50'000, 1.0f);
-    while (arguments[1] == "endless") group.all_reduce(std::span<float>(values), ReduceOp::max).wait();
-    group.barrier().wait();
+    while (arguments[1] == "endless") group->all_reduce(std::span<float>(values), ReduceOp::max).wait();
+    group->barrier().wait();
   }
   std::cout << (proxied.proxied_bytes() > 0 ? "proxied" : "direct") << std::endl;
   store->set(concat("over/", self.rank), "");

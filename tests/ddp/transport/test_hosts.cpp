@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ddp/gloo/load.h"
+#include "ddp/group/call_header.h"
 #include "ddp/shm/shm_group.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -85,9 +86,9 @@ std::vector<std::exception_ptr> try_hosts(
       connected.arrive_and_wait();
       if (failures[i]) return;
       try {
-        TransportGroup group(std::move(transport), options_of(static_cast<int>(i)));
-        group.set_store(store);
-        body(group);
+        const auto group = make_transport_group(std::move(transport), options_of(static_cast<int>(i)));
+        group->set_store(store);
+        body(*group);
       } catch (...) {
         failures[i] = std::current_exception();
       }

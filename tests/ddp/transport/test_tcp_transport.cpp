@@ -20,7 +20,7 @@
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"
-#include "ddp/transport/transport_group.h"
+#include "ddp/transport/transport.h"
 #include "lib/error.h"
 #include "tests/ddp/store/raw_client.h"
 #include "tests/support/catch2.h"
@@ -104,9 +104,10 @@ std::vector<std::exception_ptr> sum_of_ranks(Store& store, int size) {
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        TransportGroup group(make_tcp_transport(store, rank, size, {.connect_timeout = 60s}), {.timeout = 60s});
+        const auto group =
+            make_transport_group(make_tcp_transport(store, rank, size, {.connect_timeout = 60s}), {.timeout = 60s});
         std::vector<float> values(100'000, static_cast<float>(rank + 1));
-        group.all_reduce(std::span<float>(values)).wait();
+        group->all_reduce(std::span<float>(values)).wait();
         const auto sum = static_cast<float>(size * (size + 1) / 2);
         for (const float value : values) require<CommError>(value == sum, "got ", value, ", expected ", sum);
       } catch (...) {
