@@ -13,8 +13,10 @@
 
 namespace duet::ddp {
 
+namespace {
+
 /// What ranks exchange, as whole numbers.
-struct RankWeights::Sent {
+struct Sent {
   std::int64_t trains, normalisers;
   std::int64_t batches;           // how many
   std::int64_t rows;              // of the first batch
@@ -27,15 +29,13 @@ struct RankWeights::Sent {
   std::int64_t first, last_rows;  // of the last batch
 };
 
-namespace {
-
 std::int64_t mixed(std::int64_t digest, std::int64_t number) {
   return static_cast<std::int64_t>((static_cast<std::uint64_t>(digest) ^ static_cast<std::uint64_t>(number + 1)) *
                                    0x9e3779b97f4a7c15u);
 }
 
 /// The training ranks of which `holds` is true.
-template <class Sent, class Condition>
+template <class Condition>
 std::vector<int> ranks_where(const std::vector<Sent>& all, Condition holds) {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -44,14 +44,12 @@ std::vector<int> ranks_where(const std::vector<Sent>& all, Condition holds) {
 }
 
 /// The training ranks whose losses were divided by one of `normalisers`.
-template <class Sent>
 std::vector<int> ranks_by(const std::vector<Sent>& all, unsigned normalisers) {
   return ranks_where(all, [&](const Sent& rank) { return (rank.normalisers & normalisers) != 0; });
 }
 
 /// Whether the ranks' batches are parts of the same stamped batches, which together have all of their rows. Of the last
 /// batch the rows are compared one by one, so that equal parts are not taken for complementary ones.
-template <class Sent>
 bool parts_of_one(const std::vector<Sent>& all, const std::vector<int>& training) {
   const auto of = [&](int rank) -> const Sent& { return all[static_cast<std::size_t>(rank)]; };
   const Sent& first = of(training[0]);
@@ -68,6 +66,56 @@ bool parts_of_one(const std::vector<Sent>& all, const std::vector<int>& training
     if (std::exchange(end, begin + count) != begin) return false;
   return rows == first.all_global;
 }
+
+/// The batches, with consecutive parts of the same stamped batch as one.
+std::vector<RankWeights::Batch> joined_parts(const std::vector<RankWeights::Batch>& batches) {
+  std::vector<RankWeights::Batch> joined;
+  for (const RankWeights::Batch& batch : batches) {
+    if (!joined.empty() && batch.stamp.stamped() && batch.stamp.first > 0) {
+      RankWeights::Batch& last = joined.back();
+      if (last.stamp.global == batch.stamp.global && last.stamp.step == batch.stamp.step &&
+          last.stamp.first + last.rows == batch.stamp.first) {
+        last.rows += batch.rows;
+        continue;
+      }
+    }
+    joined.push_back(batch);
+  }
+  return joined;
+}
+
+Sent summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::Step& step) {
+  const auto batches = (step.normalisers & kPartOfBatch) != 0 ? joined_parts(all) : all;
+  Sent sent{.trains = step.trains,
+            .normalisers = step.normalisers,
+            .batches = static_cast<std::int64_t>(batches.size()),
+            .rows = batches.empty() ? 0 : batches[0].rows,
+            .alike = 1,
+            .digest = 0,
+            .whole = 1,
+            .all_rows = 0,
+            .all_global = 0,
+            .global_digest = 0,
+            .first = batches.empty() ? 0 : batches.back().stamp.first,
+            .last_rows = batches.empty() ? 0 : batches.back().rows};
+  for (const RankWeights::Batch& batch : batches) {
+    sent.alike &= batch.rows == sent.rows;
+    sent.digest = mixed(sent.digest, batch.rows);
+    sent.whole &= batch.rows == batch.stamp.global;
+    sent.all_rows += batch.rows;
+    sent.all_global += batch.stamp.global;
+    sent.global_digest = mixed(mixed(sent.global_digest, batch.stamp.step), batch.stamp.global);
+  }
+  return sent;
+}
+
+struct OutputNode final : Node {
+  const char* name() const override { return "DistributedDataParallel"; }
+  void reached() override { weights->reached(batch); }
+  void backward(const Gradients& gradients) override { gradients.inputs[0] = gradients.outputs[0]; }
+  std::shared_ptr<RankWeights> weights;
+  RankWeights::Batch batch;
+};
 
 }  // namespace
 
@@ -88,52 +136,10 @@ void RankWeights::reached(const Batch& batch) {
     batches_.push_back(batch);
 }
 
-/// The batches, with consecutive parts of the same stamped batch as one.
-std::vector<RankWeights::Batch> RankWeights::joined_parts() const {
-  std::vector<Batch> joined;
-  for (const Batch& batch : batches_) {
-    if (!joined.empty() && batch.stamp.stamped() && batch.stamp.first > 0) {
-      Batch& last = joined.back();
-      if (last.stamp.global == batch.stamp.global && last.stamp.step == batch.stamp.step &&
-          last.stamp.first + last.rows == batch.stamp.first) {
-        last.rows += batch.rows;
-        continue;
-      }
-    }
-    joined.push_back(batch);
-  }
-  return joined;
-}
-
-RankWeights::Sent RankWeights::summary(const Step& step) const {
-  const std::vector<Batch> batches = (step.normalisers & kPartOfBatch) != 0 ? joined_parts() : batches_;
-  Sent sent{.trains = step.trains,
-            .normalisers = step.normalisers,
-            .batches = static_cast<std::int64_t>(batches.size()),
-            .rows = batches.empty() ? 0 : batches[0].rows,
-            .alike = 1,
-            .digest = 0,
-            .whole = 1,
-            .all_rows = 0,
-            .all_global = 0,
-            .global_digest = 0,
-            .first = batches.empty() ? 0 : batches.back().stamp.first,
-            .last_rows = batches.empty() ? 0 : batches.back().rows};
-  for (const Batch& batch : batches) {
-    sent.alike &= batch.rows == sent.rows;
-    sent.digest = mixed(sent.digest, batch.rows);
-    sent.whole &= batch.rows == batch.stamp.global;
-    sent.all_rows += batch.rows;
-    sent.all_global += batch.stamp.global;
-    sent.global_digest = mixed(mixed(sent.global_digest, batch.stamp.step), batch.stamp.global);
-  }
-  return sent;
-}
-
-bool RankWeights::whole_batches() const { return summary({.normalisers = kPartOfBatch}).whole != 0; }
+bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).whole != 0; }
 
 RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step) const {
-  Sent own = summary(step);
+  Sent own = summary_of(batches_, step);
   std::vector<Sent> all(static_cast<std::size_t>(group.size()));
   const auto numbers = [](Sent& first, std::size_t count) {
     return Buffer(&first, static_cast<std::int64_t>(count * sizeof(Sent) / sizeof(std::int64_t)), DType::i64);
@@ -173,18 +179,6 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
   for (const int rank : training) total += all[static_cast<std::size_t>(rank)].rows;
   return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
 }
-
-namespace {
-
-struct OutputNode final : Node {
-  const char* name() const override { return "DistributedDataParallel"; }
-  void reached() override { weights->reached(batch); }
-  void backward(const Gradients& gradients) override { gradients.inputs[0] = gradients.outputs[0]; }
-  std::shared_ptr<RankWeights> weights;
-  RankWeights::Batch batch;
-};
-
-}  // namespace
 
 Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeights>& weights,
                          const RankWeights::Batch& batch) {

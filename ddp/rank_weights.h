@@ -52,10 +52,6 @@ class RankWeights {
   Weight exchange(ProcessGroup& group, const Step& step) const;
 
  private:
-  struct Sent;
-  Sent summary(const Step& step) const;
-  std::vector<Batch> joined_parts() const;
-
   std::vector<Batch> batches_;
   std::size_t of_this_run_ = 0;  // index of the first
   std::uint64_t zero_grads_ = 0;

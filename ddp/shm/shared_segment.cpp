@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/interprocess/mapped_region.hpp>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -20,8 +19,6 @@
 
 namespace duet::ddp {
 namespace {
-
-namespace ipc = boost::interprocess;
 
 // Must not shrink later: a rank that touches memory past the end would end by SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -72,26 +69,7 @@ Descriptor open_memory(Store& store, const std::string& key, const std::string& 
   return file;
 }
 
-/// A mapping's file, for Boost.Interprocess.
-struct OpenFile {
-  ipc::mapping_handle_t get_mapping_handle() const { return {descriptor.get(), false}; }
-  ipc::mode_t get_mode() const { return ipc::read_write; }
-  const Descriptor& descriptor;
-};
-
-ipc::mapped_region map(const Descriptor& file, const std::string& path) {
-  try {
-    return {OpenFile{file}, ipc::read_write};
-  } catch (const ipc::interprocess_exception& error) {
-    throw CommError(concat("cannot map shared memory at ", path, ": ", error.what()));
-  }
-}
-
 }  // namespace
-
-struct SharedSegment::Mapping {
-  ipc::mapped_region region;
-};
 
 // Every rank publishes its result under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
 SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes,
@@ -108,7 +86,10 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     }
     const std::string place = store.get(key + "/path");
     require<CommError>(!place.empty(), "rank 0 has none");
-    mapping_ = std::make_unique<Mapping>(Mapping{map(open_memory(store, key, place, bytes), place)});
+    const Descriptor file = open_memory(store, key, place, bytes);
+    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    require<CommError>(data != MAP_FAILED, "cannot map shared memory at ", place, ": ", last_errno);
+    data_ = {static_cast<std::byte*>(data), Unmap{bytes}};
   } catch (const CommError& error) {
     failure = error.what();
     if (rank == 0) store.set(key + "/path", "");
@@ -123,10 +104,7 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
   }
 }
 
-SharedSegment::~SharedSegment() = default;
-
-std::byte* SharedSegment::data() const { return static_cast<std::byte*>(mapping_->region.get_address()); }
-std::size_t SharedSegment::bytes() const { return mapping_->region.get_size(); }
+void SharedSegment::Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
 
 std::string host_identity() {
   std::string boot;

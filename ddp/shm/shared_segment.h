@@ -16,16 +16,14 @@ class SharedSegment {
   /// Rank 0 makes the segment and the others map it; returns when all have. `key` is new in the store. Throws CommError
   /// that names the rank and the reason: no memory left, another host, a system that forbids it.
   SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes, Milliseconds timeout);
-  ~SharedSegment();
-  SharedSegment(const SharedSegment&) = delete;
-  SharedSegment& operator=(const SharedSegment&) = delete;
-
-  std::byte* data() const;
-  std::size_t bytes() const;
+  std::byte* data() const { return data_.get(); }
 
  private:
-  struct Mapping;
-  std::unique_ptr<Mapping> mapping_;
+  struct Unmap {
+    std::size_t bytes;
+    void operator()(std::byte* data) const;
+  };
+  std::unique_ptr<std::byte, Unmap> data_;
 };
 
 /// A text that is equal for processes that can share memory, and differs on other machines and in other containers.

@@ -27,26 +27,25 @@ bool spreads(Collective op) {
 
 ShmCollectives::Pass ShmCollectives::pass_at(const Call& call, std::int64_t begin) const {
   // The pieces of all ranks are staged side by side.
-  const std::size_t room =
-      ControlBlock::kHalfBytes / (spreads(call.op) ? static_cast<std::size_t>(control_block_.size()) : 1);
+  const std::size_t room = ControlBlock::kHalfBytes / (spreads(call.op) ? static_cast<std::size_t>(size_) : 1);
   const auto most = static_cast<std::int64_t>(room / size_of(call.in.dtype));
   return {begin, std::min(most, piece_count(call) - begin)};
 }
 
 std::int64_t ShmCollectives::piece_count(const Call& call) const {
   const std::int64_t count = common_buffer(call).count;
-  return call.op == Collective::all_to_all ? count / control_block_.size() : count;
+  return call.op == Collective::all_to_all ? count / size_ : count;
 }
 
 ShmCollectives::Pass ShmCollectives::shard_of(std::int64_t count, int rank) const {
   const std::int64_t lines = (count + kLine - 1) / kLine;
-  const std::int64_t begin = std::min(count, lines * rank / control_block_.size() * kLine);
-  return {begin, std::min(count, lines * (rank + 1) / control_block_.size() * kLine) - begin};
+  const std::int64_t begin = std::min(count, lines * rank / size_ * kLine);
+  return {begin, std::min(count, lines * (rank + 1) / size_ * kLine) - begin};
 }
 
 std::uint64_t ShmCollectives::place_of(const Buffer& buffer) const {
   for (std::size_t i = 0; i < arenas_.size(); ++i) {
-    const std::byte* const own = arenas_[i].of(control_block_.rank());
+    const std::byte* const own = arenas_[i].of(rank_);
     const auto* const data = static_cast<const std::byte*>(buffer.data);
     if (data < own || data + buffer.bytes() > own + arenas_[i].bytes) continue;
     return (static_cast<std::uint64_t>(i) << kArenaShift) + static_cast<std::uint64_t>(data - own) + 1;
@@ -61,27 +60,27 @@ std::byte* ShmCollectives::at_place(int rank, std::uint64_t& place, const Buffer
   const std::size_t bytes = own.bytes();
   const bool good = arena < arenas_.size() && within % size_of(own.dtype) == 0 && bytes <= arenas_[arena].bytes &&
                     within <= arenas_[arena].bytes - bytes;
-  require<CommError>(good, "rank ", control_block_.name_of(rank), " names memory that it does not share: place ",
-                     offset, ", ", bytes, " bytes");
+  require<CommError>(good, "rank ", block_.name_of(rank), " names memory that it does not share: place ", offset, ", ",
+                     bytes, " bytes");
   return arenas_[arena].of(rank) + within;
 }
 
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
-  Notice& notice = control_block_.notice(control_block_.rank(), sequence);
+  Notice& notice = block_.notice(rank_, sequence);
   const bool updates = call.op == Collective::reduce_update;
   notice.header = header_of(call, sequence);
   notice.shared_at = updates || call.op == Collective::all_reduce ? place_of(call.in) : 0;
   notice.out_at = updates ? place_of(call.out) : 0;
   if (notice.shared_at == 0) stage(call, pass_at(call, 0));
-  control_block_.post();
+  block_.post();
 }
 
 void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) {
   const auto meet = [&] {
-    control_block_.post();
-    control_block_.await_posts(deadline, spin);
+    block_.post();
+    block_.await_posts(deadline, spin);
   };
-  control_block_.await_posts(deadline, spin);
+  block_.await_posts(deadline, spin);
   check_notices(call, sequence);
   if (call.op == Collective::reduce_update) {
     reduce_update(call, sequence);
@@ -89,11 +88,11 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
   }
   Pass pass = pass_at(call, 0);
   const bool reduces = call.op == Collective::all_reduce;
-  if (const int shared = reduces ? shared_count(sequence) : 0; shared == control_block_.size()) {
+  if (const int shared = reduces ? shared_count(sequence) : 0; shared == size_) {
     reduce_shared(call, sequence);
     return meet();
   } else if (shared > 0) {  // some have staged nothing yet
-    if (control_block_.notice(control_block_.rank(), sequence).shared_at != 0) stage(call, pass);
+    if (block_.notice(rank_, sequence).shared_at != 0) stage(call, pass);
     meet();
   }
   for (;;) {
@@ -102,7 +101,7 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
       meet();
     }
     read(call, pass);
-    control_block_.turn_half();
+    block_.turn_half();
     pass = pass_at(call, pass.begin + pass.count);
     if (pass.count <= 0) return;
     stage(call, pass);
@@ -113,45 +112,41 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
 void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
   const CallHeader own = header_of(call, sequence);
   bool agree = true;
-  for (int peer = 0; peer < control_block_.size(); ++peer)
-    agree = agree && control_block_.notice(peer, sequence).header == own;
+  for (int peer = 0; peer < size_; ++peer) agree = agree && block_.notice(peer, sequence).header == own;
   if (agree) return;
   std::vector<RankHeader> ranks;
-  for (int peer = 0; peer < control_block_.size(); ++peer)
-    ranks.push_back({peer, control_block_.notice(peer, sequence).header});
+  for (int peer = 0; peer < size_; ++peer) ranks.push_back({peer, block_.notice(peer, sequence).header});
   throw CommError(disagreement(ranks));
 }
 
 int ShmCollectives::shared_count(std::uint64_t sequence) {
   int count = 0;
-  for (int peer = 0; peer < control_block_.size(); ++peer)
-    count += control_block_.notice(peer, sequence).shared_at != 0;
+  for (int peer = 0; peer < size_; ++peer) count += block_.notice(peer, sequence).shared_at != 0;
   return count;
 }
 
 void ShmCollectives::stage(const Call& call, Pass pass) {
   const bool only_root_gives = call.op == Collective::broadcast || call.op == Collective::scatter;
-  if (call.op == Collective::barrier || call.op == Collective::reduce_update ||
-      (only_root_gives && call.root != control_block_.rank()))
+  if (call.op == Collective::barrier || call.op == Collective::reduce_update || (only_root_gives && call.root != rank_))
     return;
-  std::byte* const to = control_block_.staging(control_block_.rank());
+  std::byte* const to = block_.staging(rank_);
   const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(call.in.dtype);
-  for (int piece = 0; piece < (spreads(call.op) ? control_block_.size() : 1); ++piece)
+  for (int piece = 0; piece < (spreads(call.op) ? size_ : 1); ++piece)
     copy_bytes(to + static_cast<std::size_t>(piece) * bytes, at(call.in, piece * piece_count(call) + pass.begin),
                bytes);
 }
 
 void ShmCollectives::read(const Call& call, Pass pass) {
-  const bool on_root = call.root == control_block_.rank();
+  const bool on_root = call.root == rank_;
   const std::size_t size = size_of(call.in.dtype), bytes = static_cast<std::size_t>(pass.count) * size;
   // Of what a rank has staged for this one.
-  const std::size_t offset = spreads(call.op) ? static_cast<std::size_t>(control_block_.rank()) * bytes : 0;
+  const std::size_t offset = spreads(call.op) ? static_cast<std::size_t>(rank_) * bytes : 0;
   switch (call.op) {
     case Collective::all_reduce:
-      for (int peer = 0; peer < control_block_.size(); ++peer) {
+      for (int peer = 0; peer < size_; ++peer) {
         const Pass shard = shard_of(pass.count, peer);
         copy_bytes(at(call.in, pass.begin + shard.begin),
-                   control_block_.staging(peer) + static_cast<std::size_t>(shard.begin) * size,
+                   block_.staging(peer) + static_cast<std::size_t>(shard.begin) * size,
                    static_cast<std::size_t>(shard.count) * size);
       }
       return;
@@ -161,17 +156,16 @@ void ShmCollectives::read(const Call& call, Pass pass) {
     case Collective::reduce_scatter:
       return copy_bytes(at(call.out, pass.begin), reduce_staged(call, offset, pass.count), bytes);
     case Collective::broadcast:
-      if (!on_root) copy_bytes(at(call.in, pass.begin), control_block_.staging(call.root), bytes);
+      if (!on_root) copy_bytes(at(call.in, pass.begin), block_.staging(call.root), bytes);
       return;
-    case Collective::scatter:
-      return copy_bytes(at(call.out, pass.begin), control_block_.staging(call.root) + offset, bytes);
+    case Collective::scatter: return copy_bytes(at(call.out, pass.begin), block_.staging(call.root) + offset, bytes);
     case Collective::gather:
       if (!on_root) return;
       [[fallthrough]];
     case Collective::all_gather:
     case Collective::all_to_all:
-      for (int peer = 0; peer < control_block_.size(); ++peer)
-        copy_bytes(at(call.out, peer * piece_count(call) + pass.begin), control_block_.staging(peer) + offset, bytes);
+      for (int peer = 0; peer < size_; ++peer)
+        copy_bytes(at(call.out, peer * piece_count(call) + pass.begin), block_.staging(peer) + offset, bytes);
       return;
     case Collective::barrier:
     case Collective::send:
@@ -182,28 +176,28 @@ void ShmCollectives::read(const Call& call, Pass pass) {
 
 /// Reduces this rank's shard of the staged elements in place: no other rank reads or writes it before the next post.
 void ShmCollectives::reduce_shard(const Call& call, std::int64_t count) {
-  const Pass shard = shard_of(count, control_block_.rank());
+  const Pass shard = shard_of(count, rank_);
   const std::size_t offset = static_cast<std::size_t>(shard.begin) * size_of(call.in.dtype);
-  copy_bytes(control_block_.staging(control_block_.rank()) + offset, reduce_staged(call, offset, shard.count),
+  copy_bytes(block_.staging(rank_) + offset, reduce_staged(call, offset, shard.count),
              static_cast<std::size_t>(shard.count) * size_of(call.in.dtype));
 }
 
 const void* ShmCollectives::reduce_staged(const Call& call, std::size_t offset, std::int64_t count) {
   parts_.clear();
-  for (int peer = 0; peer < control_block_.size(); ++peer) parts_.push_back(control_block_.staging(peer) + offset);
+  for (int peer = 0; peer < size_; ++peer) parts_.push_back(block_.staging(peer) + offset);
   reduce_parts(parts_, count, call.in.dtype, call.reduce);
   return parts_[0];
 }
 
 /// Reduces this rank's shard where the ranks' buffers lie, and writes the result to all of them.
 void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
-  const Pass shard = shard_of(call.in.count, control_block_.rank());
+  const Pass shard = shard_of(call.in.count, rank_);
   const std::size_t size = size_of(call.in.dtype);
   for (std::int64_t done = 0; done < shard.count; done += kCached) {
     const std::int64_t count = std::min(kCached, shard.count - done);
     parts_.clear();
-    for (int peer = 0; peer < control_block_.size(); ++peer) {
-      std::byte* const buffer = at_place(peer, control_block_.notice(peer, sequence).shared_at, call.in);
+    for (int peer = 0; peer < size_; ++peer) {
+      std::byte* const buffer = at_place(peer, block_.notice(peer, sequence).shared_at, call.in);
       parts_.push_back(buffer + static_cast<std::size_t>(shard.begin + done) * size);
     }
     reduce_parts(parts_, count, call.in.dtype, call.reduce);
@@ -214,27 +208,27 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
 
 /// All ranks wait in this call, so no rank reads values while others write them.
 void ShmCollectives::reduce_update(const Call& call, std::uint64_t sequence) {
-  for (int peer = 0; peer < control_block_.size(); ++peer) {
-    const Notice& notice = control_block_.notice(peer, sequence);
+  for (int peer = 0; peer < size_; ++peer) {
+    const Notice& notice = block_.notice(peer, sequence);
     require<CommError>(notice.shared_at != 0 && notice.out_at != 0, "the gradients or values of rank ",
-                       control_block_.name_of(peer), " are not in shared memory");
+                       block_.name_of(peer), " are not in shared memory");
   }
-  const Pass shard = shard_of(call.in.count, control_block_.rank());
+  const Pass shard = shard_of(call.in.count, rank_);
   sums_.resize(static_cast<std::size_t>(std::min(kUpdated, shard.count)));
   for (std::int64_t done = 0; done < shard.count; done += kUpdated) {
     const std::int64_t begin = shard.begin + done, count = std::min(kUpdated, shard.count - done);
     const auto offset = static_cast<std::size_t>(begin) * sizeof(float);
     PooledVector<Tensor> parts;
-    for (int peer = 0; peer < control_block_.size(); ++peer) {
-      std::byte* const gradients = at_place(peer, control_block_.notice(peer, sequence).shared_at, call.in);
+    for (int peer = 0; peer < size_; ++peer) {
+      std::byte* const gradients = at_place(peer, block_.notice(peer, sequence).shared_at, call.in);
       parts.push_back(borrow(gradients + offset, {count}, DType::f32));
     }
     const Tensor sums = borrow(sums_.data(), {count}, DType::f32);
     backend(DeviceKind::cpu).sum_devices(parts, sums, false, 0, 1);
     (*call.update)(begin, sums);
-    for (int peer = 0; peer < control_block_.size(); ++peer) {
-      if (peer != control_block_.rank())
-        copy_bytes(at_place(peer, control_block_.notice(peer, sequence).out_at, call.out) + offset, at(call.out, begin),
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_)
+        copy_bytes(at_place(peer, block_.notice(peer, sequence).out_at, call.out) + offset, at(call.out, begin),
                    static_cast<std::size_t>(count) * sizeof(float));
     }
     fault_point("reduce_update");

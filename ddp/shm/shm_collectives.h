@@ -24,7 +24,7 @@ struct SharedArena {
 /// Used by one thread at a time.
 class ShmCollectives {
  public:
-  explicit ShmCollectives(ControlBlock& control_block) : control_block_(control_block) {}
+  explicit ShmCollectives(ControlBlock& block) : block_(block), rank_(block.rank()), size_(block.size()) {}
 
   /// Buffers in the arena are reduced where they lie.
   void add_arena(SharedArena arena) { arenas_.push_back(std::move(arena)); }
@@ -57,7 +57,8 @@ class ShmCollectives {
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
 
-  ControlBlock& control_block_;
+  ControlBlock& block_;
+  const int rank_, size_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
   std::vector<float> sums_;  // of reduce_update

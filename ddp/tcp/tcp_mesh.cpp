@@ -1,5 +1,3 @@
-#include "ddp/tcp/tcp_mesh.h"
-
 #include <fcntl.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
+#include "ddp/tcp/tcp_transport.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -1,6 +1,4 @@
-// A rank that connects with another; unauthenticated peers send any bytes before, during and after the handshake.
-#include "ddp/tcp/tcp_mesh.h"
-
+// A rank that connects with another one, among strangers that say anything before, during and after the handshake.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,6 +12,7 @@
 
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store_wire.h"
+#include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"
 #include "tests/fuzz/loopback.h"
 

@@ -20,7 +20,6 @@
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/store.h"
-#include "ddp/tcp/tcp_mesh.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
