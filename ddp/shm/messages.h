@@ -4,14 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <span>
+#include <map>
+#include <string>
 #include <vector>
 
+#include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
-#include "ddp/transport/early_data.h"
-#include "ddp/transport/message_collectives.h"
+#include "ddp/transport/message_receiver.h"
 
 namespace duet::ddp {
+
+// A message's header goes before its data: see MessageReceiver.
+bool same_message(const CallHeader& one, const CallHeader& other);
+std::uint64_t payload_bytes(const CallHeader& header);
+void check_head(const CallHeader& header);
+std::string mismatch(const CallHeader& arrived, const CallHeader& expected);
 
 /// All messages of one rank. Those of one tag and sequence between two ranks arrive in order; nothing here waits. After
 /// an error all calls throw CommError: the rings hold parts of messages. Used by one thread at a time.
@@ -36,43 +43,29 @@ class Messages {
   int peer_of(std::uint64_t number) const;
 
  private:
-  struct Message {
-    std::uint64_t number = 0;
-    CallHeader header;
-    std::byte* data = nullptr;
-    std::size_t done = 0;  // bytes of header and data together
-  };
-  /// A message that came before its receive() was called.
-  struct Early {
-    CallHeader header;
-    EarlyData data;
-  };
+  using Message = StreamMessage<CallHeader>;
   /// The messages with one peer.
   struct Line {
-    std::deque<Message> out, in;  // in the order of the calls
-    std::deque<Early> early;
-    CallHeader arriving;        // of the message whose bytes come in now
-    std::size_t arrived = 0;    // bytes of it, header included
-    Message* target = nullptr;  // where they go; null: the last of `early`
+    std::deque<std::uint64_t> out;  // in the order of the calls
+    std::size_t written = 0;        // bytes of the first of them, header included
+    MessageReceiver<CallHeader> receiver{false};
   };
-  static std::size_t bytes_of(const CallHeader& header);
-  /// Whether the payload of the last early message is on its way.
-  static bool early_arrives(const Line& line) { return line.arrived >= sizeof(CallHeader) && line.target == nullptr; }
   /// Runs `action`, and stops if it throws.
   template <class Action>
   auto or_stop(Action&& action);
-  std::uint64_t match(int peer, const CallHeader& header, void* data);
+  /// Runs `action` on what a peer sends, and names the peer in its errors.
+  template <class Action>
+  auto from(int peer, Action&& action);
   void write(int peer, Line& line);
   void read(int peer, Line& line);
-  /// Where the next bytes of the payload go.
-  std::span<std::byte> room(int peer, Line& line);
-  void begin_arrival(int peer, Line& line);
-  void end_arrival(int peer, Line& line);
+  /// Drops the messages that are done. Throws CommError for one that has failed.
+  void drop_ended();
   ByteRing ring_to(int peer) const { return ByteRing(control_block_.ring_memory(control_block_.rank(), peer)); }
   ByteRing ring_from(int peer) const { return ByteRing(control_block_.ring_memory(peer, control_block_.rank())); }
 
   ControlBlock& control_block_;
-  std::vector<Line> lines_;  // by peer
+  std::vector<Line> lines_;                   // by peer
+  std::map<std::uint64_t, Message> pending_;  // by number
   std::uint64_t next_ = 1;
   bool stopped_ = false, frozen_ = false;
 };

@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/tcp/tcp_receiver.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"

@@ -1,6 +1,4 @@
 // The stream of bytes from a peer over TCP that writes anything, and receives in any order.
-#include "ddp/tcp/tcp_receiver.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/tcp/tcp_transport.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;
