@@ -15,6 +15,7 @@
 #include <tuple>
 #include <utility>
 
+#include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
 #include "lib/monotonic.h"
 
@@ -84,12 +85,10 @@ namespace {
 
 /// Null if there is no such file of that size.
 void* map(const std::string& path, int access) {
-  const int file = ::open(path.c_str(), (access & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-  if (file < 0) return nullptr;
+  const Descriptor file(::open(path.c_str(), (access & PROT_WRITE ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   struct stat status {};
-  const bool fits = ::fstat(file, &status) == 0 && status.st_size == static_cast<off_t>(FlightRecorder::bytes());
-  void* const memory = fits ? ::mmap(nullptr, FlightRecorder::bytes(), access, MAP_SHARED, file, 0) : MAP_FAILED;
-  ::close(file);
+  const bool fits = ::fstat(file.get(), &status) == 0 && status.st_size == static_cast<off_t>(FlightRecorder::bytes());
+  void* const memory = fits ? ::mmap(nullptr, FlightRecorder::bytes(), access, MAP_SHARED, file.get(), 0) : MAP_FAILED;
   return memory == MAP_FAILED ? nullptr : memory;
 }
 

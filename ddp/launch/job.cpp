@@ -13,6 +13,7 @@
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"

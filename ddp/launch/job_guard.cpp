@@ -27,15 +27,8 @@ namespace {
 constexpr int kRounds = 200;  // of 10 ms: a process that a dying one has just started is found in the next
 constexpr long kRoundNs = 10'000'000;
 
-/// What getdents64 gives.
-struct Entry {
-  std::uint64_t inode;
-  std::int64_t offset;
-  std::uint16_t bytes;
-  unsigned char type;
-  char name[1];
-};
-constexpr std::size_t kNameOffset = 19;
+// In an entry that getdents64 gives: its size, and its name.
+constexpr std::size_t kBytesOffset = 16, kNameOffset = 19;
 
 /// Whether a file of /proc holds `text`, which must be shorter than 512 bytes.
 bool holds(const char* path, const char* text, std::size_t length) {
@@ -67,13 +60,13 @@ int kill_all(const char* text, std::size_t length) {
   const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return 0;
   int killed = 0;
-  alignas(Entry) std::array<char, 16384> bytes;
+  alignas(8) std::array<char, 16384> bytes;
   for (long got; (got = ::syscall(SYS_getdents64, folder, bytes.data(), bytes.size())) > 0;) {
     for (long at = 0; at < got;) {
       const char* const entry = bytes.data() + at;
       const char* const name = entry + kNameOffset;
       std::uint16_t step = 0;
-      std::memcpy(&step, entry + offsetof(Entry, bytes), sizeof(step));
+      std::memcpy(&step, entry + kBytesOffset, sizeof(step));
       at += step;
       const pid_t pid = number(name);
       const std::size_t name_length = std::strlen(name);

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,16 +30,8 @@ constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in th
 /// This program's arguments as it was started.
 std::vector<std::string> own_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   std::vector<std::string> command;
-  std::string argument;
-  for (const char byte : bytes) {
-    if (byte != '\0') {
-      argument += byte;
-      continue;
-    }
-    command.push_back(std::exchange(argument, {}));
-  }
+  for (std::string argument; std::getline(file, argument, '\0');) command.push_back(argument);
   require<UsageError>(!command.empty(), "cannot read /proc/self/cmdline");
   command[0] = std::filesystem::read_symlink("/proc/self/exe").string();
   return command;
@@ -53,6 +44,15 @@ int run_rank(const std::function<void(int)>& body) {
     return 0;
   } catch (const std::exception& error) {
     return report_failure(error);
+  }
+}
+
+/// Where this rank was, by its own record.
+std::string own_report(int rank) noexcept {
+  try {
+    return failure_report({{rank, flight_recorder()->snapshot()}}, rank, monotonic_ns());
+  } catch (const std::exception&) {  // out of memory, say
+    return {};
   }
 }
 
@@ -71,19 +71,6 @@ std::optional<int> launched_rank() noexcept {
   return {};
 }
 
-namespace {
-
-/// By its own record.
-std::string own_report(int rank) noexcept {
-  try {
-    return failure_report({{rank, flight_recorder()->snapshot()}}, rank, monotonic_ns());
-  } catch (const std::exception&) {  // out of memory, say
-    return {};
-  }
-}
-
-}  // namespace
-
 std::string unprinted_report() noexcept {
   return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_report(0) : std::string();
 }
@@ -92,12 +79,9 @@ void leave_error(const RankError& error) noexcept {
   const char* const path = std::getenv(kErrorFileVariable);
   if (path == nullptr || *path == '\0') return;
   const int rank = launched_rank().value_or(-1);
-  write_error_file(path, rank,
-                   {.message = error.message,
-                    .report = own_report(rank),
-                    .consequence = error.consequence,
-                    .by_signal = error.by_signal,
-                    .monotonic_ns = error.monotonic_ns});
+  RankError whole = error;
+  whole.report = own_report(rank);
+  write_error_file(path, rank, whole);
 }
 
 void leave_error(const std::exception& error) noexcept {
@@ -108,10 +92,9 @@ void leave_error(const std::exception& error) noexcept {
 }
 
 int report_failure(const std::exception& error) noexcept {
-  if (const auto rank = launched_rank())
-    std::fprintf(stderr, "rank %d: %s\n", *rank, printable(error.what()).c_str());
-  else
-    std::fprintf(stderr, "%s\n", printable(error.what()).c_str());
+  const auto rank = launched_rank();
+  const std::string prefix = rank ? concat("rank ", *rank, ": ") : "";
+  std::fprintf(stderr, "%s%s\n", prefix.c_str(), printable(error.what()).c_str());
   if (const std::string report = unprinted_report(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;

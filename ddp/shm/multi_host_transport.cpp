@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -56,21 +55,20 @@ class MultiHostTransport final : public Transport {
     check_open();
     const std::uint64_t number = messages_->send(place_of(peer), header_of(tag, bytes), const_cast<void*>(data));
     messages_->progress();
-    return take(number);
+    return local_request(number);
   }
 
   Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
     if (place_of(peer) < 0) return 2 * network_->receive(peer, tag, data, bytes);
     const std::lock_guard lock(mutex_);
     check_open();
-    return take(messages_->receive(place_of(peer), header_of(tag, bytes), data));
+    return local_request(messages_->receive(place_of(peer), header_of(tag, bytes), data));
   }
 
   // Nothing is locked while this thread sleeps: another one may start a message without which this one's cannot come.
   void wait(Request request, Clock::time_point deadline) override {
     if (request % 2 == 0) return network_->wait(request / 2, deadline);
-    std::uint64_t& slot = under_way(request);
-    const std::uint64_t number = slot;
+    const auto number = static_cast<std::uint64_t>(request / 2);
     const auto ready = [&] {
       const std::lock_guard lock(mutex_);
       check_open();
@@ -94,8 +92,6 @@ class MultiHostTransport final : public Transport {
       throw;
     }
     waiting_.fetch_sub(1);
-    const std::lock_guard lock(mutex_);
-    slot = kFree;
   }
 
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
@@ -114,8 +110,6 @@ class MultiHostTransport final : public Transport {
   }
 
  private:
-  static constexpr std::uint64_t kFree = 0;
-
   void check_open() const { require<CommError>(!closed_, "this rank has closed its connections"); }
   int place_of(int peer) const { return place_[static_cast<std::size_t>(peer)]; }
 
@@ -128,19 +122,8 @@ class MultiHostTransport final : public Transport {
     return header;
   }
 
-  Request take(std::uint64_t number) {
-    const auto free = std::find(numbers_.begin(), numbers_.end(), kFree);
-    const auto at = static_cast<Request>(free - numbers_.begin());
-    if (free == numbers_.end())
-      numbers_.push_back(number);
-    else
-      *free = number;
-    return 2 * at + 1;
-  }
-  std::uint64_t& under_way(Request request) {
-    const std::lock_guard lock(mutex_);
-    return numbers_[static_cast<std::size_t>(request / 2)];  // a deque: growth moves none
-  }
+  /// Even ones are the network's.
+  static Request local_request(std::uint64_t number) { return static_cast<Request>(2 * number + 1); }
 
   const std::unique_ptr<Transport> network_;
   const std::vector<int> hosts_;
@@ -151,7 +134,6 @@ class MultiHostTransport final : public Transport {
   std::mutex mutex_;
   bool closed_ = false;
   std::unique_ptr<Messages> messages_;
-  std::deque<std::uint64_t> numbers_;  // by request: of the message
   std::atomic<int> waiting_{0};
 };
 

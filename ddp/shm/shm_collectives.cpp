@@ -111,9 +111,9 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
 
 void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
   const CallHeader own = header_of(call, sequence);
-  bool agree = true;
-  for (int peer = 0; peer < size_; ++peer) agree = agree && block_.notice(peer, sequence).header == own;
-  if (agree) return;
+  int agree = 0;
+  while (agree < size_ && block_.notice(agree, sequence).header == own) ++agree;
+  if (agree == size_) return;
   std::vector<RankHeader> ranks;
   for (int peer = 0; peer < size_; ++peer) ranks.push_back({peer, block_.notice(peer, sequence).header});
   throw CommError(disagreement(ranks));

@@ -60,17 +60,17 @@ void put_number(std::string& bytes, std::size_t number) {
 class FileStore::Locked {
  public:
   explicit Locked(FileStore& store) : store_(store), lock_(store.mutex_) {
-    while (::flock(store_.file_, LOCK_EX) != 0) {
+    while (::flock(store_.file_.get(), LOCK_EX) != 0) {
       require<CommError>(errno == EINTR, "cannot lock the store ", store_.path_, ": ", last_errno);
     }
     try {
       store_.catch_up();
     } catch (...) {
-      ::flock(store_.file_, LOCK_UN);
+      ::flock(store_.file_.get(), LOCK_UN);
       throw;
     }
   }
-  ~Locked() { ::flock(store_.file_, LOCK_UN); }
+  ~Locked() { ::flock(store_.file_.get(), LOCK_UN); }
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 
@@ -81,20 +81,15 @@ class FileStore::Locked {
 
 FileStore::FileStore(std::string path, std::string run_id, int world_size, Milliseconds timeout)
     : Store(timeout), path_(std::move(path)), run_id_(std::move(run_id)), world_size_(world_size) {
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  require<CommError>(file_ >= 0, "cannot open the store ", path_, ": ", last_errno);
-  try {
-    check_owner();
-    const Locked locked(*this);
-  } catch (...) {
-    ::close(file_);
-    throw;
-  }
+  file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  require<CommError>(file_.open(), "cannot open the store ", path_, ": ", last_errno);
+  check_owner();
+  const Locked locked(*this);
 }
 
 void FileStore::check_owner() const {
   struct stat status {};
-  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
+  require<CommError>(::fstat(file_.get(), &status) == 0, "cannot read the store ", path_, ": ", last_errno);
   require<CommError>(status.st_uid == ::geteuid(), "the store ", path_, " is another user's");
   require<CommError>((status.st_mode & 077) == 0, "the store ", path_,
                      ": others than its owner can read or write it; chmod 600 would help");
@@ -105,33 +100,32 @@ FileStore::~FileStore() {
     if (world_size_ > 0 && add(kClosedKey, 1) == world_size_) ::unlink(path_.c_str());
   } catch (const Error&) {  // a left-over file is harmless: its run id is never reused
   }
-  ::close(file_);
 }
 
 void FileStore::catch_up() {
   struct stat status {};
-  require<CommError>(::fstat(file_, &status) == 0, "cannot read the store ", path_, ": ", last_errno);
+  require<CommError>(::fstat(file_.get(), &status) == 0, "cannot read the store ", path_, ": ", last_errno);
   if (status.st_size == 0) {
-    require<CommError>(::pwrite(file_, kMagic, kMagicBytes, 0) == static_cast<ssize_t>(kMagicBytes),
+    require<CommError>(::pwrite(file_.get(), kMagic, kMagicBytes, 0) == static_cast<ssize_t>(kMagicBytes),
                        "cannot write the store ", path_, ": ", last_errno);
     read_ = static_cast<std::int64_t>(kMagicBytes);
     return;
   }
   if (read_ == 0) {
-    require<CommError>(bytes_at(file_, 0, kMagicBytes) == kMagic, path_, " is not a duet store");
+    require<CommError>(bytes_at(file_.get(), 0, kMagicBytes) == kMagic, path_, " is not a duet store");
     read_ = static_cast<std::int64_t>(kMagicBytes);
   }
   while (read_ < status.st_size) {
-    const std::string head = bytes_at(file_, read_, kHeadBytes);
+    const std::string head = bytes_at(file_.get(), read_, kHeadBytes);
     const bool whole = head.size() == kHeadBytes;
     const std::size_t run = whole ? number_at(head, 1) : 0;
     const std::size_t key = whole ? number_at(head, 5) : 0;
     const std::size_t value = whole ? number_at(head, 9) : 0;
     require<CommError>(run <= kMaxKeyBytes && key <= kMaxKeyBytes && value <= kMaxValueBytes, "the store ", path_,
                        " is damaged at byte ", read_);
-    const std::string body = bytes_at(file_, read_ + static_cast<std::int64_t>(kHeadBytes), run + key + value);
+    const std::string body = bytes_at(file_.get(), read_ + static_cast<std::int64_t>(kHeadBytes), run + key + value);
     if (!whole || body.size() < run + key + value) {  // its writer was killed in the middle
-      require<CommError>(::ftruncate(file_, read_) == 0, "cannot repair the store ", path_, ": ", last_errno);
+      require<CommError>(::ftruncate(file_.get(), read_) == 0, "cannot repair the store ", path_, ": ", last_errno);
       return;
     }
     if (body.compare(0, run, run_id_) == 0) {
@@ -150,11 +144,11 @@ void FileStore::write_record(char op, const std::string& key, const std::string&
   put_number(record, key.size());
   put_number(record, value.size());
   record += run_id_ + key + value;
-  const ssize_t wrote = ::pwrite(file_, record.data(), record.size(), read_);
+  const ssize_t wrote = ::pwrite(file_.get(), record.data(), record.size(), read_);
   if (wrote != static_cast<ssize_t>(record.size())) {
     const std::string reason = wrote < 0 ? errno_text(errno) : "the disk is full";
     // A torn record is cut off by the next reader, should this fail too.
-    [[maybe_unused]] const int cut = ::ftruncate(file_, read_);
+    [[maybe_unused]] const int cut = ::ftruncate(file_.get(), read_);
     throw CommError(concat("cannot write the store ", path_, ": ", reason));
   }
   read_ += wrote;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/store/store.h"
+#include "lib/base/descriptor.h"
 
 namespace duet::ddp {
 
@@ -37,7 +38,7 @@ class FileStore final : public Store {
   std::string path_;
   std::string run_id_;
   int world_size_;
-  int file_ = -1;
+  Descriptor file_;
   std::int64_t read_ = 0;  // bytes of the log already applied
   std::mutex mutex_;       // flock orders processes, this the threads of one
   StoreTable table_;       // this run's keys, without the run id

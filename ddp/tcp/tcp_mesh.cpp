@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "ddp/group/work.h"
 #include "ddp/store/asio.h"

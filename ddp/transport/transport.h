@@ -15,7 +15,7 @@ namespace duet::ddp {
 /// most one message of a tag is under way between two ranks. Thread-safe.
 class Transport {
  public:
-  using Request = int;
+  using Request = std::int64_t;
 
   virtual ~Transport() = default;
   virtual int rank() const = 0;
