@@ -132,10 +132,10 @@ void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
           {static_cast<int>(slots[i]), 1, 1, Buffer(slot.data, slot.count, slot.dtype, slot.device), Work()});
       continue;
     }
-    Bucket& run = buckets_.back();
-    ++run.count;
-    ++run.missing;
-    run.buffer.count += slot.count;
+    Bucket& bucket = buckets_.back();
+    ++bucket.count;
+    ++bucket.missing;
+    bucket.buffer.count += slot.count;
   }
 }
 
@@ -165,7 +165,7 @@ void Reducer::mark(std::size_t i) {
 }
 
 GradBucket Reducer::grad_bucket(std::size_t index) const {
-  return {static_cast<int>(index), bucket_count(), buckets_[index].buffer};
+  return {static_cast<int>(index), static_cast<int>(buckets_.size()), buckets_[index].buffer};
 }
 
 void Reducer::send_ready_buckets() {
@@ -273,15 +273,6 @@ std::string Reducer::missing_names() const {
     if (!ready_[i] && ++missing <= kNamed) names += (missing > 1 ? ", " : "") + slots_[i].name;
   }
   return missing > kNamed ? concat(names, " and ", missing - kNamed, " more") : names;
-}
-
-std::vector<std::vector<int>> Reducer::buckets() const {
-  std::vector<std::vector<int>> list;
-  for (const Bucket& bucket : buckets_) {
-    list.emplace_back();
-    for (int i = 0; i < bucket.count; ++i) list.back().push_back(bucket.first + i);
-  }
-  return list;
 }
 
 }  // namespace duet::ddp

@@ -94,9 +94,6 @@ class Reducer {
   /// Whether any rank used the slot in the step that was reduced last. The sum of one that none used is zero, and
   /// stands for no gradient.
   bool used(int slot) const { return used_.empty() || used_[static_cast<std::size_t>(slot)] != 0; }
-  int bucket_count() const { return static_cast<int>(buckets_.size()); }
-  /// The slots of each bucket, in the order in which the buckets are sent.
-  std::vector<std::vector<int>> buckets() const;
   /// Steps and their communication.
   const WrapperTimes& times() const { return times_; }
 

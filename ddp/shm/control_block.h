@@ -13,16 +13,16 @@
 #include <span>
 #include <vector>
 
+#include "ddp/group/call_header.h"
 #include "ddp/group/work.h"
 #include "ddp/shm/shared_segment.h"
-#include "ddp/transport/message_collectives.h"
-#include "lib/base/function_ref.h"
-#include "lib/monotonic.h"
+#include "lib/base/thread_pool.h"
 
 namespace duet::ddp {
 
-/// One end of it: one rank only writes, the other only reads. Neither ever waits. Both throw CommError when the
-/// counters are not those of a ring: the other rank can have written anything there.
+/// A ring buffer of bytes from one rank to another, in memory that both map: one rank only writes, the other only
+/// reads. Neither ever waits. Both throw CommError when the counters are not those of a ring: the other rank can have
+/// written anything there.
 class ByteRing {
  public:
   static constexpr std::size_t kRoom = 64 << 10;

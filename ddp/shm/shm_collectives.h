@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
-#include "ddp/transport/message_collectives.h"
-#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -118,7 +118,6 @@ TEST_CASE("buckets are sent in order, as soon as they are full") {
   std::vector<float> flat(60);
   RecordingGroup group;
   Reducer reducer(group, slots_in(flat, {10, 10, 20, 5, 15}), {.bucket_limits = {80}});
-  REQUIRE(reducer.buckets() == std::vector<std::vector<int>>{{0, 1}, {2}, {3, 4}});
   for (int step = 0; step < 2; ++step) {
     group.sent.clear();
     reducer.mark_ready(2);
@@ -129,9 +128,11 @@ TEST_CASE("buckets are sent in order, as soon as they are full") {
     CHECK(group.sent[0].data == flat.data());
     CHECK(group.sent[0].count == 20);
     CHECK(group.sent[1].data == flat.data() + 20);
+    CHECK(group.sent[1].count == 20);
     reducer.mark_ready(4);
     reducer.mark_ready(3);
-    CHECK(group.sent.size() == 3);
+    REQUIRE(group.sent.size() == 3);
+    CHECK(group.sent[2].count == 20);
     reducer.finish();
   }
   CHECK(reducer.times().steps == 2);
@@ -192,7 +193,9 @@ TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {
   RecordingGroup group;
   auto slots = slots_in(flat, {10, 10});
   slots[1].data = flat.data() + 15;
-  CHECK(Reducer(group, slots).bucket_count() == 2);
+  Reducer apart(group, slots);
+  for (const int slot : {0, 1}) apart.mark_ready(slot);
+  CHECK(group.sent.size() == 2);
   slots[1].data = flat.data() + 5;
   CHECK_THROWS_WITH(Reducer(group, slots), ContainsSubstring("slot0 and slot1 overlap"));
   CHECK_THROWS_WITH(Reducer(group, {}), "Reducer: there are no gradients to reduce");
