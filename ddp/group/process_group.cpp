@@ -174,31 +174,6 @@ Work ProcessGroup::start_staged(const Call& call) {
   return Work(std::move(state));
 }
 
-Work ProcessGroup::broadcast(const Buffer& buffer, int root) {
-  return checked({.op = Collective::broadcast, .in = buffer, .root = root});
-}
-Work ProcessGroup::all_reduce(const Buffer& buffer, ReduceOp op) {
-  return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
-}
-Work ProcessGroup::reduce(const Buffer& buffer, int root, ReduceOp op) {
-  return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});
-}
-Work ProcessGroup::gather(const Buffer& in, const Buffer& out, int root) {
-  return checked({.op = Collective::gather, .in = in, .out = out, .root = root});
-}
-Work ProcessGroup::scatter(const Buffer& in, const Buffer& out, int root) {
-  return checked({.op = Collective::scatter, .in = in, .out = out, .root = root});
-}
-Work ProcessGroup::all_gather(const Buffer& in, const Buffer& out) {
-  return checked({.op = Collective::all_gather, .in = in, .out = out});
-}
-Work ProcessGroup::reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op) {
-  return checked({.op = Collective::reduce_scatter, .in = in, .out = out, .reduce = op});
-}
-Work ProcessGroup::all_to_all(const Buffer& in, const Buffer& out) {
-  return checked({.op = Collective::all_to_all, .in = in, .out = out});
-}
-Work ProcessGroup::barrier() { return checked({.op = Collective::barrier}); }
 Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {
   require<UsageError>(to != rank_, "send: rank ", to, " is this rank itself");
   return checked({.op = Collective::send, .in = buffer, .root = to, .tag = tag});

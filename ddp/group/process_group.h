@@ -140,24 +140,40 @@ class ProcessGroup {
   virtual std::shared_ptr<Storage> shared_storage(std::size_t bytes);
 
   /// Copies the root's buffer to all ranks.
-  [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0);
+  [[nodiscard]] Work broadcast(const Buffer& buffer, int root = 0) {
+    return checked({.op = Collective::broadcast, .in = buffer, .root = root});
+  }
   /// Replaces every rank's buffer by the reduction of all.
-  [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum);
+  [[nodiscard]] Work all_reduce(const Buffer& buffer, ReduceOp op = ReduceOp::sum) {
+    return checked({.op = Collective::all_reduce, .in = buffer, .reduce = op});
+  }
   /// As all_reduce, on the root only; the other buffers stay as they are.
-  [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum);
+  [[nodiscard]] Work reduce(const Buffer& buffer, int root, ReduceOp op = ReduceOp::sum) {
+    return checked({.op = Collective::reduce, .in = buffer, .reduce = op, .root = root});
+  }
   /// The root's `out` becomes the ranks' `in` in rank order, size() times as long; elsewhere `out` may be empty.
-  [[nodiscard]] Work gather(const Buffer& in, const Buffer& out, int root);
+  [[nodiscard]] Work gather(const Buffer& in, const Buffer& out, int root) {
+    return checked({.op = Collective::gather, .in = in, .out = out, .root = root});
+  }
   /// `out` becomes this rank's piece of the root's `in`, which is size() times as long; elsewhere `in` may be empty.
-  [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root);
+  [[nodiscard]] Work scatter(const Buffer& in, const Buffer& out, int root) {
+    return checked({.op = Collective::scatter, .in = in, .out = out, .root = root});
+  }
   /// As gather, on all ranks.
-  [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out);
+  [[nodiscard]] Work all_gather(const Buffer& in, const Buffer& out) {
+    return checked({.op = Collective::all_gather, .in = in, .out = out});
+  }
   /// `out` becomes this rank's piece of the reduction of all ranks' `in`, which is size() times as long. It may be that
   /// piece of `in`.
-  [[nodiscard]] Work reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum);
+  [[nodiscard]] Work reduce_scatter(const Buffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum) {
+    return checked({.op = Collective::reduce_scatter, .in = in, .out = out, .reduce = op});
+  }
   /// Of size() pieces, rank r gets this rank's r-th, and gives the r-th in `out`. The buffers must not overlap.
-  [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out);
+  [[nodiscard]] Work all_to_all(const Buffer& in, const Buffer& out) {
+    return checked({.op = Collective::all_to_all, .in = in, .out = out});
+  }
   /// Returns when all ranks have started it.
-  [[nodiscard]] Work barrier();
+  [[nodiscard]] Work barrier() { return checked({.op = Collective::barrier}); }
   /// Messages between two ranks arrive in order per tag; both sides name the same count and dtype. Started at once,
   /// in parallel with the collectives (isend and irecv elsewhere); wait() returns when the memory may be used again.
   [[nodiscard]] Work send(const Buffer& buffer, int to, int tag = 0);
