@@ -12,7 +12,6 @@
 #include <span>
 
 #include "ddp/group/work.h"
-#include "ddp/launch/cores.h"
 #include "ddp/launch/job.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/rank_environment.h"

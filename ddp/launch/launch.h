@@ -59,7 +59,7 @@ struct LaunchOptions {
   RankStreams redirects{}, tee{};
   /// Gets a folder for the job with attempt_A/rank_R/{stdout.log,stderr.log,error.json}; empty: no files.
   std::string log_folder{};
-  /// Gives every rank cores of its own: see ddp/launch/cores.h.
+  /// Gives every rank cores of its own: see ddp/launch/rank_environment.h.
   bool pin = false;
   /// Also remarks on what goes as it should: cores, folders.
   bool verbose = false;

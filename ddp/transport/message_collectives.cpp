@@ -191,13 +191,13 @@ void Collectives::all_reduce(const Call& call) {
   if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
   const Chunk whole{0, buffer.count};
   if (small) {
-    receive_parts(buffer, whole, 0);
+    receive_parts(buffer, whole, 0, all_ranks_);
     for (const int peer : all_ranks_)
       if (peer != transport_.rank()) send(peer, 0, buffer.data, buffer.bytes());
     return reduce_received(call, at(buffer, 0), buffer.count);
   }
   const Chunk own = piece_of(whole, transport_.size(), transport_.rank());
-  receive_parts(buffer, own, 0);
+  receive_parts(buffer, own, 0, all_ranks_);
   send_pieces(buffer, whole, 0, all_ranks_);
   reduce_received(call, at(buffer, own.begin), own.count);
   share_pieces(buffer, whole, own, 1, all_ranks_);
@@ -227,14 +227,14 @@ void Collectives::all_reduce_by_hosts(const Call& call) {
 
 void Collectives::reduce(const Call& call) {
   if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
-  receive_parts(call.in, {0, call.in.count}, 0);
+  receive_parts(call.in, {0, call.in.count}, 0, all_ranks_);
   reduce_received(call, at(call.in, 0), call.in.count);
 }
 
 void Collectives::reduce_scatter(const Call& call) {
   const int self = transport_.rank();
   copy_bytes(call.out.data, at(call.in, self * call.out.count), call.out.bytes());
-  receive_parts(call.out, {0, call.out.count}, 0);
+  receive_parts(call.out, {0, call.out.count}, 0, all_ranks_);
   for (int peer = 0; peer < transport_.size(); ++peer)
     if (peer != self) send(peer, 0, at(call.in, peer * call.out.count), call.out.bytes());
   reduce_received(call, at(call.out, 0), call.out.count);

@@ -40,7 +40,6 @@ class Collectives {
   /// Waits for all messages since the last call.
   void finish_messages();
   /// Receives `chunk` of all other ranks next to this rank's own, and points parts_ at them in rank order.
-  void receive_parts(const Buffer& own, Chunk chunk, int phase) { receive_parts(own, chunk, phase, all_ranks_); }
   void receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks);
   /// Sends each of the other `ranks` its piece of `whole`.
   void send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks);

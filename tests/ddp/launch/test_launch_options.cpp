@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/launch/cores.h"
 #include "ddp/launch/error_file.h"
+#include "ddp/launch/rank_environment.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"
