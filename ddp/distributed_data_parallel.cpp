@@ -16,7 +16,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -96,7 +96,7 @@ class GradientSynchroniser {
     enter(Phase::backward);
     forward_end_ = Clock::now();
     if (recorded_step_) return;
-    forward_us_ += std::chrono::duration<double, std::micro>(forward_end_ - begin).count();
+    forward_us_ += microseconds(forward_end_ - begin);
   }
 
   /// Sets the phase in the flight recorder.

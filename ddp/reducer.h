@@ -12,6 +12,7 @@
 #include "ddp/group/process_group.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/device.h"
+#include "lib/monotonic.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "ddp/launch/output_thread.h"
+#include "ddp/launch/rank_output.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

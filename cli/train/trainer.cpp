@@ -12,7 +12,7 @@
 #include "cli/train/checkpointer.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trace_file.h"
-#include "cli/train/training_step.h"
+#include "cli/train/training_loop.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
@@ -21,6 +21,7 @@
 #include "lib/base/fault_point.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {

@@ -10,6 +10,7 @@
 #include "lib/base/wrapper_times.h"
 #include "lib/data/dataset.h"
 #include "lib/device.h"
+#include "lib/monotonic.h"
 #include "lib/nn/module.h"
 
 namespace duet::cli {

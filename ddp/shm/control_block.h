@@ -16,7 +16,8 @@
 #include "ddp/group/call_header.h"
 #include "ddp/group/work.h"
 #include "ddp/shm/shared_segment.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/function_ref.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

@@ -9,6 +9,7 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 

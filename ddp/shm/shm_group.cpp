@@ -33,28 +33,76 @@ std::shared_ptr<Storage> storage_in(const std::shared_ptr<SharedSegment>& segmen
   return {new Storage(Device{}, data, bytes), [segment](Storage* used) { delete used; }};
 }
 
+/// What a Work may still need after the group is gone: messages, and what they need.
+struct MessageCore {
+  MessageCore(std::unique_ptr<ControlBlock> block, const GroupOptions& group_options)
+      : control_block(std::move(block)), options(group_options), messages(*control_block) {}
+
+  /// Ends the group, and returns the text of the error; the mutex is not held.
+  std::string fail(const std::string& operation, const std::exception& error) {
+    std::string text = failure.add(operation, control_block->rank(), error);
+    close();  // the peers must not wait for this rank
+    return text;
+  }
+
+  /// Ends all connections, and the use of the messages' memory; the mutex is not held.
+  void close() {
+    control_block->close();  // ends the wait of a thread that holds the mutex
+    const std::lock_guard lock(mutex);
+    messages.stop();
+  }
+
+  bool finish(std::uint64_t number, Clock::time_point deadline) {
+    const std::lock_guard lock(mutex);
+    const auto ready = [&] {
+      messages.progress();
+      return !messages.pending(number);
+    };
+    const auto check = [&] {
+      const int peer = messages.peer_of(number);
+      control_block->check_alive(peer);
+      require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
+    };
+    control_block->await(ready, check, deadline, spins);
+    return true;
+  }
+
+  void help() {
+    try {
+      const std::unique_lock lock(mutex, std::try_to_lock);
+      if (lock.owns_lock() && messages.any_pending()) messages.progress();
+    } catch (const std::exception& error) {
+      fail("a message", error);
+    }
+  }
+
+  const std::unique_ptr<ControlBlock> control_block;
+  const GroupOptions options;
+  const bool spins = control_block->size() <= usable_cores();
+  std::mutex mutex;  // of the messages
+  Messages messages;
+  GroupFailure failure;
+};
+
 class ShmGroup final : public SharedMemoryGroup {
  public:
   ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store, Milliseconds connect_timeout,
            const GroupOptions& options)
       : SharedMemoryGroup(control_block->rank(), control_block->size()),
-        control_block_(std::move(control_block)),
+        core_(std::make_shared<MessageCore>(std::move(control_block), options)),
         arena_store_(store),
         connect_timeout_(connect_timeout),
-        options_(options),
-        spins_(control_block_->size() <= usable_cores()),
-        collectives_(*control_block_),
-        messages_(*control_block_) {
+        collectives_(*core_->control_block) {
     set_store(std::move(store));
     helper_ = start_thread(concat("the helper thread of rank ", rank(), " of a process group over shared memory"),
                            [this] { help(); });
   }
 
   ~ShmGroup() override {
-    if (is_dropped()) close();
+    if (is_dropped()) core_->close();
     {
       const std::lock_guard engine(engine_);
-      run_until(~std::uint64_t{0}, spins_);
+      run_until(~std::uint64_t{0}, core_->spins);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -62,12 +110,15 @@ class ShmGroup final : public SharedMemoryGroup {
       wake_helper_.notify_all();
     }
     helper_.join();
-    for (const auto deadline = Clock::now() + options_.leave_timeout;
-         messages_.any_pending() && !control_block_->closed(rank()) && Clock::now() < deadline;) {
-      help_messages();
+    for (const auto deadline = Clock::now() + core_->options.leave_timeout;
+         core_->messages.any_pending() && !core_->control_block->closed(rank()) && Clock::now() < deadline;) {
+      core_->help();
       std::this_thread::sleep_for(Milliseconds(1));
     }
-    control_block_->close();
+    core_->failure.close();
+    core_->control_block->close();
+    const std::lock_guard lock(core_->mutex);
+    core_->messages.freeze();
   }
 
   const char* backend() const override { return "shm"; }
@@ -95,7 +146,7 @@ class ShmGroup final : public SharedMemoryGroup {
                  [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
     tasks_.push_back({call, state.get()});
     // The others need not wait for this rank's contribution until this rank waits for theirs.
-    if (engine.owns_lock() && asked_ == done_ && failure_.empty()) {
+    if (engine.owns_lock() && asked_ == done_ && core_->failure.empty()) {
       collectives_.begin(call, asked_);
       tasks_.back().begun = true;
     }
@@ -113,8 +164,9 @@ class ShmGroup final : public SharedMemoryGroup {
     WorkState* state = nullptr;  // works_ keeps it until it has ended
     bool begun = false;
   };
+
   Work start_message(const Call& call) {
-    failure_.check();
+    core_->failure.check();
     Call both = call;  // as both sides describe it
     both.op = Collective::send;
     both.root = 0;
@@ -124,20 +176,20 @@ class ShmGroup final : public SharedMemoryGroup {
     auto state = std::make_shared<WorkState>();
     state->begin(name(call.op));
     try {
-      const std::lock_guard lock(messages_mutex_);
+      const std::lock_guard lock(core_->mutex);
+      Messages& messages = core_->messages;
       const std::uint64_t number =
-          sends ? messages_.send(call.root, header, call.in.data) : messages_.receive(call.root, header, call.in.data);
-      if (sends) messages_.progress();
-      state->begin(name(call.op), [this, number, title, mark = call.mark](Clock::time_point deadline) {
-        failure_.check();
+          sends ? messages.send(call.root, header, call.in.data) : messages.receive(call.root, header, call.in.data);
+      if (sends) messages.progress();
+      state->begin(name(call.op), [core = core_, number, title, mark = call.mark](Clock::time_point deadline) {
         try {
-          return finish_message(number, std::min(deadline, Clock::now() + mark.limit(options_.timeout)));
+          return core->finish(number, std::min(deadline, Clock::now() + mark.limit(core->options.timeout)));
         } catch (const std::exception& error) {
-          throw CommError(fail(title, error));
+          throw CommError(core->fail(title, error));
         }
       });
     } catch (const std::exception& error) {
-      state->end(std::make_exception_ptr(CommError(fail(title, error))));
+      state->end(std::make_exception_ptr(CommError(core_->fail(title, error))));
     }
     return Work(std::move(state));
   }
@@ -158,17 +210,17 @@ class ShmGroup final : public SharedMemoryGroup {
   void run(const Task& task, bool spin) {
     std::exception_ptr failure;
     try {
-      failure_.check();
+      core_->failure.check();
       try {
         const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
                              bytes_of(task.call));
         const Clock::time_point start = Clock::now();
         task.call.mark.running();
         if (!task.begun) collectives_.begin(task.call, done_);
-        collectives_.finish(task.call, done_, start + task.call.mark.limit(options_.timeout), spin);
+        collectives_.finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
         busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
       } catch (const std::exception& error) {
-        throw CommError(fail(concat(name(task.call.op), " #", done_), error));
+        throw CommError(core_->fail(concat(name(task.call.op), " #", done_), error));
       }
     } catch (...) {
       failure = std::current_exception();
@@ -184,7 +236,7 @@ class ShmGroup final : public SharedMemoryGroup {
   bool finish(std::uint64_t number, Clock::time_point deadline) {
     if (deadline == Clock::time_point::max()) {
       const std::lock_guard engine(engine_);
-      run_until(number, spins_);
+      run_until(number, core_->spins);
     } else {  // it goes on after the deadline, so the helper must do it
       const std::lock_guard lock(mutex_);
       urgent_ = true;
@@ -193,38 +245,9 @@ class ShmGroup final : public SharedMemoryGroup {
     return false;
   }
 
-  bool finish_message(std::uint64_t number, Clock::time_point deadline) {
-    const std::lock_guard lock(messages_mutex_);
-    const auto ready = [&] {
-      messages_.progress();
-      return !messages_.pending(number);
-    };
-    const auto check = [&] {
-      const int peer = messages_.peer_of(number);
-      control_block_->check_alive(peer);
-      require<CommError>(Clock::now() < deadline, "rank ", peer, " did not come in time");
-    };
-    control_block_->await(ready, check, deadline, spins_);
-    return true;
-  }
-
-  /// Ends the group, and returns the text of the error; messages_mutex_ is not held.
-  std::string fail(const std::string& operation, const std::exception& error) {
-    std::string text = failure_.add(operation, rank(), error);
-    close();  // the peers must not wait for this rank
-    return text;
-  }
-
-  /// Ends all connections, and the use of the messages' memory; messages_mutex_ is not held.
-  void close() {
-    control_block_->close();  // ends the wait of a thread that holds the mutex
-    const std::lock_guard lock(messages_mutex_);
-    messages_.stop();
-  }
-
   std::shared_ptr<SharedSegment> make_segment(std::size_t bytes) {
     return std::make_shared<SharedSegment>(*arena_store_, concat("shm/arena/", arenas_++), rank(), size(), bytes,
-                                           options_.timeout);
+                                           core_->options.timeout);
   }
 
   /// The helper thread: runs what no other thread waits for.
@@ -243,21 +266,12 @@ class ShmGroup final : public SharedMemoryGroup {
         const std::lock_guard engine(engine_);
         run_until(last, false);
       }
-      help_messages();
+      core_->help();
       lock.lock();
     }
   }
 
-  void help_messages() {
-    try {
-      const std::unique_lock lock(messages_mutex_, std::try_to_lock);
-      if (lock.owns_lock() && messages_.any_pending()) messages_.progress();
-    } catch (const std::exception& error) {
-      fail("a message", error);
-    }
-  }
-
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<MessageCore> core_;
   const std::shared_ptr<Store> arena_store_;
   const Milliseconds connect_timeout_;
   int arenas_ = 0;

@@ -157,7 +157,7 @@ void FileStore::write_record(char op, const std::string& key, const std::string&
 void FileStore::publish(const std::string& key) { write_record(kSet, key, *table_.find(key)); }
 
 void FileStore::wait_for(const std::vector<std::string>& keys, Milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   while (!check(keys)) {
     if (Clock::now() >= deadline) {
       const Locked locked(*this);

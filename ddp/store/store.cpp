@@ -5,6 +5,7 @@
 
 #include "ddp/store/secret.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::ddp {
@@ -185,7 +186,7 @@ void MemoryStore::fail(const std::string& why) {
 std::vector<std::string> MemoryStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (op == StoreOp::get || op == StoreOp::wait) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = Clock::now() + timeout;
     changed_.wait_until(lock, deadline, [&] { return table_.has_all(strings) || !failure_.empty(); });
     if (!table_.has_all(strings))
       throw CommError(failure_.empty() ? table_.timeout_message(strings, timeout) : failure_);

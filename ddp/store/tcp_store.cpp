@@ -13,6 +13,7 @@
 #include "ddp/store/tcp_store_server.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;

@@ -66,6 +66,7 @@ class TransportGroup final : public ProcessGroup {
       queued_.notify_all();
     }
     thread_.join();
+    core_->failure.close();
     core_->transport->close();
   }
 

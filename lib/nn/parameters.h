@@ -26,6 +26,7 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
+#include "lib/base/thread_pool.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 

@@ -13,7 +13,7 @@
 
 #include "ddp/init.h"
 #include "ddp/store/network.h"
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/support/fake_cuda/simulator.h"
 #include "tests/support/few_threads.h"

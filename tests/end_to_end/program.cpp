@@ -139,8 +139,8 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
 
 duet::cli::Results results_of(const std::string& json) {
   duet::cli::Results results;
-  for (const auto& run : nlohmann::json::parse(json).at("runs"))
-    results.runs.push_back(duet::cli::run_from_json(run.dump()));
+  const auto parsed = nlohmann::json::parse(json);
+  for (const auto& run : parsed.at("runs")) results.runs.push_back(duet::cli::run_from_json(run.dump()));
   return results;
 }
 
