@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: the tests of suite `cuda`, compute-sanitizer over some of them, and the speed of a
-# training step, in under 8 minutes. Any failure or skip fails it, except where compute-sanitizer is not installed or
-# cannot look into the GPU. The last line reads "N passed, N failed".
+# On a machine with an NVIDIA GPU: the tests of suite `cuda`, the speed of a training step, the kernels of a recorded
+# step (where Nsight Compute is installed), and compute-sanitizer over a short training; about 4 minutes, 8 with PyTorch.
+# A test that needs more GPUs than there are is counted apart; any other failure or skip of a test fails the check. Every
+# log is kept. The last line reads "N passed, N failed".
 #
 #   tools/gpu_check.sh                    builds what is needed in build-gpu, then checks
-#   tools/gpu_check.sh --python PYTHON    with PyTorch of that python in the table, step for step in turn with duet
+#   tools/gpu_check.sh --python PYTHON    with PyTorch of that python in the table, in the same rounds
+#   tools/gpu_check.sh --out DIR          where the logs go; otherwise gpu-check-logs
 #   tools/gpu_check.sh --bundle DIR       no check: one folder (at most 45 MiB) with programs, their libraries but
 #                                         CUDA's, and MNIST, for a machine without network: copy it, run DIR/check.sh
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-python= bundle=
+python= bundle= out=$PWD/gpu-check-logs
 while [ $# -gt 0 ]; do
   case "$1" in
     --python) python=${2:?--python needs a program}; shift 2 ;;
+    --out) out=$(realpath -m "${2:?--out needs a folder}"); shift 2 ;;
     --bundle) bundle=${2:?--bundle needs a folder}; shift 2 ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
   esac
 done
 say() { echo "gpu_check: $*"; }
@@ -58,7 +61,7 @@ make_bundle() {
   strip --strip-unneeded "$stage"/bin/* "$stage"/lib/*.so* "$stage"/lib/duet/* 2>/dev/null
   tar -C "$stage" -czf "$bundle/programs.tar.gz" bin lib || exit 1
   cp "$here/gpu_check.sh" "$bundle/check.sh"
-  cp "$here/torch_peer.py" "$bundle/"
+  cp "$here/torch_peer.py" "$here/kernel_times.py" "$bundle/"
   mnist=$(find_mnist)
   if [ -n "$mnist" ]; then cp "$mnist"/{train,t10k}-*-ubyte.gz "$bundle/mnist/"; else say 'without MNIST: none was found'; fi
   local mib
@@ -94,10 +97,11 @@ else
   if [ -n "$bundle" ]; then make_bundle; exit 0; fi
   duet=$PWD/build-gpu/cli/duet tests=$PWD/build-gpu/tests/cuda/test_cuda
 fi
+mkdir -p "$out" && rm -f "$out"/*.log "$out"/*.us || fail "cannot write to $out"
 
 unset DUET_CUDA_MODULE  # nothing here is simulated
 export OMP_WAIT_POLICY=passive
-passed=0 failed=0
+passed=0 failed=0 too_few=0
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); say "FAILED: $*"; }
 
@@ -105,67 +109,64 @@ bad() { failed=$((failed + 1)); say "FAILED: $*"; }
 # Not through a pipe: grep -q leaves it early, and pipefail would count the writer's SIGPIPE.
 [[ $("$duet" info --json) == *'"why_no_cuda": ""'* ]] || fail 'there is no GPU to check: see above'
 
-# count LOG NAME STATUS: adds up a test program's results; a skip is a failure.
-count() {
-  local counts
-  counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$1" | tail -n 1)
-  grep '^skipped:' "$1" | sort | uniq -c
-  if [[ $counts =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
-    passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2] + BASH_REMATCH[3]))
-    [ "${BASH_REMATCH[1]}" -gt 0 ] || bad "$2: nothing ran"
-    [ "$3" = 0 ] || [ "${BASH_REMATCH[2]}" != 0 ] || bad "$2: exit status $3"
-  else
-    tail -n 20 "$1"
-    bad "$2: exit status $3"
+# run_group NAME: the test cases of one source file, in a process of its own, so that a hang or an error after which CUDA
+# refuses everything costs no other group.
+run_group() {
+  local log=$out/$1.log status counts skips few name
+  timeout -k 5 60 "$tests" '-#' "[#$1]" --order decl --durations yes >"$log" 2>&1
+  status=$?
+  counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
+  printf '  %-26s %s\n' "$1" "${counts:-exit status $status}"
+  read -r p _ f _ skips _ <<<"${counts:-0 passed, 0 failed, 0 skipped}"
+  few=$(grep -c '^skipped: too few GPUs$' "$log")
+  grep '^skipped:' "$log" | grep -v 'too few GPUs$' | sort | uniq -c
+  too_few=$((too_few + few)) passed=$((passed + p)) failed=$((failed + f + skips - few))
+  if [ "$f" != 0 ] || [ "$status" != 0 ]; then
+    # What failed and why: Catch2 prints the name, the place and the values.
+    grep -A 12 -E 'FAILED:|^simulator:|^cuda:' "$log" | head -n 150
+    [ "$f" != 0 ] || bad "$1: exit status $status"
+    if [ "$status" = 124 ] || [ "$status" = 137 ]; then
+      name=$(last_started "$1" "$log")
+      say "$1 was ended after 60 s, in: ${name:-unknown}"
+    fi
   fi
 }
 
-say 'tests of suite cuda'
-timeout 200 "$tests" >"$work/tests.log" 2>&1
-count "$work/tests.log" 'suite cuda' $?
-
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer /opt/nvidia/*/compute-sanitizer 2>/dev/null | head -n 1)
-if [ -z "$sanitizer" ]; then
-  say 'skipped: compute-sanitizer is not installed'
-else
-  for tool in memcheck racecheck; do
-    # A short training: every kernel of the step, eager. Races are looked for in own kernels only: the libraries' are
-    # not ours to judge, and take most of the time.
-    own=()
-    [ "$tool" = memcheck ] || own=(--kernel-regex kns=duet)
-    timeout 70 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 "${own[@]}" "$duet" train --quiet --device cuda \
-      --mode dp --devices 2 --data synthetic --epochs 1 --batch 32 --train-images 96 --test-images 32 >"$work/$tool.log" 2>&1
-    status=$?
-    if [ "$status" = 0 ]; then
-      good
-      say "compute-sanitizer $tool: nothing found"
-    elif grep -q 'Device not supported' "$work/$tool.log"; then
-      say "skipped: compute-sanitizer $tool does not work on this machine (Device not supported)"
-    else
-      tail -n 15 "$work/$tool.log"
-      if [ "$status" = 124 ]; then bad "compute-sanitizer $tool: not done within 70 s"; else bad "compute-sanitizer $tool"; fi
-    fi
+# last_started GROUP LOG: the first test case of the group without a duration.
+last_started() {
+  "$tests" '-#' "[#$1]" --list-test-names-only --order decl 2>/dev/null | grep -vE '^(All|[0-9]+) ' | while read -r name; do
+    [ -z "$name" ] || grep -qF " s: $name" "$2" || { echo "$name"; break; }
   done
-fi
+}
+
+say 'tests of suite cuda, each group with a limit of 60 s'
+for group in $("$tests" '-#' --list-tags 2>/dev/null | grep -o '\[#test_[a-z_]*\]' | tr -d '[]#' | sort -u); do run_group "$group"; done
+[ "$passed" -gt 0 ] || bad 'suite cuda: nothing ran'
+[ "$too_few" = 0 ] || say "$too_few test cases need more GPUs than there are"
+say "$SECONDS s so far"
 
 median() { sort -n | awk '{v[NR] = $1} END {if (NR) printf "%.1f\n", (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2; else print "nan"}'; }
 mnist=$(find_mnist)
 
+# row NAME: a line of the table of this round, so that what was measured is seen even if the check does not end.
+row() { printf '  round %d  %-45s %10s us\n' "$round" "$1" "$(median <"$work/part")"; cat "$work/part" >>"$out/$1.us"; }
 # time_duet NAME OPTIONS...: a part of the step times of NAME.
 time_duet() {
   local name=$1
   shift
   "$duet" train --quiet --device cuda --data synthetic --epochs 1 --train-images 25728 --test-images 128 \
-    --step-times "$work/steps" "$@" >"$work/log" 2>&1 || { tail -n 3 "$work/log"; bad "$name"; return; }
-  tail -n +21 "$work/steps" >>"$work/times $name"
+    --step-times "$work/steps" "$@" >"$out/$name.log" 2>&1 || { tail -n 3 "$out/$name.log"; bad "$name"; return; }
+  tail -n +21 "$work/steps" >"$work/part"
+  row "$name"
 }
 time_torch() {
   [ -n "$python" ] || return 0
-  timeout 60 "$python" "$here/torch_peer.py" --way "$1" --precision "$2" >>"$work/times torch $1 $2" 2>"$work/log" ||
-    { tail -n 3 "$work/log"; bad "torch $1 $2"; }
+  timeout 90 "$python" "$here/torch_peer.py" --way "$1" --precision "$2" >"$work/part" 2>"$out/torch $1 $2.log" ||
+    { tail -n 3 "$out/torch $1 $2.log"; bad "torch $1 $2"; return; }
+  row "torch $1 $2"
 }
 
-say 'speed: steps of 128 images, in turn, 3 rounds'
+say 'speed: steps of 128 images, 3 interleaved rounds'
 for round in 1 2 3; do
   for precision in tf32 fp32 bf16; do
     time_duet "duet single $precision" --mode single --precision $precision --graph off
@@ -176,28 +177,28 @@ for round in 1 2 3; do
 done
 [ -n "$python" ] || say 'without PyTorch in the table: --python PYTHON adds it'
 printf '%-45s %10s\n' 'median step' us
-for file in "$work/times "*; do printf '%-45s %10s\n' "${file##*/times }" "$(median <"$file")"; done
+for file in "$out"/*.us; do printf '%-45s %10s\n' "$(basename "$file" .us)" "$(median <"$file")"; done
 
 say 'ten epochs at lr 0.05'
-data=(--data synthetic)
+data=(--data synthetic) log=$out/epochs.log
 if [ -n "$mnist" ]; then data=(--data "$mnist"); else bad 'ten epochs: no MNIST was found'; fi
-if "$duet" train --quiet --device cuda --precision tf32 --graph on --epochs 10 --lr 0.05 "${data[@]}" --result "$work/result" >"$work/log" 2>&1; then
-  tail -n 1 "$work/log"
-  accuracy=$(tail -n 1 "$work/log" | grep -o 'accuracy [0-9.]*' | cut -d ' ' -f 2)
+if "$duet" train --quiet --device cuda --precision tf32 --graph on --epochs 10 --lr 0.05 "${data[@]}" --result "$work/result" >"$log" 2>&1; then
+  tail -n 1 "$log"
+  accuracy=$(tail -n 1 "$log" | grep -o 'accuracy [0-9.]*' | cut -d ' ' -f 2)
   if awk -v a="$accuracy" 'BEGIN {exit !(a >= 98.9)}'; then good; else bad "accuracy $accuracy %, expected 98.90 % or more"; fi
 else
-  tail -n 3 "$work/log"
+  tail -n 3 "$log"
   bad 'ten epochs'
 fi
 
-# goal WHAT VALUE LIMIT: reached or missed; says so, and fails nothing.
+# goal WHAT VALUE LIMIT: reached or missed; a missed one fails nothing.
 goal() { awk -v what="$1" -v v="$2" -v l="$3" 'BEGIN {printf "  %-7s %s: %s (goal: at most %s)\n", v + 0 <= l + 0 && v != "nan" ? "reached" : "MISSED", what, v, l}'; }
-step_of() { if [ -f "$work/times $1" ]; then median <"$work/times $1"; else echo nan; fi; }
+step_of() { if [ -f "$out/$1.us" ]; then median <"$out/$1.us"; else echo nan; fi; }
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN {if (a == "nan" || b == "nan") print "nan"; else printf "%.3f\n", a / b}'; }
 say 'goals (on an H200; a missed one fails nothing)'
 best=$(step_of 'duet graph tf32')
 goal 'us a step in TF32 with a graph' "$best" 60
-goal 'ms an epoch of 60,000 in TF32' "$(grep -oE '[0-9.]+ s ' "$work/log" | median | awk '{print 1000 * $1}')" 30
+goal 'ms an epoch of 60,000 in TF32' "$(grep -oE '[0-9.]+ s ' "$log" | median | awk '{print 1000 * $1}')" 30
 goal 'us a step in TF32, eager' "$(step_of 'duet single tf32')" 400
 goal 'DP on 2 logical devices over single' "$(ratio "$(step_of 'duet dp, 2 logical devices on 1 GPU tf32')" "$(step_of 'duet single tf32')")" 1.15
 [ -z "$python" ] || {
@@ -205,6 +206,49 @@ goal 'DP on 2 logical devices over single' "$(ratio "$(step_of 'duet dp, 2 logic
   goal "duet's graph over torch.compile" "$(ratio "$best" "$(step_of 'torch compiled tf32')")" 0.333
   goal "duet's graph over PyTorch's graph" "$(ratio "$best" "$(step_of 'torch graph tf32')")" 0.833
 }
-say "$SECONDS s"
+say "$SECONDS s so far"
+
+# find_tool NAME: a profiler's or sanitizer's program.
+find_tool() { command -v "$1" || ls /usr/local/cuda/bin/"$1" /opt/nvidia/*/"$1" /opt/nvidia/*/*/"$1" 2>/dev/null | head -n 1; }
+
+# Which kernels cuDNN and cuBLAS chose for the nodes of a step, and the time of each.
+ncu=$(find_tool ncu)
+if [ -z "$ncu" ]; then
+  say 'skipped: the kernels of a step (Nsight Compute is not installed)'
+else
+  for precision in tf32 bf16; do
+    log=$out/kernels-$precision.log
+    timeout 90 "$ncu" --graph-profiling node --clock-control none --csv --page raw --metrics gpu__time_duration.sum --target-processes all \
+      "$duet" train --quiet --device cuda --data synthetic --epochs 1 --train-images 1280 --test-images 128 --precision $precision \
+      --graph on --graph-steps 1 >"$log" 2>&1
+    say "kernels of a step, $precision"
+    python3 "$here/kernel_times.py" "$log" || { tail -n 3 "$log"; say "skipped: the kernels of a step in $precision"; }
+  done
+fi
+
+sanitizer=$(find_tool compute-sanitizer)
+if [ -z "$sanitizer" ]; then
+  say 'skipped: compute-sanitizer is not installed'
+else
+  for tool in memcheck racecheck; do
+    # A short training: every kernel of the step, eager. Races are looked for in own kernels only: the libraries' are
+    # not ours to judge, and take most of the time.
+    own=() log=$out/$tool.log
+    [ "$tool" = memcheck ] || own=(--kernel-name kns=duet)
+    timeout 120 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 "${own[@]}" "$duet" train --quiet --device cuda \
+      --mode dp --devices 2 --data synthetic --epochs 1 --batch 32 --train-images 96 --test-images 32 >"$log" 2>&1
+    status=$?
+    if [ "$status" = 0 ]; then
+      good
+      say "compute-sanitizer $tool: nothing found"
+    elif grep -q 'Device not supported' "$log"; then
+      say "skipped: compute-sanitizer $tool does not work on this machine (Device not supported)"
+    else
+      head -n 40 "$log"  # the first finding; the end is a summary
+      if [ "$status" = 124 ]; then bad "compute-sanitizer $tool: not done within 120 s"; else bad "compute-sanitizer $tool"; fi
+    fi
+  done
+fi
+say "$SECONDS s; logs in $out"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

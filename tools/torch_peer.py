@@ -3,9 +3,10 @@
 
     torch_peer.py --way eager|compiled|graph --precision fp32|tf32|bf16 [--batch 128] [--steps 200]
 
-A GPU, for tools/gpu_check.sh. Prints one number: the median of a step in microseconds, gather to update, the device
-awaited after every step as duet's own clock does it. "graph" is a CUDA graph of the whole step captured by hand, the
-strongest peer.
+A GPU, for tools/gpu_check.sh. Prints times of a step in microseconds, gather to update, a line each, as duet's own clock
+takes them: of "eager" every step, the device awaited after each; of "compiled" and "graph" the mean of each group of
+10 steps, the device awaited after the last. "graph" is a CUDA graph of the whole step captured by hand, the strongest
+peer.
 
     torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200]
 
@@ -18,7 +19,6 @@ counted), and later steps in microseconds (of rank 0).
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ from torch import nn
 
 IMAGES = 60000
 WARM_UP = 20
+GROUP = 10  # steps between two readings of the loss in a training of 200 steps
 # Blocks of up to 32 MiB (the most that glibc takes) stay in the heap, and the heap does not shrink.
 MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 
@@ -97,16 +98,16 @@ def run_gpu(options):
     if options.way == "graph":
         step = captured(step, options.batch)
     order = torch.randperm(IMAGES, device="cuda")
-    times = []
-    for i in range(WARM_UP + options.steps):
-        first = i * options.batch % (IMAGES - options.batch)
+    group = 1 if options.way == "eager" else GROUP
+    for begin in range(0, WARM_UP + options.steps, group):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        step(order[first : first + options.batch])
+        for i in range(begin, begin + group):
+            first = i * options.batch % (IMAGES - options.batch)
+            step(order[first : first + options.batch])
         torch.cuda.synchronize()
-        if i >= WARM_UP:
-            times.append((time.perf_counter() - start) * 1e6)
-    print(f"{statistics.median(times):.1f}")
+        if begin >= WARM_UP:
+            print(f"{(time.perf_counter() - start) * 1e6 / group:.1f}")
 
 
 def run_cpu_rank(rank, options, store):
