@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Finds a CUDA toolkit with cuBLAS, cuDNN and NCCL, and prints what a build needs of it.
 
-    find_cuda.py [FOLDER]      FOLDER: a toolkit's root, or a Python environment with NVIDIA's wheels; nothing else is
+    find_cuda.py [FOLDER...]   FOLDER: a toolkit's root, or a Python environment with NVIDIA's wheels; nothing else is
                                looked at then
     find_cuda.py --driver      exit status 0 when this machine has an NVIDIA driver
 
 Without a folder the first complete one of these is taken: $DUET_CUDA_ENV, $CUDA_HOME, $CUDA_PATH, the nvcc on PATH,
-/usr/local/cuda, and the environment that tools/cuda_from_wheels.sh makes. Prints lines of a key, a tab and a value:
-root, nvcc, version, include (several), library.NAME (full name of the file), folder (of the libraries; several). Where
-nothing is found, the standard error says what each place lacks, and the exit status is 1.
+/usr/local/cuda, the environment that tools/cuda_from_wheels.sh makes, and the wheels of the python3 on PATH. A toolkit
+that lacks cuDNN or NCCL takes them from the wheels of another place. Prints lines of a key, a tab and a value: root,
+nvcc, version, include (several), library.NAME (full name of the file), folder (of the libraries; several). Where nothing
+is found, the standard error says what each place lacks, and the exit status is 1.
 """
 import glob
 import os
@@ -57,6 +58,12 @@ def places():
         yield "nvcc on PATH", os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
     yield "the usual place", "/usr/local/cuda"
     yield "tools/cuda_from_wheels.sh", default_environment()
+    python = shutil.which("python3")
+    if python:
+        run = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+                             capture_output=True, text=True, check=False)
+        if run.returncode == 0 and os.path.isdir(os.path.join(run.stdout.strip(), "nvidia")):
+            yield "python3 on PATH", run.stdout.strip()
 
 
 def first_existing(folders):
@@ -64,12 +71,13 @@ def first_existing(folders):
 
 
 class Toolkit:
-    """What lies at `root`, together with its sibling wheels and what the system has of cuDNN and NCCL."""
+    """What lies at `root`, together with the wheels next to it, what the system has of cuDNN and NCCL, and the cuDNN and
+    NCCL of `wheels`: other places' folders "nvidia"."""
 
-    def __init__(self, root):
+    def __init__(self, root, wheels=()):
         self.root = os.path.abspath(root)
-        parent = os.path.dirname(self.root)
-        homes = [self.root] + [os.path.join(parent, name) for name in ("cudnn", "nccl", "cublas")]
+        homes = [self.root] + [os.path.join(os.path.dirname(self.root), name) for name in ("cudnn", "nccl", "cublas")]
+        homes += [os.path.join(folder, name) for folder in wheels for name in ("cudnn", "nccl")]
         self.nvcc = os.path.join(self.root, "bin", "nvcc")
         self.includes = first_existing(
             [os.path.join(home, "include") for home in homes]
@@ -131,17 +139,16 @@ class Toolkit:
                 yield f"folder\t{folder}"
 
 
-def find(folder):
+def find(folders):
     """(toolkit or None, why not)"""
-    reasons = []
-    seen = set()
-    for name, place in [("the given folder", folder)] if folder else places():
-        for root in roots(place):
-            real = os.path.realpath(root)
-            if real in seen:
-                continue
-            seen.add(real)
-            toolkit = Toolkit(root)
+    given = [("the given folder", folder) for folder in folders] or list(places())
+    wheels = first_existing(name for _, place in given for name in wheel_folders(place))
+    roots_of = {os.path.realpath(root): (name, root) for name, place in reversed(given) for root in reversed(roots(place))}
+    candidates = list(reversed(roots_of.values()))
+    for others in ((), wheels):  # places are mixed only where none is complete
+        reasons = []
+        for name, root in candidates:
+            toolkit = Toolkit(root, others)
             why = toolkit.missing()
             if not why:
                 return toolkit, ""
@@ -159,10 +166,10 @@ def has_driver():
 def main(arguments):
     if arguments == ["--driver"]:
         return 0 if has_driver() else 1
-    if len(arguments) > 1 or (arguments and arguments[0].startswith("-")):
+    if any(argument.startswith("-") for argument in arguments):
         print(__doc__, file=sys.stderr)
         return 2
-    toolkit, why = find(arguments[0] if arguments else "")
+    toolkit, why = find(arguments)
     if not toolkit:
         print(why, file=sys.stderr)
         return 1

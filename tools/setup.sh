@@ -22,9 +22,28 @@ case "${1:-}" in
   *) sed -n '2,8p' "$0" >&2; exit 2 ;;
 esac
 
-if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "setup: this system has no apt; on another distribution install the equivalents of: ${needed[*]} ${optional[*]}" >&2
-  exit 1
+# Where there is no apt: prints the packages whose programs and headers are missing.
+missing_files() {
+  local program header
+  for program in g++ meson ninja:ninja-build pkg-config python3 git; do
+    command -v "${program%:*}" >/dev/null || echo "${program#*:}"
+  done
+  ! command -v g++ >/dev/null || for header in dnnl.hpp:libdnnl-dev boost/asio.hpp:libboost-dev nlohmann/json.hpp:nlohmann-json3-dev \
+    CLI/CLI.hpp:libcli11-dev zlib.h:zlib1g-dev curl/curl.h:libcurl4-openssl-dev catch2/catch.hpp:catch2; do
+    # Catch2 3 has no catch.hpp.
+    printf '#if !__has_include(<%s>) && !(__has_include(<catch2/catch_all.hpp>) && 0%s)\nlacks %s\n#endif\n' "${header%:*}" \
+      "$([ "${header#*:}" != catch2 ] || echo 1)" "${header#*:}"
+  done | g++ -std=c++20 -E -P -x c++ - | awk '$1 == "lacks" {print $2}'
+}
+
+apt=1
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || apt=
+if [ -z "$apt" ]; then
+  mapfile -t absent < <(missing_files)
+  [ ${#absent[@]} = 0 ] || {
+    echo "setup: this system has no apt, and it lacks what Debian's packages ${absent[*]} hold: install their equivalents" >&2
+    exit 1
+  }
 fi
 
 # Prints those of the given packages that are not installed.
@@ -42,7 +61,7 @@ as_root() {
   fi
 }
 
-mapfile -t absent < <(missing "${needed[@]}" "${optional[@]}")
+[ -z "$apt" ] || mapfile -t absent < <(missing "${needed[@]}" "${optional[@]}")
 if [ ${#absent[@]} -gt 0 ]; then
   echo "setup: installing ${absent[*]}"
   # A stale package list names files that the mirror no longer has. Recommended packages would be gigabytes.

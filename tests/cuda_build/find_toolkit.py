@@ -53,6 +53,24 @@ def cases(folder):
     yield "one's own environment goes before all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
     yield "an old toolkit is passed over", found(run(home, CUDA_HOME=old, CUDA_PATH=good))[0] == good
     yield "wheels in one folder", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
+    compiler = toolkit(os.path.join(folder, "compiler"), headers=[h for h in HEADERS if h not in ("cudnn.h", "nccl.h")],
+                       libraries=[name for name in LIBRARIES if "cudnn" not in name and "nccl" not in name])
+    site = os.path.join(folder, "python")
+    for name, library in (("cudnn", "libcudnn.so.9"), ("nccl", "libnccl.so.2")):
+        write(os.path.join(site, "nvidia", name, "include", name + ".h"))
+        write(os.path.join(site, "nvidia", name, "lib", library))
+    write(os.path.join(folder, "bin/python3"), f"#!/bin/sh\necho {site}\n")
+    os.chmod(os.path.join(folder, "bin/python3"), 0o755)
+    ways = {"given": lambda: run(os.path.join(folder, "nobody"), compiler, site)}
+    if not os.path.exists("/usr/local/cuda"):  # which is complete where it is
+        ways["found"] = lambda: run(os.path.join(folder, "nobody"), CUDA_HOME=compiler, PATH=f"{folder}/bin:/usr/bin:/bin")
+    for way, find in ways.items():
+        lines = find().stdout.splitlines()
+        yield f"cuDNN and NCCL of a Python environment join a toolkit, {way}", {
+            f"root\t{compiler}", f"library.nccl\t{site}/nvidia/nccl/lib/libnccl.so.2",
+            f"include\t{site}/nvidia/cudnn/include"} <= set(lines)
+    joined = found(run(home, CUDA_HOME=compiler, CUDA_PATH=good, PATH=f"{folder}/bin:/usr/bin:/bin"))
+    yield "a complete place goes before a joined one", joined[0] == good
     result = run(home, old)
     yield "too old, said so", result.returncode == 1 and "is of CUDA 12.4, 13 or newer is needed" in result.stderr
     result = run(home, bare)
