@@ -67,9 +67,10 @@ class WithPrecision {
   static duet::Backend& backend() { return duet::backend(duet::DeviceKind::cuda); }
 };
 
-/// Largest difference allowed, relative to the largest entry of a tensor.
+/// Largest difference allowed, relative to the largest entry of a tensor. Tensor cores may truncate to TF32's 10 bits of
+/// mantissa instead of rounding, which makes every product smaller by up to 2^-9.
 inline double tolerance(duet::Precision precision) {
-  return precision == duet::Precision::fp32 ? 1e-5 : precision == duet::Precision::tf32 ? 1e-3 : 1e-2;
+  return precision == duet::Precision::fp32 ? 1e-5 : precision == duet::Precision::tf32 ? 2e-3 : 1e-2;
 }
 
 inline constexpr duet::Precision kPrecisions[] = {duet::Precision::fp32, duet::Precision::tf32, duet::Precision::bf16};

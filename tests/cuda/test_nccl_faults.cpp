@@ -1,6 +1,5 @@
-// Ranks over NCCL that never connect, fail, or share a GPU.
+// Ranks over NCCL that do not come, or fail.
 #include <chrono>
-#include <cstdlib>
 #include <latch>
 #include <string>
 #include <vector>
@@ -23,15 +22,6 @@ RankOptions with_timeout(milliseconds timeout) {
 }
 
 Tensor one_on(int rank) { return zeros({1}, DType::f32, gpu_of(rank)); }
-
-/// Two ranks on two logical devices of one GPU; returns what each threw.
-std::vector<std::string> share_a_gpu() {
-  return try_nccl_ranks(
-      2, [](ProcessGroup& group) { group.barrier().wait(); },
-      [](int rank) {
-        return nccl_options({DeviceKind::cuda, 0, rank});
-      });
-}
 
 }  // namespace
 
@@ -119,46 +109,4 @@ TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
   CHECK(failures[1] == "a damaged file");
   CHECK_THAT(failures[0], ContainsSubstring("barrier #") && ContainsSubstring(" failed on rank 0: ") &&
                               ContainsSubstring("the group failed on rank 1: it was dropped"));
-}
-
-TEST_CASE("nccl: ranks that share a GPU are refused with what to do") {
-  DUET_NEEDS_NCCL(1);
-  const bool simulated = backend(DeviceKind::cuda).describe(gpu_of(0)).find("simulated") != std::string::npos;
-  if (!simulated) DUET_SKIP("the version of NCCL cannot be chosen");
-  constexpr const char* kVersion = "DUET_SIM_NCCL_VERSION";
-  constexpr const char* kShare = "NCCL_MULTI_RANK_GPU_ENABLE";
-  ::setenv(kVersion, "22907", 1);
-  ::setenv(kShare, "1", 1);
-  for (const std::string& failure : share_a_gpu())
-    CHECK(
-        failure ==
-        "ranks 0, 1 share one GPU, which NCCL 2.29.7 does not allow (2.30 and newer can): give every rank a GPU of its "
-        "own, or use the backend gloo or shm");
-  ::unsetenv(kVersion);
-  ::unsetenv(kShare);
-  for (const std::string& failure : share_a_gpu())
-    CHECK_THAT(failure, ContainsSubstring("allows only with the environment variable NCCL_MULTI_RANK_GPU_ENABLE=1"));
-  ::setenv(kShare, "1", 1);
-  for (const std::string& failure : share_a_gpu()) CHECK(failure == "");
-  ::unsetenv(kShare);
-  ::setenv(kVersion, "30000", 1);
-  for (const std::string& failure : share_a_gpu())
-    CHECK(failure == "NCCL 3.0.0 was found, but duet was built for NCCL 2");
-  ::unsetenv(kVersion);
-}
-
-TEST_CASE("nccl: partitions of one GPU are one GPU to NCCL before 2.30, and several from then on") {
-  DUET_NEEDS_NCCL(2);
-  if (backend(DeviceKind::cuda).describe(gpu_of(0)).find("simulated") == std::string::npos)
-    DUET_SKIP("the version of NCCL cannot be chosen");
-  ::setenv("DUET_SIM_PARTITIONS", "1", 1);
-  const auto connect = [] {
-    return try_nccl_ranks(
-        2, [](ProcessGroup& group) { group.barrier().wait(); }, [](int rank) { return nccl_options(gpu_of(rank)); });
-  };
-  for (const std::string& failure : connect()) CHECK(failure == "");
-  ::setenv("DUET_SIM_NCCL_VERSION", "22907", 1);
-  for (const std::string& failure : connect()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
-  ::unsetenv("DUET_SIM_NCCL_VERSION");
-  ::unsetenv("DUET_SIM_PARTITIONS");
 }

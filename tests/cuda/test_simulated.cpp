@@ -83,6 +83,24 @@ TEST_CASE("simulated: a failed allocation is tried again, and failures name the 
   duet_sim::reset(1);
 }
 
+TEST_CASE("simulated: errors of CUDA and cuDNN carry their reason, and what to do") {
+  Backend& cuda = backend(DeviceKind::cuda);
+  const Tensor x = zeros({1, 2, 5, 5}, DType::f32, kTwo), w = zeros({3, 2, 3, 3}, DType::f32, kTwo);
+  const Tensor y = empty({1, 3, 3, 3}, DType::f32, kTwo);
+  const auto convolve = [&] { cuda.conv2d_forward(x, w, {}, y, {3, 3, 1, 1, 0, 0}); };
+  CHECK_NOTHROW(convolve());  // by the algorithm after the one that is refused when it runs
+  duet_sim::reset(1, "cudnnConvolutionForward:1");
+  CHECK_THROWS_WITH(convolve(), ContainsSubstring("conv2d_forward: ") && ContainsSubstring(": simulated reason"));
+  duet_sim::reset(1, "kernel:1:222");  // cudaErrorUnsupportedPtxVersion
+  CHECK_THROWS_WITH(cuda.relu_forward(x, x), ContainsSubstring("update the driver, or build with this GPU's sm_N"));
+  for (const char* sticky : {"220", "226", "721"}) {
+    duet_sim::reset(1, std::string("cudaStreamSynchronize:1:") + sticky);
+    cuda.relu_forward(x, x);
+    CHECK_THROWS_WITH(cuda.synchronize(kTwo), ContainsSubstring("caused by relu_forward"));
+  }
+  duet_sim::reset(1);
+}
+
 TEST_CASE("simulated: a GPU that has no room for another peer copies through host memory") {
   const Device three = {DeviceKind::cuda, 3};
   duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:711");  // cudaErrorTooManyPeers

@@ -1,4 +1,4 @@
-// Asynchronous failures of NCCL.
+// NCCL failing behind a rank's back, and ranks that share a GPU.
 #include <net/if.h>
 
 #include <atomic>
@@ -63,6 +63,15 @@ std::string some_interface() {
   }
   ::if_freenameindex(all);
   return found;
+}
+
+/// Two ranks on two logical devices of one GPU; returns what each threw.
+std::vector<std::string> share_a_gpu() {
+  return try_nccl_ranks(
+      2, [](ProcessGroup& group) { group.barrier().wait(); },
+      [](int rank) {
+        return nccl_options({DeviceKind::cuda, 0, rank});
+      });
 }
 
 }  // namespace
@@ -232,4 +241,40 @@ TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error tha
   CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::nccl),
                     ContainsSubstring("all_reduce_devices: got f16 for f16, expected f32"));
   CHECK_THROWS_WITH(cuda.all_reduce_devices(parts, parts, DeviceSum::tree), "tensor holds f16, asked for f32");
+}
+
+TEST_CASE("simulated: ranks that share a GPU are refused with what to do") {
+  constexpr const char* kVersion = "DUET_SIM_NCCL_VERSION";
+  constexpr const char* kShare = "NCCL_MULTI_RANK_GPU_ENABLE";
+  ::setenv(kVersion, "22907", 1);
+  ::setenv(kShare, "1", 1);
+  for (const std::string& failure : share_a_gpu())
+    CHECK(
+        failure ==
+        "ranks 0, 1 share one GPU, which NCCL 2.29.7 does not allow (2.30 and newer can): give every rank a GPU of its "
+        "own, or use the backend gloo or shm");
+  ::unsetenv(kVersion);
+  ::unsetenv(kShare);
+  for (const std::string& failure : share_a_gpu())
+    CHECK_THAT(failure, ContainsSubstring("allows only with the environment variable NCCL_MULTI_RANK_GPU_ENABLE=1"));
+  ::setenv(kShare, "1", 1);
+  for (const std::string& failure : share_a_gpu()) CHECK(failure == "");
+  ::unsetenv(kShare);
+  ::setenv(kVersion, "30000", 1);
+  for (const std::string& failure : share_a_gpu())
+    CHECK(failure == "NCCL 3.0.0 was found, but duet was built for NCCL 2");
+  ::unsetenv(kVersion);
+}
+
+TEST_CASE("simulated: partitions of one GPU are one GPU to NCCL before 2.30, and several from then on") {
+  ::setenv("DUET_SIM_PARTITIONS", "1", 1);
+  const auto meet = [] {
+    return try_nccl_ranks(
+        2, [](ProcessGroup& group) { group.barrier().wait(); }, [](int rank) { return nccl_options(gpu_of(rank)); });
+  };
+  for (const std::string& failure : meet()) CHECK(failure == "");
+  ::setenv("DUET_SIM_NCCL_VERSION", "22907", 1);
+  for (const std::string& failure : meet()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
+  ::unsetenv("DUET_SIM_NCCL_VERSION");
+  ::unsetenv("DUET_SIM_PARTITIONS");
 }

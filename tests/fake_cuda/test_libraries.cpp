@@ -57,24 +57,27 @@ TEST_CASE("cuDNN convolves forward and back, strictly with FMA_MATH") {
   cudnnSetFilter4dDescriptor(wd, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 1, 1, 2, 2);
   cudnnSetConvolution2dDescriptor(conv, 0, 0, 1, 1, 1, 1, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT);
   cudnnSetConvolutionMathType(conv, CUDNN_FMA_MATH);
-  cudnnConvolutionFwdAlgoPerf_t perf[2];
+  cudnnConvolutionFwdAlgoPerf_t perf[3];
   int count = 0;
-  REQUIRE(cudnnGetConvolutionForwardAlgorithm_v7(handle, xd, wd, conv, yd, 2, &count, perf) == CUDNN_STATUS_SUCCESS);
-  REQUIRE(count == 2);
+  REQUIRE(cudnnGetConvolutionForwardAlgorithm_v7(handle, xd, wd, conv, yd, 3, &count, perf) == CUDNN_STATUS_SUCCESS);
+  REQUIRE(count == 3);
   std::size_t bytes_needed = 0;  // the first is a guess that turns out wrong
   CHECK(cudnnGetConvolutionForwardWorkspaceSize(handle, xd, wd, conv, yd, perf[0].algo, &bytes_needed) ==
         CUDNN_STATUS_NOT_SUPPORTED);
   Buffer x(9), w(4), y(4), dx(9), dw(4);
-  Buffer<char> workspace(perf[1].memory);
+  Buffer<char> workspace(perf[2].memory);
   x.set({1, 2, 3, 4, 5, 6, 7, 8, 9}, stream);
   w.set({1, 0, 0, 2}, stream);
   const float one = 1, zero = 0;
   const auto forward = [&](std::size_t bytes) {
-    return cudnnConvolutionForward(handle, &one, xd, x.data, wd, w.data, conv, perf[1].algo, workspace.data, bytes,
+    return cudnnConvolutionForward(handle, &one, xd, x.data, wd, w.data, conv, perf[2].algo, workspace.data, bytes,
                                    &zero, yd, y.data);
   };
-  CHECK(forward(perf[1].memory - 1) == CUDNN_STATUS_BAD_PARAM);
-  REQUIRE(forward(perf[1].memory) == CUDNN_STATUS_SUCCESS);
+  const cudnnStatus_t late =
+      cudnnConvolutionForward(handle, &one, xd, x.data, wd, w.data, conv, perf[1].algo, nullptr, 0, &zero, yd, y.data);
+  CHECK(late / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED);
+  CHECK(forward(perf[2].memory - 1) == CUDNN_STATUS_BAD_PARAM);
+  REQUIRE(forward(perf[2].memory) == CUDNN_STATUS_SUCCESS);
   CHECK(y.get(stream) == std::vector<float>{11, 14, 20, 23});
   REQUIRE(cudnnConvolutionBackwardData(handle, &one, wd, w.data, yd, y.data, conv, CUDNN_CONVOLUTION_BWD_DATA_ALGO_0,
                                        nullptr, 0, &zero, xd, dx.data) == CUDNN_STATUS_SUCCESS);
@@ -86,13 +89,13 @@ TEST_CASE("cuDNN convolves forward and back, strictly with FMA_MATH") {
         std::vector<float>{11 + 28 + 80 + 115, 22 + 42 + 100 + 138, 44 + 70 + 140 + 184, 55 + 84 + 160 + 207});
   const float fine = 1 + 1.0f / 4096;
   w.set({fine, 0, 0, 0}, stream);
-  REQUIRE(forward(perf[1].memory) == CUDNN_STATUS_SUCCESS);
+  REQUIRE(forward(perf[2].memory) == CUDNN_STATUS_SUCCESS);
   CHECK(y.get(stream)[0] == fine);
   cudnnSetConvolutionMathType(conv, CUDNN_DEFAULT_MATH);
-  REQUIRE(forward(perf[1].memory) == CUDNN_STATUS_SUCCESS);
+  REQUIRE(forward(perf[2].memory) == CUDNN_STATUS_SUCCESS);
   CHECK(y.get(stream)[0] == 1);
   duet_sim::reset(1, "cudnnConvolutionForward:1");
-  CHECK(forward(perf[1].memory) == CUDNN_STATUS_EXECUTION_FAILED);
+  CHECK(forward(perf[2].memory) == CUDNN_STATUS_EXECUTION_FAILED);
   duet_sim::reset(1);
   cudnnDestroyTensorDescriptor(xd);
   cudnnDestroyTensorDescriptor(yd);

@@ -21,6 +21,9 @@ bool is_sticky(cudaError_t status) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
     case cudaErrorAssert: return true;
     default: return false;
   }
@@ -31,6 +34,9 @@ const char* advice(cudaError_t status) {
   switch (status) {
     case cudaErrorDevicesUnavailable: return "; another program may hold the GPU exclusively: see nvidia-smi";
     case cudaErrorNoKernelImageForDevice: return "; duet was built for other GPUs: see the build's option gpu_archs";
+    case cudaErrorUnsupportedPtxVersion:
+      return "; duet has no machine code for this GPU, and the driver is too old to compile it: update the driver, or "
+             "build with this GPU's sm_N in the option gpu_archs";
     default: return "";
   }
 }
@@ -51,7 +57,11 @@ void check(cudaError_t status, const char* what) {
 }
 
 void check(cudnnStatus_t status, const char* what) {
-  require<DeviceError>(status == CUDNN_STATUS_SUCCESS, "cuda: ", what, ": ", cudnnGetErrorString(status));
+  if (status == CUDNN_STATUS_SUCCESS) [[likely]]
+    return;
+  char more[512] = "";  // the reason, where cuDNN gives one
+  cudnnGetLastErrorString(more, sizeof more);
+  throw DeviceError(concat("cuda: ", what, ": ", cudnnGetErrorString(status), *more != '\0' ? ": " : "", more));
 }
 
 void check(cublasStatus_t status, const char* what) {

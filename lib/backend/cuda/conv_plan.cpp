@@ -31,6 +31,9 @@ bool transforms(cudnnConvolutionBwdFilterAlgo_t algorithm) {
          algorithm == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED;
 }
 
+/// Of a range of codes.
+bool is_unsupported(cudnnStatus_t status) { return status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED; }
+
 }  // namespace
 
 ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), precision_(key.precision) {
@@ -55,92 +58,98 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), 
   check(cudnnSetConvolutionMathType(conv_.get(), precision_ == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
         op);
   switch (pass_) {
-    case ConvPass::forward: choose_forward(handle); break;
-    case ConvPass::backward_data: choose_backward_data(handle); break;
-    case ConvPass::backward_weights: choose_backward_weights(handle); break;
+    case ConvPass::forward: list_forward(handle); break;
+    case ConvPass::backward_data: list_backward_data(handle); break;
+    case ConvPass::backward_weights: list_backward_weights(handle); break;
   }
 }
 
-template <class Result, class SetWorkspace>
-auto ConvPlan::choose(const Result* results, int count, SetWorkspace set_workspace) {
+template <class Result, class GetWorkspace>
+void ConvPlan::keep_suitable(const Result* results, int count, GetWorkspace get_workspace) {
   for (int i = 0; i < count; ++i) {
     const Result& result = results[i];
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
     if (result.memory > kMostWorkspace) continue;
     const bool fma = result.mathType == CUDNN_FMA_MATH || result.mathType == CUDNN_DEFAULT_MATH;
     if (transforms(result.algo) || (precision_ == Precision::fp32 && !fma)) continue;
-    if (precision_ != Precision::fp32)
-      check(cudnnSetConvolutionMathType(conv_.get(), result.mathType), current_operator());
+    const cudnnMathType_t math = precision_ == Precision::fp32 ? CUDNN_FMA_MATH : result.mathType;
+    check(cudnnSetConvolutionMathType(conv_.get(), math), current_operator());
     // The list is heuristic: an algorithm in it may not be supported, or may need more workspace than listed.
-    const cudnnStatus_t status = set_workspace(result.algo);
-    if (status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED) continue;  // a range of codes
+    std::size_t bytes = 0;
+    const cudnnStatus_t status = get_workspace(result.algo, &bytes);
+    if (is_unsupported(status)) continue;
     check(status, current_operator());
-    if (workspace_bytes_ > kMostWorkspace) continue;
-    return result.algo;
+    if (bytes <= kMostWorkspace) choices_.push_back({result.algo, math, bytes});
   }
-  throw DeviceError(concat("cuda: ", current_operator(), ": cuDNN offers no repeatable algorithm for this shape"));
+  require<DeviceError>(!choices_.empty(), "cuda: ", current_operator(),
+                       ": cuDNN offers no repeatable algorithm for this shape");
 }
 
-void ConvPlan::choose_forward(cudnnHandle_t handle) {
-  const char* const op = current_operator();
+void ConvPlan::list_forward(cudnnHandle_t handle) {
   std::array<cudnnConvolutionFwdAlgoPerf_t, kMostResults> results{};
   int count = 0;
   check(cudnnGetConvolutionForwardAlgorithm_v7(handle, x_.get(), w_.get(), conv_.get(), y_.get(), kMostResults, &count,
                                                results.data()),
-        op);
-  forward_ = choose(results.data(), count, [&](auto algorithm) {
-    return cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), algorithm,
-                                                   &workspace_bytes_);
+        current_operator());
+  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
+    return cudnnGetConvolutionForwardWorkspaceSize(handle, x_.get(), w_.get(), conv_.get(), y_.get(), algorithm, bytes);
   });
 }
 
-void ConvPlan::choose_backward_data(cudnnHandle_t handle) {
-  const char* const op = current_operator();
+void ConvPlan::list_backward_data(cudnnHandle_t handle) {
   std::array<cudnnConvolutionBwdDataAlgoPerf_t, kMostResults> results{};
   int count = 0;
   check(cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w_.get(), y_.get(), conv_.get(), x_.get(), kMostResults,
                                                     &count, results.data()),
-        op);
-  backward_data_ = choose(results.data(), count, [&](auto algorithm) {
+        current_operator());
+  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
     return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w_.get(), y_.get(), conv_.get(), x_.get(), algorithm,
-                                                        &workspace_bytes_);
+                                                        bytes);
   });
 }
 
-void ConvPlan::choose_backward_weights(cudnnHandle_t handle) {
-  const char* const op = current_operator();
+void ConvPlan::list_backward_weights(cudnnHandle_t handle) {
   std::array<cudnnConvolutionBwdFilterAlgoPerf_t, kMostResults> results{};
   int count = 0;
   check(cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x_.get(), y_.get(), conv_.get(), w_.get(), kMostResults,
                                                       &count, results.data()),
-        op);
-  backward_weights_ = choose(results.data(), count, [&](auto algorithm) {
+        current_operator());
+  keep_suitable(results.data(), count, [&](auto algorithm, std::size_t* bytes) {
     return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x_.get(), y_.get(), conv_.get(), w_.get(), algorithm,
-                                                          &workspace_bytes_);
+                                                          bytes);
   });
 }
 
-void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) const {
+cudnnStatus_t ConvPlan::try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b,
+                                   float* result) {
   const cudnnHandle_t handle = device.cudnn();
+  check(cudnnSetConvolutionMathType(conv_.get(), choice.math), current_operator());
+  const std::size_t bytes = choice.workspace_bytes;
   // From the pool each time: a recorded step keeps its blocks.
   Tensor scratch;
-  if (workspace_bytes_ > 0) scratch = empty({static_cast<std::int64_t>(workspace_bytes_)}, DType::u8, device.device());
+  if (bytes > 0) scratch = empty({static_cast<std::int64_t>(bytes)}, DType::u8, device.device());
   void* const workspace = scratch.defined() ? scratch.raw() : nullptr;
-  const char* const op = current_operator();
   switch (pass_) {
     case ConvPass::forward:
-      return check(cudnnConvolutionForward(handle, &kOne, x_.get(), a, w_.get(), b, conv_.get(), forward_, workspace,
-                                           workspace_bytes_, &kZero, y_.get(), result),
-                   op);
+      return cudnnConvolutionForward(handle, &kOne, x_.get(), a, w_.get(), b, conv_.get(),
+                                     static_cast<cudnnConvolutionFwdAlgo_t>(choice.algorithm), workspace, bytes, &kZero,
+                                     y_.get(), result);
     case ConvPass::backward_data:
-      return check(cudnnConvolutionBackwardData(handle, &kOne, w_.get(), b, y_.get(), a, conv_.get(), backward_data_,
-                                                workspace, workspace_bytes_, &kZero, x_.get(), result),
-                   op);
-    case ConvPass::backward_weights:
-      return check(
-          cudnnConvolutionBackwardFilter(handle, &kOne, x_.get(), a, y_.get(), b, conv_.get(), backward_weights_,
-                                         workspace, workspace_bytes_, &kZero, w_.get(), result),
-          op);
+      return cudnnConvolutionBackwardData(handle, &kOne, w_.get(), b, y_.get(), a, conv_.get(),
+                                          static_cast<cudnnConvolutionBwdDataAlgo_t>(choice.algorithm), workspace,
+                                          bytes, &kZero, x_.get(), result);
+    case ConvPass::backward_weights: break;
+  }
+  return cudnnConvolutionBackwardFilter(handle, &kOne, x_.get(), a, y_.get(), b, conv_.get(),
+                                        static_cast<cudnnConvolutionBwdFilterAlgo_t>(choice.algorithm), workspace,
+                                        bytes, &kZero, w_.get(), result);
+}
+
+void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) {
+  for (;;) {
+    const cudnnStatus_t status = try_choice(device, choices_.front(), a, b, result);
+    if (!is_unsupported(status) || choices_.size() == 1) return check(status, current_operator());
+    choices_.pop_front();
   }
 }
 
@@ -152,7 +161,7 @@ std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
   return hash;
 }
 
-const ConvPlan& ConvPlans::plan(cudnnHandle_t handle, const ConvKey& key) {
+ConvPlan& ConvPlans::plan(cudnnHandle_t handle, const ConvKey& key) {
   const auto found = plans_.find(key);
   if (found != plans_.end()) return found->second;
   return plans_.emplace(std::piecewise_construct, std::forward_as_tuple(key), std::forward_as_tuple(handle, key))

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <unordered_map>
 
 #include "lib/backend/cuda/cuda_device.h"
@@ -39,37 +40,43 @@ class ConvPlan {
   /// Throws DeviceError when cuDNN has no algorithm for it.
   ConvPlan(cudnnHandle_t handle, const ConvKey& key);
   /// forward: a = x, b = w, result = y; backward_data: dy, w, dx; backward_weights: x, dy, dw. Overwrites the result.
-  /// All at addresses that are multiples of 16.
-  void run(CudaDevice& device, const float* a, const float* b, float* result) const;
+  /// All at addresses that are multiples of 16. An algorithm that turns out not to be supported is dropped for the
+  /// next.
+  void run(CudaDevice& device, const float* a, const float* b, float* result);
 
  private:
   using TensorDescriptor =
       Descriptor<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor, cudnnDestroyTensorDescriptor>;
 
-  void choose_forward(cudnnHandle_t handle);
-  void choose_backward_data(cudnnHandle_t handle);
-  void choose_backward_weights(cudnnHandle_t handle);
-  /// Takes the first algorithm of cuDNN's list, the fastest first, that suits; returns it. `set_workspace` sets
-  /// workspace_bytes_ to what an algorithm needs.
-  template <class Result, class SetWorkspace>
-  auto choose(const Result* results, int count, SetWorkspace set_workspace);
+  /// An entry of cuDNN's list; `algorithm` is of the enumeration of the pass.
+  struct Choice {
+    int algorithm;
+    cudnnMathType_t math;
+    std::size_t workspace_bytes;
+  };
+
+  void list_forward(cudnnHandle_t handle);
+  void list_backward_data(cudnnHandle_t handle);
+  void list_backward_weights(cudnnHandle_t handle);
+  /// Keeps the entries of cuDNN's list that suit, the fastest by its estimate first. `get_workspace` gives the bytes
+  /// that an algorithm needs.
+  template <class Result, class GetWorkspace>
+  void keep_suitable(const Result* results, int count, GetWorkspace get_workspace);
+  cudnnStatus_t try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
 
   ConvPass pass_;
   Precision precision_;
   TensorDescriptor x_, y_;
   Descriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor> w_;
   Descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor, cudnnDestroyConvolutionDescriptor> conv_;
-  cudnnConvolutionFwdAlgo_t forward_{};
-  cudnnConvolutionBwdDataAlgo_t backward_data_{};
-  cudnnConvolutionBwdFilterAlgo_t backward_weights_{};
-  std::size_t workspace_bytes_ = 0;
+  std::deque<Choice> choices_;  // the first is taken
 };
 
 /// The plans of one device; used by the thread that launches its kernels.
 class ConvPlans {
  public:
-  /// The plan for `key`, made on first use.
-  const ConvPlan& plan(cudnnHandle_t handle, const ConvKey& key);
+  /// The plan for `key`, made when it is asked for the first time.
+  ConvPlan& plan(cudnnHandle_t handle, const ConvKey& key);
 
  private:
   struct Hash {

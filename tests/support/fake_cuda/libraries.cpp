@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -168,7 +169,7 @@ bool fits_together(const Convolution& c) {
 cudnnStatus_t ask_workspace(const Convolution& shapes, int algorithm, size_t* bytes) {
   if (!fits_together(shapes)) return CUDNN_STATUS_BAD_PARAM;
   *bytes = algorithm == 1 ? kWorkspace : 0;
-  return algorithm <= 1 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
+  return algorithm <= 1 || algorithm == kRefusedLate ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
 }
 
 cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const ConvolutionCall& call) {
@@ -176,6 +177,7 @@ cudnnStatus_t convolve(cudnnHandle_t handle, const Convolution& shapes, const Co
   const bool known = ask_workspace(shapes, call.algorithm, &needed) == CUDNN_STATUS_SUCCESS;
   const bool room = call.workspace_bytes >= needed && (needed == 0 || call.workspace != nullptr);
   if (!known || !room || !is_plain(call.alpha, call.beta)) return CUDNN_STATUS_BAD_PARAM;
+  if (call.algorithm == kRefusedLate) return static_cast<cudnnStatus_t>(CUDNN_STATUS_NOT_SUPPORTED + 10);
   const char* const function = kConvolutions[static_cast<int>(shapes.direction)];
   // The fastest kernels read four floats at a time, unchecked.
   for (const void* p : {call.a, call.b, static_cast<const void*>(call.result)})
@@ -207,6 +209,7 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
 }
 size_t cudnnGetVersion() { return static_cast<size_t>(setting("DUET_SIM_CUDNN_VERSION", CUDNN_VERSION)); }
 const char* cudnnGetErrorString(cudnnStatus_t status) { return status_text("cuDNN", status); }
+void cudnnGetLastErrorString(char* message, size_t max_size) { std::snprintf(message, max_size, "simulated reason"); }
 cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, int pad_h, int pad_w, int stride_h,
                                               int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
                                               cudnnDataType_t) {

@@ -16,43 +16,47 @@
 #define cudaEventDisableTiming 0x02
 
 // The errors that duet tells apart, and those that the simulator gives.
-#define DUET_SIM_ERRORS(E)                                                                             \
-  E(cudaSuccess, 0, "no error")                                                                        \
-  E(cudaErrorInvalidValue, 1, "invalid argument")                                                      \
-  E(cudaErrorMemoryAllocation, 2, "out of memory")                                                     \
-  E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                \
-  E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                          \
-  E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")   \
-  E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")              \
-  E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                      \
-  E(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                             \
-  E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")  \
-  E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                             \
-  E(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices")     \
-  E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                    \
-  E(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")              \
-  E(cudaErrorNotReady, 600, "device not ready")                                                        \
-  E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                          \
-  E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                            \
-  E(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                          \
-  E(cudaErrorAssert, 710, "device-side assert triggered")                                              \
-  E(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                    \
-  E(cudaErrorHardwareStackError, 714, "hardware stack error")                                          \
-  E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                        \
-  E(cudaErrorMisalignedAddress, 716, "misaligned address")                                             \
-  E(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")       \
-  E(cudaErrorInvalidPc, 718, "invalid program counter")                                                \
-  E(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                         \
-  E(cudaErrorNotSupported, 801, "operation not supported")                                             \
-  E(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")        \
-  E(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture") \
-  E(cudaErrorStreamCaptureMerge, 902, "operation would merge separate captures")                       \
-  E(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")      \
-  E(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                         \
-  E(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")   \
-  E(cudaErrorStreamCaptureImplicit, 906, "work of the legacy stream would depend on a capture")        \
-  E(cudaErrorCapturedEvent, 907, "operation not permitted on an event of a capture")                   \
-  E(cudaErrorStreamCaptureWrongThread, 908, "capture of one thread is ended by another")               \
+#define DUET_SIM_ERRORS(E)                                                                               \
+  E(cudaSuccess, 0, "no error")                                                                          \
+  E(cudaErrorInvalidValue, 1, "invalid argument")                                                        \
+  E(cudaErrorMemoryAllocation, 2, "out of memory")                                                       \
+  E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                  \
+  E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                            \
+  E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")     \
+  E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")                \
+  E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                        \
+  E(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                               \
+  E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")    \
+  E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                               \
+  E(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices")       \
+  E(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error detected during the execution")       \
+  E(cudaErrorUnsupportedPtxVersion, 222, "the provided PTX was compiled with an unsupported toolchain.") \
+  E(cudaErrorContained, 226, "memory contained error")                                                   \
+  E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                      \
+  E(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                \
+  E(cudaErrorNotReady, 600, "device not ready")                                                          \
+  E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                            \
+  E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                              \
+  E(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                            \
+  E(cudaErrorAssert, 710, "device-side assert triggered")                                                \
+  E(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                      \
+  E(cudaErrorHardwareStackError, 714, "hardware stack error")                                            \
+  E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                          \
+  E(cudaErrorMisalignedAddress, 716, "misaligned address")                                               \
+  E(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")         \
+  E(cudaErrorInvalidPc, 718, "invalid program counter")                                                  \
+  E(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                           \
+  E(cudaErrorTensorMemoryLeak, 721, "tensor memory not completely freed")                                \
+  E(cudaErrorNotSupported, 801, "operation not supported")                                               \
+  E(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")          \
+  E(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")   \
+  E(cudaErrorStreamCaptureMerge, 902, "operation would merge separate captures")                         \
+  E(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")        \
+  E(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                           \
+  E(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")     \
+  E(cudaErrorStreamCaptureImplicit, 906, "work of the legacy stream would depend on a capture")          \
+  E(cudaErrorCapturedEvent, 907, "operation not permitted on an event of a capture")                     \
+  E(cudaErrorStreamCaptureWrongThread, 908, "capture of one thread is ended by another")                 \
   E(cudaErrorUnknown, 999, "unknown error")
 
 #define DUET_SIM_ENUMERATOR(name, value, text) name = value,

@@ -17,7 +17,7 @@ typedef enum {
   CUDNN_STATUS_EXECUTION_FAILED = 5000
 } cudnnStatus_t;
 typedef enum { CUDNN_DATA_FLOAT = 0 } cudnnDataType_t;
-typedef enum { CUDNN_DEFAULT_MATH = 0, CUDNN_FMA_MATH = 3 } cudnnMathType_t;
+typedef enum { CUDNN_DEFAULT_MATH = 0, CUDNN_TENSOR_OP_MATH = 1, CUDNN_FMA_MATH = 3 } cudnnMathType_t;
 typedef enum { CUDNN_TENSOR_NCHW = 0 } cudnnTensorFormat_t;
 typedef enum { CUDNN_CROSS_CORRELATION = 1 } cudnnConvolutionMode_t;
 typedef enum { CUDNN_NON_DETERMINISTIC = 0, CUDNN_DETERMINISTIC = 1 } cudnnDeterminism_t;
@@ -84,7 +84,8 @@ struct ConvolutionCall {
   size_t workspace_bytes;
   const void *alpha, *beta;
 };
-constexpr size_t kWorkspace = 4096;  // bytes that algorithm 1 asks for; algorithm 0 needs none
+constexpr size_t kWorkspace = 3 << 20;  // bytes that algorithm 1 asks for; algorithm 0 needs none
+constexpr int kRefusedLate = 4;         // an algorithm that turns out not to be supported when it runs
 
 bool fits_together(const Convolution& shapes);
 cudnnStatus_t ask_workspace(const Convolution& shapes, int algorithm, size_t* bytes);
@@ -102,16 +103,17 @@ struct Calls {
   static cudnnStatus_t list(cudnnHandle_t, A a, B b, cudnnConvolutionDescriptor_t how, Result result, int asked,
                             int* returned, DuetSimAlgoPerf<Algorithm>* perf) {
     if (!fits_together(shapes(a, b, how, result)) || asked < 1) return CUDNN_STATUS_BAD_PARAM;
-    const auto entry = [](int algorithm, cudnnStatus_t status, float time, size_t memory, cudnnDeterminism_t repeats) {
-      return DuetSimAlgoPerf<Algorithm>{Algorithm(algorithm), status, time, memory, repeats, CUDNN_DEFAULT_MATH};
-    };
-    const DuetSimAlgoPerf<Algorithm> all[] = {
-        // A guess that turns out wrong, as cuDNN's may: ask_workspace() refuses it.
-        entry(3, CUDNN_STATUS_SUCCESS, 0.05f, 0, CUDNN_DETERMINISTIC),
-        entry(1, CUDNN_STATUS_SUCCESS, 0.1f, kWorkspace, CUDNN_DETERMINISTIC),
-        entry(0, CUDNN_STATUS_SUCCESS, 0.2f, 0, CUDNN_NON_DETERMINISTIC),
-        entry(2, CUDNN_STATUS_NOT_SUPPORTED, -1, 0, CUDNN_DETERMINISTIC)};
-    *returned = std::min(asked, 4);
+    DuetSimAlgoPerf<Algorithm> all[] = {
+        // Guesses that turn out wrong, as cuDNN's may: ask_workspace() refuses the first, convolve() the second.
+        {Algorithm(3), CUDNN_STATUS_SUCCESS, 0.05f, 0, CUDNN_DETERMINISTIC, CUDNN_TENSOR_OP_MATH},
+        {Algorithm(kRefusedLate), CUDNN_STATUS_SUCCESS, 0.06f, 0, CUDNN_DETERMINISTIC, CUDNN_TENSOR_OP_MATH},
+        {Algorithm(1), CUDNN_STATUS_SUCCESS, 0.1f, kWorkspace, CUDNN_DETERMINISTIC, CUDNN_TENSOR_OP_MATH},
+        {Algorithm(1), CUDNN_STATUS_SUCCESS, 0.15f, kWorkspace, CUDNN_DETERMINISTIC, CUDNN_FMA_MATH},
+        {Algorithm(0), CUDNN_STATUS_SUCCESS, 0.2f, 0, CUDNN_NON_DETERMINISTIC, CUDNN_FMA_MATH},
+        {Algorithm(2), CUDNN_STATUS_NOT_SUPPORTED, -1, 0, CUDNN_DETERMINISTIC, CUDNN_FMA_MATH}};
+    if (how->math == CUDNN_FMA_MATH)
+      for (auto& entry : all) entry.mathType = CUDNN_FMA_MATH;
+    *returned = std::min(asked, 6);
     std::copy_n(all, *returned, perf);
     return CUDNN_STATUS_SUCCESS;
   }
@@ -151,6 +153,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle);
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream);
 size_t cudnnGetVersion();
 const char* cudnnGetErrorString(cudnnStatus_t status);
+void cudnnGetLastErrorString(char* message, size_t max_size);
 inline auto cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* d) { return duet_sim::make(d); }
 inline auto cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t d) { return duet_sim::destroy(d); }
 inline auto cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* d) { return duet_sim::make(d); }
