@@ -89,6 +89,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   if (!options.data.empty()) add("data", options.data);
   if (has_ranks(cell.mode)) add("workers", options.workers);
   if (options.compat_torch) add("compat", "torch");
+  if (options.deterministic) arguments.push_back("--deterministic");
   if (options.check_finite) arguments.push_back("--check-finite");
   return arguments;
 }

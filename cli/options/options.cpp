@@ -89,6 +89,8 @@ void add_step(CLI::App& app, Training& training) {
              "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
   add_choice(app, "--precision", training.precision, kPrecisions,
              "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32");
+  app.add_flag("--deterministic", training.deterministic,
+               "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   app.add_option(
          "--graph", training.graph,
          "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "

@@ -25,6 +25,7 @@ struct Training {
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
+  bool deterministic = false;
   std::string backend = "auto";     // of the ranks' process group: see ddp/init.h
   std::string workers = "process";  // what a rank is, or "thread"
   std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"

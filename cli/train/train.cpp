@@ -99,6 +99,7 @@ void set_up(const TrainOptions& options) {
   Backend& kernels = backend(options.device);
   kernels.set_threads_per_device(options.threads_per_device);
   kernels.set_precision(options.precision);
+  kernels.set_deterministic(options.deterministic);
 }
 
 /// Files may have other names on other hosts; but the ranks gather what some of them hold.
@@ -111,6 +112,7 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
           {"--model", options.model},
           {"--device", duet::name(options.device)},
           {"--precision", name(options.precision)},
+          {"--deterministic", options.deterministic ? "given" : "not given"},
           {"--batch", concat(options.batch)},
           {"--epochs", concat(options.epochs)},
           {"--lr", concat(options.lr)},

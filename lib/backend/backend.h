@@ -133,6 +133,9 @@ class Backend {
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
   virtual Precision precision() const = 0;
+  /// Whether every run of a program gives the same bits; false at first. On CPU they always do. On CUDA the fastest
+  /// convolutions are found by timing them, and another run may find others; true takes cuDNN's first estimate.
+  virtual void set_deterministic(bool deterministic) = 0;
   virtual DeviceUse use(Device device) = 0;
   /// Whether copies from one device to another need no detour through the host.
   virtual bool copies_directly(Device from, Device to) = 0;

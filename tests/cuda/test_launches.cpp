@@ -75,6 +75,24 @@ TEST_CASE("simulated: a training step of SimpleCNN is 12 own kernels and 11 call
   }
 }
 
+TEST_CASE("simulated: convolutions are timed once per shape and process, and not at all where they are deterministic") {
+  Backend& cuda = backend(DeviceKind::cuda);
+  const auto convolutions = [&](Device device, std::int64_t height) {
+    const Tensor x = zeros({1, 2, height, 5}, DType::f32, device), w = zeros({3, 2, 3, 3}, DType::f32, device);
+    const Tensor y = empty({1, 3, height - 2, 3}, DType::f32, device);
+    duet_sim::take_calls();
+    cuda.conv2d_forward(x, w, {}, y, {3, 3, 1, 1, 0, 0});
+    cuda.synchronize(device);
+    return duet_sim::take_calls()["cudnnConvolutionForward"];
+  };
+  CHECK(convolutions(kOne, 11) == 5);  // one run to load the kernels, three timed ones, and the result's
+  CHECK(convolutions(kOne, 11) == 1);
+  CHECK(convolutions({DeviceKind::cuda, 2}, 11) == 1);  // so that replicas have the same bits
+  cuda.set_deterministic(true);
+  CHECK(convolutions(kOne, 12) == 1);
+  cuda.set_deterministic(false);
+}
+
 TEST_CASE("simulated: replaying a recorded step is one launch") {
   Training training(true);
   StepGraph graph(kOne);

@@ -53,6 +53,7 @@ class CpuBackend final : public Backend {
   StepRecorder* recorder(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
   Precision precision() const override { return Precision::fp32; }
+  void set_deterministic(bool) override {}
   DeviceUse use(Device) override { return {}; }
   bool copies_directly(Device, Device) override { return true; }
 

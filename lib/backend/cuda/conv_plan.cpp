@@ -1,9 +1,14 @@
 #include "lib/backend/cuda/conv_plan.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
+#include <mutex>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "lib/backend/cuda/sizes.h"
 
@@ -13,6 +18,7 @@ namespace {
 constexpr std::size_t kMostWorkspace = std::size_t{512} << 20;
 constexpr int kMostResults = 16;
 constexpr float kOne = 1, kZero = 0;
+constexpr int kTimedRuns = 3;
 
 // Algorithms that add up transformed numbers, whose rounding errors are several times those of plain sums: no precision
 // promises those. Fused Winograd is offered on GPUs before Hopper only.
@@ -31,12 +37,20 @@ bool transforms(cudnnConvolutionBwdFilterAlgo_t algorithm) {
          algorithm == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED;
 }
 
+struct TimedEvent {
+  TimedEvent() { check(cudaEventCreateWithFlags(&event, cudaEventDefault), "cudaEventCreateWithFlags"); }
+  ~TimedEvent() { cudaEventDestroy(event); }
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+  cudaEvent_t event = nullptr;
+};
+
 /// Of a range of codes.
 bool is_unsupported(cudnnStatus_t status) { return status / 1000 * 1000 == CUDNN_STATUS_NOT_SUPPORTED; }
 
 }  // namespace
 
-ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), precision_(key.precision) {
+ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : key_(key) {
   const char* const op = current_operator();
   const auto set = [&](const TensorDescriptor& tensor, std::int64_t channels, std::int64_t h, std::int64_t w) {
     check(cudnnSetTensor4dDescriptor(tensor.get(), CUDNN_TENSOR_NCHW, CUDNN_DATA_FLOAT, to_int(key.batch, "batch"),
@@ -55,9 +69,10 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : pass_(key.pass), 
                                         CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
         op);
   // CUDNN_DEFAULT_MATH lets floats pass through TF32. Numbers rounded to bfloat16 pass through TF32 unchanged.
-  check(cudnnSetConvolutionMathType(conv_.get(), precision_ == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
-        op);
-  switch (pass_) {
+  check(
+      cudnnSetConvolutionMathType(conv_.get(), key.precision == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
+      op);
+  switch (key.pass) {
     case ConvPass::forward: list_forward(handle); break;
     case ConvPass::backward_data: list_backward_data(handle); break;
     case ConvPass::backward_weights: list_backward_weights(handle); break;
@@ -71,15 +86,18 @@ void ConvPlan::keep_suitable(const Result* results, int count, GetWorkspace get_
     if (result.status != CUDNN_STATUS_SUCCESS || result.determinism != CUDNN_DETERMINISTIC) continue;
     if (result.memory > kMostWorkspace) continue;
     const bool fma = result.mathType == CUDNN_FMA_MATH || result.mathType == CUDNN_DEFAULT_MATH;
-    if (transforms(result.algo) || (precision_ == Precision::fp32 && !fma)) continue;
-    const cudnnMathType_t math = precision_ == Precision::fp32 ? CUDNN_FMA_MATH : result.mathType;
+    const bool strict = key_.precision == Precision::fp32;
+    if (transforms(result.algo) || (strict && !fma)) continue;
+    const cudnnMathType_t math = strict ? CUDNN_FMA_MATH : result.mathType;
     check(cudnnSetConvolutionMathType(conv_.get(), math), current_operator());
     // The list is heuristic: an algorithm in it may not be supported, or may need more workspace than listed.
     std::size_t bytes = 0;
     const cudnnStatus_t status = get_workspace(result.algo, &bytes);
     if (is_unsupported(status)) continue;
     check(status, current_operator());
-    if (bytes <= kMostWorkspace) choices_.push_back({result.algo, math, bytes});
+    const Choice choice{result.algo, math, bytes};
+    const bool listed = std::find(choices_.begin(), choices_.end(), choice) != choices_.end();
+    if (bytes <= kMostWorkspace && !listed) choices_.push_back(choice);
   }
   require<DeviceError>(!choices_.empty(), "cuda: ", current_operator(),
                        ": cuDNN offers no repeatable algorithm for this shape");
@@ -129,7 +147,7 @@ cudnnStatus_t ConvPlan::try_choice(CudaDevice& device, const Choice& choice, con
   Tensor scratch;
   if (bytes > 0) scratch = empty({static_cast<std::int64_t>(bytes)}, DType::u8, device.device());
   void* const workspace = scratch.defined() ? scratch.raw() : nullptr;
-  switch (pass_) {
+  switch (key_.pass) {
     case ConvPass::forward:
       return cudnnConvolutionForward(handle, &kOne, x_.get(), a, w_.get(), b, conv_.get(),
                                      static_cast<cudnnConvolutionFwdAlgo_t>(choice.algorithm), workspace, bytes, &kZero,
@@ -145,7 +163,45 @@ cudnnStatus_t ConvPlan::try_choice(CudaDevice& device, const Choice& choice, con
                                         bytes, &kZero, w_.get(), result);
 }
 
+float ConvPlan::milliseconds_of(CudaDevice& device, const Choice& choice, const float* a, const float* b,
+                                float* result) {
+  const TimedEvent begin, end;
+  float best = std::numeric_limits<float>::infinity();
+  for (int round = 0; round <= kTimedRuns; ++round) {
+    check(cudaEventRecord(begin.event, device.stream()), "cudaEventRecord");
+    const cudnnStatus_t status = try_choice(device, choice, a, b, result);
+    if (is_unsupported(status)) return best;
+    check(status, current_operator());
+    check(cudaEventRecord(end.event, device.stream()), "cudaEventRecord");
+    check(cudaEventSynchronize(end.event), current_operator());
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin.event, end.event), "cudaEventElapsedTime");
+    if (round > 0) best = std::min(best, milliseconds);  // the first loads the kernels
+  }
+  return best;
+}
+
+void ConvPlan::put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result) {
+  static std::mutex mutex;
+  static auto& fastest = *new std::unordered_map<ConvKey, Choice, ConvKeyHash>;  // of any device
+  const std::lock_guard lock(mutex);
+  auto known = fastest.find(key_);
+  if (known == fastest.end()) {
+    const auto time = [&](const Choice& choice) { return milliseconds_of(device, choice, a, b, result); };
+    std::vector<float> times(choices_.size());
+    std::transform(choices_.begin(), choices_.end(), times.begin(), time);
+    const auto best = std::min_element(times.begin(), times.end()) - times.begin();
+    known = fastest.emplace(key_, choices_[static_cast<std::size_t>(best)]).first;
+  }
+  const auto at = std::find(choices_.begin(), choices_.end(), known->second);
+  if (at != choices_.end()) std::rotate(choices_.begin(), at, at + 1);
+}
+
 void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* result) {
+  if (!final_ && !is_capturing(device.stream())) {
+    if (!key_.deterministic && choices_.size() > 1) put_fastest_first(device, a, b, result);
+    final_ = true;
+  }
   for (;;) {
     const cudnnStatus_t status = try_choice(device, choices_.front(), a, b, result);
     if (!is_unsupported(status) || choices_.size() == 1) return check(status, current_operator());
@@ -153,7 +209,7 @@ void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* re
   }
 }
 
-std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
+std::size_t ConvKeyHash::operator()(const ConvKey& key) const {
   std::size_t hash = static_cast<std::size_t>(key.pass) * 4 + static_cast<std::size_t>(key.precision);
   for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels,
                                   key.window.kernel_h, key.window.stride_h, key.window.pad_h})

@@ -17,7 +17,11 @@ struct ConvKey {
   std::int64_t batch, in_channels, height, width, out_channels;
   Window2d window;
   Precision precision;
+  bool deterministic;
   bool operator==(const ConvKey&) const = default;
+};
+struct ConvKeyHash {
+  std::size_t operator()(const ConvKey& key) const;
 };
 
 /// Owns one of cuDNN's descriptors.
@@ -34,7 +38,9 @@ class Descriptor {
   Handle handle_ = nullptr;
 };
 
-/// A convolution of one shape. Only algorithms that give the same bits each time are taken.
+/// A convolution of one shape. Only algorithms that give the same bits each time are taken: cuDNN's first estimate, or,
+/// unless the key is deterministic, the fastest of three runs each when it is first run outside of a recording. The
+/// choice then holds for all devices of the process.
 class ConvPlan {
  public:
   /// Throws DeviceError when cuDNN has no algorithm for it.
@@ -53,6 +59,7 @@ class ConvPlan {
     int algorithm;
     cudnnMathType_t math;
     std::size_t workspace_bytes;
+    bool operator==(const Choice&) const = default;
   };
 
   void list_forward(cudnnHandle_t handle);
@@ -63,13 +70,17 @@ class ConvPlan {
   template <class Result, class GetWorkspace>
   void keep_suitable(const Result* results, int count, GetWorkspace get_workspace);
   cudnnStatus_t try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
+  /// Infinite when the algorithm is refused.
+  float milliseconds_of(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
+  /// Puts the fastest choice first.
+  void put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result);
 
-  ConvPass pass_;
-  Precision precision_;
+  ConvKey key_;
   TensorDescriptor x_, y_;
   Descriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor> w_;
   Descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor, cudnnDestroyConvolutionDescriptor> conv_;
   std::deque<Choice> choices_;  // the first is taken
+  bool final_ = false;          // the first has been run, and timed if it had to be
 };
 
 /// The plans of one device; used by the thread that launches its kernels.
@@ -79,10 +90,7 @@ class ConvPlans {
   ConvPlan& plan(cudnnHandle_t handle, const ConvKey& key);
 
  private:
-  struct Hash {
-    std::size_t operator()(const ConvKey& key) const;
-  };
-  std::unordered_map<ConvKey, ConvPlan, Hash> plans_;
+  std::unordered_map<ConvKey, ConvPlan, ConvKeyHash> plans_;
 };
 
 }  // namespace duet::cuda

@@ -50,6 +50,8 @@ class CudaBackend final : public Backend {
   /// Throws DeviceError when the environment keeps NVIDIA's libraries from computing so.
   void set_precision(Precision precision) override;
   Precision precision() const override { return precision_; }
+  void set_deterministic(bool deterministic) override { deterministic_ = deterministic; }
+  bool deterministic() const { return deterministic_; }
   DeviceUse use(Device device) override;
   bool copies_directly(Device from, Device to) override;
 
@@ -147,6 +149,7 @@ class CudaBackend final : public Backend {
 
   int gpus_ = 0;
   std::atomic<Precision> precision_{Precision::fp32};
+  std::atomic<bool> deterministic_{false};
   std::mutex devices_mutex_;
   std::array<std::array<Slot, kMaxLogical + 1>, kMaxGpus> devices_{};  // [gpu][logical + 1]
   std::mutex cliques_mutex_;

@@ -20,6 +20,12 @@ using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Status (*)(Handle)>
 
 }  // namespace
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
     : backend_(backend), device_(device), physical_(physical) {
   activate();
@@ -37,6 +43,8 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
 CudaDevice::~CudaDevice() = default;
 
 Precision CudaDevice::precision() const { return backend_.precision(); }
+
+bool CudaDevice::deterministic() const { return backend_.deterministic(); }
 
 void CudaDevice::activate() const {
   int current = -1;  // queried each time: other libraries change it too

@@ -17,6 +17,9 @@ class CudaBackend;
 class CudaRecorder;
 class DeviceMemory;
 
+/// Whether what is asked of the stream now becomes part of a graph.
+bool is_capturing(cudaStream_t stream);
+
 /// One per duet Device, made when first used and never destroyed: at exit the driver may be gone before statics are. A
 /// logical device has its own stream, handles and memory on the GPU that it shares. Kernels are launched by one thread
 /// at a time; copies and memory are requested by any.
@@ -39,6 +42,8 @@ class CudaDevice {
   DeviceMemory& memory() { return *memory_; }
   const DeviceMemory& memory() const { return *memory_; }
   Precision precision() const;
+  /// Whether algorithms are chosen without timing them.
+  bool deterministic() const;
   /// The convolutions prepared so far.
   ConvPlans& conv_plans();
   /// Records steps.

@@ -46,12 +46,6 @@ struct Finally {
   F end;
 };
 
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
-}
-
 void require_not_recorded(const CudaDevice& device, const char* what) {
   require<DeviceError>(!is_capturing(device.stream()), "a copy ", what, " the host on ", device.device(),
                        " cannot be part of a recorded step");
