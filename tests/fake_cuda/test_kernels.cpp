@@ -24,6 +24,8 @@ __global__ void sum_by_halves(const float* x, float* sums) {
   if (t == 0) sums[blockIdx.x] = part[0];
 }
 
+[[maybe_unused]] __global__ void first_of_four(const float* x, float* y) { *y = reinterpret_cast<const float4*>(x)->x; }
+
 __global__ void sum_by_shuffles(const float* x, float* sums) {
   __shared__ float part[kThreads / 32];
   float value = x[blockIdx.x * kThreads + threadIdx.x];
@@ -140,3 +142,19 @@ TEST_CASE("every thread of every block runs once, with its indices") {
   ::unsetenv("DUET_SIM_THREADS");
   good(cudaStreamDestroy(stream));
 }
+
+#if DUET_SIM_TRAPS  // the sanitizer of undefined behaviour finds it otherwise
+TEST_CASE("a vector at an address that is not aligned is an error") {
+  duet_sim::reset(1);
+  cudaStream_t stream = make_stream();
+  Buffer x(8), y(1);
+  x.set({1, 2, 3, 4, 5, 6, 7, 8}, stream);
+  good(launch(first_of_four, 1, 1, stream, x.data + 4, y.data));
+  CHECK(y.get(stream) == std::vector<float>{5});
+  good(launch(first_of_four, 1, 1, stream, x.data + 2, y.data));
+  CHECK(cudaStreamSynchronize(stream) == cudaErrorMisalignedAddress);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("first_of_four") && ContainsSubstring("is not aligned"));
+  duet_sim::reset(1);
+  good(cudaStreamDestroy(stream));
+}
+#endif

@@ -35,6 +35,22 @@ TEST_CASE("cuBLAS multiplies on its stream, and rounds to TF32 only when set") {
         CUBLAS_STATUS_SUCCESS);
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("the handle is of device 0, the current device is 1"));
   good(cudaSetDevice(0));
+  duet_sim::take_report();
+  // Inside a capture it may not allocate its workspace.
+  const auto captured = [&] {
+    cudaGraph_t graph = nullptr;
+    good(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    const cublasStatus_t status =
+        cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 2, 3, &one, b.data, 3, a.data, 3, &zero, c.data, 2);
+    good(cudaStreamEndCapture(stream, &graph));
+    good(cudaGraphDestroy(graph));
+    return status;
+  };
+  CHECK(captured() == CUBLAS_STATUS_EXECUTION_FAILED);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("cublasSetWorkspace goes after cublasSetStream"));
+  Buffer<char> workspace(4096);
+  REQUIRE(cublasSetWorkspace(handle, workspace.data, 4096) == CUBLAS_STATUS_SUCCESS);
+  CHECK(captured() == CUBLAS_STATUS_SUCCESS);
   cublasDestroy(handle);
   good(cudaStreamDestroy(stream));
 }

@@ -34,6 +34,7 @@ struct LibraryHandle {
 struct cudnnContext : duet_sim::LibraryHandle {};
 struct cublasContext : duet_sim::LibraryHandle {
   cublasMath_t math = CUBLAS_DEFAULT_MATH;
+  bool own_workspace = true;  // which it allocates when it is first used
 };
 
 namespace duet_sim {
@@ -81,9 +82,11 @@ duet::Tensor make_tensor(const duet::Shape& shape) {
   return duet::empty(shape, duet::DType::f32, {duet::DeviceKind::cpu, cpu().device_count() - 1});
 }
 
-/// TF32 has 10 bits of mantissa; to nearest, ties away from zero, as cvt.rna.
+/// TF32 has 10 bits of mantissa. With odd seeds to nearest, ties away from zero, as cvt.rna; with even ones truncated,
+/// as tensor cores that are given floats do.
 float to_tf32(float x) {
-  return x != x ? x : std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000) & ~0x1FFFu);
+  static const std::uint32_t half = setting("DUET_SIM_SEED", 1) % 2 != 0 ? 0x1000 : 0;
+  return x != x ? x : std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + half) & ~0x1FFFu);
 }
 
 bool is_plain(const void* alpha, const void* beta) {
@@ -146,6 +149,12 @@ cublasStatus_t multiply(const char* function, const cublasContext& handle, bool 
                         int n, int k, const Matrix& a, const Matrix& b, float* c, int pitch) {
   const bool fit = m > 0 && n > 0 && k > 0 && a.pitch >= (transpose_a ? k : m) && b.pitch >= (transpose_b ? n : k);
   if (!fit || pitch < m) return CUBLAS_STATUS_INVALID_VALUE;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (handle.own_workspace && cudaStreamIsCapturing(handle.stream, &capture) == cudaSuccess &&
+      capture != cudaStreamCaptureStatusNone) {
+    report("%s allocates a workspace inside a capture: cublasSetWorkspace goes after cublasSetStream", function);
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
   const bool tf32 = handle.math == CUBLAS_TF32_TENSOR_OP_MATH;
   const auto body = [=] {  // c^T (n, m) is row-major in c's place; = op(b)^T (n, k) times the transpose of op(a) (m, k)
     const duet::Tensor product = make_tensor({n, m});
@@ -234,10 +243,12 @@ cublasStatus_t cublasGetProperty(libraryPropertyType type, int* value) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+  handle->own_workspace = true;
   return set_stream(*handle, stream) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, size_t) {
   const bool good = pointer_fault(workspace, true, handle->device, 1u << handle->device).empty();
+  handle->own_workspace = handle->own_workspace && !good;
   return good ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode) {
@@ -255,8 +266,9 @@ cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublas
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,
                             const void* alpha, const void* a, cudaDataType a_type, int lda, const void* b,
                             cudaDataType b_type, int ldb, const void* beta, void* c, cudaDataType c_type, int ldc,
-                            cublasComputeType_t, cublasGemmAlgo_t) {
-  if (!is_plain(alpha, beta) || a_type != b_type || c_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+                            cublasComputeType_t compute, cublasGemmAlgo_t) {
+  const bool known = a_type == b_type && c_type == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F;
+  if (!is_plain(alpha, beta) || !known) return CUBLAS_STATUS_NOT_SUPPORTED;
   return multiply("cublasGemmEx", *handle, op_a == CUBLAS_OP_T, op_b == CUBLAS_OP_T, m, n, k, {a, a_type, lda},
                   {b, b_type, ldb}, static_cast<float*>(c), ldc);
 }

@@ -25,16 +25,22 @@ namespace {
 
 thread_local sigjmp_buf* escape = nullptr;
 thread_local cudaError_t failure = cudaSuccess;
-struct sigaction previous;
+struct sigaction previous[2];  // of SIGSEGV and SIGILL
 std::mutex report_mutex;
 char kept[4096];
 
-/// Opens memory that an operation touches for the first time, ends a kernel's thread that touches what it may not.
+/// Opens memory that an operation touches for the first time, ends a kernel's thread that touches what it may not, or
+/// at an address that is not aligned: kernels are compiled to trap there.
 void on_fault(int signal, siginfo_t* info, void* context) {
   void* address = info->si_addr;
-  if (in_arena(address)) {
+  const bool misaligned = signal == SIGILL && current_op() != nullptr;
+  if (misaligned) {
+    report("%s reads or writes at an address that is not aligned", name_of(*current_op()));
+    failure = cudaErrorMisalignedAddress;
+  }
+  if (misaligned || in_arena(address)) {
     if (current_op() != nullptr) {
-      if (open_memory(address, *current_op())) return;
+      if (!misaligned && open_memory(address, *current_op())) return;
       if (escape != nullptr) {  // the mask comes back here, not at every sigsetjmp
         pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
         siglongjmp(*escape, 1);
@@ -42,25 +48,27 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     }
     report("host code touches device memory at %p", address);
   }
-  sigaction(signal, &previous, nullptr);  // the access is tried again, and ends as without the simulator
+  sigaction(signal, &previous[signal == SIGILL], nullptr);  // tried again, it ends as without the simulator
 }
 
-/// Test frameworks take the signal for themselves, so it is looked at before every operation.
-void take_signal() {
-  struct sigaction now;
-  sigaction(SIGSEGV, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) return;
-  previous = now;
-  struct sigaction own = {};
-  own.sa_sigaction = on_fault;
-  own.sa_flags = SA_SIGINFO;
-  sigaction(SIGSEGV, &own, nullptr);
+/// Test frameworks take the signals for themselves, so they are looked at before every operation.
+void take_signals() {
+  for (const int signal : {SIGSEGV, SIGILL}) {
+    struct sigaction now;
+    sigaction(signal, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) continue;
+    previous[signal == SIGILL] = now;
+    struct sigaction own = {};
+    own.sa_sigaction = on_fault;
+    own.sa_flags = SA_SIGINFO;
+    sigaction(signal, &own, nullptr);
+  }
 }
 
 /// Runs the operation's body, unless the device failed before.
 void execute(const OpPtr& op, const std::function<void()>& body, cudaError_t& sticky) {
   if (sticky != cudaSuccess || !body) return;
-  take_signal();
+  take_signals();
   current_op() = op.get();
   failure = cudaSuccess;
   const bool good = pointers_sound(*op) && guarded(body);
