@@ -70,10 +70,14 @@ class ParameterStore::SlotLeaf final : public Leaf {
 
 namespace {
 
-/// Sets the offsets, in reverse order of registration; returns the number of elements in all.
+constexpr std::int64_t kVector = 4;  // elements that CUDA kernels and NCCL load at once
+
+/// Sets the offsets, in reverse order of registration, each a multiple of kVector; the elements between two slots stay
+/// 0. Returns the number of elements in all.
 std::int64_t lay_out(std::vector<Slot>& slots) {
   std::int64_t offset = 0;
   for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
+    offset = (offset + kVector - 1) / kVector * kVector;
     slot->offset = offset;
     offset += slot->shape.count();
   }

@@ -67,8 +67,8 @@ class WithPrecision {
   static duet::Backend& backend() { return duet::backend(duet::DeviceKind::cuda); }
 };
 
-/// Largest difference allowed, relative to the largest entry of a tensor. Tensor cores may truncate to TF32's 10 bits of
-/// mantissa instead of rounding, which makes every product smaller by up to 2^-9.
+/// Largest difference allowed, relative to the largest entry of a tensor. Tensor cores may truncate to TF32's 10 bits
+/// of mantissa instead of rounding, which makes every product smaller by up to 2^-9.
 inline double tolerance(duet::Precision precision) {
   return precision == duet::Precision::fp32 ? 1e-5 : precision == duet::Precision::tf32 ? 2e-3 : 1e-2;
 }

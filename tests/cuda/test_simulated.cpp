@@ -91,7 +91,7 @@ TEST_CASE("simulated: errors of CUDA and cuDNN carry their reason, and what to d
   CHECK_NOTHROW(convolve());  // by the algorithm after the one that is refused when it runs
   duet_sim::reset(1, "cudnnConvolutionForward:1");
   CHECK_THROWS_WITH(convolve(), ContainsSubstring("conv2d_forward: ") && ContainsSubstring(": simulated reason"));
-  duet_sim::reset(1, "kernel:1:222");  // cudaErrorUnsupportedPtxVersion
+  duet_sim::reset(1, "cudaLaunchKernelEx:1:222");  // cudaErrorUnsupportedPtxVersion
   CHECK_THROWS_WITH(cuda.relu_forward(x, x), ContainsSubstring("update the driver, or build with this GPU's sm_N"));
   for (const char* sticky : {"220", "226", "721"}) {
     duet_sim::reset(1, std::string("cudaStreamSynchronize:1:") + sticky);

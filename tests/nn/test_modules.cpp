@@ -184,14 +184,19 @@ TEST_CASE("load_state_dict names the tensor that does not fit, and changes nothi
   CHECK(own[0].tensor.data<float>()[0] == before + 1);
 }
 
-TEST_CASE("slots lie in reverse order of registration, without gaps") {
+TEST_CASE("slots lie in reverse order of registration, at multiples of 16 bytes, with zeros between them") {
   SimpleCNN model(1);
   const ParameterStore& store = model.parameters();
   std::int64_t offset = 0;
   for (int slot = store.slot_count() - 1; slot >= 0; --slot) {
+    for (; offset % 4 != 0; ++offset) {
+      CHECK(store.values().data<float>()[offset] == 0);
+      CHECK(store.gradients().data<float>()[offset] == 0);
+    }
     CHECK(store.slots()[static_cast<std::size_t>(slot)].offset == offset);
     CHECK(store.value(slot).data<float>() == store.values().data<float>() + offset);
     CHECK(store.gradient(slot).data<float>() == store.gradients().data<float>() + offset);
+    CHECK(reinterpret_cast<std::uintptr_t>(store.gradient(slot).raw()) % 16 == 0);
     offset += store.value(slot).count();
   }
   CHECK(store.values().count() == offset);
