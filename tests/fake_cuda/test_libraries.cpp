@@ -73,7 +73,7 @@ TEST_CASE("cuDNN convolves forward and back, strictly with FMA_MATH") {
   cudnnSetFilter4dDescriptor(wd, CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW, 1, 1, 2, 2);
   cudnnSetConvolution2dDescriptor(conv, 0, 0, 1, 1, 1, 1, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT);
   cudnnSetConvolutionMathType(conv, CUDNN_FMA_MATH);
-  cudnnConvolutionFwdAlgoPerf_t perf[3];
+  cudnnConvolutionFwdAlgoPerf_t perf[3] = {};
   int count = 0;
   REQUIRE(cudnnGetConvolutionForwardAlgorithm_v7(handle, xd, wd, conv, yd, 3, &count, perf) == CUDNN_STATUS_SUCCESS);
   REQUIRE(count == 3);
