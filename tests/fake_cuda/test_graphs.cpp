@@ -151,3 +151,36 @@ TEST_CASE("what CUDA refuses inside a capture") {
   good(cudaStreamDestroy(stream));
   good(cudaStreamDestroy(other));
 }
+
+TEST_CASE("a graph of streams with different priorities is made with the flag that keeps them") {
+  duet_sim::reset(1);
+  cudaStream_t low = make_stream(), high;
+  good(cudaStreamCreateWithPriority(&high, cudaStreamNonBlocking, -5));
+  cudaEvent_t event = make_event();
+  Buffer x(1);
+  const auto instantiate = [&](cudaStream_t branch, unsigned flags) {
+    good(cudaStreamBeginCapture(low, cudaStreamCaptureModeThreadLocal));
+    good(launch(add_number, 1, 1, low, x.data, 1, 1.0f));
+    good(cudaEventRecord(event, low));
+    good(cudaStreamWaitEvent(branch, event));
+    good(launch(add_number, 1, 1, branch, x.data, 1, 1.0f));
+    good(cudaEventRecord(event, branch));
+    good(cudaStreamWaitEvent(low, event));
+    cudaGraph_t graph;
+    good(cudaStreamEndCapture(low, &graph));
+    cudaGraphExec_t exec;
+    const cudaError_t error = cudaGraphInstantiate(&exec, graph, flags);
+    if (error == cudaSuccess) good(cudaGraphExecDestroy(exec));
+    good(cudaGraphDestroy(graph));
+    return error;
+  };
+  cudaStream_t other = make_stream();
+  good(instantiate(other, 0));
+  good(instantiate(high, cudaGraphInstantiateFlagUseNodePriority));
+  CHECK(duet_sim::take_report().empty());
+  CHECK(instantiate(high, 0) == cudaErrorInvalidValue);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("without cudaGraphInstantiateFlagUseNodePriority"));
+  duet_sim::reset(1);
+  good(cudaEventDestroy(event));
+  for (cudaStream_t stream : {low, high, other}) good(cudaStreamDestroy(stream));
+}

@@ -54,7 +54,7 @@ cudaGraphExec_t CudaRecorder::finish_capture() {
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(device_.stream(), &graph), "recording a step");
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   check(status, "making a graph of a step");
   return executable;

@@ -62,7 +62,7 @@ bool forbidden_by_capture() {
 
 cudaError_t record_node(cudaStream_t stream, const Maker& make) {
   if (!stream->capture->valid) return cudaErrorStreamCaptureInvalidated;
-  stream->capture->nodes.push_back({make, stream->last});
+  stream->capture->nodes.push_back({make, stream->last, stream->priority});
   stream->last = {stream->capture->nodes.size() - 1};
   return cudaSuccess;
 }
@@ -147,8 +147,14 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
   return call("cudaGraphInstantiate", [&](Lock&) {
+    const bool keeps = flags & cudaGraphInstantiateFlagUseNodePriority;
+    for (const Node& node : graph->nodes) {
+      if (keeps || node.priority == graph->nodes[0].priority) continue;
+      report("a graph of streams with priorities is made without cudaGraphInstantiateFlagUseNodePriority");
+      return cudaErrorInvalidValue;
+    }
     *exec = new CUgraphExec_st{graph->nodes, nullptr};
     return cudaSuccess;
   });

@@ -47,6 +47,7 @@ using Maker = std::function<OpPtr(const Ops& before)>;
 struct Node {
   Maker make;
   std::vector<std::size_t> before;
+  int priority;
 };
 struct Capture;
 
@@ -152,7 +153,7 @@ void run_grid(dim3 grid, dim3 block, const std::function<void()>& call, const Op
 }  // namespace duet_sim
 
 struct CUstream_st {
-  int device;
+  int device, priority;
   duet_sim::OpPtr tail;
   std::shared_ptr<duet_sim::Capture> capture;
   std::vector<std::size_t> last;  // nodes of the capture before the next one

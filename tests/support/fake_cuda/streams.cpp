@@ -52,11 +52,11 @@ using namespace duet_sim;
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* made, unsigned flags, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* made, unsigned flags, int priority) {
   return call("cudaStreamCreateWithPriority", [&](Lock&) {
     if (flags != cudaStreamNonBlocking) return cudaErrorNotSupported;  // duet has no others
     state().contexts |= 1u << current_device();
-    *made = new CUstream_st{current_device(), nullptr, nullptr, {}};
+    *made = new CUstream_st{current_device(), priority, nullptr, nullptr, {}};
     state().streams.insert(*made);
     return cudaSuccess;
   });

@@ -12,6 +12,7 @@
 
 #define CUDART_VERSION 13000
 #define cudaStreamNonBlocking 0x01
+#define cudaGraphInstantiateFlagUseNodePriority 0x08
 #define cudaEventDefault 0x00
 #define cudaEventDisableTiming 0x02
 
