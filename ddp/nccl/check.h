@@ -23,18 +23,19 @@ class RemoteError : public CommError {
   using CommError::CommError;
 };
 
-/// "NCCL: invalid usage (Duplicate GPU detected)".
-inline std::string text_of(ncclResult_t result, ncclComm_t communicator) {
-  const char* const more = ncclGetLastError(communicator);
+/// "NCCL: invalid usage (Duplicate GPU detected)". NCCL's last error is that of the process.
+inline std::string text_of(ncclResult_t result) {
+  const char* const more = ncclGetLastError(nullptr);
   const bool says_more = more != nullptr && *more != '\0' && std::string_view(more) != ncclGetErrorString(ncclSuccess);
   return concat("NCCL: ", ncclGetErrorString(result), says_more ? concat(" (", more, ")") : "");
 }
 
-/// Treats an operation in progress as success.
-inline void check(ncclResult_t result, ncclComm_t communicator) {
-  if (result == ncclSuccess || result == ncclInProgress) return;
-  if (result == ncclRemoteError) throw RemoteError(text_of(result, communicator));
-  throw CommError(text_of(result, communicator));
+inline void check(ncclResult_t result) {
+  if (result == ncclSuccess) return;
+  require<CommError>(result != ncclInProgress, "NCCL: a call returned before its operation was enqueued, although the ",
+                     "communicator blocks: NCCL_COMM_BLOCKING, which overrules that, must not be 0");
+  if (result == ncclRemoteError) throw RemoteError(text_of(result));
+  throw CommError(text_of(result));
 }
 
 /// Makes a GPU the calling thread's current one.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <utility>
 
 #include "ddp/nccl/check.h"
@@ -14,6 +13,7 @@ namespace {
 
 constexpr std::chrono::microseconds kPollEvery{50};
 constexpr int kSpins = 100;
+constexpr Milliseconds kLeaveNccl{1000};  // for a caller, before its communicator is aborted all the same
 
 cudaEvent_t make_event(unsigned flags) {
   cudaEvent_t event = nullptr;
@@ -44,29 +44,11 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
   compute_ = static_cast<cudaStream_t>(backend(options.device.kind).stream(options.device));
   activate(gpu_);
   rendezvous_.compare_gpus(gpu_, options.connect_timeout);
-  const ncclUniqueId id = rendezvous_.share_id(options.connect_timeout);
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
   ready_ = make_event(cudaEventDisableTiming);
-  const auto connecting = take_operation("connecting", true, options.connect_timeout);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  Lock lock(mutex_);
-  pending_.push_back(connecting);
-  watchdog_ = start_thread(concat("the thread that watches NCCL for rank ", rank), [this] { watch(); });
-  const ncclResult_t result = ncclCommInitRankConfig(&communicator_, size, id, rank, &config);
-  try {
-    check(result, communicator_);
-    settle(lock);
-  } catch (const Error& error) {
-    const std::string text = abort(lock, connecting->name, error);
-    lock.unlock();
-    close(true);
-    release();
-    throw CommError(text);
-  }
-  pending_.clear();
+  connect();
 }
 
 Communicator::~Communicator() {
@@ -115,12 +97,13 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
   pending_.push_back(operation);
   changed_.notify_all();
   try {
-    check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
-    check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
-    check(cudaEventRecord(operation->begin, stream_), "cudaEventRecord");
-    check(calls(communicator_, stream_), communicator_);
-    settle(lock);
-    check(cudaEventRecord(operation->end, stream_), "cudaEventRecord");
+    {
+      const Unlocked blocking(*this, lock);
+      check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
+      check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+      check(cudaEventRecord(operation->begin, stream_), "cudaEventRecord");
+    }
+    enqueue(lock, calls, operation->end);
   } catch (const Error& error) {
     throw CommError(abort(lock, operation->name, error));
   }
@@ -128,24 +111,25 @@ std::shared_ptr<Operation> Communicator::run(const std::string& what, bool colle
   return operation;
 }
 
-/// Waits until NCCL has accepted the operation: only then is it on the stream. The watchdog enforces the deadline.
-void Communicator::settle(Lock& lock) {
-  for (int round = 0;; ++round) {
-    failure_.check();
-    ncclResult_t state = ncclSuccess;
-    check(ncclCommGetAsyncError(communicator_, &state), communicator_);
-    if (state == ncclSuccess) return;
-    check(state, communicator_);
-    lock.unlock();
-    pause(round);
-    lock.lock();
+/// Passes the calls to NCCL and records `end` behind them. Throws CommError when the communicator was aborted
+/// meanwhile.
+void Communicator::enqueue(Lock& lock, const Calls& calls, cudaEvent_t end) {
+  failure_.check();
+  {
+    const ncclComm_t communicator = communicator_;
+    const Unlocked blocking(*this, lock, true);
+    check(calls(communicator, stream_));
+    check(cudaEventRecord(end, stream_), "cudaEventRecord");
   }
+  failure_.check();
 }
 
 void Communicator::wait(const Operation& operation) {
-  const Lock lock(mutex_);
-  if (operation.done) return;
-  failure_.check();
+  {
+    const Lock lock(mutex_);
+    if (operation.done) return;
+    failure_.check();
+  }
   // An operation of a recording that has ended is in its graph, not on the stream.
   if (operation.recording != 0 && operation.recording != recorder_.recording()) return;
   activate(gpu_);
@@ -187,8 +171,8 @@ void Communicator::retire() {
   }
 }
 
-/// Returns the text to be thrown. The first failure counts. Releases the caller's lock while NCCL and the other ranks
-/// are notified, which may take long.
+/// Returns the text to be thrown. The first failure counts. Releases the caller's lock while other ranks are notified,
+/// which may take long.
 std::string Communicator::abort(Lock& lock, const std::string& operation, const Error& error) {
   std::string why = error.what();
   if (failure_.empty() && dynamic_cast<const RemoteError*>(&error) != nullptr) {
@@ -200,13 +184,11 @@ std::string Communicator::abort(Lock& lock, const std::string& operation, const 
   const bool first = failure_.empty();
   const std::string text = failure_.add(operation, rank(), CommError(why));
   if (!first) return text;
-  const ncclComm_t dead = std::exchange(communicator_, nullptr);
-  const bool lingers = dead != nullptr && !recordings_.empty();  // until their graphs are gone
-  if (lingers) abort_in_thread(dead);
+  to_abort_ = std::exchange(communicator_, nullptr);
   pending_.clear();
+  if (to_abort_ != nullptr) start_abort();
   changed_.notify_all();
   lock.unlock();
-  if (dead != nullptr && !lingers) ncclCommAbort(dead);
   rendezvous_.publish_failure(text);
   lock.lock();
   return text;
@@ -214,12 +196,28 @@ std::string Communicator::abort(Lock& lock, const std::string& operation, const 
 
 /// In a thread of its own, or in the watchdog's, which is idle then, where none can be started. Not in the caller's,
 /// which may be the one that drops the graphs.
-void Communicator::abort_in_thread(ncclComm_t dead) {
+void Communicator::start_abort() {
   try {
-    aborting_ = start_thread(concat("the thread that aborts NCCL for rank ", rank()), [dead] { ncclCommAbort(dead); });
-  } catch (const Error&) {
-    to_abort_ = dead;
+    aborting_ = start_thread(concat("the thread that aborts NCCL for rank ", rank()), [this] {
+      Lock lock(mutex_);
+      abort_now(lock);
+    });
+  } catch (const Error&) {  // the watchdog sees to_abort_
   }
+}
+
+// Note [Abort]: an abort frees the communicator, so NCCL wants no thread within a call on it meanwhile (its user guide,
+// "Fault Tolerance"). failure_ therefore keeps a caller from entering NCCL, and one that is there has a second to
+// leave. One that does not leave waits for a peer or for room in the launch queue, and only the abort can release it,
+// which first of all sets the flag that ends NCCL's kernels and its waits (its init.cc, ncclCommAbort). The rest of
+// that call then runs while NCCL frees the communicator: outside of the rule, but otherwise the job hangs. The handle
+// is not used after that call.
+void Communicator::abort_now(Lock& lock) {
+  changed_.wait_for(lock, kLeaveNccl, [this] { return !in_nccl_; });
+  const ncclComm_t dead = std::exchange(to_abort_, nullptr);
+  lock.unlock();
+  if (dead != nullptr) ncclCommAbort(dead);
+  lock.lock();
 }
 
 void Communicator::close(bool drop) noexcept {
@@ -244,24 +242,6 @@ void Communicator::close(bool drop) noexcept {
   lock.unlock();
   if (watchdog_.joinable()) watchdog_.join();
   if (aborting_.joinable()) aborting_.join();
-}
-
-/// Drains and destroys the communicator; leaves it to abort() where the other ranks do not drain theirs in time.
-void Communicator::drain(Lock& lock) {
-  check(ncclCommFinalize(communicator_), communicator_);
-  const auto limit = Clock::now() + options_.group.leave_timeout;
-  for (int round = 0;; ++round) {
-    ncclResult_t state = ncclSuccess;
-    check(ncclCommGetAsyncError(communicator_, &state), communicator_);
-    check(state, communicator_);
-    if (state == ncclSuccess) break;
-    if (Clock::now() >= limit) return;
-    lock.unlock();
-    pause(round);
-    lock.lock();
-  }
-  ncclCommDestroy(std::exchange(communicator_, nullptr));
-  failure_.close();
 }
 
 }  // namespace duet::ddp::nccl

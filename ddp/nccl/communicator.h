@@ -49,7 +49,7 @@ struct Operation {
 /// "Mixing", graphUsageMode 2, the default). A replay counts as all of its collectives to the watchdog. NCCL neither
 /// ends nor aborts a communicator as long as graphs hold its operations (its init.cc, commDestroySync), so close()
 /// drops them, and an abort goes on in a thread of its own, or in the watchdog's, until then: it stops what runs on the
-/// device first of all.
+/// device first of all. See also Note [Abort].
 class Communicator {
  public:
   using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
@@ -64,8 +64,8 @@ class Communicator {
   Device device() const { return options_.device; }
   double busy_us() const { return busy_us_.load(std::memory_order_relaxed); }
 
-  /// Starts `calls` after all work enqueued on the device so far. The host waits only until NCCL accepts them, which
-  /// for the first of a kind includes connecting with the other ranks.
+  /// Starts `calls` after all work enqueued on the device so far. The host waits only until they are enqueued, which
+  /// for the first of a kind includes connecting with the other ranks, and for room in the launch queue.
   std::shared_ptr<Operation> run(const std::string& what, bool collective, const Calls& calls);
   /// Work enqueued on the device from now on runs after the operation.
   void wait(const Operation& operation);
@@ -85,19 +85,40 @@ class Communicator {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  /// Releases the lock for calls that may block: the watchdog needs it to end them by an abort.
+  class Unlocked {
+   public:
+    Unlocked(Communicator& owner, Lock& lock, bool in_nccl = false) : owner_(owner), lock_(lock) {
+      owner.in_nccl_ = in_nccl;
+      lock.unlock();
+    }
+    ~Unlocked() {
+      lock_.lock();
+      owner_.in_nccl_ = false;
+      if (!owner_.failure_.empty()) owner_.changed_.notify_all();
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+   private:
+    Communicator& owner_;
+    Lock& lock_;
+  };
   Recorded& recorded_now();
   std::shared_ptr<Operation> record(const std::string& what, const Calls& calls);
   void drop_recordings(Lock& lock) noexcept;
   std::shared_ptr<Operation> take_operation(const std::string& what, bool collective, Milliseconds timeout);
   void connect();
-  void settle(Lock& lock);
+  void check_connecting(Lock& lock, const Operation& connecting);
+  void enqueue(Lock& lock, const Calls& calls, cudaEvent_t end);
   void retire();
   void watch();
   void check_progress(Lock& lock);
   void compare_headers(Lock& lock);
   void check_peers(Lock& lock, const Operation& oldest);
   std::string abort(Lock& lock, const std::string& operation, const Error& error);
-  void abort_in_thread(ncclComm_t dead);
+  void start_abort();
+  void abort_now(Lock& lock);
   void drain(Lock& lock);
   void release();
 
@@ -113,7 +134,8 @@ class Communicator {
 
   std::mutex mutex_;  // of everything below
   ncclComm_t communicator_ = nullptr;
-  ncclComm_t to_abort_ = nullptr;  // by the watchdog
+  ncclComm_t to_abort_ = nullptr;
+  bool in_nccl_ = false;  // run() is in a call on the communicator
   GroupFailure failure_;
   std::uint64_t collectives_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;

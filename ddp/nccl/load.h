@@ -21,10 +21,12 @@ struct NcclOptions {
 /// Connects this rank with the others, which call this with the same store. In addition to ProcessGroup:
 /// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
 /// - Collectives run on a stream of their own, after work enqueued on the device before; wait() returns at once and the
-///   device waits. Only a barrier and results in the host's memory block the host.
+///   device waits. The host waits for a barrier, for results in its memory, and for room in a full launch queue.
+/// - A start costs the host NCCL's launch; the first of a kind connects the ranks. A recorded step is one launch.
 /// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
 /// - NCCL does not compare what ranks call. A thread of each rank does, through the store, at most 20 times a second: a
 ///   disagreement ends the group with both sides named, but results from before may be wrong.
+/// - NCCL's initialisation and end may hang where a rank fails; then the thread that makes the call is left behind.
 /// - A failure ends all ranks' groups. Work whose wait() has returned before it may hold anything; the next call
 /// throws.
 /// - Messages have no tags (UsageError). Those that are started without a wait between them go together.

@@ -48,7 +48,7 @@ class GroupCall {
  public:
   GroupCall() { add(ncclGroupStart()); }
   void add(ncclResult_t result) {
-    if (result_ == ncclSuccess || result_ == ncclInProgress) result_ = result;
+    if (result_ == ncclSuccess) result_ = result;
   }
   ncclResult_t end() {
     add(ncclGroupEnd());
@@ -68,6 +68,7 @@ struct Ranks {
   static void* piece(const Buffer& all, const Buffer& one, int rank) {
     return static_cast<std::byte*>(all.data) + one.bytes() * static_cast<std::size_t>(rank);
   }
+  /// After NCCL's calls: it may wait for room in the launch queue, and the communicator may be aborted then.
   void copy_own(const void* from, void* to, std::size_t bytes) const {
     if (from != to) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
@@ -78,13 +79,14 @@ ncclResult_t gather(const Call& call, const Ranks& ranks) {
   const ncclDataType_t type = type_of(one.dtype);
   if (call.root != ranks.own)
     return ncclSend(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
-  ranks.copy_own(one.data, Ranks::piece(call.out, one, ranks.own), one.bytes());
   GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
   }
-  return all.end();
+  const ncclResult_t result = all.end();
+  ranks.copy_own(one.data, Ranks::piece(call.out, one, ranks.own), one.bytes());
+  return result;
 }
 
 ncclResult_t scatter(const Call& call, const Ranks& ranks) {
@@ -92,27 +94,29 @@ ncclResult_t scatter(const Call& call, const Ranks& ranks) {
   const ncclDataType_t type = type_of(one.dtype);
   if (call.root != ranks.own)
     return ncclRecv(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
-  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), one.data, one.bytes());
   GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
   }
-  return all.end();
+  const ncclResult_t result = all.end();
+  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), one.data, one.bytes());
+  return result;
 }
 
 ncclResult_t all_to_all(const Call& call, const Ranks& ranks) {
   Buffer one = call.in;
   one.count /= ranks.size;
   const ncclDataType_t type = type_of(one.dtype);
-  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), Ranks::piece(call.out, one, ranks.own), one.bytes());
   GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
     all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
     all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
   }
-  return all.end();
+  const ncclResult_t result = all.end();
+  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), Ranks::piece(call.out, one, ranks.own), one.bytes());
+  return result;
 }
 
 ncclResult_t submit(const Call& call, const Ranks& ranks) {

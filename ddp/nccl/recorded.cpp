@@ -39,12 +39,10 @@ std::shared_ptr<Operation> Communicator::record(const std::string& what, const C
   // A failure up to here invalidates the capture, not the communicator.
   check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
   check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
-  pending_.push_back(operation);  // NCCL may wait for the others to register buffers
+  pending_.push_back(operation);  // NCCL may wait for the others to connect
   changed_.notify_all();
   try {
-    check(calls(communicator_, stream_), communicator_);
-    settle(lock);
-    check(cudaEventRecord(operation->end, stream_), "cudaEventRecord");
+    enqueue(lock, calls, operation->end);
   } catch (const Error& error) {
     throw CommError(abort(lock, operation->name, error));
   }

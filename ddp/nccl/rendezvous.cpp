@@ -27,7 +27,7 @@ std::string version_text(int version) { return concat(version / 10000, ".", vers
 
 int loaded_version() {
   int version = 0;
-  check(ncclGetVersion(&version), nullptr);
+  check(ncclGetVersion(&version));
   require<DeviceError>(version / 10000 == NCCL_MAJOR, "NCCL ", version_text(version),
                        " was found, but duet was built for NCCL ", NCCL_MAJOR);
   return version;
@@ -105,7 +105,7 @@ ncclUniqueId Rendezvous::share_id(Milliseconds timeout) {
   ncclUniqueId id{};
   const ncclResult_t made = rank_ == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
   if (made != ncclSuccess) {
-    const std::string why = concat("rank 0 could not listen for its peers: ", text_of(made, nullptr));
+    const std::string why = concat("rank 0 could not listen for its peers: ", text_of(made));
     store_->set(kId, why);
     throw CommError(why);
   }

@@ -28,12 +28,7 @@ void Communicator::watch() {
     changed_.wait(lock, [this] {
       return stopping_ || to_abort_ != nullptr || (failure_.empty() && (!pending_.empty() || headers_.fresh()));
     });
-    if (to_abort_ != nullptr) {
-      const ncclComm_t dead = std::exchange(to_abort_, nullptr);
-      lock.unlock();
-      ncclCommAbort(dead);
-      lock.lock();
-    }
+    if (to_abort_ != nullptr) abort_now(lock);
     if (stopping_) return;
     const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
     try {
@@ -52,8 +47,8 @@ void Communicator::check_progress(Lock& lock) {
   if (pending_.empty() || communicator_ == nullptr) return;
   const auto oldest = pending_.front();
   ncclResult_t state = ncclSuccess;
-  check(ncclCommGetAsyncError(communicator_, &state), communicator_);
-  check(state, communicator_);
+  check(ncclCommGetAsyncError(communicator_, &state));
+  check(state);
   if (Clock::now() - oldest->started >= kSlow) check_peers(lock, *oldest);
 }
 

@@ -171,7 +171,7 @@ TEST_CASE("simulated: an error that NCCL finds while a collective waits for a ra
 TEST_CASE("simulated: an abort that takes long delays only the aborting rank") {
   std::promise<void> thrown;
   bool others_went_on = false;
-  duet_sim::at_next_abort([&, published = thrown.get_future().share()] {
+  duet_sim::before_next("ncclCommAbort", [&, published = thrown.get_future().share()] {
     others_went_on = published.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
   });
   std::latch idle(2), ended(2);
@@ -197,7 +197,7 @@ TEST_CASE("simulated: an abort that takes long delays only the aborting rank") {
 
 TEST_CASE("simulated: an abort that can start no thread still reports the cause, and ends") {
   std::atomic<bool> aborted{false};
-  duet_sim::at_next_abort([&] { aborted = true; });
+  duet_sim::before_next("ncclCommAbort", [&] { aborted = true; });
   std::optional<FewThreads> few;
   std::latch recorded(2), limited(2);
   const auto failures = try_nccl_ranks(
@@ -246,15 +246,14 @@ TEST_CASE("simulated: NCCL failing among the GPUs of one process is an error tha
 TEST_CASE("simulated: ranks that share a GPU are refused with what to do") {
   constexpr const char* kVersion = "DUET_SIM_NCCL_VERSION";
   constexpr const char* kShare = "NCCL_MULTI_RANK_GPU_ENABLE";
-  ::setenv(kVersion, "22907", 1);
   ::setenv(kShare, "1", 1);
   for (const std::string& failure : share_a_gpu())
     CHECK(
         failure ==
-        "ranks 0, 1 share one GPU, which NCCL 2.29.7 does not allow (2.30 and newer can): give every rank a GPU of its "
+        "ranks 0, 1 share one GPU, which NCCL 2.28.9 does not allow (2.30 and newer can): give every rank a GPU of its "
         "own, or use the backend gloo or shm");
-  ::unsetenv(kVersion);
   ::unsetenv(kShare);
+  ::setenv(kVersion, "23000", 1);
   for (const std::string& failure : share_a_gpu())
     CHECK_THAT(failure, ContainsSubstring("allows only with the environment variable NCCL_MULTI_RANK_GPU_ENABLE=1"));
   ::setenv(kShare, "1", 1);
@@ -272,9 +271,9 @@ TEST_CASE("simulated: partitions of one GPU are one GPU to NCCL before 2.30, and
     return try_nccl_ranks(
         2, [](ProcessGroup& group) { group.barrier().wait(); }, [](int rank) { return nccl_options(gpu_of(rank)); });
   };
-  for (const std::string& failure : meet()) CHECK(failure == "");
-  ::setenv("DUET_SIM_NCCL_VERSION", "22907", 1);
   for (const std::string& failure : meet()) CHECK_THAT(failure, ContainsSubstring("ranks 0, 1 share one GPU"));
+  ::setenv("DUET_SIM_NCCL_VERSION", "23000", 1);
+  for (const std::string& failure : meet()) CHECK(failure == "");
   ::unsetenv("DUET_SIM_NCCL_VERSION");
   ::unsetenv("DUET_SIM_PARTITIONS");
 }

@@ -1,6 +1,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,58 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "tests/fake_cuda/gpu.h"
+#include "tests/fake_cuda/ranks.h"
 
 using namespace duet_test;
 
 namespace {
-
-/// One rank; Catch2's macros are for the main thread, so a rank only answers whether all went well.
-struct Rank {
-  int rank = 0, size = 0;
-  ncclComm_t comm = nullptr;
-  cudaStream_t stream = nullptr;
-  float *in = nullptr, *out = nullptr;  // 4 numbers a rank
-
-  void set(float first) const {
-    float values[16];
-    for (int i = 0; i < 4 * size; ++i) values[i] = first + static_cast<float>(i);
-    cudaMemcpyAsync(in, values, 16 * static_cast<std::size_t>(size), cudaMemcpyHostToDevice, stream);
-    cudaMemsetAsync(out, 0, 16 * static_cast<std::size_t>(size), stream);
-  }
-  std::vector<float> get(int count) const {
-    std::vector<float> values(static_cast<std::size_t>(count));
-    cudaMemcpyAsync(values.data(), out, values.size() * 4, cudaMemcpyDeviceToHost, stream);
-    return values;
-  }
-};
-
-/// Runs `body` on `size` ranks, each a thread with its device; returns how many returned true.
-int ranks(
-    int size, const std::function<bool(Rank&)>& body,
-    const std::function<int(int)>& device = [](int rank) { return rank; }) {
-  std::vector<int> devices(static_cast<std::size_t>(size));
-  for (std::size_t i = 0; i < devices.size(); ++i) devices[i] = device(static_cast<int>(i));
-  std::vector<ncclComm_t> comms(devices.size());
-  if (ncclCommInitAll(comms.data(), size, devices.data()) != ncclSuccess) return -1;
-  std::atomic<int> right = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < size; ++i)
-    threads.emplace_back([&, i] {
-      Rank rank{i, size, comms[static_cast<std::size_t>(i)]};
-      cudaSetDevice(device(i));
-      cudaStreamCreateWithPriority(&rank.stream, cudaStreamNonBlocking, 0);
-      const auto bytes = static_cast<std::size_t>(size) * 16;
-      cudaMalloc(reinterpret_cast<void**>(&rank.in), bytes);
-      cudaMalloc(reinterpret_cast<void**>(&rank.out), bytes);
-      right += body(rank);
-      cudaFree(rank.in);
-      cudaFree(rank.out);
-      cudaStreamDestroy(rank.stream);
-    });
-  for (std::thread& thread : threads) thread.join();
-  return right;
-}
 
 std::vector<float> from(float first, int count) {
   std::vector<float> values(static_cast<std::size_t>(count));
@@ -168,9 +122,9 @@ TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that dis
   CHECK(ranks(2, all_collectives, on_one_gpu) == -1);
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("Duplicate GPU detected"));
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  CHECK(ranks(2, all_collectives, on_one_gpu) == 2);
-  ::setenv("DUET_SIM_NCCL_VERSION", "22809", 1);
   CHECK(ranks(2, all_collectives, on_one_gpu) == -1);
+  ::setenv("DUET_SIM_NCCL_VERSION", "23000", 1);
+  CHECK(ranks(2, all_collectives, on_one_gpu) == 2);
   ::unsetenv("DUET_SIM_NCCL_VERSION");
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 
@@ -178,8 +132,10 @@ TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that dis
   ncclGetUniqueId(&id);
   id.internal[0] = static_cast<char>(id.internal[0] ^ 1);  // the process
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
   ncclComm_t comm;
+  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInvalidUsage);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("does not block costs a thread"));
+  config.blocking = 1;
   CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclSystemError);
   CHECK_THAT(std::string(ncclGetLastError(nullptr)), ContainsSubstring("joins threads of one process"));
 
@@ -191,22 +147,6 @@ TEST_CASE("NCCL refuses ranks on one GPU, of other processes, and ranks that dis
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("ranks disagree"));
   duet_sim::reset(1);
 }
-
-namespace {
-
-/// An all_reduce as a graph.
-cudaGraphExec_t captured(Rank& r) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal);
-  ncclAllReduce(r.in, r.out, 4, ncclFloat32, ncclSum, r.comm, r.stream);
-  cudaStreamEndCapture(r.stream, &graph);
-  cudaGraphInstantiate(&executable, graph, 0);
-  cudaGraphDestroy(graph);
-  return executable;
-}
-
-}  // namespace
 
 TEST_CASE("graphs with collectives run on all ranks, and communicators end after them") {
   duet_sim::reset(1);
@@ -237,7 +177,7 @@ TEST_CASE("graphs with collectives run on all ranks, and communicators end after
   duet_sim::reset(1);
 }
 
-TEST_CASE("a clique of one thread, and a communicator that does not block") {
+TEST_CASE("a clique of one thread") {
   duet_sim::reset(1);
   ncclComm_t comms[3];
   REQUIRE(ncclCommInitAll(comms, 3, nullptr) == ncclSuccess);
@@ -262,21 +202,33 @@ TEST_CASE("a clique of one thread, and a communicator that does not block") {
     good(cudaStreamDestroy(streams[i]));
   }
   CHECK(ncclReduce(x[0], x[0], 1, ncclFloat32, ncclSum, 0, comms[0], streams[0]) == ncclInvalidArgument);
-
   good(cudaSetDevice(0));
+  duet_sim::reset(1);
+}
+
+TEST_CASE("an initialisation blocks until all ranks are there") {
+  duet_sim::reset(1);
   ncclUniqueId id;
   ncclGetUniqueId(&id);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t comm, other;
-  CHECK(ncclCommInitRankConfig(&comm, 2, id, 0, &config) == ncclInProgress);
-  ncclResult_t state;
-  ncclCommGetAsyncError(comm, &state);
-  CHECK(state == ncclInProgress);
-  good(cudaSetDevice(1));
-  CHECK(ncclCommInitRankConfig(&other, 2, id, 1, &config) == ncclInProgress);
-  ncclCommGetAsyncError(comm, &state);
-  CHECK(state == ncclSuccess);
-  good(cudaSetDevice(0));
+  std::atomic<int> started = 0;
+  const auto connect = [&](int rank, int size) {
+    cudaSetDevice(rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    ncclComm_t comm;
+    ++started;
+    return ncclCommInitRankConfig(&comm, size, id, rank, &config);
+  };
+  bool both = false;
+  std::thread first([&] { both = connect(0, 2) == ncclSuccess && started == 2; });
+  while (started == 0) std::this_thread::yield();
+  CHECK(connect(1, 2) == ncclSuccess);
+  first.join();
+  CHECK(both);
+  ::setenv("DUET_SIM_TIMEOUT_S", "1", 1);
+  ncclGetUniqueId(&id);
+  CHECK(connect(0, 2) == ncclSystemError);
+  ::unsetenv("DUET_SIM_TIMEOUT_S");
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("ranks did not come"));
   duet_sim::reset(1);
 }

@@ -172,7 +172,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t given) {
     }
     Op end{"cudaGraphLaunch"};
     end.device = stream->device;
-    stream->tail = exec->last = schedule(end, leaves);
+    stream->add(exec->last = schedule(end, leaves));
     return cudaSuccess;
   });
 }

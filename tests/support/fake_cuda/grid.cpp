@@ -219,7 +219,7 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
   if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y - 1 >= 65535 || grid.z - 1 >= 65535 || size.z > 64)
     return set_last(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return set_last(cudaErrorNotSupported);
-  std::lock_guard lock(state().mutex);
+  Lock lock(state().mutex);
   cudaStream_t stream = resolve(config.stream);
   Op op{"kernel"};
   op.kernel = kernel;
@@ -234,7 +234,8 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
       return fail_current_op(static_cast<cudaError_t>(error));
     run_grid(grid, size, call, *current_op());
   };
-  return set_last(submit(config.stream, op));
+  const cudaError_t full = wait_for_room(lock, stream);
+  return set_last(full != cudaSuccess ? full : submit(config.stream, op));
 }
 
 }  // namespace duet_sim

@@ -65,7 +65,7 @@ bool set_stream(LibraryHandle& handle, cudaStream_t stream) {
 bool queue(const char* function, const LibraryHandle& handle, const std::vector<const void*>& pointers,
            const std::function<void()>& body) {
   if (enter(function) != cudaSuccess) return false;
-  const std::lock_guard lock(state().mutex);
+  Lock lock(state().mutex);
   if (current_device() != handle.device) {
     report("%s: the handle is of device %d, the current device is %d", function, handle.device, current_device());
     return false;
@@ -73,7 +73,7 @@ bool queue(const char* function, const LibraryHandle& handle, const std::vector<
   Op op(function);
   for (const void* p : pointers) op.pointers.push_back({p, static_cast<int>(op.pointers.size()), true});
   op.body = body;
-  return submit(handle.stream, op) == cudaSuccess;
+  return wait_for_room(lock, resolve(handle.stream)) == cudaSuccess && submit(handle.stream, op) == cudaSuccess;
 }
 
 /// Operations run one at a time, so the last of the CPU's devices is free for them.

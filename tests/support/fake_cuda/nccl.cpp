@@ -27,7 +27,6 @@ namespace {
 thread_local int group_depth = 0;
 thread_local std::vector<Request> deferred;
 thread_local std::string last_error = "no error";
-std::function<void()> abort_call;
 
 int version() { return static_cast<int>(setting("DUET_SIM_NCCL_VERSION", NCCL_VERSION_CODE)); }
 
@@ -74,20 +73,20 @@ bool interface_exists() {
   return wanted == nullptr || wanted[0] != '=' || ::if_nametoindex(wanted + 1) != 0;
 }
 
-/// Whether a communicator can be given work.
-ncclResult_t usable(ncclComm* comm) {
+/// Whether a communicator can be used.
+ncclResult_t usable(const ncclComm* comm) {
   if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator was destroyed or aborted");
-  if (!comm->group->complete() || comm->in_progress)
-    return refuse(ncclInvalidArgument, "the communicator is used before its last operation returned ncclSuccess");
   return comm->error;
 }
 
 /// Queues requests of one rank on one stream, side by side.
-ncclResult_t queue(std::vector<Request> requests) {
+ncclResult_t queue(Lock& lock, std::vector<Request> requests) {
   ncclComm* comm = requests[0].comm;
   cudaStream_t given = requests[0].stream, stream = resolve(given);
   if (stream == nullptr || stream->device != comm->device)
     return refuse(ncclInvalidArgument, "the stream is not of the communicator's device");
+  if (wait_for_room(lock, stream) != cudaSuccess) return ncclUnhandledCudaError;
+  if (!comm->alive) return ncclInternalError;  // aborted meanwhile
   const bool captured = stream->capture != nullptr;
   for (Request& request : requests) {
     request.captured = captured;
@@ -103,34 +102,32 @@ ncclResult_t queue(std::vector<Request> requests) {
     end.device = requests[0].comm->device;
     return schedule(end, parts);
   };
-  if (submit(given, make) != cudaSuccess) return ncclUnhandledCudaError;
-  comm->in_progress = !comm->blocking && random_number(2) == 0;
-  return comm->in_progress ? ncclInProgress : ncclSuccess;
+  return submit(given, make) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 ncclResult_t issue(const Request& request) {
   if (enter(request.name) != cudaSuccess) return ncclUnhandledCudaError;
-  const std::lock_guard lock(state().mutex);
+  Lock lock(state().mutex);
   if (const ncclResult_t result = usable(request.comm)) return result;
   if (request.peer < 0 || request.peer >= static_cast<int>(request.comm->group->ranks.size()))
     return refuse(ncclInvalidArgument, "no such root or peer");
-  if (group_depth == 0) return queue({request});
+  if (group_depth == 0) return queue(lock, {request});
   deferred.push_back(request);
   return ncclSuccess;
 }
 
-/// NCCL ends no communicator before the graphs that hold its operations.
-ncclResult_t wait_for_graphs(Lock& lock, ncclComm* comm) {
+/// Ends a communicator, also after sticky errors. NCCL waits for the graphs that hold its operations.
+ncclResult_t end(const char* function, ncclComm* comm, bool finalized, bool aborted) {
+  enter(function);
+  Lock lock(state().mutex);
+  if (usable(comm) == ncclInvalidArgument) return ncclInvalidArgument;
+  comm->alive = finalized;
+  if (aborted) abandon(*comm);
   const bool gone = state().changed.wait_for(lock, patience(), [&] { return comm->graphs.use_count() == 1; });
   return gone ? ncclSuccess : refuse(ncclInternalError, "graphs hold operations of a communicator that ends");
 }
 
 }  // namespace
-
-void at_next_abort(const std::function<void()>& call) {
-  const std::lock_guard lock(state().mutex);
-  abort_call = call;
-}
 }  // namespace duet_sim
 
 using namespace duet_sim;
@@ -154,17 +151,20 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* out) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId given, int rank, ncclConfig_t* config) {
   *comm = nullptr;
   if (enter("ncclCommInitRankConfig") != cudaSuccess) return ncclSystemError;
-  if (config == nullptr || config->blocking != 0)
-    return refuse(ncclInvalidUsage, "communicators that block are not simulated: duet asks for none");
+  if (config == nullptr || config->blocking != 1)
+    return refuse(ncclInvalidUsage, "a communicator that does not block costs a thread per call, and is not simulated");
   Id id;
   std::memcpy(&id, &given, sizeof id);
   if (id.process != ::getpid())
     return refuse(ncclSystemError, "rank " + std::to_string(rank) + " is another process than the one that made the " +
                                        "unique id; simulated NCCL joins threads of one process");
-  const std::lock_guard lock(state().mutex);
+  Lock lock(state().mutex);
   if (const ncclResult_t result = join(comm, id.number, nranks, rank, current_device())) return result;
-  (*comm)->blocking = false;
-  return ncclInProgress;
+  const Group& group = *(*comm)->group;
+  const auto decided = [&] { return group.complete() || group.failed; };
+  if (!state().changed.wait_for(lock, patience(), decided)) return refuse(ncclSystemError, "ranks did not come");
+  if (group.failed) return ncclInvalidUsage;
+  return setting("NCCL_COMM_BLOCKING", 1) == 0 ? ncclInProgress : ncclSuccess;
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
@@ -178,57 +178,29 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  std::lock_guard lock(state().mutex);
-  if (comm == nullptr || !comm->alive) return ncclInvalidArgument;
-  comm->finalized = true;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  Lock lock(state().mutex);
-  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is destroyed twice");
-  comm->alive = false;
-  return wait_for_graphs(lock, comm);
-}
-
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  Lock lock(state().mutex);
-  const auto call = std::exchange(abort_call, nullptr);
-  lock.unlock();
-  if (call) call();
-  lock.lock();
-  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator is aborted twice");
-  comm->alive = false;
-  abandon(*comm);
-  return wait_for_graphs(lock, comm);
-}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) { return end("ncclCommFinalize", comm, true, false); }
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end("ncclCommDestroy", comm, false, false); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return end("ncclCommAbort", comm, false, true); }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   std::lock_guard lock(state().mutex);
-  if (comm == nullptr || !comm->alive) return refuse(ncclInvalidArgument, "the communicator was destroyed or aborted");
+  if (usable(comm) == ncclInvalidArgument) return ncclInvalidArgument;
   if (const int wrong = injected("ncclCommGetAsyncError", ncclRemoteError))
     comm->error = static_cast<ncclResult_t>(wrong);
   *error = comm->error;
-  if (comm->group->failed) *error = ncclInvalidUsage;
-  const bool ending = comm->finalized && comm->graphs.use_count() > 1;
-  if (*error == ncclSuccess && (!comm->group->complete() || comm->in_progress || ending)) *error = ncclInProgress;
-  comm->in_progress = false;
   return ncclSuccess;
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess: return "no error";
-    case ncclUnhandledCudaError: return "unhandled cuda error";
-    case ncclSystemError: return "unhandled system error";
-    case ncclInternalError: return "internal error";
-    case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid usage";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
-  }
-  return "unknown result code";
+  constexpr const char* kTexts[] = {"no error",
+                                    "unhandled cuda error",
+                                    "unhandled system error",
+                                    "internal error",
+                                    "invalid argument",
+                                    "invalid usage",
+                                    "remote process exited or there was a network error",
+                                    "NCCL operation in progress"};
+  return kTexts[result];
 }
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
@@ -241,19 +213,16 @@ ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group_depth != 0) return ncclSuccess;
   auto calls = std::exchange(deferred, {});
-  const std::lock_guard lock(state().mutex);
-  ncclResult_t result = ncclSuccess;
+  Lock lock(state().mutex);
   while (!calls.empty()) {  // one rank and stream after the other
     const auto [comm, stream] = std::pair{calls[0].comm, calls[0].stream};
     const auto others = std::stable_partition(calls.begin(), calls.end(), [comm = comm, stream = stream](auto& call) {
       return call.comm == comm && call.stream == stream;
     });
-    const ncclResult_t asked = queue({calls.begin(), others});
-    if (asked != ncclSuccess && asked != ncclInProgress) return asked;
-    if (asked != ncclSuccess) result = asked;
+    if (const ncclResult_t result = queue(lock, {calls.begin(), others})) return result;
     calls.erase(calls.begin(), others);
   }
-  return result;
+  return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,

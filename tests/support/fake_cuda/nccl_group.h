@@ -63,7 +63,7 @@ struct ncclComm {
 
   duet_sim::Group* group;
   int rank, device;
-  bool blocking = true, alive = true, in_progress = false, finalized = false;
+  bool alive = true;
   std::shared_ptr<int> graphs = std::make_shared<int>();  // shared with the nodes of graphs that hold its operations
   std::map<std::tuple<int, int, std::size_t>, std::uint64_t> calls;
   ncclResult_t error = ncclSuccess;

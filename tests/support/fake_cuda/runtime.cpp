@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -28,7 +29,8 @@ struct Failure {
 };
 std::mutex failures_mutex;
 std::vector<Failure> failures;
-std::map<std::string, long> calls;                 // while failures are to be injected
+std::map<std::string, long> calls;  // while failures are to be injected
+std::map<std::string, std::function<void()>> hooks;
 auto& entered = *new std::map<std::string, long>;  // never destroyed: calls come until the very end
 
 struct ErrorText {
@@ -113,11 +115,17 @@ std::map<std::string, long> take_calls() {
   return std::exchange(entered, {});
 }
 
+void before_next(const std::string& function, const std::function<void()>& call) {
+  std::lock_guard lock(failures_mutex);
+  hooks[function] = call;
+}
+
 cudaError_t enter(const char* function) {
-  {
-    std::lock_guard lock(failures_mutex);
-    ++entered[function];
-  }
+  std::unique_lock lock(failures_mutex);
+  ++entered[function];
+  const auto hook = hooks.extract(function);
+  lock.unlock();
+  if (hook) hook.mapped()();
   const bool memory = std::strcmp(function, "cudaMalloc") == 0 || std::strcmp(function, "cudaMallocHost") == 0;
   if (const int error = injected(function, memory ? cudaErrorMemoryAllocation : cudaErrorUnknown))
     return set_last(static_cast<cudaError_t>(error));

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -117,6 +118,8 @@ cudaError_t set_last(cudaError_t error);
 int current_device();
 /// `stream` or the current device's default one; null when it is no stream.
 cudaStream_t resolve(cudaStream_t stream);
+/// A full launch queue blocks the host until the device has done something; refuses null, which is no stream.
+cudaError_t wait_for_room(Lock& lock, cudaStream_t stream);
 /// A call of the runtime: body(lock) under the mutex.
 template <class Body>
 cudaError_t call(const char* function, Body&& body) {
@@ -129,10 +132,11 @@ template <class Body>
 cudaError_t call(const char* function, cudaStream_t given, Body&& body) {
   return call(function, [&](Lock& lock) {
     cudaStream_t stream = resolve(given);
-    return stream == nullptr ? cudaErrorInvalidResourceHandle : body(lock, stream);
+    const cudaError_t error = wait_for_room(lock, stream);
+    return error != cudaSuccess ? error : body(lock, stream);
   });
 }
-/// Asks the stream for an operation, or its capture for a node.
+/// Asks the stream for an operation, or its capture for a node. After wait_for_room().
 cudaError_t submit(cudaStream_t stream, const Maker& make);
 cudaError_t submit(cudaStream_t stream, Op op);
 /// The sticky error of a device.
@@ -153,8 +157,11 @@ void run_grid(dim3 grid, dim3 block, const std::function<void()>& call, const Op
 }  // namespace duet_sim
 
 struct CUstream_st {
+  void add(const duet_sim::OpPtr& op) { queue.push_back(tail = op); }
+
   int device, priority;
   duet_sim::OpPtr tail;
+  std::deque<duet_sim::OpPtr> queue;  // up to the tail
   std::shared_ptr<duet_sim::Capture> capture;
   std::vector<std::size_t> last;  // nodes of the capture before the next one
 };

@@ -6,10 +6,7 @@
 // touched only while an operation of its device (or of one with peer access) runs; freed memory never again. What goes
 // wrong is printed as "simulator: ..." and becomes the sticky error that CUDA would give.
 //
-// Environment: DUET_SIM_SEED; DUET_SIM_DEVICES (4); DUET_SIM_MEMORY, MiB per device (4096); DUET_SIM_PEER=0: no peer
-// access; DUET_SIM_FAIL=cudaMalloc:3,kernel:5+: the 3rd call fails, kernels do from the 5th on; DUET_SIM_THREADS=1: no
-// block runs in one thread; DUET_SIM_TIMEOUT_S (60) until a deadlock is reported; DUET_SIM_NCCL_VERSION;
-// DUET_SIM_PARTITIONS=1: all devices are partitions of one GPU.
+// README.md lists the environment variables.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +31,8 @@ void reset(std::uint64_t seed, const std::string& fail = "");
 void hand_over(void* block, std::size_t bytes, struct CUstream_st* stream);
 /// Sets failures to inject from now on, as DUET_SIM_FAIL, and leaves the rest as it is.
 void set_failures(const std::string& specification);
-/// The next ncclCommAbort makes this call first, and takes as long.
-void at_next_abort(const std::function<void()>& call);
+/// The next call of a function makes this call first, and takes as long.
+void before_next(const std::string& function, const std::function<void()>& call);
 /// How often each function was called since the last call of this; own kernels are calls of "cudaLaunchKernelEx".
 std::map<std::string, long> take_calls();
 /// What was reported since the last call.

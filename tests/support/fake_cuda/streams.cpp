@@ -1,4 +1,5 @@
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 
@@ -26,6 +27,14 @@ cudaStream_t resolve(cudaStream_t stream) {
   return state().streams.count(stream) ? stream : nullptr;
 }
 
+cudaError_t wait_for_room(Lock& lock, cudaStream_t stream) {
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  auto& queue = stream->queue;
+  while (!queue.empty() && queue.front()->done) queue.pop_front();
+  const bool full = queue.size() >= static_cast<std::size_t>(setting("DUET_SIM_QUEUE", 1024));
+  return full && stream->capture == nullptr ? drain(lock, {queue.front()}) : cudaSuccess;
+}
+
 cudaError_t submit(cudaStream_t given, const Maker& make) {
   State& s = state();
   cudaStream_t stream = resolve(given);
@@ -33,7 +42,7 @@ cudaError_t submit(cudaStream_t given, const Maker& make) {
   if (given == nullptr && forbidden_by_capture()) return cudaErrorStreamCaptureImplicit;
   if (stream->capture != nullptr) return record_node(stream, make);
   if (s.sticky[stream->device] != cudaSuccess) return s.sticky[stream->device];
-  stream->tail = make({stream->tail});
+  stream->add(make({stream->tail}));
   return cudaSuccess;
 }
 
@@ -56,7 +65,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* made, unsigned flags, int
   return call("cudaStreamCreateWithPriority", [&](Lock&) {
     if (flags != cudaStreamNonBlocking) return cudaErrorNotSupported;  // duet has no others
     state().contexts |= 1u << current_device();
-    *made = new CUstream_st{current_device(), priority, nullptr, nullptr, {}};
+    *made = new CUstream_st{current_device(), priority, nullptr, {}, nullptr, {}};
     state().streams.insert(*made);
     return cudaSuccess;
   });
@@ -80,7 +89,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t event, unsigned)
     if (event->record == nullptr) return cudaSuccess;
     Op op{"cudaStreamWaitEvent"};
     op.device = stream->device;
-    stream->tail = schedule(op, {stream->tail, event->record});
+    stream->add(schedule(op, {stream->tail, event->record}));
     return cudaSuccess;
   });
 }
