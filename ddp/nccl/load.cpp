@@ -30,11 +30,15 @@ const LoadedModule& loaded() {
   return module;
 }
 
-/// Before NCCL's first call, which reads it; "=" matches the exact name, not a prefix.
-void choose_interface(const std::string& interface) {
+/// Before NCCL's first call, which reads them. Leaves alone what is set.
+void set_environment(const std::string& interface) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
+  // "=" matches the exact name, not a prefix.
   if (!interface.empty()) ::setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), 0);
+  // A registered buffer may get another algorithm, which adds up in another order: recorded steps would not have the
+  // bits of plain ones.
+  ::setenv("NCCL_GRAPH_REGISTER", "0", 0);
 }
 
 }  // namespace
@@ -46,7 +50,7 @@ std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int 
   require<DeviceError>(loaded().symbol != nullptr, "backend nccl cannot be used: ", loaded().error);
   require<UsageError>(options.device.kind == DeviceKind::cuda, "backend nccl is for CUDA devices, got ",
                       options.device);
-  choose_interface(options.interface);
+  set_environment(options.interface);
   const auto connect = reinterpret_cast<NcclConnect>(loaded().symbol);
   return std::unique_ptr<ProcessGroup>(connect(std::move(store), rank, size, options));
 }

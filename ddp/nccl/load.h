@@ -23,7 +23,8 @@ struct NcclOptions {
 /// - Collectives run on a stream of their own, after work enqueued on the device before; wait() returns at once and the
 ///   device waits. The host waits for a barrier, for results in its memory, and for room in a full launch queue.
 /// - A start costs the host NCCL's launch; the first of a kind connects the ranks. A recorded step is one launch.
-/// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded.
+/// - Sums are equal on all ranks, but NCCL chooses their order, and how often those of f16 and bf16 are rounded. It
+///   chooses alike for recorded and plain steps, unless NCCL_GRAPH_REGISTER is set.
 /// - NCCL does not compare what ranks call. A thread of each rank does, through the store, at most 20 times a second: a
 ///   disagreement ends the group with both sides named, but results from before may be wrong.
 /// - NCCL's initialisation and end may hang where a rank fails; then the thread that makes the call is left behind.

@@ -109,6 +109,16 @@ TEST_CASE("simulated: NCCL uses duet's interface, loopback on one host, unless i
   }
 }
 
+TEST_CASE("simulated: NCCL registers no buffers for graphs, unless its own variable says so") {
+  constexpr const char* kRegister = "NCCL_GRAPH_REGISTER";
+  for (const bool asked : {false, true}) {
+    asked ? ::setenv(kRegister, "1", 1) : ::unsetenv(kRegister);
+    run_nccl_ranks(2, [](ProcessGroup& group) { group.barrier().wait(); });
+    CHECK(std::string(std::getenv(kRegister)) == (asked ? "1" : "0"));
+  }
+  ::unsetenv(kRegister);
+}
+
 TEST_CASE("simulated: NCCL failing on one rank ends all ranks, with operation and rank") {
   std::latch connected(3), injected(3);
   const auto failures = try_nccl_ranks(

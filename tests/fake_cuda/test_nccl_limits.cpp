@@ -1,4 +1,4 @@
-// Hosts that run ahead of a collective.
+// The order of NCCL's sums, and hosts that run ahead of a collective.
 #include <nccl.h>
 
 #include <atomic>
@@ -9,6 +9,48 @@
 #include "tests/fake_cuda/ranks.h"
 
 using namespace duet_test;
+
+namespace {
+
+/// 1e8 + 1 - 1e8 + 1 over four ranks in the order that NCCL chooses, plain or in a graph: 0 or 2.
+float ordered_sum(Rank& r, std::size_t count, bool graph) {
+  const float own[] = {1e8f, 1, -1e8f, 1}, one = own[r.rank], values[] = {one, one, one, one};
+  cudaMemcpyAsync(r.in, values, sizeof values, cudaMemcpyHostToDevice, r.stream);
+  const cudaGraphExec_t recorded = graph ? captured(r, count) : nullptr;
+  if (graph)
+    cudaGraphLaunch(recorded, r.stream);
+  else
+    ncclAllReduce(r.in, r.out, count, ncclFloat32, ncclSum, r.comm, r.stream);
+  const float sum = r.get(1)[0];
+  if (graph) cudaGraphExecDestroy(recorded);
+  return sum;
+}
+
+/// Whether sums of two kinds are ever other ones, in 16 sizes and communicators.
+bool orders_differ(std::size_t more, bool graph) {
+  std::atomic<bool> differ = false;
+  for (int communicator = 0; communicator < 16; ++communicator) {
+    CHECK(ranks(4, [&](Rank& r) {
+            for (std::size_t count = 1; count <= 2; ++count)
+              if (ordered_sum(r, count, false) != ordered_sum(r, count + more, graph)) differ = true;
+            return true;
+          }) == 4);
+  }
+  return differ;
+}
+
+}  // namespace
+
+TEST_CASE("sums are ordered by communicator and size, and otherwise in graphs where buffers are registered") {
+  duet_sim::reset(1);
+  CHECK_FALSE(orders_differ(0, false));
+  CHECK(orders_differ(1, false));
+  CHECK(orders_differ(0, true));
+  ::setenv("NCCL_GRAPH_REGISTER", "0", 1);
+  CHECK_FALSE(orders_differ(0, true));
+  ::unsetenv("NCCL_GRAPH_REGISTER");
+  duet_sim::reset(1);
+}
 
 TEST_CASE("a full launch queue blocks the host until the device goes on, or the communicator is aborted") {
   duet_sim::reset(1);

@@ -49,7 +49,7 @@ std::map<long, std::unique_ptr<Group>>& groups() {
 /// Adds a rank to its group; refused where NCCL would.
 ncclResult_t join(ncclComm_t* made, long number, int size, int rank, int device) {
   std::unique_ptr<Group>& group = groups()[number];
-  if (!group) group = std::make_unique<Group>(size);
+  if (!group) group = std::make_unique<Group>(number, size);
   if (size != static_cast<int>(group->ranks.size()) || rank < 0 || rank >= size ||
       group->ranks[static_cast<std::size_t>(rank)])
     return refuse(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(size) + " cannot join");

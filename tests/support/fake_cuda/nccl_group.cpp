@@ -12,52 +12,44 @@
 namespace duet_sim {
 namespace {
 
-duet::DType dtype_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8: return duet::DType::u8;
-    case ncclInt32: return duet::DType::i32;
-    case ncclInt64: return duet::DType::i64;
-    case ncclFloat16: return duet::DType::f16;
-    case ncclFloat32: return duet::DType::f32;
-    case ncclFloat64: return duet::DType::f64;
-    case ncclBfloat16: break;
-  }
-  return duet::DType::bf16;
-}
+using duet::DType, duet::ddp::ReduceOp;
+constexpr DType kTypes[] = {DType::u8,  DType::u8,  DType::i32, DType::i32, DType::i64,  // by ncclDataType_t
+                            DType::i64, DType::f16, DType::f32, DType::f64, DType::bf16};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::product, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
 
-duet::ddp::ReduceOp operation_of(ncclRedOp_t op) {
-  using duet::ddp::ReduceOp;
-  switch (op) {
-    case ncclSum: return ReduceOp::sum;
-    case ncclProd: return ReduceOp::product;
-    case ncclMax: return ReduceOp::max;
-    case ncclMin: return ReduceOp::min;
-    case ncclAvg: break;
-  }
-  return ReduceOp::avg;
+/// The order in which ranks are added up. NCCL's follows from the communicator and the size, in graphs too as long as
+/// it registers no buffers there.
+std::vector<std::int64_t> order_of_sum(const Request& one, std::size_t bytes) {
+  const bool registered = one.captured && setting("NCCL_GRAPH_REGISTER", 1) != 0;
+  const Group& group = *one.comm->group;
+  const auto choice = 2 * (4'000'037 * setting("DUET_SIM_SEED", 1) + 1009 * group.number + static_cast<long>(bytes));
+  duet::Mt19937 random(static_cast<std::uint64_t>(choice + (registered ? 1 : 0)));
+  return random.randperm(static_cast<std::int64_t>(group.ranks.size()));
 }
 
 /// What the ranks' parts make together; their receive buffers may be the same as any rank's send buffers.
 std::vector<char> result_of(const std::vector<Request>& ranks) {
   const Request& first = ranks[0];
-  const duet::DType type = dtype_of(first.type);
+  const DType type = kTypes[first.type];
   const std::size_t count = first.kind == Kind::reduce_scatter ? ranks.size() * first.count : first.count;
-  const auto sent = [&](std::size_t rank) {
-    const char* from = static_cast<const char*>(ranks[rank].send);
-    return std::vector<char>(from, from + count * duet::size_of(type));
+  const std::size_t bytes = count * duet::size_of(type);
+  std::vector<char> all;  // a part after the other
+  const auto add = [&](std::int64_t rank) {
+    const char* from = static_cast<const char*>(ranks[static_cast<std::size_t>(rank)].send);
+    all.insert(all.end(), from, from + bytes);
   };
-  if (first.is_transfer()) return sent(0);
-  if (first.kind == Kind::broadcast) return sent(static_cast<std::size_t>(first.peer));
-  std::vector<std::vector<char>> parts;
-  std::vector<void*> places;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) places.push_back(parts.emplace_back(sent(rank)).data());
-  if (first.kind == Kind::all_gather) {
-    for (std::size_t rank = 1; rank < ranks.size(); ++rank)
-      parts[0].insert(parts[0].end(), parts[rank].begin(), parts[rank].end());
+  if (first.is_transfer() || first.kind == Kind::broadcast) {
+    add(first.is_transfer() ? 0 : first.peer);
+  } else if (first.kind == Kind::all_gather) {
+    for (const Request& rank : ranks) add(rank.comm->rank);
   } else {
-    duet::ddp::reduce_parts(places, static_cast<std::int64_t>(count), type, operation_of(first.op));
+    for (const std::int64_t rank : order_of_sum(first, bytes)) add(rank);
+    std::vector<void*> parts;
+    for (std::size_t i = 0; i < ranks.size(); ++i) parts.push_back(all.data() + i * bytes);
+    duet::ddp::reduce_parts(parts, static_cast<std::int64_t>(count), type, kOps[first.op]);
+    all.resize(bytes);
   }
-  return std::move(parts[0]);
+  return all;
 }
 
 bool same(const Request& a, const Request& b) {

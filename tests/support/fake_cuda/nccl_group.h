@@ -41,9 +41,10 @@ struct Meeting {
 };
 
 struct Group {
-  explicit Group(int size) : ranks(static_cast<std::size_t>(size)) {}
+  Group(long own_number, int size) : number(own_number), ranks(static_cast<std::size_t>(size)) {}
   bool complete() const { return arrived == ranks.size(); }
 
+  long number;
   std::vector<std::unique_ptr<ncclComm>> ranks;
   std::size_t arrived = 0;
   bool failed = false;
