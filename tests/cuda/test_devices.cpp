@@ -1,8 +1,10 @@
 // Several devices at work: copies between them, sums over them, errors that name them. On one GPU: logical devices.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -94,23 +96,35 @@ TEST_CASE("cuda: sums over devices have the CPU's bits, with parts on any device
 
 TEST_CASE("cuda: a sum given to all devices has the CPU's bits everywhere, also in the parts' own memory", "[order]") {
   DUET_NEEDS_CUDA();
+  using Skips = std::array<std::int64_t, 2>;
   Mt19937 generator(143);
-  for (const auto& devices : sets_of_devices())
+  const auto check = [&](std::span<const Device> devices, std::int64_t elements, Skips skips) {
+    // A part begins as many elements into its memory, which is aligned for vectors.
+    const auto place = [&](std::size_t i) {
+      const std::int64_t skip = skips[i % 2];
+      return filled(elements + skip, -3, devices[i]).slice(skip, {elements});
+    };
+    std::vector<Tensor> parts, cpu_parts, sums;
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      cpu_parts.push_back(to_tensor(random_array({elements}, generator)));
+      parts.push_back(place(i));
+      copy(cpu_parts[i], parts[i]);
+      sums.push_back(i == 0 ? place(i) : parts[i]);
+    }
+    const Tensor expected = empty({elements});
+    backend(DeviceKind::cpu).sum_devices(cpu_parts, expected, false, 0, 1);
+    cuda().all_reduce_devices(parts, sums, DeviceSum::tree);
+    cuda().fill(parts[0], -7);  // it was read by all before
+    CAPTURE(devices.size(), elements, devices[0].str(), skips[0], skips[1]);
+    for (const Tensor& sum : sums) CHECK(as_array(sum).values == as_array(expected).values);
+  };
+  for (const auto& devices : sets_of_devices()) {
     for (std::size_t count = 1; count <= devices.size(); ++count)
-      for (const std::int64_t elements : {1, 3, 333}) {
-        std::vector<Tensor> parts, cpu_parts, sums;
-        for (std::size_t i = 0; i < count; ++i) {
-          cpu_parts.push_back(to_tensor(random_array({elements}, generator)));
-          parts.push_back(cpu_parts[i].to(devices[i]));
-          sums.push_back(i == 0 ? filled(elements, -3, devices[i]) : parts[i]);
-        }
-        const Tensor expected = empty({elements});
-        backend(DeviceKind::cpu).sum_devices(cpu_parts, expected, false, 0, 1);
-        cuda().all_reduce_devices(parts, sums, DeviceSum::tree);
-        cuda().fill(parts[0], -7);  // it was read by all before
-        CAPTURE(count, elements, devices[0].str());
-        for (const Tensor& sum : sums) CHECK(as_array(sum).values == as_array(expected).values);
-      }
+      for (const std::int64_t elements : {1, 3, 333})
+        for (const Skips skips : {Skips{0, 0}, Skips{2, 2}, Skips{3, 1}})
+          check(std::span(devices).first(count), elements, skips);
+    check(std::span(devices).first(2), 150'001, {1, 1});  // several rounds of all blocks
+  }
 }
 
 TEST_CASE("cuda: the sum of squares is that of the CPU, within the order of its additions") {

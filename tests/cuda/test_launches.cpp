@@ -5,12 +5,15 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "dp/data_parallel.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "tests/cuda/gpu.h"
+#include "tests/cuda/small_cnn.h"
 #include "tests/support/catch2.h"
 #include "tests/support/fake_cuda/simulator.h"
 
@@ -30,6 +33,22 @@ std::string calls_of(const std::function<void()>& work) {
   for (const auto& [function, times] : calls)
     if (times > 0) text += concat(", ", times, " ", function);
   return text;
+}
+
+/// How many.
+long count_calls(const std::function<void()>& work) {
+  duet_sim::take_calls();
+  work();
+  long count = 0;
+  for (const auto& [function, times] : duet_sim::take_calls()) count += times;
+  return count;
+}
+
+/// Of two GPUs by turns, so that two devices are two GPUs.
+std::vector<Device> devices_of_two(int count) {
+  std::vector<Device> devices;
+  for (int i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, 4 + i % 2, i / 2});
+  return devices;
 }
 
 struct Training {
@@ -102,4 +121,31 @@ TEST_CASE("simulated: replaying a recorded step is one launch") {
   for (int i = 0; i < 3; ++i) replay();
   CHECK(calls_of(replay) == "0 kernels, 1 cudaGraphLaunch");
   CHECK(graph.replays() == 2);
+}
+
+TEST_CASE("simulated: a step of DataParallel takes so many calls") {
+  struct Case {
+    int devices;
+    long calls;
+  };
+  for (const auto& [count, calls] : {Case{1, 23}, Case{2, 76}, Case{4, 168}, Case{8, 352}}) {
+    const std::vector<Device> devices = devices_of_two(count);
+    nn::SimpleCNN model(7, kSmall);
+    model.to(devices[0]);
+    dp::DataParallel net(model, {.devices = devices});
+    optim::SGD opt(model, {.lr = 0.05f, .momentum = 0.5f});
+    Tensor images = zeros({16, 1, 28, 28}, DType::f32, devices[0]);
+    const Tensor labels = zeros({16}, DType::i64, devices[0]);
+    std::int64_t number = 0;
+    const auto step = [&] {
+      images.set_stamp({number++, 0, 16});
+      opt.zero_grad();
+      const Variable loss = ops::nll_loss(net(images), labels);
+      loss.backward();
+      opt.step();
+    };
+    CAPTURE(count);
+    for (int i = 0; i < 3; ++i) step();
+    CHECK(count_calls(step) == calls);
+  }
 }

@@ -106,6 +106,10 @@ TEST_CASE("simulated: a GPU that has no room for another peer copies through hos
   duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:711");  // cudaErrorTooManyPeers
   const Tensor x = from_values<float>({3}, {1, 2, 3}).to(kTwo).to(three);
   CHECK(as_array(x).values == std::vector<double>{1, 2, 3});
+  const Tensor parts[] = {x.to(kTwo), x};
+  Backend& cuda = backend(DeviceKind::cuda);
+  cuda.all_reduce_devices(parts, parts, DeviceSum::tree);
+  for (const Tensor& sum : parts) CHECK(as_array(sum).values == std::vector<double>{2, 4, 6});
   duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:1");
   CHECK_THROWS_WITH(x.to(kOne), ContainsSubstring("cudaDeviceEnablePeerAccess"));
   duet_sim::reset(1);

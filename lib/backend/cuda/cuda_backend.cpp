@@ -140,35 +140,44 @@ void CudaBackend::enqueue_copy(CudaDevice& to, void* destination, CudaDevice& fr
   to.activate();
   to.memory().count_moved(bytes);
   from.memory().count_moved(bytes);
-  if (to.physical() == from.physical()) {
-    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, to.stream()), "copy");
+  if (enable_peer_access(to, from)) {
+    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, to.stream()), "copy");
   } else {
-    // Without peer access the driver stages this copy through pinned host memory, in the same order.
-    enable_peer_access(to, from);
+    // The driver stages this copy through pinned host memory, in the same order; it cannot be part of a graph.
     check(cudaMemcpyPeerAsync(destination, to.physical(), source, from.physical(), bytes, to.stream()), "copy");
   }
 }
 
-void CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
+bool CudaBackend::enable_peer_access(const CudaDevice& a, const CudaDevice& b) {
+  if (a.physical() == b.physical()) return true;
   const auto [low, high] =
       std::minmax({static_cast<std::size_t>(a.physical()), static_cast<std::size_t>(b.physical())});
   const std::lock_guard lock(peers_mutex_);
-  if (peers_tried_[low][high]) return;
+  if (peers_[low][high]) return *peers_[low][high];
+  bool both = true;
   for (const auto& [own, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
     int possible = 0;
     check(cudaDeviceCanAccessPeer(&possible, own->physical(), other->physical()), "cudaDeviceCanAccessPeer");
+    both = both && possible != 0;
     if (!possible) continue;
     own->activate();
     const cudaError_t status = cudaDeviceEnablePeerAccess(other->physical(), 0);
-    // A GPU has a limited number of peers; copies from and to the others are staged through host memory.
-    if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers) {
-      cudaGetLastError();
-    } else {
+    if (status != cudaErrorPeerAccessAlreadyEnabled && status != cudaErrorTooManyPeers)
       check(status, "cudaDeviceEnablePeerAccess");
-    }
+    if (status != cudaSuccess) cudaGetLastError();
+    // A GPU has a limited number of peers; copies from and to the others are staged through host memory.
+    both = both && status != cudaErrorTooManyPeers;
   }
-  peers_tried_[low][high] = true;
+  peers_[low][high] = both;
   a.activate();
+  return both;
+}
+
+bool CudaBackend::can_access_all(std::span<CudaDevice* const> devices) {
+  for (std::size_t i = 0; i < devices.size(); ++i)
+    for (std::size_t k = 0; k < i; ++k)
+      if (!enable_peer_access(*devices[i], *devices[k])) return false;
+  return true;
 }
 
 void CudaBackend::trim_others(const CudaDevice& device) {

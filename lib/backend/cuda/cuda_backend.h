@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -134,6 +135,8 @@ class CudaBackend final : public Backend {
   void copy_between(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
   /// The copy alone: on the stream of `to`, unordered with the other device's work.
   void enqueue_copy(CudaDevice& to, void* destination, CudaDevice& from, const void* source, std::size_t bytes);
+  /// Whether kernels and copies on each of the devices can access the memory of all of them directly.
+  bool can_access_all(std::span<CudaDevice* const> devices);
   /// Gives the cached memory of the other devices on the same GPU back to the driver.
   void trim_others(const CudaDevice& device);
   /// What this process holds on a GPU.
@@ -144,8 +147,9 @@ class CudaBackend final : public Backend {
   using Slot = std::atomic<CudaDevice*>;
   /// The clique of these devices, in this order.
   NcclClique& clique(std::span<CudaDevice* const> devices);
-  /// Enables access of the two GPUs to each other's memory, where the machine allows it; tried once per pair.
-  void enable_peer_access(const CudaDevice& a, const CudaDevice& b);
+  /// Enables access of the two GPUs to each other's memory, where the machine allows it; tried once per pair. Returns
+  /// whether both have it.
+  bool enable_peer_access(const CudaDevice& a, const CudaDevice& b);
 
   int gpus_ = 0;
   std::atomic<Precision> precision_{Precision::fp32};
@@ -155,7 +159,7 @@ class CudaBackend final : public Backend {
   std::mutex cliques_mutex_;
   std::vector<std::unique_ptr<NcclClique>> cliques_;
   std::mutex peers_mutex_;
-  std::array<std::array<bool, kMaxGpus>, kMaxGpus> peers_tried_{};
+  std::array<std::array<std::optional<bool>, kMaxGpus>, kMaxGpus> peers_{};  // once tried: whether both have access
 };
 
 }  // namespace duet::cuda

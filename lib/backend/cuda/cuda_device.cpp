@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 #include "lib/backend/cuda/cuda_backend.h"
@@ -103,15 +104,35 @@ void CudaDevice::give_event(cudaEvent_t event) {
   events_.push_back(event);
 }
 
-void CudaDevice::wait_for(CudaDevice& other) {
-  if (&other == this) return;
-  other.activate();
-  const cudaEvent_t event = other.take_event();
-  check(cudaEventRecord(event, other.stream_), "cudaEventRecord");
+cudaEvent_t CudaDevice::record_event() {
+  activate();
+  const cudaEvent_t event = take_event();
+  check(cudaEventRecord(event, stream_), "cudaEventRecord");
+  return event;
+}
+
+void CudaDevice::wait_for(cudaEvent_t event) {
   activate();
   check(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
+}
+
+void CudaDevice::wait_for(CudaDevice& other) {
+  if (&other == this) return;
+  const cudaEvent_t event = other.record_event();
+  wait_for(event);
   // A wait refers to what the event recorded when the wait was enqueued, so the event can be reused at once.
   other.give_event(event);
+}
+
+void join_streams(std::span<CudaDevice* const> devices) {
+  for (CudaDevice* const other : devices.subspan(1)) devices[0]->wait_for(*other);
+}
+
+void fork_streams(std::span<CudaDevice* const> devices) {
+  if (devices.size() < 2) return;
+  const cudaEvent_t event = devices[0]->record_event();
+  for (CudaDevice* const other : devices.subspan(1)) other->wait_for(event);
+  devices[0]->give_event(event);
 }
 
 void CudaDevice::synchronize() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "lib/backend/backend.h"
@@ -65,8 +66,12 @@ class CudaDevice {
   void throw_fault();
 
  private:
+  friend void fork_streams(std::span<CudaDevice* const> devices);
   cudaEvent_t take_event();
   void give_event(cudaEvent_t event);
+  /// An event after all work enqueued so far; to be given back when all waits for it are enqueued.
+  cudaEvent_t record_event();
+  void wait_for(cudaEvent_t event);
 
   CudaBackend& backend_;
   Device device_;
@@ -82,5 +87,10 @@ class CudaDevice {
   std::mutex events_mutex_;
   std::vector<cudaEvent_t> events_;
 };
+
+/// Orders all work enqueued on the first device from now on after all work enqueued on the others so far.
+void join_streams(std::span<CudaDevice* const> devices);
+/// Orders all work enqueued on the others from now on after all work enqueued on the first device so far.
+void fork_streams(std::span<CudaDevice* const> devices);
 
 }  // namespace duet::cuda

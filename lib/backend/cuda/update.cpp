@@ -10,6 +10,7 @@
 #include "lib/backend/arithmetic/adam_factors.h"
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/cuda_recorder.h"
+#include "lib/backend/cuda/memory.h"
 #include "lib/backend/cuda/nccl_clique.h"
 
 namespace duet::cuda {
@@ -22,8 +23,33 @@ void require_few(const char* op, std::size_t devices) {
 
 /// A barrier of the devices' streams: work enqueued from now on runs after all work enqueued so far.
 void synchronize_streams(std::span<CudaDevice* const> devices) {
-  for (CudaDevice* const other : devices.subspan(1)) devices[0]->wait_for(*other);
-  for (CudaDevice* const other : devices.subspan(1)) other->wait_for(*devices[0]);
+  join_streams(devices);
+  fork_streams(devices);
+}
+
+/// Every destination = the sum of the parts: device d adds up the d-th slice, which it reads from all devices and
+/// writes to all of them.
+void all_reduce_over_peers(std::span<const Tensor> parts, std::span<const Tensor> destinations,
+                           std::span<CudaDevice* const> devices) {
+  const auto count = static_cast<std::int64_t>(devices.size()), n = parts[0].count();
+  const auto begin_of = [&](std::int64_t d) { return d == count ? n : n * d / count / 4 * 4; };  // in whole float4s
+  synchronize_streams(devices);
+  for (std::int64_t d = 0; d < count; ++d) {
+    CudaDevice& own = *devices[static_cast<std::size_t>(d)];
+    const std::int64_t begin = begin_of(d), size = begin_of(d + 1) - begin;
+    kernels::Parts from{};
+    kernels::Sums to{};
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      from.at[i] = parts[i].data<float>() + begin;
+      to.at[i] = destinations[i].data<float>() + begin;
+      if (devices[i] == &own) continue;
+      for (CudaDevice* const end : {devices[i], &own})
+        end->memory().count_moved(2 * sizeof(float) * static_cast<std::uint64_t>(size));  // a part there, the sum back
+    }
+    own.activate();
+    kernels::all_reduce(from, to, static_cast<int>(count), size, own.stream());
+  }
+  synchronize_streams(devices);
 }
 
 }  // namespace
@@ -68,8 +94,8 @@ void CudaBackend::sum_devices(std::span<const Tensor> parts, const Tensor& desti
                      on(destination).stream());
 }
 
-// Device d copies the d-th piece of all parts, adds them up, and the others copy the result: every device sends and
-// receives equally much, all at the same time.
+// Where devices cannot access each other's memory, device d copies the d-th piece of all parts, adds them up, and the
+// others copy the result. Either way every device sends and receives equally much, all at the same time.
 void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<const Tensor> destinations,
                                      DeviceSum sum) {
   const std::size_t count = parts.size();
@@ -80,6 +106,7 @@ void CudaBackend::all_reduce_devices(std::span<const Tensor> parts, std::span<co
     devices.push_back(&on(parts[d]));
   }
   if (sum == DeviceSum::nccl) return clique(devices).all_reduce(parts, destinations);
+  if (can_access_all(devices)) return all_reduce_over_peers(parts, destinations, devices);
   const auto piece = [&](const Tensor& whole, std::size_t d) {
     const std::int64_t n = whole.count(), at = static_cast<std::int64_t>(d), of = static_cast<std::int64_t>(count);
     return whole.slice(n * at / of, {n * (at + 1) / of - n * at / of});

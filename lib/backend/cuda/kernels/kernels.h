@@ -33,16 +33,24 @@ void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, c
 void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
           const arithmetic::AdamFactors& factors, cudaStream_t stream);
 
-inline constexpr int kMaxParts = 64;
-struct Parts {
-  const float* at[kMaxParts];
-};
-/// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
-void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream);
 /// Partial sums that sum_of_squares writes.
 inline constexpr int kSquarePartials = 256;
 /// The sum of the kSquarePartials doubles is that of the squares of x.
 void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream);
+
+// --- sum_devices.cu: n elements ---
+inline constexpr int kMaxParts = 64;
+struct Parts {
+  const float* at[kMaxParts];
+};
+struct Sums {
+  float* at[kMaxParts];
+};
+/// y = the parts' sum by the tree (1, 2, 4, 8 parts) or in order; plus y's old value if `accumulate`.
+void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream);
+/// Each of `count` sums = the sum of `count` parts as above. The current device can access all of them, wherever they
+/// lie; sums.at[i] may be parts.at[i].
+void all_reduce(const Parts& parts, const Sums& sums, int count, std::int64_t n, cudaStream_t stream);
 
 // --- gather.cu ---
 

@@ -1,4 +1,4 @@
-// The optimizer's update and the sum over devices, over flat buffers.
+// The optimizer's update over flat buffers, and the sum of a buffer's squares.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -50,33 +50,6 @@ __global__ void __launch_bounds__(kThreads)
   second[i] = s;
 }
 
-/// kTree parts by the tree of Note [Sums over samples]; 0: `count` parts in order.
-template <int kTree>
-__device__ float sum_at(const Parts& parts, int count, std::int64_t i) {
-  if constexpr (kTree == 0) {
-    float total = parts.at[0][i];
-    for (int k = 1; k < count; ++k) total += parts.at[k][i];
-    return total;
-  } else {
-    float part[kTree];
-    DUET_UNROLL
-    for (int k = 0; k < kTree; ++k) part[k] = parts.at[k][i];
-    DUET_UNROLL
-    for (int step = 1; step < kTree; step *= 2)
-      for (int k = 0; k < kTree; k += 2 * step) part[k] += part[k + step];
-    return part[0];
-  }
-}
-
-template <int kTree>
-__global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(Parts parts, int count, bool accumulate, float* y, std::int64_t n) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= n) return;
-  const float sum = sum_at<kTree>(parts, count, i);
-  y[i] = accumulate ? y[i] + sum : sum;
-}
-
 constexpr int kSquareThreads = 256;
 
 /// Block b sums up every kSquarePartials-th run of x from the b-th on, if there is one.
@@ -113,15 +86,6 @@ void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, c
 void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
           const arithmetic::AdamFactors& factors, cudaStream_t stream) {
   launch(adam_kernel, blocks_for(n), dim3(kThreads), 0, stream, value, gradient, first, second, n, factors);
-}
-
-void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::int64_t n, cudaStream_t stream) {
-  auto kernel = sum_parts_kernel<0>;
-  if (count == 1) kernel = sum_parts_kernel<1>;
-  if (count == 2) kernel = sum_parts_kernel<2>;
-  if (count == 4) kernel = sum_parts_kernel<4>;
-  if (count == 8) kernel = sum_parts_kernel<8>;
-  launch(kernel, blocks_for(n), dim3(kThreads), 0, stream, parts, count, accumulate, y, n);
 }
 
 void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream) {

@@ -63,7 +63,7 @@
 #define DUET_SIM_ENUMERATOR(name, value, text) name = value,
 enum cudaError_t { DUET_SIM_ERRORS(DUET_SIM_ENUMERATOR) };
 #undef DUET_SIM_ENUMERATOR
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1, cudaStreamCaptureModeRelaxed };
 enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusNone,
