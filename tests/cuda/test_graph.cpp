@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "lib/backend/step_graph.h"
 #include "lib/nn/simple_cnn.h"
@@ -117,6 +119,32 @@ TEST_CASE("cuda: a replay draws dropout for its own step") {
   }
   recorder.drop(recording);
   CHECK_THROWS_WITH(recorder.replay(recording, 1), ContainsSubstring("has no recording"));
+}
+
+TEST_CASE("cuda: replays leave memory alone that other threads allocate during the recording", "[order]") {
+  DUET_NEEDS_CUDA();
+  Backend& cuda = backend(DeviceKind::cuda);
+  StepRecorder& recorder = *cuda.recorder(kGpu);
+  const std::size_t used = cuda.use(kGpu).used;
+  Tensor others;
+  const auto temporary = [&] {
+    const Tensor x = empty({1000}, DType::f32, kGpu);
+    cuda.fill(x, 5);
+  };
+  recorder.begin(0);
+  temporary();  // the recording may use this block again
+  std::thread([&] {
+    others = empty({1000}, DType::f32, kGpu);
+    const Tensor passing = empty({1000}, DType::f32, kGpu);
+  }).join();
+  temporary();
+  const int recording = recorder.end();
+  cuda.fill(others, 1);
+  for (std::uint64_t step = 0; step < 3; ++step) recorder.replay(recording, step);
+  CHECK(as_array(others).values == std::vector<double>(1000, 1));
+  others = Tensor();
+  recorder.drop(recording);
+  CHECK(cuda.use(kGpu).used == used);
 }
 
 TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]") {

@@ -1,11 +1,17 @@
 #include "lib/backend/cuda/cuda_recorder.h"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
+namespace {
+
+std::atomic<int> newest_number = 0;
+
+}  // namespace
 
 void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps) {
   require<UsageError>(number_ == 0, device_.device(), " is recording a step already");
@@ -16,12 +22,15 @@ void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps) {
     kernels::set_counter(counter_, step, device_.stream());
     kernels::advance(counter_, steps, device_.stream());
   }
-  const int number = device_.memory().begin_recording();
+  require<UsageError>(recording_of_thread() == 0, "this thread is recording a step already");
+  const int number = recording_of_thread() = ++newest_number;
+  device_.memory().begin_recording(number);
   step_ = step;
   steps_ = steps;
   // Other threads may allocate and wait meanwhile; this one may only take memory from the pool.
   const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
   if (status != cudaSuccess) {
+    recording_of_thread() = 0;
     device_.memory().end_recording();
     device_.memory().drop_recording(number);
   }
@@ -40,6 +49,7 @@ int CudaRecorder::end() {
     throw;
   }
   const int number = number_.exchange(0);
+  recording_of_thread() = 0;
   device_.memory().end_recording();
   graphs_.emplace(number, Graph{graph, steps_, std::exchange(works_, {})});
   return number;
@@ -63,6 +73,7 @@ cudaGraphExec_t CudaRecorder::finish_capture() {
 void CudaRecorder::cancel() noexcept {
   const int number = number_.exchange(0);
   if (number == 0) return;
+  recording_of_thread() = 0;
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   cudaGetLastError();  // clears the error of the invalidated capture

@@ -53,32 +53,40 @@ void require_not_recorded(const CudaDevice& device, const char* what) {
 
 }  // namespace
 
+int& recording_of_thread() {
+  thread_local int recording = 0;
+  return recording;
+}
+
 void* DeviceMemory::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  std::vector<void*>& cached = free_[recording_][size];
+  const bool outside = is_outside_recording();
+  const int recording = outside ? 0 : recording_;
+  std::vector<void*>& cached = free_[recording][size];
+  std::vector<void*>& shared = free_[0][size];
   void* block = nullptr;
-  const bool reused = !cached.empty();
-  if (reused) {
-    block = cached.back();
-    cached.pop_back();
-  } else {
+  const auto take = [&block](std::vector<void*>& blocks) {
+    if (blocks.empty()) return false;
+    block = blocks.back();
+    blocks.pop_back();
+    return true;
+  };
+  // The recorded work may have used a shared block before its release, so threads outside get fresh memory.
+  const bool reused = !outside && take(cached);
+  if (!reused) {
     // Reserves the place of this block in the free lists, so that release() cannot throw. A recording's block goes
     // to the shared list when the recording is dropped; one that comes from there has its place already.
     cached.reserve(cached.capacity() + 1);
-    std::vector<void*>& shared = free_[0][size];
-    if (!shared.empty()) {
-      block = shared.back();
-      shared.pop_back();
-    } else {
-      if (recording_ != 0) shared.reserve(shared.capacity() + 1);
+    if (outside || !take(shared)) {
+      if (recording != 0) shared.reserve(shared.capacity() + 1);
       block = from_driver(size);
     }
-    if (recording_ != 0) owner_[block] = recording_;
+    if (recording != 0) owner_[block] = recording;
   }
-  if (recording_ == 0 || !reused) used_ += size;
+  if (recording == 0 || !reused) used_ += size;
   peak_ = std::max(peak_, used_);
-  block_changes_hands(block, bytes, device_.stream());
+  if (!outside) block_changes_hands(block, bytes, device_.stream());
   return block;
 }
 
@@ -109,7 +117,7 @@ void* DeviceMemory::from_driver(std::size_t size) {
 void DeviceMemory::release(void* memory, std::size_t bytes) noexcept {
   const std::size_t size = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  block_changes_hands(memory, 0, device_.stream());
+  if (!is_outside_recording()) block_changes_hands(memory, 0, device_.stream());
   const auto owner = owner_.find(memory);
   const bool recorded = owner != owner_.end();
   free_[recorded ? owner->second : 0][size].push_back(memory);
@@ -138,11 +146,10 @@ void DeviceMemory::trim() {
   give_back_cached();
 }
 
-int DeviceMemory::begin_recording() {
+void DeviceMemory::begin_recording(int recording) {
   const std::lock_guard lock(mutex_);
-  require<UsageError>(recording_ == 0, device_.device(), " is recording a step already");
   ++live_recordings_;
-  return recording_ = ++last_recording_;
+  recording_ = recording;
 }
 
 void DeviceMemory::end_recording() {

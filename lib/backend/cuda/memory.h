@@ -14,6 +14,9 @@
 
 namespace duet::cuda {
 
+/// The number of the recording in which the calling thread takes part; 0: none.
+int& recording_of_thread();
+
 /// Released blocks are kept by size for the next request of that size. A block may be handed out again while the device
 /// still works on what it held: everything that touches it, copies to other devices included, is ordered on the
 /// device's stream. Thread-safe.
@@ -26,10 +29,10 @@ class DeviceMemory final : public Allocator {
   void clear(void* memory, std::size_t bytes) override;
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
-  /// While a recording (of a CUDA graph) runs, blocks come from a set of its own, and go back to it even after its end,
-  /// so that no other user's data is in them at a replay; they count as used as long as the recording lives. One at a
-  /// time. Returns the recording's number.
-  int begin_recording();
+  /// While a recording (of a CUDA graph) runs, blocks of the threads that take part in it (see recording_of_thread())
+  /// come from a set of its own, and go back to it even after its end, so that no other user's data is in them at a
+  /// replay; they count as used as long as the recording lives. One at a time on a device.
+  void begin_recording(int recording);
   void end_recording();
   /// The recording is never replayed again: its blocks go to the shared free list.
   void drop_recording(int recording);
@@ -43,12 +46,13 @@ class DeviceMemory final : public Allocator {
   Use use() const;
   std::size_t held() const { return held_; }
   /// Counts bytes that were copied between this device and another place.
-  void count_moved(std::size_t bytes) { moved_ += bytes; }
+  void count_moved(std::uint64_t bytes) { moved_ += bytes; }
   std::uint64_t moved() const { return moved_; }
 
  private:
   using FreeLists = std::map<std::size_t, std::vector<void*>>;  // by size
   void* from_driver(std::size_t size);
+  bool is_outside_recording() const { return recording_ != 0 && recording_of_thread() != recording_; }
   void give_back_cached();
   void copy_from_host(void* destination, const void* source, std::size_t bytes);
   void copy_to_host(void* destination, const void* source, std::size_t bytes);
@@ -69,7 +73,7 @@ class DeviceMemory final : public Allocator {
   mutable std::mutex mutex_;
   std::unordered_map<int, FreeLists> free_;  // by recording; 0: shared
   std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
-  int recording_ = 0, last_recording_ = 0;   // the one that runs, and the newest number
+  int recording_ = 0;                        // the one that runs
   int live_recordings_ = 0;
   std::atomic<std::size_t> held_{0};
   std::atomic<std::uint64_t> moved_{0};
