@@ -22,7 +22,7 @@ template <class Task>
 void run_side_by_side(Replicas& replicas, int count, Task&& task) {
   replicas.sums().begin(count);
   try {
-    replicas.threads().run(replicas.size(), [&](int i, int) {
+    replicas.run([&](int i) {
       if (i >= count) return;
       try {
         const Device device = replicas.devices()[static_cast<std::size_t>(i)];

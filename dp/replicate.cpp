@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "lib/backend/backend.h"
+#include "lib/backend/step_graph.h"
 #include "lib/error.h"
 
 namespace duet::dp {
@@ -13,7 +15,65 @@ namespace {
 
 bool shares_memory(Device a, Device b) { return a == b || (a.kind == b.kind && backend(a.kind).shares_memory()); }
 
-using Buffers = std::vector<std::vector<Tensor>>;  // by replica: copies of the optimizer's
+/// Recorded steps of replicas, whose values may be written between two replays.
+class RecordedReplicas final : public RecordedWork {
+ public:
+  RecordedReplicas(std::shared_ptr<Replicas> replicas, int contexts_number)
+      : replicas_(std::move(replicas)), contexts_number_(contexts_number) {}
+  ~RecordedReplicas() override {
+    if (!launched_) replicas_->forget_values();
+  }
+  RecordedReplicas(const RecordedReplicas&) = delete;
+  RecordedReplicas& operator=(const RecordedReplicas&) = delete;
+  void replay(FunctionRef<void()> launch) override {
+    replicas_->prepare_replay(contexts_number_);
+    launch();
+    launched_ = true;
+  }
+
+ private:
+  std::shared_ptr<Replicas> replicas_;
+  int contexts_number_;
+  bool launched_ = false;
+};
+
+/// Copies of the optimizer's buffers.
+struct StateCopies {
+  std::vector<std::vector<Tensor>> of_replica;  // none of the first
+  int recording = 0;                            // in which they were made; 0: none
+  bool valid = true;                            // false: they were made in a recording that was never replayed
+};
+
+/// A recorded update works on copies of the optimizer's state that must still be in use at a replay.
+class RecordedUpdate final : public RecordedWork {
+ public:
+  RecordedUpdate(const std::shared_ptr<StateCopies>& copies, bool made) : copies_(copies), made_(made) {}
+  ~RecordedUpdate() override {
+    const std::shared_ptr<StateCopies> copies = copies_.lock();
+    if (made_ && copies != nullptr) copies->valid = false;
+  }
+  RecordedUpdate(const RecordedUpdate&) = delete;
+  RecordedUpdate& operator=(const RecordedUpdate&) = delete;
+  void replay(FunctionRef<void()> launch) override {
+    require<UsageError>(!copies_.expired(),
+                        "the optimizer's state was replaced after the step was recorded: a new StepGraph is needed");
+    launch();
+    made_ = false;
+  }
+
+ private:
+  std::weak_ptr<StateCopies> copies_;
+  bool made_;  // in this recording, which was never replayed
+};
+
+/// Puts work into the recording of a device that runs, unless `last` is its number; then it becomes that.
+template <class MakeWork>
+void attach_once(Device device, int& last, MakeWork make_work) {
+  const int recording = recording_of(device);
+  if (recording == 0 || recording == last) return;
+  backend(device.kind).recorder(device)->attach(make_work(recording));
+  last = recording;
+}
 
 nn::UpdateRun run_of(const nn::ParameterStore& store, const std::vector<Tensor>& buffers) {
   nn::UpdateRun run{.values = store.values(), .gradients = store.gradients()};
@@ -98,8 +158,15 @@ Replicas::Replicas(const nn::Module& module, std::span<const Device> devices, Re
                         " is named twice");
 }
 
+void Replicas::run(FunctionRef<void(int)> task) {
+  if (recording_of(devices_[0]) == 0) return threads_->run(size(), [&](int i, int) { task(i); });
+  StepRecorder& recorder = *backend(devices_[0].kind).recorder(devices_[0]);
+  threads_->run(size(), [&](int i, int) { recorder.take_part([&] { task(i); }); });
+}
+
 void Replicas::make_contexts(const nn::Context& model) {
   const nn::Module::Range& range = module_.range();
+  ++contexts_number_;
   stores_.clear();
   contexts_.clear();
   for (const Device device : devices_) {
@@ -140,13 +207,32 @@ void Replicas::require_same_values() const {
   }
 }
 
+bool Replicas::holds_values() const { return site_ != nullptr && has_values_ && replicated_->update_site() == site_; }
+
+void Replicas::attach_to_recording() {
+  attach_once(devices_[0], recording_,
+              [&](int) { return std::make_shared<RecordedReplicas>(shared_from_this(), contexts_number_); });
+}
+
+void Replicas::prepare_replay(int contexts_number) {
+  require<UsageError>(contexts_number == contexts_number_,
+                      "the replicas were made again after the step was recorded: a new StepGraph is needed");
+  if (site_ == nullptr || holds_values()) return;
+  const Tensor values = std::as_const(*replicated_).values();
+  for (std::size_t i = 1; i < stores_.size(); ++i) copy(values, std::as_const(*stores_[i]).values());
+  has_values_ = true;
+  has_gradients_ = false;
+  replicated_->set_update_site(site_);
+}
+
 void Replicas::replicate(const nn::Context& model, int count) {
   require<DeviceError>(model.store->device() == devices_[0], "module must have its parameters and buffers on device ",
                        devices_[0], " (the first device) but found them on ", model.store->device());
   if (replicated_ != model.store) make_contexts(model);
+  attach_to_recording();
   const nn::Module::Range& range = module_.range();
   const Tensor values = model.store->values_of(range.first_slot - model.first_slot, range.slots);
-  const bool holds = site_ != nullptr && has_values_ && model.store->update_site() == site_;
+  const bool holds = holds_values();
   const auto lacks_values = [&](const nn::Context& context) {
     return !holds && !context.store->values().same_memory(values);
   };
@@ -161,7 +247,7 @@ void Replicas::replicate(const nn::Context& model, int count) {
   }
   if (!copies) return;
   if (!holds) has_values_ = false;
-  threads_->run(size(), [&](int i, int) {
+  run([&](int i) {
     if (i >= count && site_ == nullptr) return;
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     if (lacks_values(context)) copy(values, context.store->values());
@@ -179,19 +265,23 @@ void Replicas::update(nn::OptimizerState& state, Settings, Rule rule) {
     state.at_site.reset();  // copies of the buffers miss this update
     return rule(run_of(*replicated_, state.buffers));
   }
-  auto copies = std::static_pointer_cast<Buffers>(state.at_site);
-  if (copies == nullptr) {
-    copies = std::make_shared<Buffers>(stores_.size());
+  auto copies = std::static_pointer_cast<StateCopies>(state.at_site);
+  if (copies == nullptr || !copies->valid) {
+    copies = std::make_shared<StateCopies>();
+    copies->of_replica.resize(stores_.size());
     for (std::size_t i = 1; i < stores_.size(); ++i)
-      for (const Tensor& buffer : state.buffers) (*copies)[i].push_back(buffer.to(stores_[i]->device()));
+      for (const Tensor& buffer : state.buffers) copies->of_replica[i].push_back(buffer.to(stores_[i]->device()));
+    copies->recording = recording_of(devices_[0]);
     state.at_site = copies;
   }
+  attach_once(devices_[0], recorded_update_,
+              [&](int recording) { return std::make_shared<RecordedUpdate>(copies, copies->recording == recording); });
   const nn::ParameterStore& model = *replicated_;
   for (std::size_t i = 1; !has_gradients_ && i < stores_.size(); ++i) copy(model.gradients(), stores_[i]->gradients());
   has_gradients_ = true;
   has_values_ = false;  // until all of them are updated
   rule(run_of(model, state.buffers));
-  for (std::size_t i = 1; i < stores_.size(); ++i) rule(run_of(*stores_[i], (*copies)[i]));
+  for (std::size_t i = 1; i < stores_.size(); ++i) rule(run_of(*stores_[i], copies->of_replica[i]));
   has_values_ = true;
 }
 

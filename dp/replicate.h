@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/base/function_ref.h"
 #include "lib/base/thread_pool.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/nn/module.h"
@@ -75,7 +76,7 @@ class ReplicaSums {
 ///
 /// Where the copies on devices that do not share memory persist, this is the update site of the model's store: an
 /// optimizer updates every copy as it updates the values, which saves a copy to every device in the next forward.
-class Replicas final : private nn::UpdateSite {
+class Replicas final : public std::enable_shared_from_this<Replicas>, private nn::UpdateSite {
  public:
   using Forward = std::function<nn::Value(nn::Context&, const nn::Value&)>;
   /// `forward` is what each replica runs: the module's own forward, perhaps with a loss. Throws UsageError for no
@@ -86,7 +87,8 @@ class Replicas final : private nn::UpdateSite {
   std::span<const Device> devices() const { return devices_; }
   const nn::Module& module() const { return module_; }
   nn::Context& context(int i) { return contexts_[static_cast<std::size_t>(i)]; }
-  ThreadPool& threads() { return *threads_; }
+  /// Runs task(i) for every replica, each on its device's thread; one after the other while a step is recorded.
+  void run(FunctionRef<void(int i)> task);
   ReplicaSums& sums() { return sums_; }
   nn::Value forward(int i, const nn::Value& input) { return forward_(context(i), input); }
 
@@ -98,6 +100,12 @@ class Replicas final : private nn::UpdateSite {
   /// DeviceError when the model is not on the first device.
   void replicate(const nn::Context& model, int count);
 
+  /// Before a replay of steps that were recorded with the contexts of this number: persistent replicas get values that
+  /// were written since. Throws UsageError when the contexts were made again since then.
+  void prepare_replay(int contexts_number);
+  /// Copies of the values that were only recorded, and never replayed, do not count.
+  void forget_values() { has_values_ = false; }
+
   /// Adds up the gradients of all replicas as DeviceSum says, on the model's device: into `destination`, which has the
   /// flat order of the module's slots. Replicas for which took_part is false count as zero. `for_all`: the destination
   /// is the model's gradient; persistent replicas get the sum, too.
@@ -106,6 +114,8 @@ class Replicas final : private nn::UpdateSite {
  private:
   void make_contexts(const nn::Context& model);
   bool can_persist(const nn::Context& model) const;
+  bool holds_values() const;
+  void attach_to_recording();
   void update(nn::OptimizerState& state, Settings settings, Rule rule) override;
   void values_written() override { has_values_ = false; }
   void gradients_written() override { has_gradients_ = false; }
@@ -117,10 +127,12 @@ class Replicas final : private nn::UpdateSite {
   Forward forward_;
   std::vector<std::unique_ptr<nn::ParameterStore>> stores_;
   std::vector<nn::Context> contexts_;
-  const nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
-  std::shared_ptr<UpdateSite> site_;  // this, for replicated_; null where values are copied in each forward
-  bool has_values_ = false;           // whether persistent copies are the values as they are now
-  bool has_gradients_ = false;        // whether they have the sum of the gradients
+  nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
+  int contexts_number_ = 0;                   // counts how often they were
+  int recording_ = 0, recorded_update_ = 0;   // the last recordings that hold a forward and an update
+  std::shared_ptr<UpdateSite> site_;          // this, for replicated_; null where values are copied in each forward
+  bool has_values_ = false;                   // whether persistent copies are the values as they are now
+  bool has_gradients_ = false;                // whether they have the sum of the gradients
   std::shared_ptr<ThreadPool> threads_;
   ReplicaSums sums_;
 };

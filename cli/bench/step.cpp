@@ -64,7 +64,7 @@ std::vector<TimedCell> timed_cells(const BenchOptions& options) {
     };
     const std::string mode = name(cell.mode);
     add(mode, {"--graph", options.graph});
-    if (options.device == DeviceKind::cuda && options.graph == "auto" && plain && cell.devices == 1 &&
+    if (options.device == DeviceKind::cuda && options.graph == "auto" && plain &&
         (cell.mode == Mode::single || cell.mode == Mode::dp))
       add(mode, {"--graph", "off"});
     if (options.device == DeviceKind::cpu && plain && cell.devices > 1 && cell.mode == Mode::ddp &&

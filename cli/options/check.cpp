@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "cli/options/options.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -46,12 +48,15 @@ const char* name(Mode mode) {
 
 bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp; }
 
-std::string why_no_graph(const TrainOptions& options, std::string carrier) {
+std::string why_no_graph(const TrainOptions& options, std::string carrier, std::span<const Device> devices) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
   if (options.graph == "off") return "--graph off";
   if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
-  if (options.mode != Mode::ddp && options.devices > 1)
-    return concat("a graph holds the work of one device, not of ", options.devices);
+  if (options.sum == "nccl") return "--sum nccl adds gradients up outside of graphs";
+  for (const Device from : devices)
+    for (const Device to : devices)
+      if (!backend(to.kind).copies_directly(from, to))
+        return concat("what ", from, " copies to ", to, " goes through the host's memory");
   if (carrier.empty() && options.devices > 1 && options.backend != "auto") carrier = options.backend;
   if (options.mode == Mode::ddp && !carrier.empty() && carrier != "nccl" && carrier != "solo")
     return concat("ranks over ", carrier, " add gradients up in the host's memory");

@@ -93,8 +93,8 @@ void add_step(CLI::App& app, Training& training) {
                "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   app.add_option(
          "--graph", training.graph,
-         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: where a process drives one device, and "
-         "ranks (ddp) are connected by nccl")
+         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: in modes single and dp, and where ranks "
+         "(ddp) are connected by nccl")
       ->check(one_of({"auto", "on", "off"}));
   app.add_option(
          "--graph-steps", training.graph_steps,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -134,8 +135,8 @@ using Command =
 Command parse(const std::vector<std::string>& arguments);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
-/// backend of the ranks' process group, once they have one.
-std::string why_no_graph(const TrainOptions& options, std::string carrier = "");
+/// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.
+std::string why_no_graph(const TrainOptions& options, std::string carrier = "", std::span<const Device> devices = {});
 
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);

@@ -61,7 +61,7 @@ void reached(const Results& results, std::vector<std::string>& out) {
 void lost(const Results& results, const std::string& mode, std::vector<std::string>& out) {
   const Run* single = find_run(results, "single", 1);
   const Run* run = find_run(results, mode, largest_fair(results));
-  if (!single || !run) return;
+  if (!single || !run || single->graph || run->graph) return;  // parts of a replayed graph cannot be timed
   const double ideal = single->step_us.sum() / run->devices;
   const double extra = run->step_us.sum() - ideal;
   if (ideal <= 0 || extra < 0.05 * ideal || !stands_out(results, *run, extra / run->step_us.sum())) return;

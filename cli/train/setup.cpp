@@ -100,7 +100,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
   if (setup.loss_in_replica)
     wrap.loss = [](const Variable& output, const Tensor& target) { return ops::nll_loss(output, target); };
   auto wrapper = std::make_unique<dp::DataParallel>(setup.model(), wrap);
-  setup.times = [net = wrapper.get()] { return net->times(); };
+  if (!setup.graph) setup.times = [net = wrapper.get()] { return net->times(); };  // see wrap_ddp
   setup.require_same_replicas = [net = wrapper.get()] { net->require_same_replicas(); };
   setup.wrapper = std::move(wrapper);
 }
@@ -197,7 +197,8 @@ Setup make_setup(const TrainOptions& options, const data::Dataset& train, ddp::P
   if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options.model, options.seed, setup.generator.get());
   setup.model().to(setup.devices.at(0));
-  if (why_no_graph(options, group.backend()).empty()) setup.graph = std::make_unique<StepGraph>(setup.devices.at(0));
+  if (why_no_graph(options, group.backend(), setup.devices).empty())
+    setup.graph = std::make_unique<StepGraph>(setup.devices);
   setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat_torch);
   if (options.mode == Mode::averaging)
     read_own_part(setup, options, train, place);

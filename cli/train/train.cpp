@@ -137,7 +137,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   set_up(options);
   const std::vector<Device> devices = devices_of(options, group);
   backend(options.device).bind_thread(devices[0]);
-  const std::string no_graph = why_no_graph(options, group.backend());
+  const std::string no_graph = why_no_graph(options, group.backend(), devices);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   const Images images = find_images(options, devices[0]);
   note_signals();  // on all ranks before one of them trains

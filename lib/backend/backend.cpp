@@ -1,6 +1,7 @@
 #include "lib/backend/backend.h"
 
 #include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/module_loader.h"
 
 namespace duet {
@@ -75,5 +76,10 @@ Tensor in_layout(const Tensor& x, Layout layout) {
 std::string why_no_cuda() { return cuda_module().error; }
 
 Allocator& allocator(Device device) { return backend(device.kind).allocator(device); }
+
+int recording_of(Device device) {
+  const StepRecorder* const recorder = backend(device.kind).recorder(device);
+  return recorder != nullptr ? recorder->recording() : 0;
+}
 
 }  // namespace duet

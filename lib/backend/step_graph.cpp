@@ -1,6 +1,9 @@
 #include "lib/backend/step_graph.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
 
 #include "lib/error.h"
 
@@ -11,10 +14,17 @@ namespace {
 constexpr std::size_t kMostKeys = 8;
 constexpr std::uint64_t kPlainRuns = 2;
 
-StepRecorder& recorder_of(Device device) {
-  StepRecorder* const recorder = backend(device.kind).recorder(device);
-  require<UsageError>(recorder != nullptr, "steps on ", device, " cannot be recorded as a graph");
-  return *recorder;
+StepRecorder& recorder_of(const std::vector<Device>& devices) {
+  require<UsageError>(!devices.empty(), "a graph of steps needs a device");
+  for (const Device device : devices) {
+    require<UsageError>(backend(device.kind).recorder(device) != nullptr, "steps on ", device,
+                        " cannot be recorded as a graph");
+    for (const Device other : devices)
+      require<UsageError>(other.kind == device.kind && backend(device.kind).copies_directly(device, other), "steps on ",
+                          device, " and ", other,
+                          ", which cannot access each other's memory, cannot be recorded as a graph");
+  }
+  return *backend(devices[0].kind).recorder(devices[0]);
 }
 
 bool same_shape(const StepKey& a, const StepKey& b) {
@@ -24,8 +34,8 @@ bool same(const StepKey& a, const StepKey& b) { return same_shape(a, b) && a.lr 
 
 }  // namespace
 
-StepGraph::StepGraph(Device device)
-    : device_(device), recorder_(recorder_of(device)), loss_sum_(zeros({}, DType::f32, device)) {}
+StepGraph::StepGraph(std::vector<Device> devices)
+    : devices_(std::move(devices)), recorder_(recorder_of(devices_)), loss_sum_(zeros({}, DType::f32, devices_[0])) {}
 
 StepGraph::~StepGraph() {
   for (const Entry& entry : entries_)
@@ -33,7 +43,7 @@ StepGraph::~StepGraph() {
 }
 
 StepGraph::Entry& StepGraph::entry_of(const StepKey& key) {
-  const Precision precision = backend(device_.kind).precision();
+  const Precision precision = backend(devices_[0].kind).precision();
   auto found = std::find_if(entries_.begin(), entries_.end(),
                             [&](const Entry& entry) { return same(entry.key, key) && entry.precision == precision; });
   if (found == entries_.end() && entries_.size() == kMostKeys) {
@@ -81,7 +91,7 @@ void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)
   }
   const auto number = static_cast<std::uint64_t>(key.stamp.step);
   if (entry.recording == 0) {
-    recorder_.begin(number, static_cast<std::uint64_t>(key.steps));
+    recorder_.begin(number, static_cast<std::uint64_t>(key.steps), std::span(devices_).subspan(1));
     try {
       run_all(key.steps, step);
       entry.recording = recorder_.end();
@@ -98,7 +108,9 @@ void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)
 double StepGraph::take_loss_sum() {
   const Tensor sum = loss_sum_.clone();
   backend(loss_sum_).fill(loss_sum_, 0.0f);  // first: the copy to the host throws the error of a kernel
-  return static_cast<double>(*sum.to(Device{}).data<float>());
+  const Tensor on_host = sum.to(Device{});
+  for (std::size_t i = 1; i < devices_.size(); ++i) backend(loss_sum_).synchronize(devices_[i]);  // throws theirs
+  return static_cast<double>(*on_host.data<float>());
 }
 
 }  // namespace duet

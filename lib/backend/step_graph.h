@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/backend/backend.h"
@@ -20,33 +21,44 @@ class RecordedWork {
   virtual void replay(FunctionRef<void()> launch) = 0;
 };
 
-/// The recordings of one device; used by the thread that launches its kernels.
+/// The recordings that begin on one device; used by the thread that launches its kernels. A recording may hold the work
+/// of other devices too, whose threads take_part().
 ///
 /// Between begin() and end() no launched work runs: it is recorded with its addresses and
 /// numbers. What the host computes or decides meanwhile is decided for all replays. Memory that
-/// is allocated belongs to the recording until it is dropped, so that each replay finds its own; what lies there is
-/// that of the last replay. Copies between the device and the host, and waiting for it, throw DeviceError.
+/// the threads of the recording allocate on its devices belongs to the recording until it is dropped, so that each
+/// replay finds its own; what lies there is that of the last replay. Copies between the devices and the host, waiting
+/// for the devices, and copies between one of them and another device throw.
 class StepRecorder {
  public:
   virtual ~StepRecorder() = default;
-  /// Starts recording `steps` consecutive steps, the first of which is `step` (DropoutKey::step). Throws UsageError
-  /// when a recording runs.
-  virtual void begin(std::uint64_t step, std::uint64_t steps = 1) = 0;
-  /// Ends it and returns its number. Throws DeviceError, as after cancel(), when something could not be recorded.
+  /// Starts recording `steps` consecutive steps, the first of which is `step` (DropoutKey::step), of this device and of
+  /// `others`. Throws UsageError when a recording runs on one of them or in this thread, DeviceError unless all of them
+  /// can access each other's memory.
+  virtual void begin(std::uint64_t step, std::uint64_t steps = 1, std::span<const Device> others = {}) = 0;
+  /// Calls `work`, in which another thread than that of begin() launches a part of the recording that runs; such calls
+  /// run one after the other. While none runs it only calls.
+  virtual void take_part(FunctionRef<void()> work) = 0;
+  /// Ends it, in the thread that began it, and returns its number. Throws DeviceError, as after cancel(), when
+  /// something could not be recorded.
   virtual int end() = 0;
-  /// Discards the recording that runs, if one does. The device is as if nothing had been launched.
+  /// Discards the recording that runs, if one does. The devices are as if nothing had been launched.
   virtual void cancel() noexcept = 0;
-  /// The number of the recording that runs, which no other has; 0 if none does. For any thread.
+  /// The number of the recording of which this device is a part now, and which no other has; 0 if there is none. For
+  /// any thread.
   virtual int recording() const = 0;
   /// Puts `work` into the recording that runs, which holds it until it is dropped or cancelled.
   virtual void attach(std::shared_ptr<RecordedWork> work) = 0;
-  /// Launches everything in a recording, in the order of the device. Dropout whose key had the first recorded step gets
-  /// `step`: kernels read it from a counter on the device, which every replay advances, so that replays in order of
-  /// their steps set nothing.
+  /// Launches everything in a recording, in the order of its devices. Dropout whose key had the first recorded step
+  /// gets `step`: kernels read it from a counter on their device, which every replay advances, so that replays in order
+  /// of their steps set nothing.
   virtual void replay(int recording, std::uint64_t step) = 0;
-  /// Waits for the device, and gives the recording's memory back.
+  /// Waits for the devices, and gives the recording's memory back.
   virtual void drop(int recording) noexcept = 0;
 };
+
+/// The number of the recording of which the device is a part now; 0: none. For any thread.
+int recording_of(Device device);
 
 /// The key of a recording: steps with equal keys are replays of one.
 struct StepKey {
@@ -56,9 +68,10 @@ struct StepKey {
   std::int64_t steps = 1;  // consecutive ones that are recorded together; the stamp is the first one's
 };
 
-/// Runs the steps of a loop over one device. The first of each batch shape, and the first two of all, run as they are:
-/// that prepares what must not happen while recording (plans, loading of kernels), and an optimizer's first step is not
-/// like the others. The next of each key is recorded and replayed, all others are replays, with the same bits:
+/// Runs the steps of a loop over one device, or over those of DataParallel. The first of each batch shape, and the
+/// first two of all, run as they are: that prepares what must not happen while recording (plans, loading of kernels),
+/// and an optimizer's first step is not like the others. The next of each key is recorded and replayed, all others are
+/// replays, with the same bits:
 ///
 ///     StepGraph graph(device);
 ///     for (auto at = loader.begin(); at != loader.end(); ++at)
@@ -72,26 +85,28 @@ struct StepKey {
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
 /// batch is stamped, so that dropout reads its step. It does not copy to or from the host, and what it changes on the
 /// host (counters, flags) changes in runs as it is and when recorded only. Values that it keeps are overwritten by the
-/// next step of their key. Used by the device's thread.
+/// next step of their key. Used by the first device's thread.
 ///
 /// Ranks of ddp may record their collectives where NCCL carries them, as long as all of them run the same keys in the
-/// same order: NCCL requires an operation captured, and a graph launched, by all ranks or none. Steps of several
-/// devices of one process (dp) stay plain: NCCL warns that launching their graphs may deadlock, and a recording holds
-/// the work of one device only.
+/// same order: NCCL requires an operation captured, and a graph launched, by all ranks or none. The devices of dp are
+/// one graph, without NCCL, which warns that launching graphs of several devices of one process may deadlock.
 class StepGraph {
  public:
-  /// Throws UsageError for devices that record nothing: CPUs.
-  explicit StepGraph(Device device);
+  /// Throws UsageError for devices that record nothing, which CPUs are, and for several of which not all can access
+  /// each other's memory.
+  explicit StepGraph(std::vector<Device> devices);
+  explicit StepGraph(Device device) : StepGraph(std::vector<Device>{device}) {}
   ~StepGraph();
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  /// `step` returns its loss, one f32 on the device. What it throws is passed on; the device is then as if a recorded
-  /// step had not been asked for, and the key is tried again next time.
+  /// `step` returns its loss, one f32 on the first device. What it throws is passed on; the devices are then as if a
+  /// recorded step had not been asked for, and the key is tried again next time.
   void run(const StepKey& key, FunctionRef<Tensor()> step);
   /// As run() for key.steps steps at once: `step(i)` is the i-th, and one launch replays all of them.
   void run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t i)> step);
-  /// The sum of the losses of all steps since it was last taken, added up on the device in f32. Waits for the device.
+  /// The sum of the losses of all steps since it was last taken, added up on the device in f32. Waits for the
+  /// devices.
   double take_loss_sum();
 
   /// Recordings made so far, and steps that were replays.
@@ -110,8 +125,8 @@ class StepGraph {
   bool prepared(const Entry& entry) const;
   void run_all(std::int64_t steps, FunctionRef<Tensor(std::int64_t)> step);
 
-  Device device_;
-  StepRecorder& recorder_;
+  std::vector<Device> devices_;
+  StepRecorder& recorder_;  // of the first
   Tensor loss_sum_;
   std::vector<Entry> entries_;
   std::uint64_t runs_ = 0;

@@ -16,12 +16,11 @@ cat text
 [ $status = 0 ]
 expect() { grep -q "$1" "$2" || { echo "no '$1' in $2" >&2; exit 1; }; }
 expect '2 logical devices: cuda:0.0 cuda:0.1 on 1 GPU .* simulated GPU.* precision tf32' text
-expect '^ dp .* - *2 logical devices on 1 GPU' text
+expect '^ dp, graph .* - *2 logical devices on 1 GPU' text
 expect '2 logical devices on 1 GPU: this measures overhead, not scaling' text
 expect 'per device *moved/step' text
 expect 'loss within 0.1 %' text
 expect '^ single, graph ' text
-expect 'Only steps of rows marked graph were replayed as CUDA graphs' text
 expect '"device": "cuda (simulated)"' out/results.json
 expect '"physical_devices": 1' out/results.json
 expect '"precision": "tf32"' out/results.json
@@ -31,7 +30,7 @@ python3 - <<'PYTHON'
 import json
 runs = json.load(open("out/results.json"))["runs"]
 dp = runs[1]
-assert runs[0]["graph"] and not dp["graph"], runs
+assert runs[0]["graph"] and dp["graph"], runs
 assert dp["speedup"] is None and dp["efficiency"] is None, dp
 assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
@@ -42,19 +41,22 @@ PYTHON
 cat text
 expect 'on cuda (simulated), precision fp32' text
 expect '^ dp .*  2 logical devices on 1 GPU$' text
-[ "$(grep -c '^ single ' text)" = 2 ]
-[ "$(grep -c '^ single .*  as CUDA graphs$' text)" = 1 ]
-# Several steps to a point of the loss curve, and a last batch of its own. Without hashes, two steps to a graph.
-for graph in auto off; do
-  for several in '' hashes; do
-    "$duet" train --quiet --device cuda --model linear --mode dp --graph $graph --data synthetic --train-images 99 --test-images 20 \
-      --batch 2 --epochs 2 --momentum 0.9 --result $graph$several --step-times $graph.times \
-      ${several:+--fingerprints $graph.$several} >text
-    cat text
-  done
+for mode in single dp; do
+  [ "$(grep -c "^ $mode " text)" = 2 ]
+  [ "$(grep -c "^ $mode .*  as CUDA graphs$" text)" = 1 ]
 done
-expect 'no CUDA graphs: --graph off$' text
-python3 - <<'PYTHON'
+# Several steps to a point of the loss curve, and a last batch of its own. Without hashes, two steps to a graph.
+for devices in 1 2; do
+  for graph in auto off; do
+    for several in '' hashes; do
+      "$duet" train --quiet --device cuda --model linear --mode dp --devices $devices --graph $graph --data synthetic --train-images 99 \
+        --test-images 20 --batch 2 --epochs 2 --momentum 0.9 --result $graph$several --step-times $graph.times \
+        ${several:+--fingerprints $graph.$several} >text
+      cat text
+    done
+  done
+  expect 'no CUDA graphs: --graph off$' text
+  python3 - <<PYTHON
 import json
 replayed, plain = json.load(open("auto")), json.load(open("off"))
 assert replayed["graph"] and not plain["graph"]
@@ -64,6 +66,7 @@ assert all(abs(a - b) < 1e-6 * b for a, b in zip(replayed["train_loss"], plain["
 assert len(open("auto.times").readlines()) == len(open("off.times").readlines()) == 99
 assert open("auto.hashes").read() == open("off.hashes").read()
 PYTHON
+done
 # Sums by NCCL need GPUs that differ.
 by_nccl=(train --quiet --device cuda --model linear --mode dp --devices 2 --data synthetic --train-images 32 --test-images 20
   --batch 8 --epochs 1 --sum nccl)
@@ -122,7 +125,8 @@ refused() {
   [ $status = 2 ] && expect "^duet: --graph on: $1" text
 }
 refused 'CPU devices have no graphs'
-refused 'a graph holds the work of one device, not of 2' --device cuda --mode dp --devices 2
+DUET_SIM_DEVICES=2 refused '--sum nccl adds gradients up outside of graphs' --device cuda --mode dp --devices 2 --sum nccl
+DUET_SIM_DEVICES=2 DUET_SIM_PEER=0 refused "what cuda:0 copies to cuda:1 goes through the host's memory" --device cuda --mode dp --devices 2
 refused "ranks over gloo add gradients up in the host's memory" --device cuda --mode ddp --devices 2 --backend gloo
 refused '--compare-every reads all parameters back' --device cuda --mode ddp --compare-every 10
 refused 'with --compat torch the host draws dropout' --device cuda --compat torch

@@ -123,12 +123,12 @@ TEST_CASE("simulated: replaying a recorded step is one launch") {
   CHECK(graph.replays() == 2);
 }
 
-TEST_CASE("simulated: a step of DataParallel takes so many calls") {
+TEST_CASE("simulated: a step of DataParallel takes so many calls, a replay of it two streams' events and one launch") {
   struct Case {
     int devices;
-    long calls;
+    long plain, replayed;
   };
-  for (const auto& [count, calls] : {Case{1, 23}, Case{2, 76}, Case{4, 168}, Case{8, 352}}) {
+  for (const auto& [count, plain, replayed] : {Case{1, 23, 1}, Case{2, 76, 5}, Case{4, 168, 11}, Case{8, 352, 23}}) {
     const std::vector<Device> devices = devices_of_two(count);
     nn::SimpleCNN model(7, kSmall);
     model.to(devices[0]);
@@ -143,9 +143,15 @@ TEST_CASE("simulated: a step of DataParallel takes so many calls") {
       const Variable loss = ops::nll_loss(net(images), labels);
       loss.backward();
       opt.step();
+      return loss.value();
     };
     CAPTURE(count);
     for (int i = 0; i < 3; ++i) step();
-    CHECK(count_calls(step) == calls);
+    CHECK(count_calls(step) == plain);
+    StepGraph graph(devices);
+    const auto run = [&] { graph.run({.rows = 16, .stamp = {number, 0, 16}}, step); };
+    for (int i = 0; i < 3; ++i) run();
+    // Each other device's stream is waited for, and all wait for the first one's afterwards.
+    CHECK(count_calls([&] { run(), ++number; }) == replayed);
   }
 }

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "dp/data_parallel.h"
+#include "lib/backend/step_graph.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
@@ -110,6 +112,8 @@ TEST_CASE("simulated: a GPU that has no room for another peer copies through hos
   Backend& cuda = backend(DeviceKind::cuda);
   cuda.all_reduce_devices(parts, parts, DeviceSum::tree);
   for (const Tensor& sum : parts) CHECK(as_array(sum).values == std::vector<double>{2, 4, 6});
+  CHECK_THROWS_WITH(cuda.recorder(kTwo)->begin(0, 1, std::span(&three, 1)),
+                    ContainsSubstring("of which not all can access each other's memory"));
   duet_sim::reset(1, "cudaDeviceEnablePeerAccess:1+:1");
   CHECK_THROWS_WITH(x.to(kOne), ContainsSubstring("cudaDeviceEnablePeerAccess"));
   duet_sim::reset(1);

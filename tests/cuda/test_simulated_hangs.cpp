@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/backend/step_recorder.h"
+#include "lib/backend/step_graph.h"
 #include "tests/cuda/nccl_ranks.h"
 #include "tests/support/fake_cuda/simulator.h"
 

@@ -1,4 +1,5 @@
-// A training whose steps run as they are, or as graphs; alone, or as one of the ranks of a group.
+// A training whose steps run as they are, or as graphs; alone, over the devices of DataParallel, or as one of the ranks
+// of a group.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
+#include "dp/data_parallel.h"
 #include "lib/backend/step_graph.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
@@ -39,16 +41,17 @@ class Training {
       : model_(std::move(model)), set_(some_images(images), device) {
     model_->to(device);
     if (group != nullptr) wrapper_ = std::make_unique<duet::ddp::DistributedDataParallel>(*model_, *group, options);
-    optimizer_ = std::make_unique<duet::optim::SGD>(*model_, duet::optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
-    const duet::samplers::BlockedOptions batches{.global_batch = batch,
-                                                 .world_size = group != nullptr ? group->size() : 1,
-                                                 .rank = group != nullptr ? group->rank() : 0};
-    loader_ =
-        std::make_unique<duet::data::Loader>(set_,
-                                             std::make_unique<duet::samplers::BlockedBatches>(
-                                                 std::make_unique<duet::samplers::RandomSampler>(images, 5), batches),
-                                             duet::data::LoaderOptions{.deferred = recorded});
-    if (recorded) graph_ = std::make_unique<duet::StepGraph>(device);
+    make_rest(images, batch, recorded, {device}, group);
+  }
+  /// Over several devices.
+  Training(std::unique_ptr<duet::nn::Module> model, std::int64_t images, std::int64_t batch, bool recorded,
+           const duet::dp::DataParallelOptions& options)
+      : model_(std::move(model)),
+        set_(some_images(images), options.devices[0]),
+        loss_in_replica_(options.loss != nullptr) {
+    model_->to(options.devices[0]);
+    parallel_ = std::make_unique<duet::dp::DataParallel>(*model_, options);
+    make_rest(images, batch, recorded, options.devices, nullptr);
   }
 
   /// So many steps as one graph from now on, where as many are alike.
@@ -57,8 +60,7 @@ class Training {
   duet::Tensor step(std::int64_t ahead = 0) {
     auto [images, labels] = loader_->batch(ahead);
     optimizer_->zero_grad();
-    duet::nn::Module& net = wrapper_ ? *wrapper_ : *model_;
-    const duet::Variable loss = duet::ops::nll_loss(net(images), labels);
+    const duet::Variable loss = loss_of(images, labels);
     loss.backward();
     optimizer_->step();
     return loss.value();
@@ -92,12 +94,40 @@ class Training {
   duet::optim::SGD& optimizer() { return *optimizer_; }
   duet::data::Loader& loader() { return *loader_; }
   duet::ddp::DistributedDataParallel& wrapper() { return *wrapper_; }
-  std::vector<double> values() { return as_array(model_->parameters().values()).values; }
+  duet::dp::DataParallel& parallel() { return *parallel_; }
+  duet::nn::Module& model() { return *model_; }
+  std::vector<double> values() { return as_array(std::as_const(model_->parameters()).values()).values; }
 
  private:
+  void make_rest(std::int64_t images, std::int64_t batch, bool recorded, const std::vector<duet::Device>& devices,
+                 duet::ddp::ProcessGroup* group) {
+    optimizer_ = std::make_unique<duet::optim::SGD>(*model_, duet::optim::SGDOptions{.lr = 0.05f, .momentum = 0.5f});
+    const duet::samplers::BlockedOptions batches{.global_batch = batch,
+                                                 .world_size = group != nullptr ? group->size() : 1,
+                                                 .rank = group != nullptr ? group->rank() : 0};
+    loader_ =
+        std::make_unique<duet::data::Loader>(set_,
+                                             std::make_unique<duet::samplers::BlockedBatches>(
+                                                 std::make_unique<duet::samplers::RandomSampler>(images, 5), batches),
+                                             duet::data::LoaderOptions{.deferred = recorded});
+    if (recorded) graph_ = std::make_unique<duet::StepGraph>(devices);
+  }
+
+  duet::Variable loss_of(const duet::Tensor& images, const duet::Tensor& labels) {
+    using duet::Variable, duet::nn::Value;
+    if (loss_in_replica_)
+      return (*parallel_)(Value(duet::nn::List{Value(Variable(images)), Value(Variable(labels))})).variable();
+    duet::nn::Module* net = model_.get();
+    if (wrapper_) net = wrapper_.get();
+    if (parallel_) net = parallel_.get();
+    return duet::ops::nll_loss((*net)(images), labels);
+  }
+
   std::unique_ptr<duet::nn::Module> model_;
   duet::data::ResidentImages set_;
+  bool loss_in_replica_ = false;
   std::unique_ptr<duet::ddp::DistributedDataParallel> wrapper_;
+  std::unique_ptr<duet::dp::DataParallel> parallel_;
   std::unique_ptr<duet::optim::SGD> optimizer_;
   std::unique_ptr<duet::data::Loader> loader_;
   std::unique_ptr<duet::StepGraph> graph_;

@@ -74,7 +74,8 @@ TEST_CASE("what CUDA refuses inside a capture") {
   duet_sim::reset(1);
   cudaStream_t stream = make_stream(), other = make_stream();
   cudaEvent_t event = make_event(), before = make_event();
-  Buffer x(2);
+  Buffer x(2), y(2, 1);
+  good(cudaSetDevice(0));
   good(cudaEventRecord(before, other));
   cudaGraph_t graph;
   void* p;
@@ -107,6 +108,9 @@ TEST_CASE("what CUDA refuses inside a capture") {
   begin();
   float pageable[2];
   CHECK(cudaMemcpyAsync(pageable, x.data, 8, cudaMemcpyDeviceToHost, stream) == cudaErrorStreamCaptureUnsupported);
+  spoilt();
+  begin();
+  CHECK(cudaMemcpyPeerAsync(y.data, 1, x.data, 0, 8, stream) == cudaErrorStreamCaptureUnsupported);
   spoilt();
   begin();
   CHECK(cudaStreamWaitEvent(stream, before) == cudaErrorStreamCaptureIsolation);

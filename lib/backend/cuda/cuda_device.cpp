@@ -38,7 +38,7 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
   check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
   label_fault_ = new (fault) kernels::LabelFault{};
   memory_ = std::make_unique<DeviceMemory>(backend, *this);
-  recorder_ = std::make_shared<CudaRecorder>(*this);
+  recorder_ = std::make_shared<CudaRecorder>(backend, *this);
 }
 
 CudaDevice::~CudaDevice() = default;
@@ -118,6 +118,8 @@ void CudaDevice::wait_for(cudaEvent_t event) {
 
 void CudaDevice::wait_for(CudaDevice& other) {
   if (&other == this) return;
+  require<UsageError>(recorder().recording() == other.recorder().recording(), device_, " and ", other.device_,
+                      " are not parts of one recording, so work on one cannot depend on the other");
   const cudaEvent_t event = other.record_event();
   wait_for(event);
   // A wait refers to what the event recorded when the wait was enqueued, so the event can be reused at once.

@@ -55,7 +55,7 @@ class CudaDevice {
   /// Makes this GPU the calling thread's current one.
   void activate() const;
   /// Orders all work enqueued on this device from now on after all work enqueued on `other` so far. The host does not
-  /// wait.
+  /// wait. Throws UsageError when only one of the two is part of a recording.
   void wait_for(CudaDevice& other);
   /// Returns when all work enqueued on this device is done; then checks for faults.
   void synchronize();

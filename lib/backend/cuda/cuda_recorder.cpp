@@ -1,9 +1,15 @@
 #include "lib/backend/cuda/cuda_recorder.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
 
+#include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/memory.h"
 
 namespace duet::cuda {
@@ -11,53 +17,108 @@ namespace {
 
 std::atomic<int> newest_number = 0;
 
+/// Makes the calling thread one of a recording's.
+class InRecording {
+ public:
+  explicit InRecording(int number) : before_(std::exchange(recording_of_thread(), number)) {}
+  ~InRecording() { recording_of_thread() = before_; }
+  InRecording(const InRecording&) = delete;
+  InRecording& operator=(const InRecording&) = delete;
+
+ private:
+  int before_;
+};
+
 }  // namespace
 
-void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps) {
-  require<UsageError>(number_ == 0, device_.device(), " is recording a step already");
-  device_.activate();
-  if (counter_ == nullptr) {
-    counter_ = static_cast<std::uint64_t*>(device_.memory().allocate(sizeof(std::uint64_t)));
-    // Also loads the kernels: a kernel is loaded at its first launch, which should not be while recording.
-    kernels::set_counter(counter_, step, device_.stream());
-    kernels::advance(counter_, steps, device_.stream());
+std::vector<CudaDevice*> CudaRecorder::devices_of(std::span<const Device> others) const {
+  std::vector<CudaDevice*> devices{&device_};
+  for (const Device other : others) devices.push_back(&backend_.find(other));
+  for (auto device = devices.begin(); device != devices.end(); ++device) {
+    require<UsageError>(std::find(devices.begin(), device, *device) == device, "a recording names ",
+                        (*device)->device(), " twice");
+    require<UsageError>((*device)->recorder().recording() == 0, (*device)->device(), " is recording a step already");
   }
   require<UsageError>(recording_of_thread() == 0, "this thread is recording a step already");
-  const int number = recording_of_thread() = ++newest_number;
-  device_.memory().begin_recording(number);
-  step_ = step;
-  steps_ = steps;
-  // Other threads may allocate and wait meanwhile; this one may only take memory from the pool.
-  const cudaError_t status = cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal);
-  if (status != cudaSuccess) {
-    recording_of_thread() = 0;
-    device_.memory().end_recording();
-    device_.memory().drop_recording(number);
+  require<DeviceError>(backend_.can_access_all(devices), "a graph cannot hold the work of ", devices.size(),
+                       " devices of which not all can access each other's memory");
+  return devices;
+}
+
+void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps, std::span<const Device> others) {
+  std::vector<CudaDevice*> devices = devices_of(others);
+  for (CudaDevice* const device : devices) {
+    CudaRecorder& recorder = device->recorder();
+    if (recorder.counter_ != nullptr) continue;
+    recorder.counter_ = static_cast<std::uint64_t*>(device->memory().allocate(sizeof(std::uint64_t)));
+    // Also loads the kernels: a kernel is loaded at its first launch, which should not be while recording.
+    recorder.set_counter(step);
+    kernels::advance(recorder.counter_, steps, device->stream());
   }
-  check(status, "recording a step");
+  devices_ = std::move(devices);
+  steps_ = steps;
+  const int number = recording_of_thread() = ++newest_number;
+  for (CudaDevice* const device : devices_) device->recorder().enter(*this, number, step);
+  try {
+    device_.activate();
+    // Other threads may allocate and wait meanwhile; this one may only take memory from the pool.
+    check(cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal), "recording a step");
+    fork_streams(devices_);
+  } catch (...) {
+    cancel();
+    throw;
+  }
+}
+
+void CudaRecorder::enter(CudaRecorder& leader, int number, std::uint64_t step) {
+  device_.memory().begin_recording(number);
+  moved_before_ = device_.memory().moved();
+  leader_ = &leader;
+  step_ = step;
   number_ = number;
 }
 
+std::uint64_t CudaRecorder::leave() {
+  number_ = 0;
+  leader_ = nullptr;
+  device_.memory().end_recording();
+  const std::uint64_t moved = device_.memory().moved() - moved_before_;
+  device_.memory().uncount_moved(moved);  // nothing ran
+  return moved;
+}
+
+void CudaRecorder::take_part(FunctionRef<void()> work) {
+  if (number_ == 0) return work();
+  const std::lock_guard lock(turn_);  // graph objects are not thread-safe
+  const InRecording mark(number_);
+  work();
+}
+
 int CudaRecorder::end() {
-  require<UsageError>(number_ != 0, device_.device(), " is not recording a step");
+  require<UsageError>(leader_ == this, device_.device(), " is not recording a step");
   cudaGraphExec_t graph = nullptr;
   try {
-    kernels::advance(counter_, steps_, device_.stream());
+    for (CudaDevice* const device : devices_) {
+      device->activate();
+      kernels::advance(device->recorder().counter_, steps_, device->stream());
+    }
+    join_streams(devices_);
     graph = finish_capture();
   } catch (...) {
     cancel();
     throw;
   }
-  const int number = number_.exchange(0);
+  const int number = number_;
   recording_of_thread() = 0;
-  device_.memory().end_recording();
-  graphs_.emplace(number, Graph{graph, steps_, std::exchange(works_, {})});
+  std::vector<std::uint64_t> moved;
+  for (CudaDevice* const device : devices_) moved.push_back(device->recorder().leave());
+  graphs_.emplace(number, Graph{graph, steps_, std::move(devices_), std::move(moved), std::exchange(works_, {})});
   return number;
 }
 
 void CudaRecorder::attach(std::shared_ptr<RecordedWork> work) {
-  require<UsageError>(number_ != 0, device_.device(), " is not recording a step");
-  works_.push_back(std::move(work));
+  require<UsageError>(leader_ != nullptr, device_.device(), " is not recording a step");
+  leader_->works_.push_back(std::move(work));
 }
 
 cudaGraphExec_t CudaRecorder::finish_capture() {
@@ -71,34 +132,53 @@ cudaGraphExec_t CudaRecorder::finish_capture() {
 }
 
 void CudaRecorder::cancel() noexcept {
-  const int number = number_.exchange(0);
-  if (number == 0) return;
-  recording_of_thread() = 0;
+  if (leader_ != this) return;
+  try {
+    join_streams(devices_);  // so that the end of the capture frees all streams
+  } catch (...) {            // the capture is invalid, which frees them too
+  }
   cudaGraph_t graph = nullptr;
   if (cudaStreamEndCapture(device_.stream(), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   cudaGetLastError();  // clears the error of the invalidated capture
-  device_.memory().end_recording();
-  device_.memory().drop_recording(number);
+  const int number = number_;
+  recording_of_thread() = 0;
+  for (CudaDevice* const device : devices_) {
+    device->recorder().leave();
+    device->memory().drop_recording(number);
+  }
   works_.clear();
 }
 
 /// Launches the graph inside the replay() of every work.
 void CudaRecorder::launch(const Graph& graph, std::size_t works_done) {
-  if (works_done == graph.works.size())
-    check(cudaGraphLaunch(graph.executable, device_.stream()), "replaying a step");
-  else
-    graph.works[works_done]->replay([&] { launch(graph, works_done + 1); });
+  if (works_done < graph.works.size()) return graph.works[works_done]->replay([&] { launch(graph, works_done + 1); });
+  join_streams(graph.devices);
+  device_.activate();
+  check(cudaGraphLaunch(graph.executable, device_.stream()), "replaying a step");
+  fork_streams(graph.devices);
+}
+
+void CudaRecorder::set_counter(std::uint64_t step) {
+  device_.activate();
+  kernels::set_counter(counter_, step, device_.stream());
 }
 
 void CudaRecorder::replay(int recording, std::uint64_t step) {
-  const auto graph = graphs_.find(recording);
-  require<UsageError>(graph != graphs_.end(), device_.device(), " has no recording ", recording);
+  const auto found = graphs_.find(recording);
+  require<UsageError>(found != graphs_.end(), device_.device(), " has no recording ", recording);
+  const Graph& graph = found->second;
   set_current_operator("a recorded step");
+  for (CudaDevice* const device : graph.devices) {
+    CudaRecorder& recorder = device->recorder();
+    if (recorder.counted_ != step) recorder.set_counter(step);
+    recorder.counted_.reset();
+  }
   device_.activate();
-  if (counted_ != step) kernels::set_counter(counter_, step, device_.stream());
-  counted_.reset();
-  launch(graph->second, 0);
-  counted_ = step + graph->second.steps;
+  launch(graph, 0);
+  for (std::size_t i = 0; i < graph.devices.size(); ++i) {
+    graph.devices[i]->recorder().counted_ = step + graph.steps;
+    graph.devices[i]->memory().count_moved(graph.moved[i]);
+  }
 }
 
 void CudaRecorder::drop(int recording) noexcept {
@@ -107,8 +187,8 @@ void CudaRecorder::drop(int recording) noexcept {
   cudaStreamSynchronize(device_.stream());  // the next call on the device reports a failure
   cudaGraphExecDestroy(graph->second.executable);
   cudaGetLastError();
+  for (CudaDevice* const device : graph->second.devices) device->memory().drop_recording(recording);
   graphs_.erase(graph);
-  device_.memory().drop_recording(recording);
 }
 
 kernels::StepDraw CudaRecorder::counted(arithmetic::DropoutDraw draw) const {

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -14,11 +16,13 @@
 
 namespace duet::cuda {
 
+/// The first device's recorder leads a recording of several: it holds the graph, the others only their dropout counter.
 class CudaRecorder final : public StepRecorder {
  public:
-  explicit CudaRecorder(CudaDevice& device) : device_(device) {}
+  CudaRecorder(CudaBackend& backend, CudaDevice& device) : backend_(backend), device_(device) {}
 
-  void begin(std::uint64_t step, std::uint64_t steps) override;
+  void begin(std::uint64_t step, std::uint64_t steps, std::span<const Device> others) override;
+  void take_part(FunctionRef<void()> work) override;
   int end() override;
   void cancel() noexcept override;
   int recording() const override { return number_; }
@@ -34,15 +38,31 @@ class CudaRecorder final : public StepRecorder {
   struct Graph {
     cudaGraphExec_t executable = nullptr;
     std::uint64_t steps = 1;
+    std::vector<CudaDevice*> devices{};  // this one first
+    std::vector<std::uint64_t> moved{};  // bytes that a replay copies to and from each
     Works works{};
   };
+  std::vector<CudaDevice*> devices_of(std::span<const Device> others) const;
+  /// This device becomes a part of the leader's recording.
+  void enter(CudaRecorder& leader, int number, std::uint64_t step);
+  /// It is no longer. Returns the bytes that were copied to and from it meanwhile.
+  std::uint64_t leave();
   cudaGraphExec_t finish_capture();
+  void set_counter(std::uint64_t step);
   void launch(const Graph& graph, std::size_t works_done);
 
+  CudaBackend& backend_;
   CudaDevice& device_;
-  std::atomic<int> number_ = 0;  // of the recording that runs, with the step in which it was begun; 0: none runs
-  std::uint64_t step_ = 0, steps_ = 1;
-  Works works_;                            // of the recording that runs
+  // Of the recording that runs on this device, with the step in which it was begun:
+  std::atomic<int> number_ = 0;  // 0: none runs
+  CudaRecorder* leader_ = nullptr;
+  std::uint64_t step_ = 0;
+  std::uint64_t moved_before_ = 0;  // by the device
+  // Of the recording that this one leads:
+  std::uint64_t steps_ = 1;
+  std::vector<CudaDevice*> devices_;
+  Works works_;
+  std::mutex turn_;                        // of the threads that take part
   std::unordered_map<int, Graph> graphs_;  // by recording
   std::uint64_t* counter_ = nullptr;       // on the device: the step that the next replay is
   std::optional<std::uint64_t> counted_;   // the counter's value after all work enqueued so far

@@ -45,8 +45,9 @@ class DeviceMemory final : public Allocator {
   };
   Use use() const;
   std::size_t held() const { return held_; }
-  /// Counts bytes that were copied between this device and another place.
+  /// Counts bytes that were copied between this device and another place; a recording's count when it is replayed.
   void count_moved(std::uint64_t bytes) { moved_ += bytes; }
+  void uncount_moved(std::uint64_t bytes) { moved_ -= bytes; }
   std::uint64_t moved() const { return moved_; }
 
  private:

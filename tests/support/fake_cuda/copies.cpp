@@ -27,9 +27,9 @@ cudaError_t copy(const char* function, void* to, const void* from, const Rows& r
     if ((to_device >= 0) != (kind != cudaMemcpyDeviceToHost) || (from_device >= 0) != (kind != cudaMemcpyHostToDevice))
       return cudaErrorInvalidMemcpyDirection;
     const bool pageable = target == Place::pageable || source == Place::pageable;
-    if (pageable && stream->capture) return invalidate(stream->capture, cudaErrorStreamCaptureUnsupported);
+    if ((pageable || std::strcmp(function, "cudaMemcpyPeerAsync") == 0) && stream->capture)
+      return invalidate(stream->capture, cudaErrorStreamCaptureUnsupported);
     if (target == Place::pageable && forbidden_by_capture()) return cudaErrorStreamCaptureUnsupported;
-
     Op op{function};
     for (int device : {to_device, from_device})
       if (device >= 0) op.reach |= 1u << device;
