@@ -73,7 +73,6 @@ void Variable::backward(const Tensor& gradient) const {
 
 float Variable::item() const {
   require<ShapeError>(value().count() == 1, "item() needs one element, got shape ", shape());
-  backend(value()).synchronize(device());
   return *value().to(Device{}).data<float>();
 }
 

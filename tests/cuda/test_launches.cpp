@@ -85,6 +85,8 @@ TEST_CASE("simulated: a training step of SimpleCNN is 12 own kernels and 11 call
   CHECK(calls_of([&] { training.forward(); }) == "5 kernels, " + forward);
   CHECK(calls_of([&] { training.loss.backward(); }) == "6 kernels, " + backward);
   CHECK(calls_of([&] { training.opt->step(); }) == "1 kernels");
+  const std::string reading = calls_of([&] { training.loss.item(); });  // waits once
+  CHECK_THAT(reading, ContainsSubstring("1 cudaEventSynchronize") && !ContainsSubstring("cudaStreamSynchronize"));
   // A start gradient other than 1 costs a kernel.
   const Tensor two = from_values<float>({}, {2}).to(kOne);
   for (int i = 0; i < 2; ++i) {
