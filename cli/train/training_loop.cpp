@@ -110,7 +110,7 @@ class Steps {
     rows_ = loader_.rows();
     global_ = loader_.stamp().global;
     const std::int64_t steps = several();
-    if (steps > 1) loader_.stage(steps);
+    loader_.stage(steps);
     setup_.graph->run_several({rows_, loader_.stamp(), setup_.optimizer->lr(), steps},
                               [&](std::int64_t i) { return step(setup_, loader_.batch(i), clock_).value(); });
     pending_ += steps;

@@ -74,12 +74,14 @@ struct StepKey {
 /// replays, with the same bits:
 ///
 ///     StepGraph graph(device);
-///     for (auto at = loader.begin(); at != loader.end(); ++at)
+///     for (auto at = loader.begin(); at != loader.end(); ++at) {
+///       loader.stage(1);
 ///       graph.run({loader.rows(), loader.stamp(), opt.lr()}, [&] {
 ///         auto [images, labels] = loader.batch();
 ///         ...
 ///         return loss.value();
 ///       });
+///     }
 ///     const double mean = graph.take_loss_sum() / steps;
 ///
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its

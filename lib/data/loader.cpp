@@ -151,6 +151,7 @@ void Loader::advance(std::int64_t steps) {
 
 void Loader::produce() {
   batch_ = {};  // first, so that its memory can serve the next batch
+  if (resident_ != nullptr) staged_ = 0;
   if (step_ >= steps_) {
     prefetcher_.reset();
     return;
@@ -159,7 +160,7 @@ void Loader::produce() {
     const StepIndices part = sampler_->step(step_);
     rows_ = static_cast<std::int64_t>(part.indices.size());
     stamp_ = stamp_of(part, step_);
-    return stage(1);
+    return;
   }
   batch_ = prefetcher_ ? prefetcher_->take() : make(step_);
   rows_ = batch_.images.size(0);

@@ -40,9 +40,9 @@ class Prefetcher;
 /// that. With no workers, an epoch allocates nothing once each batch size has been seen. One thread iterates at a time;
 /// an exception of the data set reaches it in the step in which the batch was due.
 ///
-/// A `deferred` loader only brings the samples' numbers to the device when a step begins, always to the same place for
-/// the same number of rows: the batch of an iterator is empty, and batch() makes it from there. For several steps that
-/// are recorded together, stage() brings the numbers of all of them at once.
+/// A `deferred` loader only copies the samples' numbers to the device, always to the same place for the same number of
+/// rows: before each step stage(1) copies them, the batch of an iterator is empty, and batch() makes it from there. For
+/// several steps that are recorded together, stage() copies the numbers of all of them at once.
 class Loader {
  public:
   /// The data set must outlive the loader. Throws UsageError for options that are out of range, for workers with a data
@@ -82,14 +82,15 @@ class Loader {
   std::default_sentinel_t end() const { return {}; }
 
   /// The batch of the current step; a deferred one is made again by each call, and may be `ahead` < staged steps on.
+  /// Throws UsageError where that step is not staged.
   Batch batch(std::int64_t ahead = 0) const;
   /// Its rows, and its stamp.
   std::int64_t rows() const { return rows_; }
   const Rows& stamp() const { return stamp_; }
   /// How many steps from the current one on, at most `most`, differ in their samples only.
   std::int64_t alike(std::int64_t most) const;
-  /// Deferred only: brings the numbers of so many steps, always to the same place for as many of as many rows. Throws
-  /// UsageError where fewer are alike.
+  /// Deferred only: copies the numbers of so many steps to the device, always to the same place for as many of as many
+  /// rows. Throws UsageError where fewer are alike.
   void stage(std::int64_t steps);
 
   /// Batches in an epoch.

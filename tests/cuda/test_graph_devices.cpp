@@ -151,6 +151,7 @@ TEST_CASE("cuda: what fails in a recording of several devices leaves all of them
   const Case* next = std::begin(cases);
   for (auto at = recorded.loader().begin(); at != recorded.loader().end(); ++at) {
     const auto run = [&] { recorded.graph().run(recorded.key(), [&] { return recorded.step(); }); };
+    recorded.loader().stage(1);
     while (recorded.loader().stamp().step == 2 && next != std::end(cases)) {
       now = next++;
       CAPTURE(now->message);
@@ -176,6 +177,7 @@ TEST_CASE("cuda: gradients that the host clips are refused in a recording of sev
   int steps = 0;
   for (auto at = recorded.loader().begin(); at != recorded.loader().end(); ++at, ++steps) {
     const auto run = [&] { recorded.graph().run(recorded.key(), clipped); };
+    recorded.loader().stage(1);
     if (steps < 2) run();
     if (steps == 2) CHECK_THROWS_WITH(run(), ContainsSubstring("a copy to the host on"));
   }

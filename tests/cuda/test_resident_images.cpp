@@ -78,6 +78,10 @@ TEST_CASE("cuda: a deferred loader makes the same batches on request, from numbe
       CHECK_FALSE(at->images.defined());
       CHECK(loader.rows() == images.size(0));
       CHECK(loader.stamp() == images.stamp());
+      CHECK_THROWS_WITH(loader.batch(), "batch 0 ahead, but 0 steps are staged");
+      const std::uint64_t moved = backend(DeviceKind::cuda).use(kGpu).moved;
+      loader.stage(1);
+      CHECK(backend(DeviceKind::cuda).use(kGpu).moved - moved == sizeof(std::int64_t) * images.size(0));
       const Batch batch = loader.batch();
       CHECK(batch.images.stamp() == images.stamp());
       CHECK(batch.labels.stamp() == images.stamp());

@@ -74,7 +74,7 @@ class Training {
     for (auto at = loader_->begin(); at != loader_->end(); at += done) {
       if (graph_) {
         done = loader_->alike(several_) == several_ ? several_ : 1;
-        if (done > 1) loader_->stage(done);
+        loader_->stage(done);
         graph_->run_several(key(done), [&](std::int64_t i) { return step(i); });
       } else {
         sum += *step().to(duet::Device{}).data<float>();
