@@ -7,6 +7,7 @@
 #include "lib/backend/arithmetic/dropout.h"
 #include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/kernels/pool_window.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"
 
@@ -62,13 +63,6 @@ __global__ void __launch_bounds__(kSumThreads)
   }
   total = block_sum<kSumThreads>(total);
   if (threadIdx.x == 0) db[channel] = total * scale;
-}
-
-/// A value of the window with its bias, if it is the new best.
-__device__ inline void look_at(float value, int here, float& best, int& place) {
-  if (!pool_wins(value, best)) return;
-  best = value;
-  place = here;
 }
 
 /// The best of one window. kByTwo: 2x2 windows in images of even width, whose rows can be read two floats at a time.

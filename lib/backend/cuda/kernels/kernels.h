@@ -119,6 +119,22 @@ void bias_pool_relu_forward(const float* image, const float* bias, float* y, std
 void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float scale, float* image_gradient,
                              const TiledPool& shape, cudaStream_t stream);
 
+// --- conv_one_channel.cu: convolutions of images of one channel with 3x3 filters, stride 1, and 2x2 pooling ---
+
+/// Sizes of the images, their padding, and the pool's output; `rounds`: the products' operands to bfloat16.
+struct OneChannelConv {
+  int rows, channels, height, width, pad_h, pad_w, out_height, out_width;
+  bool rounds;
+};
+/// y (rows, channels, out_height, out_width) = relu(max_pool(conv(x, w) + bias)); index as bias_pool_relu_forward's.
+void conv_one_channel_forward(const float* x, const float* w, const float* bias, float* y, std::uint8_t* index,
+                              const OneChannelConv& shape, cudaStream_t stream);
+/// Partial sums that conv_one_channel_backward needs, in floats.
+std::int64_t conv_one_channel_partials(const OneChannelConv& shape);
+/// dw (channels, 3, 3) and, unless it is null, db (channels).
+void conv_one_channel_backward(const float* dy, const std::uint8_t* index, const float* x, float* partials, float* dw,
+                               float* db, const OneChannelConv& shape, cudaStream_t stream);
+
 // --- linear_epilogue.cu ---
 
 /// y (rows, columns) += bias.
