@@ -174,8 +174,9 @@ class Backend {
 
   // --- linear: x (N, I), w (O, I), b (O) or undefined, y (N, O) ---
   virtual void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) = 0;
-  virtual void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) = 0;
-  virtual void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) = 0;
+  /// dx may be undefined, and dw; db too, and is where dw is.
+  virtual void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
+                               const Tensor& db) = 0;
 
   // --- fused: dropout(relu(linear(x))); with p = 0 nothing is dropped. Of y only the sign matters for the gradients:
   // they pass where it is positive or NaN ---

@@ -8,15 +8,13 @@ namespace {
 struct LinearGradient {
   static constexpr const char* kName = "linear";
   void backward(const Gradients& g) const {
-    Backend& device = backend(x);
     Tensor dy = g.outputs[0];
     dy.set_stamp(x.stamp());
-    // Weights first: they are what data-parallel training waits to send.
-    if (g.wanted(1) || g.wanted(2)) {
-      const Tensor& dw = g.place(1, w.shape(), w.device());
-      device.linear_backward_weights(x, dy, dw, g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor());
-    }
-    if (g.wanted(0)) device.linear_backward_data(dy, w, g.place(0, x.shape(), x.device()));
+    const bool weights = g.wanted(1) || g.wanted(2);
+    const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
+    const Tensor dw = weights ? g.place(1, w.shape(), w.device()) : Tensor();
+    const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
+    backend(x).linear_backward(dy, x, w, dx, dw, db);
   }
   Tensor x, w;
 };

@@ -76,8 +76,8 @@ class CpuBackend final : public Backend {
                                const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) override;
 
   void linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) override;
-  void linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) override;
-  void linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) override;
+  void linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
+                       const Tensor& db) override;
   void linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                    const DropoutKey& dropout) override;
   void linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,

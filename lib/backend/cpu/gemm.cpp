@@ -31,30 +31,29 @@ void CpuBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& 
   });
 }
 
-void CpuBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {
+void CpuBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw,
+                                 const Tensor& db) {
   const std::int64_t in = w.size(1), out = w.size(0);
-  CpuDevice& device = this->device(dy);
+  CpuDevice& device = this->device(x);
+  if (dw.defined()) {
+    const Blocks blocks = blocks_of(x);
+    constexpr std::int64_t kColumns = 64;
+    const std::int64_t groups = (in + kColumns - 1) / kColumns;
+    ThreadPool& pool = device.pool();
+    pool.run(pool.workers(), [&](int part, int id) {
+      const std::int64_t begin = groups * part / pool.workers() * kColumns;
+      const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
+      kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
+                                       leaves_of(blocks),
+                                       device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
+    });
+    if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves_of(blocks));
+  }
+  if (!dx.defined()) return;
   for_each_share(device, dy.size(0), [&](std::int64_t begin, std::int64_t rows, int id) {
     kernels_.linear_backward_data(dy.data<float>() + begin * out, w.data<float>(), dx.data<float>() + begin * in, rows,
                                   in, out, device.worker(id).row.bytes(kernels_.linear_scratch_bytes(rows, out)));
   });
-}
-
-void CpuBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
-  const Blocks blocks = blocks_of(x);
-  const std::int64_t in = dw.size(1), out = dw.size(0);
-  constexpr std::int64_t kColumns = 64;
-  const std::int64_t groups = (in + kColumns - 1) / kColumns;
-  CpuDevice& device = this->device(x);
-  ThreadPool& pool = device.pool();
-  pool.run(pool.workers(), [&](int part, int id) {
-    const std::int64_t begin = groups * part / pool.workers() * kColumns;
-    const std::int64_t end = std::min(in, groups * (part + 1) / pool.workers() * kColumns);
-    kernels_.linear_backward_weights(x.data<float>(), dy.data<float>(), dw.data<float>(), in, out, begin, end,
-                                     leaves_of(blocks),
-                                     device.worker(id).row.bytes(kernels_.linear_scratch_bytes(x.size(0), out)));
-  });
-  if (db.defined()) kernels_.sum_rows(dy.data<float>(), db.data<float>(), out, leaves_of(blocks));
 }
 
 void CpuBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -81,8 +80,7 @@ void CpuBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y,
     kernels_.relu_dropout_backward(y.data<float>() + begin * out, dy.data<float>() + begin * out, dropout.scale(),
                                    gradient.data<float>() + begin * out, rows * out);
   });
-  if (dw.defined()) linear_backward_weights(x, gradient, dw, db);
-  if (dx.defined()) linear_backward_data(gradient, w, dx);
+  linear_backward(gradient, x, w, dx, dw, db);
 }
 
 void CpuBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {

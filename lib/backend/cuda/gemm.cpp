@@ -1,5 +1,5 @@
-// Linear layers by cuBLAS, alone, with relu and dropout, and with log_softmax. cuBLAS counts columns first: a row-major
-// matrix is the transpose of what it sees.
+// Linear layers, alone, with relu and dropout, and with log_softmax: by cuBLAS, small ones by own kernels. cuBLAS
+// counts columns first: a row-major matrix is the transpose of what it sees.
 #include <cstdint>
 #include <optional>
 
@@ -51,11 +51,32 @@ void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor
         op);
 }
 
+float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
+
+// Layers that own kernels compute, within a launch or two. Their backward adds up rows with few threads.
+constexpr std::int64_t kMostSmallWeights = 4096, kMostSmallRows = 1024;
+
+bool is_small(const Tensor& w) { return w.size(0) <= kernels::kMostOutputs && w.count() <= kMostSmallWeights; }
+
+kernels::SmallLinear small_shape(const CudaDevice& device, const Tensor& x, const Tensor& w) {
+  return {.rows = x.size(0),
+          .in = static_cast<int>(w.size(1)),
+          .out = static_cast<int>(w.size(0)),
+          .rounds = device.precision() == Precision::bf16};
+}
+
+void small_forward(CudaDevice& device, const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                   bool log_softmax) {
+  kernels::small_linear_forward(x.data<float>(), w.data<float>(), data_or_null(b), y.data<float>(), log_softmax,
+                                small_shape(device, x, w), device.stream());
+}
+
 }  // namespace
 
 void CudaBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
   same_device("linear_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
   CudaDevice& device = on(x);
+  if (is_small(w)) return small_forward(device, x, w, b, y, false);
   multiply(device, {x, false}, {w, true}, y, x.size(1));
   if (b.defined())
     kernels::add_row_bias(y.data<float>(), b.data<float>(), y.size(0), to_int(y.size(1), "columns"), device.stream());
@@ -64,22 +85,24 @@ void CudaBackend::linear_forward(const Tensor& x, const Tensor& w, const Tensor&
 void CudaBackend::linear_log_softmax_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y) {
   same_device("linear_log_softmax_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}});
   CudaDevice& device = on(x);
+  if (is_small(w)) return small_forward(device, x, w, b, y, true);
   multiply(device, {x, false}, {w, true}, y, x.size(1));
-  kernels::log_softmax_forward(y.data<float>(), b.defined() ? b.data<float>() : nullptr, y.data<float>(), y.size(0),
+  kernels::log_softmax_forward(y.data<float>(), data_or_null(b), y.data<float>(), y.size(0),
                                to_int(y.size(1), "classes"), device.stream());
 }
 
-void CudaBackend::linear_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  same_device("linear_backward_data", {{"dy", dy}, {"w", w}, {"dx", dx}});
-  multiply(on(dy), {dy, false}, {w, false}, dx, dy.size(1));
-}
-
-void CudaBackend::linear_backward_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
-  same_device("linear_backward_weights", {{"x", x}, {"dy", dy}, {"dw", dw}, {"db", db}});
+void CudaBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx,
+                                  const Tensor& dw, const Tensor& db) {
+  same_device("linear_backward", {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
   CudaDevice& device = on(x);
-  multiply(device, {dy, true}, {x, false}, dw, x.size(0));
+  if (is_small(w) && x.size(0) <= kMostSmallRows)
+    return kernels::small_linear_backward(dy.data<float>(), x.data<float>(), w.data<float>(), data_or_null(dx),
+                                          data_or_null(dw), data_or_null(db), small_shape(device, x, w),
+                                          device.stream());
+  if (dw.defined()) multiply(device, {dy, true}, {x, false}, dw, x.size(0));
   if (db.defined())
     kernels::sum_rows(dy.data<float>(), db.data<float>(), dy.size(0), to_int(dy.size(1), "columns"), device.stream());
+  if (dx.defined()) multiply(device, {dy, false}, {w, false}, dx, dy.size(1));
 }
 
 void CudaBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -91,9 +114,8 @@ void CudaBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, 
   to_int(y.size(1) + arithmetic::kDropoutLanes * arithmetic::kDropoutNumbers, "columns");
   std::optional<kernels::StepDraw> draw;
   if (dropout.p > 0) draw = device.draw(dropout, x.stamp_or_self());
-  kernels::bias_relu_dropout_forward(y.data<float>(), b.defined() ? b.data<float>() : nullptr, y.size(0),
-                                     static_cast<int>(y.size(1)), draw ? &*draw : nullptr, dropout.scale(),
-                                     device.stream());
+  kernels::bias_relu_dropout_forward(y.data<float>(), data_or_null(b), y.size(0), static_cast<int>(y.size(1)),
+                                     draw ? &*draw : nullptr, dropout.scale(), device.stream());
 }
 
 void CudaBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y, const Tensor& x, const Tensor& w,
@@ -104,8 +126,7 @@ void CudaBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y
   CudaDevice& device = on(x);
   const Tensor gradient = empty(y.shape(), DType::f32, y.device());
   kernels::bias_relu_dropout_backward(dy.data<float>(), y.data<float>(), dropout.scale(), gradient.data<float>(),
-                                      db.defined() ? db.data<float>() : nullptr, y.size(0),
-                                      to_int(y.size(1), "columns"), device.stream());
+                                      data_or_null(db), y.size(0), to_int(y.size(1), "columns"), device.stream());
   if (dw.defined()) multiply(device, {gradient, true}, {x, false}, dw, x.size(0));
   if (dx.defined()) multiply(device, {gradient, false}, {w, false}, dx, y.size(1));
 }

@@ -135,6 +135,22 @@ std::int64_t conv_one_channel_partials(const OneChannelConv& shape);
 void conv_one_channel_backward(const float* dy, const std::uint8_t* index, const float* x, float* partials, float* dw,
                                float* db, const OneChannelConv& shape, cudaStream_t stream);
 
+// --- small_linear.cu: x (rows, in), w (out, in), y (rows, out) ---
+
+/// Up to kMostOutputs outputs; `rounds`: the products' operands to bfloat16.
+inline constexpr int kMostOutputs = 32;
+struct SmallLinear {
+  std::int64_t rows;
+  int in, out;
+  bool rounds;
+};
+/// y = x w^T + bias, or its log_softmax with the bits of log_softmax_forward; bias may be null.
+void small_linear_forward(const float* x, const float* w, const float* bias, float* y, bool log_softmax,
+                          const SmallLinear& shape, cudaStream_t stream);
+/// dx, dw and db, or null; db only where dw is.
+void small_linear_backward(const float* dy, const float* x, const float* w, float* dx, float* dw, float* db,
+                           const SmallLinear& shape, cudaStream_t stream);
+
 // --- linear_epilogue.cu ---
 
 /// y (rows, columns) += bias.
