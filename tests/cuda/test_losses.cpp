@@ -243,6 +243,45 @@ TEST_CASE("cuda: fill, scale and sgd_step do what the CPU does") {
   for (const double entry : as_array(x).values) CHECK(entry == 1.5);
 }
 
+TEST_CASE("cuda: updates by fours have the bits of updates one by one, and leave their neighbours alone") {
+  DUET_NEEDS_CUDA();
+  Backend& gpu = backend(DeviceKind::cuda);
+  Mt19937 generator(131);
+  // Alike, the arrays are updated by fours, behind those before the first multiple of 16 bytes; else one by one.
+  for (const std::int64_t skip : {0, 1, 3})
+    for (const std::int64_t count : {1, 2, 3, 4, 5, 7, 8, 9, 1030}) {
+      Array start[4];
+      for (Array& array : start) array = random_array({count}, generator);
+      for (double& entry : start[3].values) entry *= entry;
+      CAPTURE(skip, count);
+      for (int rule = 0; rule < 4; ++rule) {
+        std::vector<double> updated[2];
+        for (const bool alike : {true, false}) {
+          Tensor flat[4], view[4];
+          for (int i = 0; i < 4; ++i) {
+            const std::int64_t at = skip + (alike || i != 1 ? 0 : 1);
+            flat[i] = on_gpu(Array({count + 8}));
+            view[i] = flat[i].slice(at, {count});
+            copy(to_tensor(start[i]), view[i]);
+          }
+          const auto& [value, gradient, first, second] = view;
+          if (rule == 0) gpu.sgd_step(value, gradient, {}, {.lr = 0.1f, .weight_decay = 0.01f}, 0, 1);
+          if (rule == 1) gpu.sgd_step(value, gradient, first, {.lr = 0.1f, .momentum = 0.9f}, 0, 1);
+          if (rule == 2) gpu.sgd_step(value, gradient, first, {.lr = 0.1f, .momentum = 0.9f, .first = true}, 0, 1);
+          if (rule == 3) gpu.adam_step(value, gradient, first, second, {.step = 3}, 0, 1);
+          for (const int i : {0, 2, 3}) {
+            const std::vector<double> all = as_array(flat[i]).values;
+            CHECK(std::all_of(all.begin(), all.begin() + skip, [](double entry) { return entry == 0; }));
+            CHECK(std::all_of(all.begin() + skip + count, all.end(), [](double entry) { return entry == 0; }));
+            updated[alike].insert(updated[alike].end(), all.begin() + skip, all.begin() + skip + count);
+          }
+        }
+        CAPTURE(rule);
+        CHECK(updated[0] == updated[1]);
+      }
+    }
+}
+
 TEST_CASE("cuda: adam_step does what the CPU does") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(128);
