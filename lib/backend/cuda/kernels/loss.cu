@@ -87,10 +87,12 @@ __global__ void __launch_bounds__(kNllThreads)
   if (threadIdx.x != 0) return;
   *loss = bad_row < rows ? NAN : -total * factor;
   if (bad_row == rows) return;
-  if (atomicExch(&fault->seen, 1) != 0) return;
+  if (fault->seen != 0) return;
   fault->label = labels[bad_row];
   fault->row = bad_row;
   fault->classes = classes;
+  __threadfence_system();
+  fault->seen = 1;
 }
 
 __global__ void __launch_bounds__(kThreads)

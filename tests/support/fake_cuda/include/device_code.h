@@ -53,7 +53,4 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
-template <class T>
-T atomicExch(T* address, T value) {
-  return std::atomic_ref<T>(*address).exchange(value);
-}
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
