@@ -147,6 +147,32 @@ TEST_CASE("cuda: replays leave memory alone that other threads allocate during t
   CHECK(cuda.use(kGpu).used == used);
 }
 
+TEST_CASE("cuda: branches of a recorded step do not share memory", "[order]") {
+  DUET_NEEDS_CUDA();
+  Backend& cuda = backend(DeviceKind::cuda);
+  const WithPrecision set(Precision::bf16);
+  Mt19937 generator(161);
+  // The copies in bfloat16 of x, for the weights' gradient, and of w, for that of x, are equally large.
+  const Array x = random_array({64, 80}, generator), w = random_array({64, 80}, generator),
+              dy = random_array({64, 64}, generator);
+  const Tensor tx = on_gpu(x), tw = on_gpu(w), tdy = on_gpu(dy);
+  const auto room = [&] { return empty(x.shape, DType::f32, kGpu); };
+  const Tensor plain_dx = room(), plain_dw = room(), dx = room(), dw = room();
+  cuda.linear_backward(tdy, tx, tw, plain_dx, plain_dw, {});
+  StepRecorder& recorder = *cuda.recorder(kGpu);
+  recorder.begin(0);
+  cuda.linear_backward(tdy, tx, tw, dx, dw, {});
+  const int recording = recorder.end();
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    cuda.fill(dx, NAN);
+    cuda.fill(dw, NAN);
+    recorder.replay(recording, step);
+    CHECK(as_array(dx).values == as_array(plain_dx).values);
+    CHECK(as_array(dw).values == as_array(plain_dw).values);
+  }
+  recorder.drop(recording);
+}
+
 TEST_CASE("cuda: what cannot be recorded leaves the device as it was", "[order]") {
   DUET_NEEDS_CUDA();
   Backend& cuda = backend(DeviceKind::cuda);

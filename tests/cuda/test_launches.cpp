@@ -114,6 +114,18 @@ TEST_CASE("simulated: convolutions are timed once per shape and process, and not
   cuda.set_deterministic(false);
 }
 
+TEST_CASE("simulated: a recorded step computes gradients of weights beside those of data") {
+  Training training(true);
+  for (int i = 0; i < 2; ++i) training.whole_step();
+  StepRecorder& recorder = *backend(DeviceKind::cuda).recorder(kOne);
+  training.forward();
+  recorder.begin(training.step - 1);
+  training.forward();
+  // Two branches, of conv2 and of fc1: each begins and ends with an event for which the other waits.
+  CHECK(calls_of([&] { training.loss.backward(); }).find("4 cudaStreamWaitEvent") != std::string::npos);
+  recorder.drop(recorder.end());
+}
+
 TEST_CASE("simulated: replaying a recorded step is one launch") {
   Training training(true);
   StepGraph graph(kOne);

@@ -32,9 +32,9 @@ kernels::TiledPool tiles(const Shape& image, const ConvPoolRelu& op) {
 std::optional<kernels::OneChannelConv> one_channel(const CudaDevice& device, const Tensor& x, const Tensor& w,
                                                    const Tensor& y, const ConvPoolRelu& op) {
   const Window2d conv = {3, 3, 1, 1, op.conv.pad_h, op.conv.pad_w}, pool = {2, 2, 2, 2, 0, 0};
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max(), kMostChannels = 4096;
   const bool suits = x.size(1) == 1 && op.conv == conv && op.pool == pool && op.dropout.p == 0;
-  if (!suits || x.count() > kMost || y.count() > kMost || w.count() > kMost) return {};
+  if (!suits || w.size(0) > kMostChannels || x.count() > kMost || y.count() > kMost) return {};
   return kernels::OneChannelConv{.rows = static_cast<int>(x.size(0)),
                                  .channels = static_cast<int>(w.size(0)),
                                  .height = static_cast<int>(x.size(2)),
@@ -79,16 +79,28 @@ void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index,
                                               dw.data<float>(), db.defined() ? db.data<float>() : nullptr, *shape,
                                               device.stream());
   }
-  if (db.defined())
-    kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
-                                   to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
-  if (x.size(0) == 0) return clear(device, dw);
+  const auto bias = [&] {
+    if (db.defined())
+      kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
+                                     to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
+  };
+  if (x.size(0) == 0) {
+    clear(device, dw);
+    return bias();
+  }
   const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
   kernels::bias_pool_relu_backward(dy.data<float>(), places, scale, image.data<float>(), tiles(image.shape(), op),
                                    device.stream());
   const ConvOperand gradient(device, image);
-  convolve(device, ConvPass::backward_weights, x.shape(), w.shape(), op.conv, {device, x}, gradient, dw);
-  if (dx.defined()) convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
+  const auto weights = [&] {
+    convolve(device, ConvPass::backward_weights, x.shape(), w.shape(), op.conv, {device, x}, gradient, dw);
+  };
+  const auto rest = [&] {
+    if (dx.defined())
+      convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
+    bias();
+  };
+  device.beside(weights, rest);
 }
 
 }  // namespace duet::cuda

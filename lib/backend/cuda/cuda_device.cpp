@@ -1,6 +1,7 @@
 #include "lib/backend/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -19,6 +20,17 @@ constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
 template <class Handle, class Status>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Status (*)(Handle)>;
 
+/// The device in whose branch the thread is.
+thread_local const CudaDevice* branching = nullptr;
+
+class InBranch {
+ public:
+  explicit InBranch(const CudaDevice& device) { branching = &device; }
+  ~InBranch() { branching = nullptr; }
+  InBranch(const InBranch&) = delete;
+  InBranch& operator=(const InBranch&) = delete;
+};
+
 }  // namespace
 
 bool is_capturing(cudaStream_t stream) {
@@ -33,7 +45,8 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical), "cudaDeviceGetAttribute");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), "cudaStreamCreateWithPriority");
+  for (cudaStream_t* const stream : {&stream_, &branch_stream_})
+    check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, least), "cudaStreamCreateWithPriority");
   void* fault = nullptr;
   check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
   label_fault_ = new (fault) kernels::LabelFault{};
@@ -54,7 +67,13 @@ void CudaDevice::activate() const {
 }
 
 cudnnHandle_t CudaDevice::cudnn() {
-  if (cudnn_ != nullptr) return cudnn_;
+  if (cudnn_ == nullptr) make_cudnn();
+  if (cudnn_stream_ != stream()) check(cudnnSetStream(cudnn_, stream()), "cudnnSetStream");
+  cudnn_stream_ = stream();
+  return cudnn_;
+}
+
+void CudaDevice::make_cudnn() {
   require_no_override(precision());
   const auto major = static_cast<int>(cudnnGetVersion() / 10000);
   require<DeviceError>(major == CUDNN_MAJOR, "cuDNN ", cudnnGetVersion(), " was found, but duet was built for cuDNN ",
@@ -62,13 +81,22 @@ cudnnHandle_t CudaDevice::cudnn() {
   activate();
   cudnnHandle_t handle = nullptr;
   check(cudnnCreate(&handle), "cudnnCreate");
-  Owned<cudnnHandle_t, cudnnStatus_t> owned(handle, cudnnDestroy);
-  check(cudnnSetStream(handle, stream_), "cudnnSetStream");
-  return cudnn_ = owned.release();
+  cudnn_ = handle;
 }
 
 cublasHandle_t CudaDevice::cublas() {
-  if (cublas_ != nullptr) return cublas_;
+  if (cublas_ == nullptr) make_cublas();
+  if (cublas_stream_ == stream()) return cublas_;
+  cublas_stream_ = nullptr;  // until both calls have succeeded
+  check(cublasSetStream(cublas_, stream()), "cublasSetStream");
+  // A stream comes with a workspace of cuBLAS's own, and what runs at the same time must not share one.
+  check(cublasSetWorkspace(cublas_, in_branch() ? branch_workspace_ : cublas_workspace_, kCublasWorkspaceBytes),
+        "cublasSetWorkspace");
+  cublas_stream_ = stream();
+  return cublas_;
+}
+
+void CudaDevice::make_cublas() {
   require_no_override(precision());
   int major = 0;
   check(cublasGetProperty(MAJOR_VERSION, &major), "cublasGetProperty");
@@ -78,10 +106,8 @@ cublasHandle_t CudaDevice::cublas() {
   cublasHandle_t handle = nullptr;
   check(cublasCreate(&handle), "cublasCreate");
   Owned<cublasHandle_t, cublasStatus_t> owned(handle, cublasDestroy);
-  check(cublasSetStream(handle, stream_), "cublasSetStream");
-  check(cublasSetWorkspace(handle, memory_->allocate(kCublasWorkspaceBytes), kCublasWorkspaceBytes),
-        "cublasSetWorkspace");
-  return cublas_ = owned.release();
+  cublas_workspace_ = memory_->allocate(kCublasWorkspaceBytes);
+  cublas_ = owned.release();
 }
 
 cudaEvent_t CudaDevice::take_event() {
@@ -135,6 +161,34 @@ void fork_streams(std::span<CudaDevice* const> devices) {
   const cudaEvent_t event = devices[0]->record_event();
   for (CudaDevice* const other : devices.subspan(1)) other->wait_for(event);
   devices[0]->give_event(event);
+}
+
+void CudaDevice::order(cudaStream_t first, cudaStream_t second) {
+  activate();
+  const cudaEvent_t event = take_event();
+  check(cudaEventRecord(event, first), "cudaEventRecord");
+  check(cudaStreamWaitEvent(second, event, 0), "cudaStreamWaitEvent");
+  give_event(event);
+}
+
+void CudaDevice::prepare_branches() {
+  if (cublas_ != nullptr && branch_workspace_ == nullptr) branch_workspace_ = memory_->allocate(kCublasWorkspaceBytes);
+}
+
+bool CudaDevice::in_branch() const { return branching == this; }
+
+void CudaDevice::beside(FunctionRef<void()> branch, FunctionRef<void()> rest) {
+  if (recorder().recording() == 0) {
+    branch();
+    return rest();
+  }
+  order(stream_, branch_stream_);
+  {
+    const InBranch inside(*this);
+    branch();
+  }
+  rest();
+  order(branch_stream_, stream_);
 }
 
 void CudaDevice::synchronize() {

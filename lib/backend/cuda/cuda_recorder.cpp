@@ -55,6 +55,7 @@ void CudaRecorder::begin(std::uint64_t step, std::uint64_t steps, std::span<cons
     recorder.set_counter(step);
     kernels::advance(recorder.counter_, steps, device->stream());
   }
+  for (CudaDevice* const device : devices) device->prepare_branches();
   devices_ = std::move(devices);
   steps_ = steps;
   const int number = recording_of_thread() = ++newest_number;

@@ -52,6 +52,16 @@ void multiply(CudaDevice& device, const Matrix& a, const Matrix& b, const Tensor
         op);
 }
 
+/// dw = dy^T x and dx = dy w, where they are wanted.
+void multiply_both(CudaDevice& device, const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& dx,
+                   const Tensor& dw) {
+  const auto weights = [&] { multiply(device, {dy, true}, {x, false}, dw, x.size(0)); };
+  const auto data = [&] { multiply(device, {dy, false}, {w, false}, dx, dy.size(1)); };
+  if (dw.defined() && dx.defined()) return device.beside(weights, data);
+  if (dw.defined()) weights();
+  if (dx.defined()) data();
+}
+
 float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
 
 // Layers that own kernels compute, within a launch or two. Their backward adds up rows with few threads.
@@ -100,10 +110,9 @@ void CudaBackend::linear_backward(const Tensor& dy, const Tensor& x, const Tenso
     return kernels::small_linear_backward(dy.data<float>(), x.data<float>(), w.data<float>(), data_or_null(dx),
                                           data_or_null(dw), data_or_null(db), small_shape(device, x, w),
                                           device.stream());
-  if (dw.defined()) multiply(device, {dy, true}, {x, false}, dw, x.size(0));
   if (db.defined())
     kernels::sum_rows(dy.data<float>(), db.data<float>(), dy.size(0), to_int(dy.size(1), "columns"), device.stream());
-  if (dx.defined()) multiply(device, {dy, false}, {w, false}, dx, dy.size(1));
+  multiply_both(device, dy, x, w, dx, dw);
 }
 
 void CudaBackend::linear_relu_dropout_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -128,8 +137,7 @@ void CudaBackend::linear_relu_dropout_backward(const Tensor& dy, const Tensor& y
   const Tensor gradient = empty(y.shape(), DType::f32, y.device());
   kernels::bias_relu_dropout_backward(dy.data<float>(), y.data<float>(), dropout.scale(), gradient.data<float>(),
                                       data_or_null(db), y.size(0), to_int(y.size(1), "columns"), device.stream());
-  if (dw.defined()) multiply(device, {gradient, true}, {x, false}, dw, x.size(0));
-  if (dx.defined()) multiply(device, {gradient, false}, {w, false}, dx, y.size(1));
+  multiply_both(device, gradient, x, w, dx, dw);
 }
 
 }  // namespace duet::cuda

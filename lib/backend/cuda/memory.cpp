@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -63,7 +64,9 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const bool outside = is_outside_recording();
   const int recording = outside ? 0 : recording_;
-  std::vector<void*>& cached = free_[recording][size];
+  // Blocks of a recording's branches do not meet those of the rest: both run at the same time.
+  const int owner = device_.in_branch() ? -recording : recording;
+  std::vector<void*>& cached = free_[owner][size];
   std::vector<void*>& shared = free_[0][size];
   void* block = nullptr;
   const auto take = [&block](std::vector<void*>& blocks) {
@@ -82,7 +85,7 @@ void* DeviceMemory::allocate(std::size_t bytes) {
       if (recording != 0) shared.reserve(shared.capacity() + 1);
       block = from_driver(size);
     }
-    if (recording != 0) owner_[block] = recording;
+    if (recording != 0) owner_[block] = owner;
   }
   if (recording == 0 || !reused) used_ += size;
   peak_ = std::max(peak_, used_);
@@ -160,13 +163,15 @@ void DeviceMemory::end_recording() {
 void DeviceMemory::drop_recording(int recording) {
   const std::lock_guard lock(mutex_);
   if (recording_ == recording) recording_ = 0;
-  for (auto& [size, blocks] : free_[recording]) {
-    std::vector<void*>& everybodys = free_[0][size];
-    everybodys.insert(everybodys.end(), blocks.begin(), blocks.end());
-    used_ -= size * blocks.size();
+  for (const int owner : {recording, -recording}) {
+    for (auto& [size, blocks] : free_[owner]) {
+      std::vector<void*>& everybodys = free_[0][size];
+      everybodys.insert(everybodys.end(), blocks.begin(), blocks.end());
+      used_ -= size * blocks.size();
+    }
+    free_.erase(owner);
   }
-  free_.erase(recording);
-  std::erase_if(owner_, [recording](const auto& block) { return block.second == recording; });
+  std::erase_if(owner_, [recording](const auto& block) { return std::abs(block.second) == recording; });
   --live_recordings_;
 }
 

@@ -72,7 +72,7 @@ class DeviceMemory final : public Allocator {
   CudaBackend& backend_;
   CudaDevice& device_;
   mutable std::mutex mutex_;
-  std::unordered_map<int, FreeLists> free_;  // by recording; 0: shared
+  std::unordered_map<int, FreeLists> free_;  // by recording, of its branches by minus its number; 0: shared
   std::unordered_map<void*, int> owner_;     // of blocks that belong to a recording
   int recording_ = 0;                        // the one that runs
   int live_recordings_ = 0;
