@@ -87,8 +87,10 @@ void add_step(CLI::App& app, Training& training) {
       ->check(one_of({"simple_cnn", "linear"}));
   add_choice(app, "--device", training.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
              "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
-  add_choice(app, "--precision", training.precision, kPrecisions,
-             "arithmetic of convolutions and linear layers: fp32; on cuda also tf32 or bf16, with sums in fp32");
+  add_choice(
+      app, "--precision", training.precision, kPrecisions,
+      "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
+      "today; sums are fp32 in all");
   app.add_flag("--deterministic", training.deterministic,
                "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   app.add_option(
