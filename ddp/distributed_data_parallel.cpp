@@ -129,8 +129,8 @@ class GradientSynchroniser {
     std::vector<ReducerSlot> list;
     for (int slot = first_ + count_ - 1; slot >= first_; --slot) {
       const Tensor gradient = store_.gradient(slot);
-      list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(),
-                      store_.slots()[static_cast<std::size_t>(slot)].name});
+      const auto& [name, shape, offset, padding] = store_.slots()[static_cast<std::size_t>(slot)];
+      list.push_back({gradient.raw(), gradient.count(), gradient.dtype(), gradient.device(), name, padding});
     }
     return list;
   }

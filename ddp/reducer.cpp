@@ -123,7 +123,8 @@ void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const ReducerSlot& slot = slots_[slots[i]];
     const ReducerSlot& before = slots_[slots[i] == 0 ? 0 : slots[i] - 1];
-    const bool follows = i > 0 && slots[i] == slots[i - 1] + 1 && begin_of(slot) == end_of(slots_[slots[i - 1]]);
+    const std::size_t gap = static_cast<std::size_t>(before.padding) * size_of(before.dtype);
+    const bool follows = i > 0 && slots[i] == slots[i - 1] + 1 && begin_of(slot) == end_of(before) + gap;
     require<UsageError>(
         &slot == &before || slot.count == 0 || begin_of(slot) >= end_of(before) || end_of(slot) <= begin_of(before),
         "the gradients of ", before.name, " and ", slot.name, " overlap");
@@ -135,7 +136,7 @@ void Reducer::add_bucket(const std::vector<std::size_t>& slots) {
     Bucket& bucket = buckets_.back();
     ++bucket.count;
     ++bucket.missing;
-    bucket.buffer.count += slot.count;
+    bucket.buffer.count += before.padding + slot.count;
   }
 }
 

@@ -46,7 +46,8 @@ struct ReducerSlot {
   std::int64_t count = 0;
   DType dtype = DType::f32;
   Device device{};
-  std::string name{};  // for errors
+  std::string name{};        // for errors
+  std::int64_t padding = 0;  // elements between it and the next slot: zeros, sent with a bucket that holds both
 };
 
 struct ReducerOptions {
@@ -70,7 +71,8 @@ struct ReducerOptions {
 class Reducer {
  public:
   /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
-  /// another in memory start a new bucket. Throws UsageError for no slots at all and for overlapping ones.
+  /// another in memory, padding aside, start a new bucket. Throws UsageError for no slots at all and for overlapping
+  /// ones.
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
 
   /// From the next bucket on each gradient is multiplied by this before it is sent (PyTorch: 1 / world size). 1 leaves

@@ -72,16 +72,17 @@ namespace {
 
 constexpr std::int64_t kVector = 4;  // elements that CUDA kernels and NCCL load at once
 
-/// Sets the offsets, in reverse order of registration, each a multiple of kVector; the elements between two slots stay
-/// 0. Returns the number of elements in all.
+/// Sets the offsets, in reverse order of registration, each a multiple of kVector, and the padding between slots.
+/// Returns the number of elements in all.
 std::int64_t lay_out(std::vector<Slot>& slots) {
-  std::int64_t offset = 0;
+  std::int64_t offset = 0, end = 0;
   for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
-    offset = (offset + kVector - 1) / kVector * kVector;
     slot->offset = offset;
-    offset += slot->shape.count();
+    end = offset + slot->shape.count();
+    offset = (end + kVector - 1) / kVector * kVector;
+    slot->padding = slot + 1 == slots.rend() ? 0 : offset - end;
   }
-  return offset;
+  return end;
 }
 
 constexpr std::int64_t kLine = 16;  // elements

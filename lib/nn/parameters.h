@@ -39,6 +39,7 @@ struct Slot {
   std::string name;
   Shape shape;
   std::int64_t offset = 0;
+  std::int64_t padding = 0;  // elements between it and the next slot in memory, always 0
 };
 
 /// Unregisters a hook when its last copy goes; may outlive the store.

@@ -114,6 +114,24 @@ TEST_CASE("buckets: edge cases") {
   CHECK(assign(devices, {8}) == std::vector<Indices>{{0}, {1}});
 }
 
+TEST_CASE("slots with padding between them share a bucket, whose size counts without it") {
+  std::vector<float> flat(60);
+  RecordingGroup group;
+  std::vector<ReducerSlot> slots = slots_in(flat, {10, 10, 20, 5, 15});
+  slots[0].count = 7;
+  slots[0].padding = 3;
+  slots[2].count = 18;
+  slots[2].padding = 2;  // the next slot is in another bucket
+  Reducer reducer(group, slots, {.bucket_limits = {17 * 4, 18 * 4}});
+  for (int slot = 0; slot < 5; ++slot) reducer.mark_ready(slot);
+  REQUIRE(group.sent.size() == 3);
+  CHECK(group.sent[0].count == 20);
+  CHECK(group.sent[1].data == flat.data() + 20);
+  CHECK(group.sent[1].count == 18);
+  CHECK(group.sent[2].data == flat.data() + 40);
+  CHECK(group.sent[2].count == 20);
+}
+
 TEST_CASE("buckets are sent in order, as soon as they are full") {
   std::vector<float> flat(60);
   RecordingGroup group;

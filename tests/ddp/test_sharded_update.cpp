@@ -297,8 +297,8 @@ TEST_CASE("ranks that would update by different rules all fail") {
     rank.train(1, 2);
   });
   for (const auto& failure : failures) {
-    CHECK_THAT(text_of(failure), ContainsSubstring("ranks 0, 2 call reduce_update of 7850 f32 (sum) by rule "));
-    CHECK_THAT(text_of(failure), ContainsSubstring("rank 1 calls reduce_update of 7850 f32 (sum) by rule "));
+    CHECK_THAT(text_of(failure), ContainsSubstring("ranks 0, 2 call reduce_update of 7852 f32 (sum) by rule "));
+    CHECK_THAT(text_of(failure), ContainsSubstring("rank 1 calls reduce_update of 7852 f32 (sum) by rule "));
   }
 }
 
