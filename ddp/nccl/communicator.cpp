@@ -142,7 +142,7 @@ bool Communicator::wait_on_host(const Operation& operation, Clock::time_point li
   for (int round = 0; !operation.done; ++round) {
     failure_.check();
     try {
-      retire();
+      retire(lock);
     } catch (const Error& error) {
       throw CommError(abort(lock, operation.name, error));
     }
@@ -155,18 +155,23 @@ bool Communicator::wait_on_host(const Operation& operation, Clock::time_point li
   return true;
 }
 
-/// Removes the operations that have ended; they end in order.
-void Communicator::retire() {
+/// Removes the operations that have ended; they end in order. Queries without the lock: a query may wait for a launch
+/// that waits for room in its queue, and an abort, which alone can end that, takes the lock.
+void Communicator::retire(Lock& lock) {
   while (!pending_.empty() && pending_.front()->enqueued) {
-    Operation& oldest = *pending_.front();
-    const cudaError_t status = cudaEventQuery(oldest.end);
+    const std::shared_ptr<Operation> oldest = pending_.front();
+    lock.unlock();
+    float milliseconds = 0;
+    cudaError_t status = cudaEventQuery(oldest->end);
+    if (status == cudaSuccess && oldest->timed)
+      status = cudaEventElapsedTime(&milliseconds, oldest->begin, oldest->end);
+    lock.lock();
+    if (pending_.empty() || pending_.front() != oldest) continue;  // another thread was faster, or an abort
     if (status == cudaErrorNotReady) return;
     check(status, "cudaEventQuery");
-    float milliseconds = 0;
-    if (oldest.timed) check(cudaEventElapsedTime(&milliseconds, oldest.begin, oldest.end), "cudaEventElapsedTime");
     busy_us_.store(busy_us_.load(std::memory_order_relaxed) + 1e3 * static_cast<double>(milliseconds),
                    std::memory_order_relaxed);
-    oldest.done = true;
+    oldest->done = true;
     pending_.pop_front();
   }
 }
@@ -225,7 +230,7 @@ void Communicator::close(bool drop) noexcept {
   try {
     activate(gpu_);
     for (int round = 0; !drop && failure_.empty() && !pending_.empty(); ++round) {
-      retire();
+      retire(lock);
       lock.unlock();
       pause(round);
       lock.lock();

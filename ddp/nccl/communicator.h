@@ -111,7 +111,7 @@ class Communicator {
   void connect();
   void check_connecting(Lock& lock, const Operation& connecting);
   void enqueue(Lock& lock, const Calls& calls, cudaEvent_t end);
-  void retire();
+  void retire(Lock& lock);
   void watch();
   void check_progress(Lock& lock);
   void compare_headers(Lock& lock);

@@ -42,7 +42,7 @@ void Communicator::watch() {
 
 /// Throws the error that it finds.
 void Communicator::check_progress(Lock& lock) {
-  retire();
+  retire(lock);
   if (communicator_ != nullptr) compare_headers(lock);
   if (pending_.empty() || communicator_ == nullptr) return;
   const auto oldest = pending_.front();

@@ -56,14 +56,14 @@ TEST_CASE("simulated: only the chosen GPUs get a context, and steps stop allocat
 }
 
 TEST_CASE("simulated: cached memory is freed for a larger allocation, on any device of the GPU") {
-  // 192 MiB in all, as tests/cuda/meson.build says.
-  { const Tensor passing = empty({104 * kMiB}, DType::u8, kOne); }
-  { const Tensor passing = empty({112 * kMiB}, DType::u8, kOne); }
-  CHECK(duet_sim::live(1).bytes < static_cast<std::size_t>(192 * kMiB));
+  // 384 MiB in all, as tests/cuda/meson.build says.
+  { const Tensor passing = empty({208 * kMiB}, DType::u8, kOne); }
+  { const Tensor passing = empty({224 * kMiB}, DType::u8, kOne); }
+  CHECK(duet_sim::live(1).bytes < static_cast<std::size_t>(384 * kMiB));
   const Device logical = {DeviceKind::cuda, 1, 0};
-  const Tensor held = empty({112 * kMiB}, DType::u8, logical);
-  CHECK_THROWS_WITH(empty({112 * kMiB}, DType::u8, kOne),
-                    ContainsSubstring("out of memory on cuda:1: asked for " + std::to_string(112 * kMiB) + " bytes"));
+  const Tensor held = empty({224 * kMiB}, DType::u8, logical);
+  CHECK_THROWS_WITH(empty({224 * kMiB}, DType::u8, kOne),
+                    ContainsSubstring("out of memory on cuda:1: asked for " + std::to_string(224 * kMiB) + " bytes"));
 }
 
 TEST_CASE("simulated: a failed allocation is tried again, and failures name the request") {

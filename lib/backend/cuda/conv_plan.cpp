@@ -19,6 +19,7 @@ constexpr std::size_t kMostWorkspace = std::size_t{512} << 20;
 constexpr int kMostResults = 16;
 constexpr float kOne = 1, kZero = 0;
 constexpr int kTimedRuns = 3;
+constexpr float kClearlyFaster = 0.95f;
 
 // Algorithms that add up transformed numbers, whose rounding errors are several times those of plain sums: no precision
 // promises those. Fused Winograd is offered on GPUs before Hopper only.
@@ -169,9 +170,10 @@ float ConvPlan::milliseconds_of(CudaDevice& device, const Choice& choice, const 
   float best = std::numeric_limits<float>::infinity();
   for (int round = 0; round <= kTimedRuns; ++round) {
     check(cudaEventRecord(begin.event, device.stream()), "cudaEventRecord");
-    const cudnnStatus_t status = try_choice(device, choice, a, b, result);
-    if (is_unsupported(status)) return best;
-    check(status, current_operator());
+    if (!runs(device, choice, a, b, result)) {
+      check(cudaStreamSynchronize(device.stream()), current_operator());  // the device itself has not failed
+      return std::numeric_limits<float>::infinity();
+    }
     check(cudaEventRecord(end.event, device.stream()), "cudaEventRecord");
     check(cudaEventSynchronize(end.event), current_operator());
     float milliseconds = 0;
@@ -181,17 +183,29 @@ float ConvPlan::milliseconds_of(CudaDevice& device, const Choice& choice, const 
   return best;
 }
 
+bool ConvPlan::runs(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result) {
+  try {
+    return try_choice(device, choice, a, b, result) == CUDNN_STATUS_SUCCESS;
+  } catch (const DeviceError&) {  // no memory for its workspace
+    return false;
+  }
+}
+
 void ConvPlan::put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result) {
   static std::mutex mutex;
   static auto& fastest = *new std::unordered_map<ConvKey, Choice, ConvKeyHash>;  // of any device
+  // Before the lock: what the stream waits for may be enqueued by a thread that waits for the lock.
+  check(cudaStreamSynchronize(device.stream()), current_operator());
   const std::lock_guard lock(mutex);
   auto known = fastest.find(key_);
   if (known == fastest.end()) {
     const auto time = [&](const Choice& choice) { return milliseconds_of(device, choice, a, b, result); };
     std::vector<float> times(choices_.size());
     std::transform(choices_.begin(), choices_.end(), times.begin(), time);
-    const auto best = std::min_element(times.begin(), times.end()) - times.begin();
-    known = fastest.emplace(key_, choices_[static_cast<std::size_t>(best)]).first;
+    const auto best = std::min_element(times.begin(), times.end());
+    // cuDNN's own estimate stands unless another is clearly faster.
+    const auto place = *best < kClearlyFaster * times.front() ? best - times.begin() : 0;
+    known = fastest.emplace(key_, choices_[static_cast<std::size_t>(place)]).first;
   }
   const auto at = std::find(choices_.begin(), choices_.end(), known->second);
   if (at != choices_.end()) std::rotate(choices_.begin(), at, at + 1);

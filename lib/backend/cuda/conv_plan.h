@@ -70,7 +70,9 @@ class ConvPlan {
   template <class Result, class GetWorkspace>
   void keep_suitable(const Result* results, int count, GetWorkspace get_workspace);
   cudnnStatus_t try_choice(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
-  /// Infinite when the algorithm is refused.
+  /// Whether the choice could be enqueued.
+  bool runs(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
+  /// Infinite when the algorithm is refused or fails, or there is no memory for it: another may do.
   float milliseconds_of(CudaDevice& device, const Choice& choice, const float* a, const float* b, float* result);
   /// Puts the fastest choice first.
   void put_fastest_first(CudaDevice& device, const float* a, const float* b, float* result);

@@ -31,6 +31,12 @@ class InBranch {
   InBranch& operator=(const InBranch&) = delete;
 };
 
+/// A handle allocates when it is made, and its workspace would belong to the recording's memory.
+void require_no_recording(const char* library, const CudaRecorder& recorder) {
+  require<UsageError>(recorder.recording() == 0, library,
+                      " is first used while a step is recorded: run the step once before");
+}
+
 }  // namespace
 
 bool is_capturing(cudaStream_t stream) {
@@ -45,8 +51,8 @@ CudaDevice::CudaDevice(CudaBackend& backend, Device device, int physical)
   check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, physical), "cudaDeviceGetAttribute");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-  for (cudaStream_t* const stream : {&stream_, &branch_stream_})
-    check(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, least), "cudaStreamCreateWithPriority");
+  for (Lane* const lane : {&main_, &branch_})
+    check(cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, least), "cudaStreamCreateWithPriority");
   void* fault = nullptr;
   check(cudaMallocHost(&fault, sizeof(kernels::LabelFault)), "cudaMallocHost");
   label_fault_ = new (fault) kernels::LabelFault{};
@@ -67,13 +73,13 @@ void CudaDevice::activate() const {
 }
 
 cudnnHandle_t CudaDevice::cudnn() {
-  if (cudnn_ == nullptr) make_cudnn();
-  if (cudnn_stream_ != stream()) check(cudnnSetStream(cudnn_, stream()), "cudnnSetStream");
-  cudnn_stream_ = stream();
-  return cudnn_;
+  Lane& lane = in_branch() ? branch_ : main_;
+  if (lane.cudnn == nullptr) make_cudnn(lane);
+  return lane.cudnn;
 }
 
-void CudaDevice::make_cudnn() {
+void CudaDevice::make_cudnn(Lane& lane) {
+  require_no_recording("cuDNN", *recorder_);
   require_no_override(precision());
   const auto major = static_cast<int>(cudnnGetVersion() / 10000);
   require<DeviceError>(major == CUDNN_MAJOR, "cuDNN ", cudnnGetVersion(), " was found, but duet was built for cuDNN ",
@@ -81,22 +87,19 @@ void CudaDevice::make_cudnn() {
   activate();
   cudnnHandle_t handle = nullptr;
   check(cudnnCreate(&handle), "cudnnCreate");
-  cudnn_ = handle;
+  Owned<cudnnHandle_t, cudnnStatus_t> owned(handle, cudnnDestroy);
+  check(cudnnSetStream(handle, lane.stream), "cudnnSetStream");
+  lane.cudnn = owned.release();
 }
 
 cublasHandle_t CudaDevice::cublas() {
-  if (cublas_ == nullptr) make_cublas();
-  if (cublas_stream_ == stream()) return cublas_;
-  cublas_stream_ = nullptr;  // until both calls have succeeded
-  check(cublasSetStream(cublas_, stream()), "cublasSetStream");
-  // A stream comes with a workspace of cuBLAS's own, and what runs at the same time must not share one.
-  check(cublasSetWorkspace(cublas_, in_branch() ? branch_workspace_ : cublas_workspace_, kCublasWorkspaceBytes),
-        "cublasSetWorkspace");
-  cublas_stream_ = stream();
-  return cublas_;
+  Lane& lane = in_branch() ? branch_ : main_;
+  if (lane.cublas == nullptr) make_cublas(lane);
+  return lane.cublas;
 }
 
-void CudaDevice::make_cublas() {
+void CudaDevice::make_cublas(Lane& lane) {
+  require_no_recording("cuBLAS", *recorder_);
   require_no_override(precision());
   int major = 0;
   check(cublasGetProperty(MAJOR_VERSION, &major), "cublasGetProperty");
@@ -106,8 +109,11 @@ void CudaDevice::make_cublas() {
   cublasHandle_t handle = nullptr;
   check(cublasCreate(&handle), "cublasCreate");
   Owned<cublasHandle_t, cublasStatus_t> owned(handle, cublasDestroy);
-  cublas_workspace_ = memory_->allocate(kCublasWorkspaceBytes);
-  cublas_ = owned.release();
+  check(cublasSetStream(handle, lane.stream), "cublasSetStream");
+  // Else cuBLAS allocates its workspace when it is first used, which may be in a recording.
+  check(cublasSetWorkspace(handle, memory_->allocate(kCublasWorkspaceBytes), kCublasWorkspaceBytes),
+        "cublasSetWorkspace");
+  lane.cublas = owned.release();
 }
 
 cudaEvent_t CudaDevice::take_event() {
@@ -133,13 +139,13 @@ void CudaDevice::give_event(cudaEvent_t event) {
 cudaEvent_t CudaDevice::record_event() {
   activate();
   const cudaEvent_t event = take_event();
-  check(cudaEventRecord(event, stream_), "cudaEventRecord");
+  check(cudaEventRecord(event, main_.stream), "cudaEventRecord");
   return event;
 }
 
 void CudaDevice::wait_for(cudaEvent_t event) {
   activate();
-  check(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
+  check(cudaStreamWaitEvent(main_.stream, event, 0), "cudaStreamWaitEvent");
 }
 
 void CudaDevice::wait_for(CudaDevice& other) {
@@ -172,7 +178,8 @@ void CudaDevice::order(cudaStream_t first, cudaStream_t second) {
 }
 
 void CudaDevice::prepare_branches() {
-  if (cublas_ != nullptr && branch_workspace_ == nullptr) branch_workspace_ = memory_->allocate(kCublasWorkspaceBytes);
+  if (main_.cudnn != nullptr && branch_.cudnn == nullptr) make_cudnn(branch_);
+  if (main_.cublas != nullptr && branch_.cublas == nullptr) make_cublas(branch_);
 }
 
 bool CudaDevice::in_branch() const { return branching == this; }
@@ -182,18 +189,18 @@ void CudaDevice::beside(FunctionRef<void()> branch, FunctionRef<void()> rest) {
     branch();
     return rest();
   }
-  order(stream_, branch_stream_);
+  order(main_.stream, branch_.stream);
   {
     const InBranch inside(*this);
     branch();
   }
   rest();
-  order(branch_stream_, stream_);
+  order(branch_.stream, main_.stream);
 }
 
 void CudaDevice::synchronize() {
   activate();
-  check(cudaStreamSynchronize(stream_), "synchronize");
+  check(cudaStreamSynchronize(main_.stream), "synchronize");
   throw_fault();
 }
 

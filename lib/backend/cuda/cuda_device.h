@@ -37,16 +37,17 @@ class CudaDevice {
   int physical() const { return physical_; }
   int multiprocessors() const { return multiprocessors_; }
   /// The compute stream; everything of this device is ordered on it. For a thread inside of a branch: the branch's.
-  cudaStream_t stream() const { return in_branch() ? branch_stream_ : stream_; }
+  cudaStream_t stream() const { return in_branch() ? branch_.stream : main_.stream; }
   /// Calls branch(), then rest(): neither may use what the other enqueues, or memory that the other releases and did
   /// not allocate. While a step is recorded, these are two branches of the graph, and what is enqueued next waits for
   /// both.
   void beside(FunctionRef<void()> branch, FunctionRef<void()> rest);
-  /// Takes the memory that a recording's branches need; before each recording.
+  /// Makes the handles that a recording's branches need; before each recording.
   void prepare_branches();
   /// Whether the calling thread is inside of a branch, in a recording.
   bool in_branch() const;
   /// Made when first needed; bound to stream() until the next call.
+  /// The libraries' handles on stream(). Throw UsageError for the first use of a library in a recording.
   cudnnHandle_t cudnn();
   cublasHandle_t cublas();
   DeviceMemory& memory() { return *memory_; }
@@ -83,18 +84,21 @@ class CudaDevice {
   void wait_for(cudaEvent_t event);
   /// Orders all work enqueued on `second` from now on after all work enqueued on `first` so far.
   void order(cudaStream_t first, cudaStream_t second);
-  void make_cudnn();
-  void make_cublas();
+  /// A stream, and the handles that enqueue on it. A handle keeps device memory, which must not be used by two streams
+  /// at the same time.
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    cudnnHandle_t cudnn = nullptr;
+    cublasHandle_t cublas = nullptr;
+  };
+  void make_cudnn(Lane& lane);
+  void make_cublas(Lane& lane);
 
   CudaBackend& backend_;
   Device device_;
   int physical_;
   int multiprocessors_ = 0;
-  cudaStream_t stream_ = nullptr, branch_stream_ = nullptr;
-  cudnnHandle_t cudnn_ = nullptr;
-  cublasHandle_t cublas_ = nullptr;
-  cudaStream_t cudnn_stream_ = nullptr, cublas_stream_ = nullptr;   // to which they are bound
-  void *cublas_workspace_ = nullptr, *branch_workspace_ = nullptr;  // cuBLAS's, for each of the streams
+  Lane main_, branch_;
   std::unique_ptr<DeviceMemory> memory_;
   std::shared_ptr<ConvPlans> conv_plans_;  // shared only because their types are not known here
   std::shared_ptr<CudaRecorder> recorder_;
