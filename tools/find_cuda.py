@@ -66,6 +66,12 @@ def places():
             yield "python3 on PATH", run.stdout.strip()
 
 
+def suits(folder, name):
+    """Whether the wheel of `name` in a folder "nvidia" is for the CUDA that is needed; wheels say it in their names."""
+    wheels = glob.glob(os.path.join(os.path.dirname(folder), f"nvidia_{name}_cu*.dist-info"))
+    return not wheels or any(os.path.basename(wheel).startswith(f"nvidia_{name}_cu{NEEDED_MAJOR}-") for wheel in wheels)
+
+
 def first_existing(folders):
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
 
@@ -77,7 +83,7 @@ class Toolkit:
     def __init__(self, root, wheels=()):
         self.root = os.path.abspath(root)
         homes = [self.root] + [os.path.join(os.path.dirname(self.root), name) for name in ("cudnn", "nccl", "cublas")]
-        homes += [os.path.join(folder, name) for folder in wheels for name in ("cudnn", "nccl")]
+        homes += [os.path.join(folder, name) for folder in wheels for name in ("cudnn", "nccl") if suits(folder, name)]
         self.nvcc = os.path.join(self.root, "bin", "nvcc")
         self.includes = first_existing(
             [os.path.join(home, "include") for home in homes]
@@ -143,8 +149,11 @@ def find(folders):
     """(toolkit or None, why not)"""
     given = [("the given folder", folder) for folder in folders] or list(places())
     wheels = first_existing(name for _, place in given for name in wheel_folders(place))
-    roots_of = {os.path.realpath(root): (name, root) for name, place in reversed(given) for root in reversed(roots(place))}
-    candidates = list(reversed(roots_of.values()))
+    roots_of = {}
+    for name, place in given:
+        for root in roots(place):
+            roots_of.setdefault(os.path.realpath(root), (name, root))
+    candidates = list(roots_of.values())
     for others in ((), wheels):  # places are mixed only where none is complete
         reasons = []
         for name, root in candidates:

@@ -53,6 +53,8 @@ def cases(folder):
     yield "one's own environment goes before all", found(run(home, CUDA_HOME=good, DUET_CUDA_ENV=other))[0] == other
     yield "an old toolkit is passed over", found(run(home, CUDA_HOME=old, CUDA_PATH=good))[0] == good
     yield "wheels in one folder", found(run(home, os.path.join(home, ".cache/duet/cuda"))) == (wheels, "13.9")
+    yield "a place named twice keeps its first rank", found(
+        run(home, DUET_CUDA_ENV=good, CUDA_HOME=other, CUDA_PATH=good))[0] == good
     compiler = toolkit(os.path.join(folder, "compiler"), headers=[h for h in HEADERS if h not in ("cudnn.h", "nccl.h")],
                        libraries=[name for name in LIBRARIES if "cudnn" not in name and "nccl" not in name])
     site = os.path.join(folder, "python")
@@ -69,6 +71,13 @@ def cases(folder):
         yield f"cuDNN and NCCL of a Python environment join a toolkit, {way}", {
             f"root\t{compiler}", f"library.nccl\t{site}/nvidia/nccl/lib/libnccl.so.2",
             f"include\t{site}/nvidia/cudnn/include"} <= set(lines)
+    for name in ("cudnn", "nccl"):
+        write(os.path.join(site, f"nvidia_{name}_cu12-9.9.dist-info/METADATA"))
+    result = run(os.path.join(folder, "nobody"), compiler, site)
+    yield "wheels for another CUDA do not join", result.returncode == 1 and "cudnn" in result.stderr
+    for name in ("cudnn", "nccl"):
+        write(os.path.join(site, f"nvidia_{name}_cu13-9.9.dist-info/METADATA"))
+    yield "wheels for this CUDA join", found(run(os.path.join(folder, "nobody"), compiler, site))[0] == compiler
     joined = found(run(home, CUDA_HOME=compiler, CUDA_PATH=good, PATH=f"{folder}/bin:/usr/bin:/bin"))
     yield "a complete place goes before a joined one", joined[0] == good
     result = run(home, old)
