@@ -24,9 +24,9 @@ inline void futex_wait(const std::atomic<std::uint32_t>& value, std::uint32_t ol
   ::syscall(SYS_futex, &value, FUTEX_WAIT, old, limit ? &time : nullptr, nullptr, 0);
 }
 
-/// Wakes all threads, of all processes, that wait for `value`.
-inline void futex_wake(const std::atomic<std::uint32_t>& value) {
-  ::syscall(SYS_futex, &value, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+/// Wakes the threads, of all processes, that wait for `value`, or `most` of them.
+inline void futex_wake(const std::atomic<std::uint32_t>& value, int most = INT32_MAX) {
+  ::syscall(SYS_futex, &value, FUTEX_WAKE, most, nullptr, nullptr, 0);
 }
 
 }  // namespace duet

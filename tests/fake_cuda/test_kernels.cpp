@@ -148,7 +148,7 @@ TEST_CASE("a vector at an address that is not aligned is an error") {
   CHECK(y.get(stream) == std::vector<float>{5});
   good(launch(first_of_four, 1, 1, stream, x.data + 2, y.data));
   CHECK(cudaStreamSynchronize(stream) == cudaErrorMisalignedAddress);
-  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("first_of_four") && ContainsSubstring("is not aligned"));
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("is not aligned"));
   duet_sim::reset(1);
   good(cudaStreamDestroy(stream));
 }

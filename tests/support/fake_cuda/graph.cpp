@@ -99,7 +99,17 @@ struct CUgraphExec_st {
 
 using namespace duet_sim;
 
-extern "C" {
+namespace {
+
+template <class Graph>
+cudaError_t destroy(Graph* graph) {
+  const std::lock_guard lock(state().mutex);
+  delete graph;
+  state().changed.notify_all();
+  return cudaSuccess;
+}
+
+}  // namespace
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t given, cudaStreamCaptureMode mode) {
   return call("cudaStreamBeginCapture", given, [&](Lock&, cudaStream_t stream) {
@@ -170,24 +180,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t given) {
       made.push_back(node.make(before));
       leaves.push_back(made.back());
     }
-    Op end{"cudaGraphLaunch"};
-    end.device = stream->device;
-    stream->add(exec->last = schedule(end, leaves));
+    stream->add(exec->last = schedule(Op("cudaGraphLaunch", stream->device), leaves));
     return cudaSuccess;
   });
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  const std::lock_guard lock(state().mutex);
-  delete exec;
-  state().changed.notify_all();
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  const std::lock_guard lock(state().mutex);
-  delete graph;
-  state().changed.notify_all();
-  return cudaSuccess;
-}
-
-}  // extern "C"
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return destroy(exec); }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return destroy(graph); }

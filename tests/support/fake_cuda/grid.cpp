@@ -2,10 +2,6 @@
 // order, as long as none reaches a barrier or shuffle; the first that does goes on as one of many: each thread of the
 // block that did not run yet gets a std::thread of a pool. So kernels without barriers cost little, and those with
 // barriers have a real thread per CUDA thread.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -19,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/futex.h"
 #include "tests/support/fake_cuda/sim.h"
 
 constinit thread_local uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};
@@ -29,22 +26,14 @@ namespace {
 
 constexpr unsigned kLanes = 32;
 
-// libstdc++ yields four times before a thread sleeps in std::atomic::wait or std::barrier: with more threads than cores
-// that was most of the time that a block took.
-void sleep_while(const std::atomic<int>& place, int value) {
-  while (place == value) ::syscall(SYS_futex, &place, FUTEX_WAIT_PRIVATE, value, nullptr);
-}
-void wake(const std::atomic<int>& place, std::size_t threads) {
-  ::syscall(SYS_futex, &place, FUTEX_WAKE_PRIVATE, static_cast<int>(threads));
-}
-
-/// As std::barrier.
+/// As std::barrier, without its yields: with more threads than cores they took most of a block's time.
 class Barrier {
  public:
   explicit Barrier(int threads) : threads_(threads), missing_(threads) {}
   void arrive_and_wait() {
-    const int phase = phase_;
-    if (!arrive()) sleep_while(phase_, phase);
+    const std::uint32_t phase = phase_;
+    if (arrive()) return;
+    while (phase_ == phase) duet::futex_wait(phase_, phase);
   }
   void arrive_and_drop() {
     --threads_;
@@ -56,10 +45,11 @@ class Barrier {
     if (--missing_ != 0) return false;
     missing_ = threads_.load();
     ++phase_;
-    wake(phase_, 1024);
+    duet::futex_wake(phase_);
     return true;
   }
-  std::atomic<int> threads_, missing_, phase_ = 0;
+  std::atomic<int> threads_, missing_;
+  std::atomic<std::uint32_t> phase_ = 0;
 };
 
 struct Warp {
@@ -114,17 +104,17 @@ void leave() {
 
 // Kernels run one at a time, so the pool works for one block: its threads take the numbers 1 to `left` of those that
 // did not run yet. They are never ended: they wait when the process ends.
-std::atomic<int> left = 0;
+std::atomic<std::uint32_t> left = 0;
 Block* served = nullptr;
 std::size_t pool_size = 0;
 
 void work() {
   for (;;) {
-    sleep_while(left, 0);
-    int number = left;
+    duet::futex_wait(left, 0);
+    std::uint32_t number = left;
     if (number == 0 || !left.compare_exchange_strong(number, number - 1)) continue;
     Block& owner = *served;
-    become(owner, owner.order[owner.first + static_cast<std::size_t>(number)]);
+    become(owner, owner.order[owner.first + number]);
     current_op() = owner.op;
     if (!guarded(*owner.call)) owner.failed = true;
     leave();
@@ -148,8 +138,8 @@ void go_parallel() {
   b.running = others;
   for (; pool_size < others; ++pool_size) std::thread(work).detach();
   served = &b;
-  left = static_cast<int>(others);
-  wake(left, others);
+  left = static_cast<std::uint32_t>(others);
+  duet::futex_wake(left, static_cast<int>(others));
 }
 
 void wait_for_others(Block& b) {
@@ -211,31 +201,28 @@ void run_grid(dim3 grid, dim3 size, const std::function<void()>& call, const Op&
   }
 }
 
-cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> call,
+cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
                           std::vector<PointerArgument> pointers) {
-  if (cudaError_t error = enter("cudaLaunchKernelEx")) return error;
-  const dim3 grid = config.gridDim, size = config.blockDim;
-  const std::size_t threads = std::size_t{size.x} * size.y * size.z;
-  if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y - 1 >= 65535 || grid.z - 1 >= 65535 || size.z > 64)
-    return set_last(cudaErrorInvalidConfiguration);
-  if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return set_last(cudaErrorNotSupported);
-  Lock lock(state().mutex);
-  cudaStream_t stream = resolve(config.stream);
-  Op op{"kernel"};
-  op.kernel = kernel;
-  op.device = current_device();
-  if (stream == nullptr || stream->device != op.device) {
-    report("%s is launched on device %d in a stream of another", name_of(op), op.device);
-    return set_last(cudaErrorInvalidResourceHandle);
-  }
-  op.pointers = std::move(pointers);
-  op.body = [=, call = std::move(call)] {
-    if (const int error = injected("kernel", cudaErrorLaunchFailure))
-      return fail_current_op(static_cast<cudaError_t>(error));
-    run_grid(grid, size, call, *current_op());
-  };
-  const cudaError_t full = wait_for_room(lock, stream);
-  return set_last(full != cudaSuccess ? full : submit(config.stream, op));
+  return call("cudaLaunchKernelEx", config.stream, [&](Lock&, cudaStream_t stream) {
+    const dim3 grid = config.gridDim, size = config.blockDim;
+    const std::size_t threads = std::size_t{size.x} * size.y * size.z;
+    if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y - 1 >= 65535 || grid.z - 1 >= 65535 || size.z > 64)
+      return cudaErrorInvalidConfiguration;
+    if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return cudaErrorNotSupported;
+    Op op("kernel");
+    op.kernel = kernel;
+    if (stream->device != current_device()) {
+      report("%s is launched on device %d in a stream of another", name_of(op), current_device());
+      return cudaErrorInvalidResourceHandle;
+    }
+    op.pointers = std::move(pointers);
+    op.body = [=, body = std::move(body)] {
+      if (const int error = injected("kernel", cudaErrorLaunchFailure))
+        return fail_current_op(static_cast<cudaError_t>(error));
+      run_grid(grid, size, body, *current_op());
+    };
+    return submit(config.stream, op);
+  });
 }
 
 }  // namespace duet_sim

@@ -230,8 +230,6 @@ Live live(int device) {
 
 using namespace duet_sim;
 
-extern "C" {
-
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return call("cudaMemGetInfo", [&](Lock&) {
     *total = capacity();
@@ -257,5 +255,3 @@ cudaError_t cudaFree(void* p) {
     return error != cudaSuccess ? error : release(p);
   });
 }
-
-}  // extern "C"

@@ -98,9 +98,7 @@ ncclResult_t queue(Lock& lock, std::vector<Request> requests) {
   const Maker make = [requests, held = captured ? comm->graphs : nullptr](const Ops& before) {
     Ops parts;
     for (const Request& request : requests) parts.push_back(enqueue(request, before));
-    Op end("ncclGroupEnd");
-    end.device = requests[0].comm->device;
-    return schedule(end, parts);
+    return schedule(Op("ncclGroupEnd", requests[0].comm->device), parts);
   };
   return submit(given, make) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
@@ -131,8 +129,6 @@ ncclResult_t end(const char* function, ncclComm* comm, bool finalized, bool abor
 }  // namespace duet_sim
 
 using namespace duet_sim;
-
-extern "C" {
 
 ncclResult_t ncclGetVersion(int* out) {
   *out = version();
@@ -253,5 +249,3 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
                       cudaStream_t stream) {
   return issue({"ncclRecv", Kind::receive, nullptr, receive, count, type, ncclSum, peer, comm, stream});
 }
-
-}  // extern "C"

@@ -81,20 +81,15 @@ void complete(const std::vector<Request>& ranks) {
 std::pair<std::shared_ptr<Meeting>, std::size_t> find(const Request& request) {
   ncclComm& comm = *request.comm;
   const bool transfer = request.is_transfer(), sends = request.kind == Kind::send;
-  const int from = !transfer ? -1
-                   : sends   ? comm.rank
-                             : request.peer,
-            to = !transfer ? -1
-                 : sends   ? request.peer
-                           : comm.rank;
-  const std::size_t at = !transfer ? static_cast<std::size_t>(comm.rank) : sends ? 0 : 1;
+  const int from = transfer ? (sends ? comm.rank : request.peer) : -1;
+  const int to = transfer ? (sends ? request.peer : comm.rank) : -1;
+  const auto at = static_cast<std::size_t>(transfer ? !sends : comm.rank);
   const std::tuple key{from, to, comm.calls[{from, to, at}]++};
   std::shared_ptr<Meeting> meeting = comm.group->meetings[key];
   if (!meeting) {
     comm.group->meetings[key] = meeting = std::make_shared<Meeting>();
     meeting->requests.resize(transfer ? 2 : comm.group->ranks.size());
-    Op op(request.name);
-    op.device = comm.device;
+    Op op(request.name, comm.device);
     op.body = [held = meeting] { complete(held->requests); };
     meeting->op = schedule(op, {}, static_cast<int>(meeting->requests.size()));
   }
@@ -112,9 +107,7 @@ OpPtr enqueue(const Request& request, const Ops& before) {
   meeting->op->reach |= 1u << comm.device;
   meeting->op->pointers.push_back({request.send, 0, true});
   meeting->op->pointers.push_back({request.receive, 1, true});
-  Op own(request.name);
-  own.device = comm.device;
-  const OpPtr after = schedule(own, {meeting->op}, 1);
+  const OpPtr after = schedule(Op(request.name, comm.device), {meeting->op}, 1);
   add_before(after, before);
   release(after);
   while (!comm.waiting.empty() && comm.waiting.front().first->done) comm.waiting.pop_front();

@@ -86,12 +86,10 @@ void set_failures(const std::string& specification) {
   calls.clear();
   std::istringstream parts(specification);
   for (std::string part; std::getline(parts, part, ',');) {
-    char function[64] = "", plus[2] = "";
-    Failure failure{"", 1, 0, false};
-    if (std::sscanf(part.c_str(), "%63[^:]:%ld%1[+]:%ld", function, &failure.call, plus, &failure.code) < 3)
-      std::sscanf(part.c_str(), "%63[^:]:%ld:%ld", function, &failure.call, &failure.code);
+    char function[64] = "";
+    Failure failure{"", 1, 0, std::erase(part, '+') != 0};
+    std::sscanf(part.c_str(), "%63[^:]:%ld:%ld", function, &failure.call, &failure.code);
     failure.function = function;
-    failure.onwards = *plus == '+';
     failures.push_back(failure);
   }
 }
@@ -136,8 +134,6 @@ cudaError_t enter(const char* function) {
 
 using namespace duet_sim;
 
-extern "C" {
-
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
   last_error = sticky_of(current_device());
@@ -179,12 +175,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr, int device) 
   if (!valid(device)) return set_last(cudaErrorInvalidDevice);
   switch (attr) {
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrPciBusId: *value = setting("DUET_SIM_PARTITIONS", 0) != 0 ? 1 : device + 1; break;
-    case cudaDevAttrComputeMode:
     case cudaDevAttrPciDeviceId:
-    case cudaDevAttrPciDomainId:
-    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    case cudaDevAttrPciDomainId: *value = 0; break;
   }
   return cudaSuccess;
 }
@@ -214,5 +207,3 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *greatest = -5;
   return cudaSuccess;
 }
-
-}  // extern "C"

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdarg>
 #include <cstddef>
@@ -24,8 +25,8 @@ namespace duet_sim {
 namespace {
 
 thread_local sigjmp_buf* escape = nullptr;
-thread_local cudaError_t failure = cudaSuccess;
-struct sigaction previous[2];  // of SIGSEGV and SIGILL
+std::atomic<cudaError_t> failure = cudaSuccess;  // of the operation that runs, on whichever of its threads
+struct sigaction previous[2];                    // of SIGSEGV and SIGILL
 std::mutex report_mutex;
 char kept[4096];
 
@@ -36,7 +37,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   const bool misaligned = signal == SIGILL && current_op() != nullptr;
   if (misaligned) {
     report("%s reads or writes at an address that is not aligned", name_of(*current_op()));
-    failure = cudaErrorMisalignedAddress;
+    fail_current_op(cudaErrorMisalignedAddress);
   }
   if (misaligned || in_arena(address)) {
     if (current_op() != nullptr) {
@@ -122,11 +123,7 @@ bool run_some(Lock& lock, Order order, const std::unordered_set<Op*>& needed) {
 }  // namespace
 
 State& state() {
-  static State* shared = [] {
-    auto* made = new State;
-    made->random.seed(static_cast<std::uint64_t>(setting("DUET_SIM_SEED", 1)));
-    return made;
-  }();
+  static State* shared = new State;
   return *shared;
 }
 
@@ -137,7 +134,10 @@ const Op*& current_op() {
   return op;
 }
 
-void fail_current_op(cudaError_t error) { failure = error; }
+void fail_current_op(cudaError_t error) {
+  cudaError_t none = cudaSuccess;
+  failure.compare_exchange_strong(none, error);  // the first counts
+}
 
 bool guarded(const std::function<void()>& call) {
   sigjmp_buf place;

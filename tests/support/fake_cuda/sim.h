@@ -21,16 +21,18 @@
 
 namespace duet_sim {
 
+long setting(const char* name, long otherwise);  // an environment variable
+
 constexpr int kMaxDevices = 8;
 constexpr int kHost = -1;  // as an allocation's device: pinned host memory
 
 /// One piece of queued work. It may run when all work that it waits for is done.
 struct Op {
-  explicit Op(std::string name) : what(std::move(name)) {}
+  explicit Op(std::string name, int on = 0) : what(std::move(name)), device(on) {}
 
   std::string what;
   const void* kernel = nullptr;  // named only when something goes wrong
-  int device = 0;
+  int device;
   std::uint32_t reach = 0;                // bit d: may touch memory of device d
   std::vector<PointerArgument> pointers;  // checked when it is enqueued, and again when it runs
   std::function<void()> body;
@@ -60,7 +62,7 @@ struct State {
   Ops runnable;
   bool executing = false;
   std::uint64_t finished = 0;
-  duet::Mt19937 random{0};
+  duet::Mt19937 random{static_cast<std::uint64_t>(setting("DUET_SIM_SEED", 1))};
   cudaError_t sticky[kMaxDevices] = {};
   std::atomic<std::uint32_t> peers[kMaxDevices] = {};
   std::uint32_t contexts = 0;
@@ -69,7 +71,6 @@ struct State {
 };
 State& state();  // never destroyed
 int device_count();
-long setting(const char* name, long otherwise);
 /// How long others are waited for until it is a deadlock.
 std::chrono::seconds patience();
 std::size_t random_number(std::size_t below);

@@ -72,12 +72,9 @@ enum cudaStreamCaptureStatus {
 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrComputeMode = 20,
   cudaDevAttrPciBusId = 33,
   cudaDevAttrPciDeviceId = 34,
-  cudaDevAttrPciDomainId = 50,
-  cudaDevAttrComputeCapabilityMajor = 75,
-  cudaDevAttrComputeCapabilityMinor = 76
+  cudaDevAttrPciDomainId = 50
 };
 struct cudaDeviceProp {
   char name[256];
