@@ -70,8 +70,8 @@ void BareStep::forward(std::int64_t step) {
 }
 
 void BareStep::backward() {
-  kernels_.linear_backward_weights(hidden_, d_logits_, gradient("fc2.weight"), gradient("fc2.bias"));
-  kernels_.linear_backward_data(d_logits_, value("fc2.weight"), d_hidden_);
+  kernels_.linear_backward(d_logits_, hidden_, value("fc2.weight"), d_hidden_, gradient("fc2.weight"),
+                           gradient("fc2.bias"));
   lap("fc2 gradients");
   kernels_.linear_relu_dropout_backward(d_hidden_, hidden_, flat_, value("fc1.weight"), d_flat_, gradient("fc1.weight"),
                                         gradient("fc1.bias"), second_dropout_);

@@ -55,12 +55,12 @@ TEST_CASE("a row of a linear layer has the same bits whatever the other rows of 
       const Tensor y = empty({kRows, out}), dx = empty({kRows, in});
       Backend& kernels = backend(w);
       kernels.linear_forward(x, w, b, y);
-      kernels.linear_backward_data(dy, w, dx);
+      kernels.linear_backward(dy, x, w, dx, {}, {});
       for (std::int64_t rows = 1; rows < kRows; ++rows)
         for (std::int64_t first = 0; first + rows <= kRows; first += rows) {
           const Tensor part_y = empty({rows, out}), part_dx = empty({rows, in});
           kernels.linear_forward(x.rows(first, first + rows), w, b, part_y);
-          kernels.linear_backward_data(dy.rows(first, first + rows), w, part_dx);
+          kernels.linear_backward(dy.rows(first, first + rows), x.rows(first, first + rows), w, part_dx, {}, {});
           CAPTURE(first, rows);
           CHECK(same_bits(y.rows(first, first + rows), part_y));
           CHECK(same_bits(dx.rows(first, first + rows), part_dx));

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool stops = relu_stops(best);
     const std::int64_t at = (static_cast<std::int64_t>(row) * g.channels + channel) * pixels + pixel;
     y[at] = stops ? 0.0f : best;
-    index[at] = stops ? kDead : static_cast<std::uint8_t>(place);
+    index[at] = stops ? kNoGradient : static_cast<std::uint8_t>(place);
   }
 }
 
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kSumThreads)
     for (int pixel = lane; pixel < pixels; pixel += kWarp) {
       const float gradient = dy[at + pixel];
       const int place = index[at + pixel];
-      if (place == kDead) continue;
+      if (place == kNoGradient) continue;
       const int p = pixel / g.out_width, q = pixel - p * g.out_width;
       const int h = 2 * p + place / 2 - g.pad_h, w = 2 * q + place % 2 - g.pad_w;
       const float factor = operand<kRounds>(gradient);

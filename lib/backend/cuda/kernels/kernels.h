@@ -171,7 +171,8 @@ void round_to_bfloat16(const float* x, float* y, std::int64_t count, cudaStream_
 // --- loss.cu: x (rows, classes), labels i64 (rows) ---
 
 /// Lies in pinned host memory, one per device. A kernel that meets a label outside [0, classes) fills it in and sets
-/// `seen`, unless it is set; the host reads it after waiting for the device. Kernels of a device run one after the other.
+/// `seen`, unless it is set; the host reads it after waiting for the device. Kernels of a device run one after the
+/// other.
 struct LabelFault {
   int seen;
   std::int64_t label, row, classes;
