@@ -8,9 +8,6 @@
 
 #include "lib/backend/backend.h"
 #include "lib/error.h"
-#include "lib/optim/adam.h"
-#include "lib/optim/clip_grad_norm.h"
-#include "lib/optim/sgd.h"
 
 namespace duet::optim {
 namespace {
@@ -157,74 +154,6 @@ void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
   state_.buffers = std::move(buffers);
   state_.at_site.reset();
   steps_ = std::move(steps);
-}
-
-SGD::SGD(nn::Module& model, const SGDOptions& options)
-    : Optimizer(model, "SGD", options.lr,
-                options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}, false),
-      options_(options) {
-  require<UsageError>(options.momentum >= 0 && options.weight_decay >= 0, "SGD: momentum ", options.momentum,
-                      " and weight decay ", options.weight_decay, ", expected 0 or more");
-  require<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                      "SGD: Nesterov momentum requires a momentum and zero dampening");
-}
-
-void SGD::update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const {
-  const SGDRule rule{.lr = lr(),
-                     .momentum = options_.momentum,
-                     .dampening = options_.dampening,
-                     .weight_decay = options_.weight_decay,
-                     .nesterov = options_.nesterov,
-                     .first = step == 1};
-  backend(run.values)
-      .sgd_step(run.values, run.gradients, run.state.empty() ? Tensor() : run.state[0], rule, share, shares);
-}
-
-std::vector<double> SGD::settings() const {
-  return {options_.nesterov ? 1.0 : 0.0, lr(), options_.momentum, options_.dampening, options_.weight_decay};
-}
-
-Adam::Adam(nn::Module& model, const AdamOptions& options, const std::string& kind, bool decoupled)
-    : Optimizer(model, kind, options.lr, {"exp_avg", "exp_avg_sq"}, true), options_(options), decoupled_(decoupled) {
-  for (const double beta : {options.beta1, options.beta2})
-    require<UsageError>(beta >= 0 && beta < 1, kind, ": beta is ", beta, ", expected 0 to below 1");
-  require<UsageError>(options.eps >= 0, kind, ": eps is ", options.eps, ", expected 0 or more");
-  require<UsageError>(options.weight_decay >= 0, kind, ": weight decay is ", options.weight_decay,
-                      ", expected 0 or more");
-}
-
-void Adam::update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const {
-  const AdamRule rule{.lr = lr(),
-                      .beta1 = options_.beta1,
-                      .beta2 = options_.beta2,
-                      .eps = options_.eps,
-                      .weight_decay = options_.weight_decay,
-                      .decoupled = decoupled_,
-                      .step = step};
-  backend(run.values).adam_step(run.values, run.gradients, run.state[0], run.state[1], rule, share, shares);
-}
-
-std::vector<double> Adam::settings() const {
-  return {lr(), options_.beta1, options_.beta2, options_.eps, options_.weight_decay, decoupled_ ? 1.0 : 0.0};
-}
-
-double clip_grad_norm(nn::Module& model, double max_norm, bool error_if_nonfinite) {
-  require<UsageError>(max_norm > 0, "clip_grad_norm: max_norm is ", max_norm, ", expected above 0");
-  nn::ParameterStore& store = model.parameters();
-  const nn::ParameterStore& read = store;
-  Backend& kernels = backend(read.gradients());
-  double squares = 0;
-  for (int slot = 0; slot < store.slot_count(); ++slot) {
-    if (store.has_gradient(slot)) squares += kernels.sum_of_squares(read.gradient(slot));
-  }
-  const double norm = std::sqrt(squares);
-  require<NumericError>(std::isfinite(norm) || !error_if_nonfinite, "clip_grad_norm: the gradients' norm is ", norm);
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
-  for (int slot = 0; slot < store.slot_count(); ++slot) {
-    if (store.has_gradient(slot)) kernels.scale(store.gradient(slot), static_cast<float>(factor));
-  }
-  return norm;
 }
 
 }  // namespace duet::optim
