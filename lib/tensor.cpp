@@ -147,9 +147,9 @@ void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std:
                        " is of another model: \"", name, "\" is ", other.dtype(), other.shape(), ", expected ",
                        tensor.dtype(), tensor.shape());
   }
-  for (const auto& [name, tensor] : found)
-    require<DataError>(std::ranges::any_of(into, [&](const NamedTensor& own) { return own.name == name; }), source,
-                       " is of another model: it has the tensor \"", name, "\" that this one lacks");
+  for (const auto& entry : found)
+    require<DataError>(std::ranges::any_of(into, [&](const NamedTensor& own) { return own.name == entry.first; }),
+                       source, " is of another model: it has the tensor \"", entry.first, "\" that this one lacks");
   for (const auto& [name, tensor] : into)
     if (const auto match = found.find(name); match != found.end()) copy(match->second, tensor);
 }

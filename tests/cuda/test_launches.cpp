@@ -121,7 +121,7 @@ TEST_CASE("simulated: a recorded step computes gradients of weights beside those
   for (int i = 0; i < 2; ++i) training.whole_step();
   StepRecorder& recorder = *backend(DeviceKind::cuda).recorder(kOne);
   training.forward();
-  recorder.begin(training.step - 1);
+  recorder.begin(static_cast<std::uint64_t>(training.step - 1));
   training.forward();
   // Two branches, of conv2 and of fc1: each begins and ends with an event for which the other waits.
   CHECK(calls_of([&] { training.loss.backward(); }).find("4 cudaStreamWaitEvent") != std::string::npos);

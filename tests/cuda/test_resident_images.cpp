@@ -81,7 +81,8 @@ TEST_CASE("cuda: a deferred loader makes the same batches on request, from numbe
       CHECK_THROWS_WITH(loader.batch(), "batch 0 ahead, but 0 steps are staged");
       const std::uint64_t moved = backend(DeviceKind::cuda).use(kGpu).moved;
       loader.stage(1);
-      CHECK(backend(DeviceKind::cuda).use(kGpu).moved - moved == sizeof(std::int64_t) * images.size(0));
+      CHECK(backend(DeviceKind::cuda).use(kGpu).moved - moved ==
+            sizeof(std::int64_t) * static_cast<std::size_t>(images.size(0)));
       const Batch batch = loader.batch();
       CHECK(batch.images.stamp() == images.stamp());
       CHECK(batch.labels.stamp() == images.stamp());

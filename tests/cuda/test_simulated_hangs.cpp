@@ -163,7 +163,6 @@ TEST_CASE("simulated: a host that runs ahead of a hanging collective, until the 
 
 TEST_CASE("simulated: a call that NCCL does not return from is released by an abort, also while a step is recorded") {
   const bool recorded = GENERATE(false, true);
-  std::latch ended(2);
   Held held("ncclAllReduce");
   duet_sim::before_next("ncclCommAbort", [&] { held.release(); });
   const auto failures = desert([&](ProcessGroup& group, const Tensor& x) {

@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kThreads)
     conv_one_channel_forward_kernel(const float* __restrict__ x, const float* __restrict__ filters,
                                     const float* __restrict__ bias, float* __restrict__ y,
                                     std::uint8_t* __restrict__ index, OneChannelConv g) {
-  const unsigned i = blockIdx.x * kThreads + threadIdx.x, pixels = g.out_height * g.out_width, row = i / pixels;
+  const unsigned i = blockIdx.x * kThreads + threadIdx.x, pixels = static_cast<unsigned>(g.out_height * g.out_width),
+                 row = i / pixels;
   if (row >= static_cast<unsigned>(g.rows)) return;
   const int pixel = static_cast<int>(i - row * pixels), p = pixel / g.out_width, q = pixel - p * g.out_width;
   const float* const image = x + static_cast<std::int64_t>(row) * g.height * g.width;
