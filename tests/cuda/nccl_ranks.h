@@ -11,6 +11,7 @@
 
 #include "ddp/nccl/load.h"
 #include "lib/monotonic.h"
+#include "lib/tensor.h"
 #include "tests/cuda/gpu.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
@@ -41,6 +42,19 @@ inline void repeat_until_it_fails(const std::function<void()>& body) {
 }
 
 using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;
+
+/// nccl_options() with other timeouts of the group.
+inline RankOptions with_timeout(std::chrono::milliseconds timeout,
+                                std::chrono::milliseconds leave_timeout = std::chrono::seconds(20)) {
+  return [=](int rank) {
+    duet::ddp::NcclOptions options = nccl_options(gpu_of(rank));
+    options.group.timeout = timeout;
+    options.group.leave_timeout = leave_timeout;
+    return options;
+  };
+}
+
+inline duet::Tensor one_on(int rank) { return duet::zeros({1}, duet::DType::f32, gpu_of(rank)); }
 
 /// Runs `body` as `size` ranks, of which only the first `present` exist, and returns what each of them threw.
 inline std::vector<std::string> try_nccl_ranks(int size, const std::function<void(ProcessGroup&)>& body,

@@ -40,14 +40,6 @@ std::unique_ptr<Training> rank_of(ProcessGroup& group, std::int64_t images, std:
   return std::make_unique<Training>(network(), images, batch, recorded, gpu_of(group.rank()), &group, options);
 }
 
-RankOptions with_timeout(milliseconds timeout) {
-  return [timeout](int rank) {
-    ddp::NcclOptions options = nccl_options(gpu_of(rank));
-    options.group.timeout = timeout;
-    return options;
-  };
-}
-
 /// Reads the second bucket on the host, which a recorded step cannot.
 struct CuriousHook final : ddp::CommHook {
   ddp::Work start(ProcessGroup& group, const ddp::GradBucket& bucket) override {

@@ -9,21 +9,7 @@
 using namespace duet;
 using namespace duet_test;
 
-namespace {
-
 using std::chrono::milliseconds;
-
-RankOptions with_timeout(milliseconds timeout) {
-  return [timeout](int rank) {
-    ddp::NcclOptions options = nccl_options(gpu_of(rank));
-    options.group.timeout = timeout;
-    return options;
-  };
-}
-
-Tensor one_on(int rank) { return zeros({1}, DType::f32, gpu_of(rank)); }
-
-}  // namespace
 
 TEST_CASE("nccl: a rank that never connects is named", "[once]") {
   DUET_NEEDS_NCCL(2);

@@ -19,17 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-RankOptions with_timeout(milliseconds timeout) {
-  return [timeout](int rank) {
-    ddp::NcclOptions options = nccl_options(gpu_of(rank));
-    options.group.timeout = timeout;
-    options.group.leave_timeout = timeout;
-    return options;
-  };
-}
-
-Tensor one_on(int rank) { return zeros({1}, DType::f32, gpu_of(rank)); }
-
 /// Makes the next call of a function wait until release(), or for long if that never comes.
 class Held {
  public:
@@ -71,7 +60,7 @@ std::vector<std::string> desert(const std::function<void(ProcessGroup&, const Te
         }
         ended.arrive_and_wait();
       },
-      with_timeout(milliseconds(300)));
+      with_timeout(milliseconds(300), milliseconds(300)));
 }
 
 }  // namespace
@@ -197,7 +186,7 @@ TEST_CASE("simulated: a failure reaches the other ranks while its own rank still
           throw;
         }
       },
-      with_timeout(std::chrono::seconds(60)));
+      with_timeout(std::chrono::seconds(60), std::chrono::seconds(60)));
   CHECK(held.in_time());
   CHECK(failures[0] == "a damaged file");
   CHECK_THAT(failures[1], ContainsSubstring("the group failed on rank 0: it was dropped"));
