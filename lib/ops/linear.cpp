@@ -5,15 +5,25 @@
 namespace duet::ops {
 namespace {
 
+/// Of the input, the weights and the bias.
+struct Places {
+  Tensor dx, dw, db;
+};
+
+/// Where the wanted gradients of a linear layer go; the others are undefined.
+Places places_of(const Gradients& g, const Tensor& x, const Tensor& w) {
+  const bool weights = g.wanted(1) || g.wanted(2);
+  return {.dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor(),
+          .dw = weights ? g.place(1, w.shape(), w.device()) : Tensor(),
+          .db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor()};
+}
+
 struct LinearGradient {
   static constexpr const char* kName = "linear";
   void backward(const Gradients& g) const {
     Tensor dy = g.outputs[0];
     dy.set_stamp(x.stamp());
-    const bool weights = g.wanted(1) || g.wanted(2);
-    const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
-    const Tensor dw = weights ? g.place(1, w.shape(), w.device()) : Tensor();
-    const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
+    const auto [dx, dw, db] = places_of(g, x, w);
     backend(x).linear_backward(dy, x, w, dx, dw, db);
   }
   Tensor x, w;
@@ -22,10 +32,7 @@ struct LinearGradient {
 struct LinearReluDropoutGradient {
   static constexpr const char* kName = "linear_relu_dropout";
   void backward(const Gradients& g) const {
-    const bool weights = g.wanted(1) || g.wanted(2);
-    const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
-    const Tensor dw = weights ? g.place(1, w.shape(), w.device()) : Tensor();
-    const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
+    const auto [dx, dw, db] = places_of(g, x, w);
     backend(x).linear_relu_dropout_backward(g.outputs[0], y, x, w, dx, dw, db, dropout);
   }
   Tensor x, w, y;
