@@ -42,11 +42,11 @@ void check_devices(int devices, std::int64_t batch) {
 }  // namespace
 
 const char* name(Mode mode) {
-  constexpr std::array kNames = {"single", "averaging", "dp", "ddp"};
+  constexpr std::array kNames = {"single", "averaging", "dp", "ddp", "copies"};
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
-bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp; }
+bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp || mode == Mode::copies; }
 
 std::string why_no_graph(const TrainOptions& options, std::string carrier, std::span<const Device> devices) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
@@ -72,6 +72,9 @@ void check(const TrainOptions& options) {
   check_devices(options.devices, options.batch);
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
+  require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(options.mode != Mode::copies || options.untrained,
+                      "--mode copies is for --untrained only: its ranks do not learn together");
   require<UsageError>(options.workers == "process" || has_ranks(options.mode),
                       "--workers thread is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),

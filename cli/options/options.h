@@ -15,7 +15,8 @@
 
 namespace duet::cli {
 
-enum class Mode { single, averaging, dp, ddp };
+/// copies: ranks that each train alone on their share of every batch, for timing only.
+enum class Mode { single, averaging, dp, ddp, copies };
 const char* name(Mode mode);
 /// Whether its devices are driven by ranks.
 bool has_ranks(Mode mode);
@@ -64,6 +65,8 @@ struct TrainOptions : Training {
   std::int64_t compare_every = 0;       // ddp: steps from one comparison of all ranks' parameters to the next
   std::string trace;                    // file for the trace of all ranks
   std::string progress;                 // file that always holds one line: where the training stands
+  std::string bursts;      // file of a BurstControl: after training, parked for the bursts that it asks for
+  bool untrained = false;  // with bursts: only a few steps before
 };
 
 struct CompareOptions : Training {

@@ -56,10 +56,14 @@ std::optional<Interval> interval_of(const std::vector<double>& values) {
   return found;
 }
 
-std::optional<Interval> ratio_interval(const std::vector<double>& base_us, const std::vector<double>& us) {
+std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < std::min(base_us.size(), us.size()); ++i) ratios.push_back(base_us[i] / us[i]);
-  return interval_of(ratios);
+  return ratios;
+}
+
+std::optional<Interval> ratio_interval(const std::vector<double>& base_us, const std::vector<double>& us) {
+  return interval_of(ratios_of(base_us, us));
 }
 
 }  // namespace duet::cli

@@ -21,8 +21,10 @@ struct Interval {
 /// thousandth of the middle to each side.
 std::optional<Interval> interval_of(const std::vector<double>& values);
 
-/// Of how many times as fast a step was in each round, `base_us` over `us`; rounds that only one of them has do not
-/// count.
+/// How many times as fast a step was in each round, `base_us` over `us`; rounds that only one of them has do not count.
+std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us);
+
+/// Their interval.
 std::optional<Interval> ratio_interval(const std::vector<double>& base_us, const std::vector<double>& us);
 
 }  // namespace duet::cli

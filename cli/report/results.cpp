@@ -45,6 +45,14 @@ void each_field(SomeRun& run, const Field& field) {
   field("graph", run.graph);
   field("workers", run.workers);
   field("backend", run.backend);
+  field("rounds_us", run.rounds_us);
+  field("rounds_step_us", run.rounds_step_us);
+  field("rank_step_us", run.rank_step_us);
+  field("speedup_low", run.speedup_low);
+  field("speedup_high", run.speedup_high);
+  field("ceiling_efficiency", run.ceiling_efficiency);
+  field("cpu_share", run.cpu_share);
+  field("other_programs_share", run.other_programs_share);
 }
 
 template <class T>
@@ -60,6 +68,12 @@ Json json_of(const std::optional<T>& value) {
 Json json_of(const StepParts& parts) {
   Json json;
   for (const PartName& part : kStepParts) json[part.name] = parts.*part.member;
+  return json;
+}
+
+Json json_of(const std::vector<StepParts>& rounds) {
+  Json json = Json::array();
+  for (const StepParts& parts : rounds) json.push_back(json_of(parts));
   return json;
 }
 
@@ -117,6 +131,14 @@ void read(const Json& from, const char* field, StepParts& parts) {
   for (const PartName& part : kStepParts) read(at(from, field), part.name, parts.*part.member);
 }
 
+void read(const Json& from, const char* field, std::vector<StepParts>& rounds) {
+  std::vector<Json> items;
+  read(from, field, items);
+  for (const Json& item : items)
+    for (StepParts& parts = rounds.emplace_back(); const PartName& part : kStepParts)
+      read(item, part.name, parts.*part.member);
+}
+
 void read(const Json& from, const char* field, std::vector<StepEvent>& events) {
   std::vector<Json> items;
   read(from, field, items);
@@ -155,21 +177,14 @@ std::string csv_line(const Run& run, bool names) {
     using Value = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<Value, StepParts>) {
       for (const PartName& part : kStepParts) add(concat(part.name, "_us"), shortest(value.*part.member));
-    } else if constexpr (!std::is_same_v<Value, std::vector<StepEvent>>) {
+    } else if constexpr (!std::is_same_v<Value, std::vector<StepEvent>> &&
+                         !std::is_same_v<Value, std::vector<StepParts>>) {
       const std::string text = csv_text(value);
       add(name, name == "error" ? concat(std::quoted(text, '"', '"')) : text);
     }
   });
   line.back() = '\n';
   return line;
-}
-
-/// Threads per device of the usual rows: the fewest that any run has.
-int usual_threads(const Results& results) {
-  int threads = 0;
-  for (const Run& run : results.runs)
-    threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
-  return threads;
 }
 
 }  // namespace
@@ -222,38 +237,6 @@ std::string to_csv(const Results& results) {
   std::string out = csv_line({}, true);
   for (const Run& run : results.runs) out += csv_line(run, false);
   return out;
-}
-
-bool all_cores_row(const Results& results, const Run& run) {
-  return run.mode == "single" && run.threads_per_device > usual_threads(results);
-}
-
-bool oversubscribed(const Results& results, const Run& run) {
-  return run.on_cpu() ? run.threads() > results.machine.cores : run.devices > run.physical_devices;
-}
-
-std::string sharing(const Run& run) {
-  if (run.on_cpu() || run.devices <= run.physical_devices) return "";
-  return concat(run.devices, run.mode == "dp" ? " logical devices on " : " ranks on ", run.physical_devices,
-                run.physical_devices == 1 ? " GPU" : " GPUs");
-}
-
-const Run* find_run(const Results& results, const std::string& mode, int devices) {
-  for (const Run& run : results.runs)
-    if (run.ok && run.mode == mode && run.devices == devices && run.threads_per_device == usual_threads(results))
-      return &run;
-  return nullptr;
-}
-
-void compare_with_single(Results& results) {
-  const Run* single = find_run(results, "single", 1);
-  for (Run& run : results.runs) {
-    run.speedup.reset();
-    run.efficiency.reset();
-    if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
-    run.speedup = run.samples_per_s / single->samples_per_s;
-    if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
-  }
 }
 
 }  // namespace duet::cli

@@ -11,7 +11,7 @@
 
 namespace duet::cli {
 
-/// Mean time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
+/// Time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
 /// add up to the step.
 struct StepParts {
   double input = 0, scatter = 0, replicate = 0, forward = 0, gather = 0, loss = 0, backward = 0, communication = 0,
@@ -19,6 +19,8 @@ struct StepParts {
   double sum() const {
     return input + scatter + replicate + forward + gather + loss + backward + communication + update;
   }
+  /// The same shares of a step of `us`; unchanged without any.
+  StepParts scaled_to(double us) const;
 };
 struct PartName {
   const char* name;
@@ -39,8 +41,8 @@ struct StepEvent {
   double begin_us = 0, end_us = 0;
 };
 
-/// One row: a mode on a number of devices. Where a cell was repeated, `epoch_s` lists the epochs of all repeats and the
-/// other numbers are medians over repeats.
+/// One row: a mode on a number of devices. Where it was timed in rounds, all times but `startup_s` are those of the
+/// rounds: `epoch_s` has an entry for each, the other numbers are their medians. Else they are the learning's.
 struct Run {
   std::string mode;
   std::string device = "cpu";  // "cuda", "cuda (simulated)"
@@ -54,8 +56,8 @@ struct Run {
   bool ok = true;
   std::string error;            // why not
   double startup_s = 0;         // exec to the end of the first step, less a median step
-  std::vector<double> epoch_s;  // training only, first step of the run excluded;
-                                // none of an epoch of that step alone
+  std::vector<double> epoch_s;  // training only: of each round, or of each epoch learnt, without the first step of the
+                                // run; none of an epoch of that step alone
   double samples_per_s = 0;
   std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
   std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
@@ -64,13 +66,23 @@ struct Run {
   std::string parameters_sha256;
   std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
   StepParts step_us;
-  std::vector<StepEvent> median_step;  // of the first repeat
+  std::vector<StepEvent> median_step;  // while it learnt
   std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
   std::vector<double> test_accuracy;   // 0..1, after each epoch
   std::vector<double> peak_memory_mb;  // per process
   // CUDA, per device; empty on CPU.
   std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
   std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
+
+  // Of the rounds; empty or null without them.
+  std::vector<double> rounds_us;          // the median step of each; of copies that of the slowest
+  std::vector<StepParts> rounds_step_us;  // its parts
+  std::vector<double> rank_step_us;       // of each rank, median over rounds
+  std::optional<double> speedup_low;      // 95 % interval of `speedup`, the median over rounds of the ratio to single
+  std::optional<double> speedup_high;     // in the same round; null for single itself, and of too few rounds
+  std::optional<double> ceiling_efficiency;    // speed-up as a share of that of copies on as many devices
+  std::optional<double> cpu_share;             // of its cores, in processor time
+  std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
 
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
 
@@ -93,7 +105,12 @@ Run run_from_json(const std::string& text);
 /// results.csv: one line per run; lists joined by spaces.
 std::string to_csv(const Results& results);
 
-/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device.
+/// A run with the times of its bursts, each with one entry in the lists of rounds; as it is without any. `images` are
+/// those of an epoch.
+Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images);
+
+/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device, and
+/// ceiling_efficiency from `copies`.
 void compare_with_single(Results& results);
 
 /// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.

@@ -9,10 +9,13 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "cli/system/files.h"
 #include "cli/system/signals.h"
@@ -40,59 +43,79 @@ std::string last_line(const std::string& file) {
   return last.starts_with(prefix) ? last.substr(prefix.size()) : last;
 }
 
-/// Waits for the child; forwards a noted signal, and kills a child that does not end by it.
-int wait_for(pid_t child, const std::function<void()>& poll) {
-  int status = 0;
-  int signalled = 0;
-  for (;;) {
-    const pid_t ended = ::waitpid(child, &status, WNOHANG);
-    if (ended == child) return status;
-    require<CommError>(ended == 0 || errno == EINTR, "waiting for process ", child, ": ", last_errno);
-    if (noted_signal() != 0 && signalled++ % kPatience == 0) ::kill(child, signalled == 1 ? noted_signal() : SIGKILL);
-    poll();
-    std::this_thread::sleep_for(kPoll);
-  }
-}
-
 }  // namespace
 
-ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
-                     const std::function<void()>& poll) {
+Child::Child(const std::string& file, const std::vector<std::string>& arguments, std::string log)
+    : file_(file), log_(std::move(log)) {
   const char* const shown_as = file == kThisProgram ? "duet" : file.c_str();
   std::vector<char*> argv = {const_cast<char*>(shown_as)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   ddp::forget_rank();
   ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
-  ChildEnd end;
   // Opened here, so that it exists and is empty wherever the child ends.
-  const ddp::Descriptor out(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const ddp::Descriptor out(::open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!out.open()) {
-    end.reason = concat("cannot open ", log, ": ", last_errno);
-    return end;
+    end_ = ChildEnd{.reason = concat("cannot open ", log_, ": ", last_errno)};
+    return;
   }
   const pid_t parent = ::getpid();
-  const pid_t child = ::fork();
-  if (child < 0) {
-    end.reason = cannot_start(shown_as, errno);
-    return end;
+  pid_ = ::fork();
+  if (pid_ < 0) {
+    end_ = ChildEnd{.reason = cannot_start(shown_as, errno)};
+    return;
   }
-  if (child == 0) {  // only calls that are safe between fork and exec
+  if (pid_ == 0) {  // only calls that are safe between fork and exec
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() == parent && ::dup2(out.get(), 1) == 1 && ::dup2(out.get(), 2) == 2)
       ::execvp(file.c_str(), argv.data());
     ::_exit(kNotStarted);
   }
-  const int status = wait_for(child, poll);
-  end.signal = noted_signal();
-  end.ok = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  if (end.ok) return end;
-  end.reason = last_line(log);
+}
+
+Child::~Child() {
+  try {
+    end();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "duet: %s\n", error.what());
+  }
+}
+
+const std::optional<ChildEnd>& Child::poll() {
+  if (end_) return end_;
+  int status = 0;
+  const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
+  require<CommError>(ended == 0 || ended == pid_ || errno == EINTR, "waiting for process ", pid_, ": ", last_errno);
+  if (ended != pid_) return end_;
+  ChildEnd end{.ok = WIFEXITED(status) && WEXITSTATUS(status) == 0, .reason = "", .signal = noted_signal()};
+  if (!end.ok) end.reason = last_line(log_);
   if (WIFSIGNALED(status))
     end.reason = concat("ended by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
-  if (end.reason.empty() && WEXITSTATUS(status) == kNotStarted) end.reason = concat("cannot start ", file);
-  if (end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), ", no output");
-  return end;
+  if (!end.ok && end.reason.empty() && WEXITSTATUS(status) == kNotStarted) end.reason = concat("cannot start ", file_);
+  if (!end.ok && end.reason.empty()) end.reason = concat("exit code ", WEXITSTATUS(status), ", no output");
+  return end_ = end;
+}
+
+void Child::signal(int number) {
+  if (!poll()) ::kill(pid_, number);
+}
+
+const ChildEnd& Child::wait(const std::function<void()>& poll_too) {
+  for (int signalled = 0; !poll(); std::this_thread::sleep_for(kPoll)) {
+    if (noted_signal() != 0 && signalled++ % kPatience == 0) signal(signalled == 1 ? noted_signal() : SIGKILL);
+    poll_too();
+  }
+  return *end_;
+}
+
+void Child::end() {
+  for (int polls = 0; !poll(); std::this_thread::sleep_for(kPoll))
+    if (polls++ % kPatience == 0) signal(polls == 1 ? SIGTERM : SIGKILL);
+}
+
+ChildEnd run_program(const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
+                     const std::function<void()>& poll) {
+  return Child(file, arguments, log).wait(poll);
 }
 
 }  // namespace duet::cli

@@ -1,7 +1,10 @@
-// One run of this or another program in a process of its own.
+// Runs of this or another program in processes of their own.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,13 +16,38 @@ struct ChildEnd {
   int signal = 0;      // that this process received meanwhile, or 0
 };
 
-/// The program that runs this process, for run_program().
+/// The program that runs this process, for Child and run_program().
 inline constexpr const char* kThisProgram = "/proc/self/exe";
 
-/// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, notes the time of the start
-/// for it in DUET_STARTED_NS, and waits. Its output goes to `log`; its last line there is the reason of a failure.
-/// `poll` is called about 50 times a second. The child is killed when this process ends; a noted SIGINT or SIGTERM is
-/// forwarded to it. A child that cannot be started has failed, too.
+/// A program that runs. It dies with the thread that made it, and with this object.
+class Child {
+ public:
+  /// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, and notes the time of the
+  /// start for it in DUET_STARTED_NS. Its output goes to `log`; its last line there is the reason of a failure. A child
+  /// that cannot be started has ended.
+  Child(const std::string& file, const std::vector<std::string>& arguments, std::string log);
+  /// As end().
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  /// How it ended; nothing while it runs.
+  const std::optional<ChildEnd>& poll();
+  /// Sends a signal unless it has ended.
+  void signal(int number);
+  /// Waits, and calls `poll` about 50 times a second. A noted SIGINT or SIGTERM is forwarded to the child, which is
+  /// killed if it does not end by that.
+  const ChildEnd& wait(const std::function<void()>& poll = [] {});
+  /// Sends SIGTERM and waits; kills a child that does not end by that.
+  void end();
+
+ private:
+  std::string file_, log_;
+  pid_t pid_ = -1;
+  std::optional<ChildEnd> end_;
+};
+
+/// Runs a program to its end: see Child.
 ChildEnd run_program(
     const std::string& file, const std::vector<std::string>& arguments, const std::string& log,
     const std::function<void()>& poll = [] {});

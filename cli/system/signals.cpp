@@ -47,6 +47,11 @@ void note_signals() {
   handle_once(SIGTERM, note);
 }
 
+void end_by_signals() {
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  if (noted != 0) std::raise(noted);
+}
+
 int noted_signal() { return noted; }
 
 void explain_bus_errors() { handle_once(SIGBUS, explain); }

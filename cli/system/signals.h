@@ -12,6 +12,8 @@ namespace duet::cli {
 
 /// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process at once.
 void note_signals();
+/// From now on SIGINT and SIGTERM end the process at once; one that was noted before does so now.
+void end_by_signals();
 /// The signal that was noted, or 0.
 int noted_signal();
 

@@ -15,6 +15,7 @@
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/signals.h"
+#include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
@@ -129,6 +130,8 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
           {"--result", given(options.result)},
           {"--trace", given(options.trace)},
           {"--fingerprints", given(options.fingerprints)},
+          {"--bursts", given(options.bursts)},
+          {"--untrained", options.untrained ? "on" : "off"},
           {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(), " images")}};
 }
 
@@ -146,7 +149,9 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
     say_devices(options, devices, no_graph);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", printable(images.description).c_str());
   Setup setup = make_setup(options, *images.train, group, devices);
-  return train_and_report(options, images, setup, team_of(group), started).signal;
+  const int signal = train_and_report(options, images, setup, team_of(group), started).signal;
+  if (signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, group.rank());
+  return signal;
 }
 
 /// Runs the ranks in processes of their own; in such a process, runs this rank.
@@ -202,6 +207,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
     team.take_trace = [&, rank] { return take_trace(rank); };
     const Outcome outcome = train_and_report(options, images, setup, team, started);
     if (rank == 0) signal = outcome.signal;
+    if (outcome.signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, rank);
   };
   ddp::GroupOptions group_options;
   if (options.timeout_s > 0) group_options.timeout = timeout_of(options);

@@ -28,6 +28,7 @@ namespace {
 
 // One launch and one copy of numbers for so many steps leave little to save.
 constexpr std::int64_t kMostGraphSteps = 8;
+constexpr std::int64_t kUntrainedSteps = 8;    // for the time of the start, and of a step
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
@@ -51,11 +52,16 @@ class Trainer {
     const CheckFinite check_finite(options_.check_finite);
     Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
+    if (options_.untrained) {
+      clock_.begin_epoch(steps, 0);
+      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return clock_.epoch_step() < kUntrainedSteps; });
+      return finish();
+    }
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
       clock_.begin_epoch(steps, position.step);
       const std::vector<double> before = moved_bytes();
-      train_epoch(setup_, graph_steps(steps), clock_, [&] { return after_step(epoch); });
+      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return after_step(epoch); });
       add_moved_bytes(before, clock_.epoch_step() - position.step);
       position.step = clock_.epoch_step();
       if (position.step < steps) return interrupted(position);
@@ -78,14 +84,6 @@ class Trainer {
   bool threads() const { return options_.workers == "thread"; }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
-
-  /// Of one graph, in epochs of so many: what lies between two readings of the loss, in equal parts.
-  std::int64_t graph_steps(std::int64_t epoch_steps) const {
-    if (!options_.fingerprints.empty()) return 1;  // of every step
-    if (options_.graph_steps > 0) return options_.graph_steps;
-    const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
-    return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
-  }
 
   bool after_step(int epoch) {
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
@@ -250,7 +248,7 @@ class Trainer {
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
     clock_.fill(run_);
-    run_.parameters_sha256 = parameters_sha256(setup_.model());
+    if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
     run_.backend = team_.backend;
     run_.peak_memory_mb = {peak_memory_mb()};
@@ -278,6 +276,13 @@ class Trainer {
 };
 
 }  // namespace
+
+std::int64_t graph_steps(const TrainOptions& options, std::int64_t epoch_steps) {
+  if (!options.fingerprints.empty()) return 1;  // of every step
+  if (options.graph_steps > 0) return options.graph_steps;
+  const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
+  return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
+}
 
 void start_trace(const TrainOptions& options) {
   if (traces(options)) Trace::start(kTraceEvents);

@@ -30,11 +30,14 @@ struct Outcome {
   int signal = 0;  // the signal that ended the run early, or 0
 };
 
+/// Steps that one graph holds, in epochs of so many: what lies between two readings of the loss, in equal parts.
+std::int64_t graph_steps(const TrainOptions& options, std::int64_t epoch_steps);
+
 /// Starts this process's trace where the options need one. Threads that are ranks have it started before them.
 void start_trace(const TrainOptions& options);
 
-/// Trains from where --resume left off, or from the start. Rank 0 prints, writes checkpoints, fingerprints and the
-/// result. `started_ns`: monotonic_ns() when the program was started.
+/// Trains from where --resume left off, or from the start; with --untrained a few steps only. Rank 0 prints, writes
+/// checkpoints, fingerprints and the result. `started_ns`: monotonic_ns() when the program was started.
 Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
                          std::int64_t started_ns);
 

@@ -1,0 +1,50 @@
+// The processes of a cell that stay after they have learnt, parked until a burst of steps is asked for.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/report/results.h"
+#include "cli/system/burst_block.h"
+#include "cli/system/child_process.h"
+
+namespace duet::cli {
+
+/// Thrown when a signal asked to end.
+struct Interrupted {
+  int signal;
+};
+
+/// What a burst measured: of a run the fields that a burst can fill, with one entry in each list of rounds.
+struct Burst {
+  Run run;
+  double fastest_us = 0, slowest_us = 0;  // step
+};
+
+/// One `duet train --bursts`. Destroying it ends its processes.
+class ParkedCell {
+ public:
+  /// Starts it, with its log and the file of its bursts beginning with `files`.
+  ParkedCell(std::vector<std::string> arguments, const std::string& files, int ranks);
+
+  /// Waits until it has learnt and is parked, and calls `poll` about 50 times a second. False: it has failed. Throws
+  /// Interrupted.
+  bool wait(const std::function<void()>& poll);
+  /// One burst of so many timed steps; none: it has failed. `threads`: that compute all the time, where they have a
+  /// core each; 0: they have not, and what other programs had cannot be measured. Throws Interrupted.
+  std::optional<Burst> burst(int steps, double threads);
+  /// Why it has failed.
+  const std::string& error() const { return error_; }
+  void signal(int number) { child_.signal(number); }
+  /// Lets it end, and waits.
+  void leave();
+
+ private:
+  BurstControl control_;
+  Child child_;
+  std::string error_;
+};
+
+}  // namespace duet::cli

@@ -1,0 +1,115 @@
+// Runs of a comparison against each other.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/report/interval.h"
+#include "cli/report/results.h"
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+/// Threads per device of the usual rows: the fewest that any run has.
+int usual_threads(const Results& results) {
+  int threads = 0;
+  for (const Run& run : results.runs)
+    threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
+  return threads;
+}
+
+/// The median over rounds of how many times as fast `run` is as `base`; without rounds, from all of their steps.
+double times_as_fast(const Run& run, const Run& base) {
+  const std::vector<double> ratios = ratios_of(base.rounds_us, run.rounds_us);
+  return ratios.empty() ? run.samples_per_s / base.samples_per_s : median(ratios);
+}
+
+}  // namespace
+
+StepParts StepParts::scaled_to(double us) const {
+  StepParts scaled = *this;
+  if (const double all = sum(); all > 0)
+    for (const PartName& part : kStepParts) scaled.*part.member *= us / all;
+  return scaled;
+}
+
+Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images) {
+  if (bursts.empty()) return run;
+  const auto over_rounds = [&](auto field) {
+    std::vector<double> values;
+    for (const Run& burst : bursts) values.push_back(field(burst));
+    return values;
+  };
+  run.rounds_us = over_rounds([](const Run& burst) { return burst.rounds_us.at(0); });
+  run.epoch_s.clear();
+  for (const double us : run.rounds_us)
+    run.epoch_s.push_back(us / 1e6 * static_cast<double>(images) / static_cast<double>(batch));
+  const double middle = median(run.rounds_us);
+  run.samples_per_s = static_cast<double>(batch) / middle * 1e6;
+  for (const PartName& part : kStepParts)
+    run.step_us.*part.member = median(over_rounds([&](const Run& burst) { return burst.step_us.*part.member; }));
+  run.step_us = run.step_us.scaled_to(middle);
+  for (const Run& burst : bursts) run.rounds_step_us.push_back(burst.step_us);
+  for (std::size_t rank = 0; rank < bursts[0].rank_step_us.size(); ++rank)
+    run.rank_step_us.push_back(median(over_rounds([&](const Run& burst) { return burst.rank_step_us.at(rank); })));
+  for (const auto number : {&Run::waiting_share, &Run::communication_us})
+    run.*number = median(over_rounds([&](const Run& burst) { return burst.*number; }));
+  for (const auto share : {&Run::cpu_share, &Run::other_programs_share}) {
+    if (!(bursts[0].*share)) continue;
+    const std::vector<double> all = over_rounds([&](const Run& burst) { return (burst.*share).value_or(0); });
+    run.*share = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
+  }
+  return run;
+}
+
+bool all_cores_row(const Results& results, const Run& run) {
+  return run.mode == "single" && run.threads_per_device > usual_threads(results);
+}
+
+bool oversubscribed(const Results& results, const Run& run) {
+  return run.on_cpu() ? run.threads() > results.machine.cores : run.devices > run.physical_devices;
+}
+
+std::string sharing(const Run& run) {
+  if (run.on_cpu() || run.devices <= run.physical_devices) return "";
+  return concat(run.devices, run.mode == "dp" ? " logical devices on " : " ranks on ", run.physical_devices,
+                run.physical_devices == 1 ? " GPU" : " GPUs");
+}
+
+const Run* find_run(const Results& results, const std::string& mode, int devices) {
+  for (const Run& run : results.runs)
+    if (run.ok && run.mode == mode && run.devices == devices && run.threads_per_device == usual_threads(results))
+      return &run;
+  return nullptr;
+}
+
+void compare_with_single(Results& results) {
+  const Run* single = find_run(results, "single", 1);
+  for (Run& run : results.runs) {
+    run.speedup.reset();
+    run.efficiency.reset();
+    run.speedup_low.reset();
+    run.speedup_high.reset();
+    if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
+    run.speedup = times_as_fast(run, *single);
+    if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
+    const std::optional<Interval> interval = ratio_interval(single->rounds_us, run.rounds_us);
+    if (!interval || &run == single) continue;
+    run.speedup_low = interval->low;
+    run.speedup_high = interval->high;
+  }
+  for (Run& run : results.runs) {
+    const Run* copies = find_run(results, "copies", run.devices);
+    run.ceiling_efficiency.reset();
+    if (copies && run.speedup && run.mode != "copies" && !all_cores_row(results, run) && run.devices > 1)
+      run.ceiling_efficiency = times_as_fast(run, *copies);
+  }
+}
+
+}  // namespace duet::cli
