@@ -8,13 +8,15 @@ takes them: of "eager" every step, the device awaited after each; of "compiled" 
 10 steps, the device awaited after the last. "graph" is a CUDA graph of the whole step captured by hand, the strongest
 peer.
 
-    torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200]
+    torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200] [--parked]
 
 The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. More than one rank is
 DistributedDataParallel over Gloo, a process and `threads` threads for each, which share the batch. "tuned" lays images
 and weights out channels_last and lets malloc keep freed memory; otherwise everything is as it comes. FILE gets JSON:
 PyTorch's version, the seconds from the start of the process to the end of the first step (the drawing of the images not
-counted), and later steps in microseconds (of rank 0).
+counted), and later steps in microseconds (of rank 0). With
+--parked it writes FILE.0 after the first step, then waits for numbers of steps, a line each, that every rank R reads
+from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends when nothing has the FIFO open.
 """
 import argparse
 import json
@@ -30,6 +32,7 @@ from torch import nn
 IMAGES = 60000
 WARM_UP = 20
 GROUP = 10  # steps between two readings of the loss in a training of 200 steps
+BURST_WARM_UP = 4
 # Blocks of up to 32 MiB (the most that glibc takes) stay in the heap, and the heap does not shrink.
 MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 
@@ -129,25 +132,43 @@ def run_cpu_rank(rank, options, store):
     order = torch.randperm(IMAGES)[rank :: options.ranks]
     rows = options.batch // options.ranks
     total = torch.zeros(())
-    times = []
-    first_end = 0
-    for i in range(1 + WARM_UP + options.steps):
-        begin = i * rows % (len(order) - rows)
-        start = time.perf_counter()
-        picked = order[begin : begin + rows]
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(images[picked]), labels[picked])
-        loss.backward()
-        optimizer.step()
-        total += loss.detach()
-        if i == 0:
-            first_end = time.monotonic_ns()
-        if i > WARM_UP:
+    done = 0
+
+    def run_steps(count):
+        nonlocal done, total
+        times = []
+        for _ in range(count):
+            begin = done * rows % (len(order) - rows)
+            done += 1
+            start = time.perf_counter()
+            picked = order[begin : begin + rows]
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(images[picked]), labels[picked])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
             times.append((time.perf_counter() - start) * 1e6)
-    if rank == 0:
-        startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
-        with open(options.out, "w", encoding="utf-8") as file:
+        return times
+
+    def write(name, times):
+        if rank > 0:
+            return
+        with open(name + ".new", "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "startup_s": startup, "steps_us": times}, file)
+        os.replace(name + ".new", name)
+
+    run_steps(1)
+    first_end = time.monotonic_ns()
+    startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
+    run_steps(WARM_UP)
+    if options.parked:
+        write(options.out + ".0", [])
+        with open(f"{options.out}.commands.{rank}", encoding="utf-8") as commands:
+            for number, steps in enumerate(iter(commands.readline, ""), 1):
+                run_steps(BURST_WARM_UP)
+                write(f"{options.out}.{number}", run_steps(int(steps)))
+    else:
+        write(options.out, run_steps(options.steps))
     if options.ranks > 1:
         torch.distributed.destroy_process_group()
 
@@ -174,6 +195,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--parked", action="store_true")
     parser.add_argument("--out")
     options = parser.parse_args()
     run_cpu(options) if options.device == "cpu" else run_gpu(options)

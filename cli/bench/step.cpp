@@ -1,10 +1,10 @@
 // duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
-#include <iterator>
-#include <locale>
+#include <memory>
+#include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +12,7 @@
 #include "cli/bench/step_rows.h"
 #include "cli/bench/torch_peer.h"
 #include "cli/compare/cells.h"
+#include "cli/compare/rounds.h"
 #include "cli/options/options.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -19,27 +20,24 @@
 #include "cli/system/signals.h"
 #include "cli/train/setup.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
 
-std::vector<double> read_numbers(const std::string& file) {
-  std::istringstream in(read_file(file));
-  in.imbue(std::locale::classic());
-  return {std::istream_iterator<double>(in), std::istream_iterator<double>()};
-}
-
-/// A cell, and its row of the table as it grows from its runs.
+/// A cell, and its row of the table as it grows from its bursts.
 struct TimedCell {
   Cell cell;
   std::vector<std::string> choice;  // options that the cell leaves open
   StepRow row;
-  std::vector<Run> runs{};
+  Learnt learnt{};
+  std::vector<Run> bursts{};
 };
 
 struct TimedTorch {
   TorchWay way;
   StepRow row;
+  std::unique_ptr<TorchPeer> peer{};
 };
 
 CompareOptions cells_from(const BenchOptions& options) {
@@ -50,6 +48,7 @@ CompareOptions cells_from(const BenchOptions& options) {
   from.epochs = 1;
   from.train_images = (options.steps + 1) * options.batch;
   from.test_images = 1;
+  from.time_budget_s = 0;  // no copies
   return from;
 }
 
@@ -60,7 +59,8 @@ std::vector<TimedCell> timed_cells(const BenchOptions& options) {
   for (const Cell& cell : cells_of(cells_from(options), options.threads_per_device)) {
     const auto add = [&](const std::string& name, std::vector<std::string> choice) {
       const StepRow row{.name = name, .devices = cell.devices, .threads_per_device = cell.threads_per_device};
-      all.push_back({cell, std::move(choice), row});
+      choice.emplace_back("--untrained");
+      all.push_back({.cell = cell, .choice = std::move(choice), .row = row});
     };
     const std::string mode = name(cell.mode);
     add(mode, {"--graph", options.graph});
@@ -85,7 +85,7 @@ std::vector<TimedTorch> timed_torch(const BenchOptions& options, const std::vect
       for (const bool tuned : {false, true}) {
         const TorchWay way{.ranks = ranks, .threads = count / ranks, .tuned = tuned};
         const StepRow row{.name = name(way), .devices = ranks, .threads_per_device = way.threads, .torch = true};
-        all.push_back({way, row});
+        all.push_back({.way = way, .row = row});
       }
   return all;
 }
@@ -98,20 +98,21 @@ class Bench {
         line_(stderr, terminal_style(stderr, options.quiet)),
         cells_(timed_cells(options)),
         torch_(timed_torch(options, cells_)),
-        runner_(from_, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats) {}
+        runner_(from_, folder_.path(), line_, static_cast<int>(cells_.size())) {}
 
   /// Throws Interrupted.
   StepTimes run() {
     if (!torch_.empty()) require_torch(options_.vs_torch, folder_.path());
-    for (int round = 0; round < options_.repeats; ++round) {
-      for (TimedCell& timed : cells_) run(timed);
-      for (TimedTorch& timed : torch_) run(timed);
-    }
+    for (TimedCell& timed : cells_) start(timed);
+    for (TimedTorch& timed : torch_) start(timed);
+    time_in_rounds();
+    for (TimedCell& timed : cells_)
+      if (timed.learnt.parked) timed.learnt.parked->leave();
     StepTimes times;
     for (TimedCell& timed : cells_) {
-      const Run all = combined(timed.runs);
-      if (all.ok) timed.row.run = all;
-      if (!all.ok) timed.row.error = all.error;
+      if (timed.learnt.parked) timed.learnt.parked->wait_for_end();
+      if (timed.row.error.empty())
+        timed.row.run = with_rounds(timed.learnt.run, timed.bursts, options_.batch, from_.train_images);
       times.rows.push_back(timed.row);
     }
     for (const TimedTorch& timed : torch_) times.rows.push_back(timed.row);
@@ -120,26 +121,55 @@ class Bench {
   }
 
  private:
-  void run(TimedCell& timed) {
-    const std::string file = folder_.path() + "/times";
-    std::vector<std::string> choice = timed.choice;
-    choice.insert(choice.end(), {"--step-times", file});
-    timed.runs.push_back(runner_.run(timed.cell, concat(timed.row.name, " ", timed.row.devices), choice));
-    const Run& run = timed.runs.back();
-    if (!run.ok) return;
-    const std::vector<double> steps = read_numbers(file);
-    require<DataError>(!steps.empty(), "--batch is ", options_.batch, ": ", kNothingToTime);
-    timed.row.add(steps, run.startup_s + run.step_us.sum() / 1e6);
+  void start(TimedCell& timed) {
+    timed.learnt = runner_.run(timed.cell, concat(timed.row.name, " ", timed.row.devices), timed.choice, true);
+    const Run& run = timed.learnt.run;
+    timed.row.error = run.error;
+    if (run.ok) timed.row.startup_s = run.startup_s + run.step_us.sum() / 1e6;
   }
 
-  void run(TimedTorch& timed) {
+  void start(TimedTorch& timed) {
+    timed.peer = std::make_unique<TorchPeer>(options_.vs_torch, timed.way, options_.batch,
+                                             concat(folder_.path(), "/torch", &timed - torch_.data()));
+    timed.row.error = timed.peer->wait();
     if (!timed.row.error.empty()) return;
-    const TorchRun run = run_torch(options_.vs_torch, timed.way, options_.batch, options_.steps, folder_.path());
-    if (run.signal != 0) throw Interrupted{run.signal};
-    timed.row.error = run.reason;
-    if (!run.ok) return;
-    timed.row.add(run.steps_us, run.startup_s);
-    torch_version_ = run.version;
+    timed.row.startup_s = timed.peer->startup_s();
+    torch_version_ = timed.peer->version();
+  }
+
+  void time_in_rounds() {
+    std::vector<RoundCell> all;
+    for (const TimedCell& timed : cells_) all.push_back({.failed = !timed.row.error.empty()});
+    for (const TimedTorch& timed : torch_) all.push_back({.failed = !timed.row.error.empty()});
+    run_rounds(
+        all, {.rounds = options_.repeats, .steps = options_.steps},
+        {.burst =
+             [&](std::size_t i, int steps) {
+               return i < cells_.size() ? burst(cells_[i], steps) : burst(torch_[i - cells_.size()], steps);
+             },
+         .show = [&](const RoundState& state) { line_.show(concat("round ", state.round, "/", options_.repeats)); },
+         .now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; }});
+    line_.clear();
+  }
+
+  std::optional<double> burst(TimedCell& timed, int steps) {
+    const std::optional<Burst> burst = timed.learnt.parked->burst(steps, 0);
+    if (!burst) {
+      timed.row.error = timed.learnt.parked->error();
+      return std::nullopt;
+    }
+    timed.bursts.push_back(burst->run);
+    timed.row.add(burst->run.rounds_us.at(0), burst->fastest_us, burst->slowest_us);
+    return timed.row.rounds_us.back();
+  }
+
+  std::optional<double> burst(TimedTorch& timed, int steps) {
+    const std::vector<double> steps_us = timed.peer->burst(steps);
+    timed.row.error = timed.peer->error();
+    if (!timed.row.error.empty()) return std::nullopt;
+    const auto [fastest, slowest] = std::minmax_element(steps_us.begin(), steps_us.end());
+    timed.row.add(median(steps_us), *fastest, *slowest);
+    return timed.row.rounds_us.back();
   }
 
   const BenchOptions& options_;

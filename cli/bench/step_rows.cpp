@@ -104,7 +104,7 @@ Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
           {"round_medians_us", row.rounds_us},
           {"fastest_us", row.fastest_us},
           {"slowest_us", row.slowest_us},
-          {"startups_s", row.startups_s},
+          {"startup_s", row.startup_s},
           {"times_as_fast_as", ratios}};
 }
 
@@ -120,12 +120,10 @@ Json json_of(const OperatorTable& table) {
 
 }  // namespace
 
-void StepRow::add(const std::vector<double>& steps_us, double startup_s) {
-  const auto [low, high] = std::minmax_element(steps_us.begin(), steps_us.end());
-  fastest_us = rounds_us.empty() ? *low : std::min(fastest_us, *low);
-  slowest_us = rounds_us.empty() ? *high : std::max(slowest_us, *high);
-  rounds_us.push_back(median(steps_us));
-  startups_s.push_back(startup_s);
+void StepRow::add(double median_us, double fastest_step_us, double slowest_step_us) {
+  fastest_us = rounds_us.empty() ? fastest_step_us : std::min(fastest_us, fastest_step_us);
+  slowest_us = std::max(slowest_us, slowest_step_us);
+  rounds_us.push_back(median_us);
 }
 
 std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other) {

@@ -20,12 +20,12 @@ struct StepRow {
   std::string error{};              // why it failed; then there are no times
   std::vector<double> rounds_us{};  // the median step of each round
   double fastest_us = 0, slowest_us = 0;
-  std::vector<double> startups_s{};  // from exec to the end of the first step, by rounds
-  std::optional<Run> run{};          // duet's own: medians over rounds
+  double startup_s = 0;      // from exec to the end of the first step
+  std::optional<Run> run{};  // duet's own: medians over rounds
 
   int workers() const { return devices * threads_per_device; }
   /// Adds a round.
-  void add(const std::vector<double>& steps_us, double startup_s);
+  void add(double median_us, double fastest_step_us, double slowest_step_us);
 };
 
 /// How many times as fast `row` is as `other`, by rounds.

@@ -1,8 +1,18 @@
 #include "cli/bench/torch_peer.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
 
 #include "cli/system/files.h"
+#include "cli/system/signals.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 
@@ -13,31 +23,72 @@ constexpr const char* kScript =
 #include "cli/bench/torch_peer.inc"
     ;
 
-}  // namespace
+constexpr std::chrono::milliseconds kPoll{20};
 
-TorchRun run_torch(const std::string& python, const TorchWay& way, std::int64_t batch, int steps,
-                   const std::string& folder) {
-  const std::string script = folder + "/torch_peer.py", out = folder + "/torch";
+/// A FIFO for each rank, which each opens when it is parked. This process is their only writer: they end with it.
+std::vector<Descriptor> make_fifos(const std::string& files, int ranks) {
+  std::vector<Descriptor> fifos;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string path = concat(files, ".commands.", rank);
+    require<DataError>(::mkfifo(path.c_str(), 0600) == 0, "cannot make ", path, ": ", last_errno);
+    fifos.emplace_back(::open(path.c_str(), O_RDWR | O_CLOEXEC));  // O_WRONLY would wait for the reader
+    require<DataError>(fifos.back().open(), "cannot open ", path, ": ", last_errno);
+  }
+  return fifos;
+}
+
+std::vector<std::string> arguments_of(const TorchWay& way, std::int64_t batch, const std::string& files) {
+  const std::string script = files + ".py";
   write_atomically(script, std::string(kScript));
-  std::vector<std::string> arguments = {script, "--device=cpu", "--out=" + out};
+  std::vector<std::string> arguments = {script, "--device=cpu", "--parked", "--out=" + files};
   const auto add = [&](const char* option, auto number) { arguments.push_back(concat("--", option, "=", number)); };
   add("ranks", way.ranks);
   add("threads", way.threads);
   add("batch", batch);
-  add("steps", steps);
   if (way.tuned) arguments.push_back("--tuned");
-  TorchRun run{run_program(python, arguments, folder + "/log")};
-  if (!run.ok) return run;
+  return arguments;
+}
+
+}  // namespace
+
+TorchPeer::TorchPeer(const std::string& python, const TorchWay& way, std::int64_t batch, const std::string& files)
+    : files_(files),
+      commands_(make_fifos(files, way.ranks)),
+      child_(python, arguments_of(way, batch, files), files + ".log") {}
+
+const std::string& TorchPeer::wait() {
+  read_times();
+  return error_;
+}
+
+std::vector<double> TorchPeer::burst(int steps) {
+  const std::string command = concat(steps, "\n");
+  for (const Descriptor& fifo : commands_)
+    require<CommError>(::write(fifo.get(), command.data(), command.size()) == std::ssize(command),
+                       "cannot write to the PyTorch peer: ", last_errno);
+  ++bursts_;
+  std::vector<double> times = read_times();
+  if (times.empty() && error_.empty()) error_ = "the PyTorch peer timed no step";
+  return times;
+}
+
+std::vector<double> TorchPeer::read_times() {
+  const std::string file = concat(files_, ".", bursts_);
+  for (; ::access(file.c_str(), R_OK) != 0; std::this_thread::sleep_for(kPoll)) {
+    if (noted_signal() != 0) throw Interrupted{noted_signal()};
+    if (const std::optional<ChildEnd>& end = child_.poll(); end && ::access(file.c_str(), R_OK) != 0) {
+      error_ = end->ok ? "the PyTorch peer ended before it was asked to" : end->reason;
+      return {};
+    }
+  }
   try {
-    const auto json = nlohmann::json::parse(read_file(out));
-    json.at("torch").get_to(run.version);
-    json.at("startup_s").get_to(run.startup_s);
-    json.at("steps_us").get_to(run.steps_us);
+    const auto json = nlohmann::json::parse(read_file(file));
+    json.at("torch").get_to(version_);
+    json.at("startup_s").get_to(startup_s_);
+    return json.at("steps_us").get<std::vector<double>>();
   } catch (const nlohmann::json::exception& error) {
     throw DataError(concat("the PyTorch peer wrote something else than its times: ", error.what()));
   }
-  run.ok = !run.steps_us.empty();
-  return run;
 }
 
 void require_torch(const std::string& python, const std::string& folder) {

@@ -26,8 +26,8 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.devices = cell.devices;
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
-  if (has_ranks(cell.mode)) run.workers = options.workers;
-  if (has_ranks(cell.mode) && cell.devices > 1) run.backend = backend_of(options, cell);
+  if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
+  if (has_ranks(cell.mode) && cell.devices > 1 && cell.learns()) run.backend = backend_of(options, cell);
   return run;
 }
 
@@ -55,6 +55,10 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
         cells.push_back({mode, devices, threads, options.backends[i]});
     }
   }
+  const bool has_single = std::find(options.modes.begin(), options.modes.end(), Mode::single) != options.modes.end();
+  if (has_single && options.modes.size() > 1 && options.time_budget_s > 0)
+    for (const int devices : options.devices)
+      if (devices > 1) cells.push_back({Mode::copies, devices, threads});
   return cells;
 }
 
@@ -87,70 +91,51 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("train-images", options.train_images);
   add("test-images", options.test_images);
   if (!options.data.empty()) add("data", options.data);
-  if (has_ranks(cell.mode)) add("workers", options.workers);
+  if (has_ranks(cell.mode) && cell.learns()) add("workers", options.workers);
+  if (!cell.learns()) arguments.push_back("--untrained");
   if (options.compat_torch) add("compat", "torch");
   if (options.deterministic) arguments.push_back("--deterministic");
   if (options.check_finite) arguments.push_back("--check-finite");
   return arguments;
 }
 
-Run CellRunner::run(const Cell& cell, const std::string& title, std::vector<std::string> more) {
+Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park) {
   if (noted_signal() != 0) throw Interrupted{noted_signal()};
-  const std::string progress = folder_ + "/progress", result = folder_ + "/result";
+  const std::string progress = folder_ + "/progress", files = concat(folder_, "/", done_), result = files + ".result";
   ::unlink(progress.c_str());
-  ::unlink(result.c_str());
   std::vector<std::string> arguments = cell_arguments(options_, cell);
   arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
   arguments.insert(arguments.end(), more.begin(), more.end());
   last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
-  const ChildEnd end =
-      run_program(kThisProgram, arguments, folder_ + "/log", [&] { show_progress(line_, progress, last_title_); });
-  line_.clear();
-  if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
-  Run failed = empty_run(options_, cell);
-  failed.ok = false;
-  failed.error = end.reason;
-  if (!end.ok) return failed;
-  try {
-    return run_from_json(read_file(result));
-  } catch (const DataError& error) {
-    failed.error = error.what();
-    return failed;
+  const auto show = [&] { show_progress(line_, progress, last_title_); };
+  Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
+  std::string error;
+  if (park) {
+    learnt.parked = std::make_unique<ParkedCell>(arguments, files, cell.ranks());
+    if (!learnt.parked->wait(show)) error = learnt.parked->error();
+  } else {
+    const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
+    if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
+    error = end.reason;
   }
+  line_.clear();
+  try {
+    require<DataError>(error.empty(), error);
+    learnt.run = run_from_json(read_file(result));
+  } catch (const DataError& failure) {
+    learnt.run.ok = false;
+    learnt.run.error = failure.what();
+    learnt.parked.reset();
+  }
+  return learnt;
 }
 
 std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
   const std::string file = folder_ + "/fingerprints";
   ::unlink(file.c_str());
-  if (!run(cell, title(options_, cell), {"--fingerprints", file}).ok) return {};
+  if (!run(cell, title(options_, cell), {"--fingerprints", file}, false).run.ok) return {};
   std::istringstream in(read_file(file));
   return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
-}
-
-Run combined(const std::vector<Run>& repeats) {
-  Run row = repeats.at(0);
-  for (const Run& run : repeats)
-    if (!run.ok) return run;
-  const auto median_of = [&](auto field) {
-    std::vector<double> values;
-    for (const Run& run : repeats) values.push_back(field(run));
-    return median(values);
-  };
-  row.epoch_s.clear();
-  for (const Run& run : repeats) {
-    row.epoch_s.insert(row.epoch_s.end(), run.epoch_s.begin(), run.epoch_s.end());
-    if (run.parameters_sha256 == row.parameters_sha256) continue;
-    row.ok = false;
-    row.error = "repeats ended with different parameters";
-  }
-  for (const auto number : {&Run::startup_s, &Run::samples_per_s, &Run::waiting_share, &Run::communication_us})
-    row.*number = median_of([&](const Run& run) { return run.*number; });
-  for (const PartName& part : kStepParts)
-    row.step_us.*part.member = median_of([&](const Run& run) { return run.step_us.*part.member; });
-  for (const auto list : {&Run::peak_memory_mb, &Run::device_memory_mb, &Run::moved_bytes_per_step})
-    for (std::size_t i = 0; i < (row.*list).size(); ++i)
-      (row.*list)[i] = median_of([&](const Run& run) { return (run.*list).at(i); });
-  return row;
 }
 
 std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {

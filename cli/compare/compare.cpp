@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/compare/cells.h"
+#include "cli/compare/comparison.h"
 #include "cli/options/options.h"
 #include "cli/report/report.h"
 #include "cli/system/files.h"
@@ -42,24 +42,10 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
   return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
 }
 
-/// Where parameters differ from single's, runs both again with a fingerprint of every step.
-void find_first_differences(Results& results, const std::vector<Cell>& cells, CellRunner& runner) {
-  const Run* single = find_run(results, "single", 1);
-  if (!single) return;
-  std::vector<std::string> expected;
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    Run& run = results.runs[i];
-    const bool comparable = run.ok && run.on_cpu() && cells[i].mode != Mode::averaging && &run != single;
-    if (!comparable || run.parameters_sha256 == single->parameters_sha256) continue;
-    if (expected.empty()) expected = runner.fingerprints({Mode::single, 1, single->threads_per_device});
-    run.first_differing_step = first_difference(expected, runner.fingerprints(cells[i]));
-  }
-}
-
 void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
-  write_output(options.out + "/index.html", to_html(results, command_line, options.repeats));
+  write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
 }
 
 void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
@@ -69,65 +55,6 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
   if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("Findings", style).c_str());
   for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
 }
-
-/// "2.76 s, loss 0.1422", or why it failed.
-std::string outcome(const Run& run) {
-  if (!run.ok) return "failed: " + run.error;
-  const std::string time = run.timed() ? seconds(median(run.epoch_s)) + " s, " : "";
-  return concat(time, "loss ", run.train_loss.empty() ? "-" : fixed(run.train_loss.back(), 4));
-}
-
-class Comparison {
- public:
-  Comparison(const CompareOptions& options, const Machine& machine, const Training& settings)
-      : options_(options),
-        style_(terminal_style(stderr, options.quiet)),
-        line_(stderr, style_),
-        cells_(cells_of(options, machine.cores)),
-        repeats_(cells_.size()),
-        runner_(options, folder_.path(), line_, static_cast<int>(cells_.size()) * options.repeats),
-        results_{.machine = machine, .settings = settings, .runs = {}} {}
-
-  /// Results of all cells, or, marked as partial, of those that had ended when a signal came.
-  Results run() {
-    try {
-      for (int repeat = 0; repeat < options_.repeats; ++repeat)
-        for (std::size_t i = 0; i < cells_.size(); ++i)
-          if (repeats_[i].empty() || repeats_[i].back().ok) run_cell(i);
-    } catch (const Interrupted&) {
-      results_.partial = true;
-    }
-    std::vector<Cell> ended;
-    for (std::size_t i = 0; i < cells_.size(); ++i) {
-      if (repeats_[i].empty()) continue;
-      ended.push_back(cells_[i]);
-      results_.runs.push_back(combined(repeats_[i]));
-    }
-    try {
-      if (!results_.partial) find_first_differences(results_, ended, runner_);
-    } catch (const Interrupted&) {
-      results_.partial = true;
-    }
-    compare_with_single(results_);
-    return std::move(results_);
-  }
-
- private:
-  void run_cell(std::size_t i) {
-    repeats_[i].push_back(runner_.run(cells_[i]));
-    if (style_.rewrite || options_.quiet) return;
-    std::fprintf(stderr, "%s: %s\n", runner_.last_title().c_str(), outcome(repeats_[i].back()).c_str());
-  }
-
-  const CompareOptions& options_;
-  const TemporaryFolder folder_;
-  TerminalStyle style_;
-  ProgressLine line_;
-  std::vector<Cell> cells_;
-  std::vector<std::vector<Run>> repeats_;  // by cell
-  CellRunner runner_;
-  Results results_;
-};
 
 }  // namespace
 
@@ -146,7 +73,7 @@ int compare(const CompareOptions& options, const std::string& command_line) {
     std::fflush(out);
   }
   note_signals();
-  const Results results = Comparison(options, machine, settings).run();
+  const Results results = run_cells(options, machine, settings);
   if (!results.runs.empty()) {
     print_report(options, results, out);  // first, so that a disk that is full by now does not take it along
     write_report(options, results, command_line);

@@ -83,7 +83,6 @@ std::optional<Burst> ParkedCell::burst(int steps, double threads) {
 
 void ParkedCell::leave() {
   if (control_.parked()) control_.leave();
-  child_.wait();
 }
 
 }  // namespace duet::cli

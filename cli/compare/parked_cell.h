@@ -12,11 +12,6 @@
 
 namespace duet::cli {
 
-/// Thrown when a signal asked to end.
-struct Interrupted {
-  int signal;
-};
-
 /// What a burst measured: of a run the fields that a burst can fill, with one entry in each list of rounds.
 struct Burst {
   Run run;
@@ -38,8 +33,10 @@ class ParkedCell {
   /// Why it has failed.
   const std::string& error() const { return error_; }
   void signal(int number) { child_.signal(number); }
-  /// Lets it end, and waits.
+  /// Lets it end.
   void leave();
+  /// After leave().
+  void wait_for_end() { child_.wait(); }
 
  private:
   BurstControl control_;

@@ -20,7 +20,7 @@ struct RoundLimits {
   double budget_s = 45;  // of all rounds
   int rounds = 0;        // exactly so many; 0: until all intervals are narrow, or the budget is spent
   int steps = 0;         // timed in each burst; 0: as many as take 0.1 s, at least 20 where the budget allows
-  std::optional<std::size_t> base;  // the cell to which the others' ratios count; none: their times count
+  std::optional<std::size_t> base{};  // the cell to which the others' ratios count; none: their times count
 };
 
 struct RoundState {

@@ -197,6 +197,11 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_flag("--untrained", options.untrained)->group("");
 }
 
+/// An option of earlier versions.
+void refuse_repeats(const std::string&) {
+  throw CLI::ValidationError("--repeats was replaced by --time-budget: cells are timed in rounds");
+}
+
 void add_compare(CLI::App& app, CompareOptions& options) {
   add_modes(app, options.modes, "single,averaging,dp,ddp", "what to compare, separated by commas");
   add_device_counts(app, options.devices, "1,2,4");
@@ -206,7 +211,12 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
   add_training(app, options);
-  app.add_option("--repeats", options.repeats, "how often every cell is run, interleaved")->check(in_range(1));
+  app.add_option(
+         "--time-budget", options.time_budget_s,
+         "seconds for rounds that time all cells against each other after they have learnt; fewer are used once "
+         "every speed-up is known to 1 %; 0: no rounds, and so no intervals")
+      ->check(in_range(0, 1e6));
+  app.add_option_function<std::string>("--repeats", refuse_repeats)->group("");
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
   add_json(app, options.json, "the same as results.json");
 }

@@ -73,7 +73,7 @@ struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
-  int repeats = 1;
+  double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
   std::string out = "out";
   std::string json;  // see cli/system/output.h
 };

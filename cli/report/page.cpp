@@ -93,7 +93,7 @@ std::string utc_now() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
 }
 
-std::string provenance_list(const Results& results, const std::string& command_line, int repeats) {
+std::string provenance_list(const Results& results, const std::string& command_line, double time_budget_s) {
   const Machine& machine = results.machine;
   const Training& settings = results.settings;
   std::string gpus;
@@ -109,9 +109,10 @@ std::string provenance_list(const Results& results, const std::string& command_l
                                       fixed(machine.memory_gb, 1), " GB, ", machine.kernel)) +
          page_entry("GPUs", gpus) + page_entry("versions", versions) + page_entry("date", utc_now()) +
          page_entry("data", concat(settings.data, ", ", grouped(settings.train_images), " training images")) +
-         page_entry("settings", concat("batch ", settings.batch, " (global), epochs ", settings.epochs, ", ",
-                                       settings.optimizer, ", lr ", shortest(settings.lr), of_optimizer, ", seed ",
-                                       settings.seed, ", ", name(settings.precision), ", repeats ", repeats)) +
+         page_entry("settings",
+                    concat("batch ", settings.batch, " (global), epochs ", settings.epochs, ", ", settings.optimizer,
+                           ", lr ", shortest(settings.lr), of_optimizer, ", seed ", settings.seed, ", ",
+                           name(settings.precision), ", time budget ", shortest(time_budget_s), " s")) +
          page_entry("parameters of single, sha256", single ? single->parameters_sha256 : "") + "</dl>\n";
 }
 
@@ -135,7 +136,7 @@ std::string html_page(const std::string& title, const std::string& heading, cons
          "<footer>duet " DUET_VERSION "</footer>\n</body>\n</html>\n";
 }
 
-std::string to_html(const Results& results, const std::string& command_line, int repeats) {
+std::string to_html(const Results& results, const std::string& command_line, double time_budget_s) {
   return html_page(
       "duet compare", headline(results),
       html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
@@ -162,7 +163,7 @@ std::string to_html(const Results& results, const std::string& command_line, int
           page_section("Training loss", loss_chart(results),
                        "Runs that learn the same bits lie on one line; averaging trains every rank on its own part of "
                        "the data.") +
-          page_section("What was run", provenance_list(results, command_line, repeats)));
+          page_section("What was run", provenance_list(results, command_line, time_budget_s)));
 }
 
 }  // namespace duet::cli

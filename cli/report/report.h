@@ -53,6 +53,6 @@ std::string page_section(const std::string& title, const std::string& body, cons
 std::string page_entry(const std::string& name, const std::string& value);
 
 /// index.html: one file that needs no network, with what repeating the run needs beyond results.json.
-std::string to_html(const Results& results, const std::string& command_line, int repeats);
+std::string to_html(const Results& results, const std::string& command_line, double time_budget_s);
 
 }  // namespace duet::cli

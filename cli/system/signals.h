@@ -17,6 +17,11 @@ void end_by_signals();
 /// The signal that was noted, or 0.
 int noted_signal();
 
+/// Thrown when a signal asked to end.
+struct Interrupted {
+  int signal;
+};
+
 /// From now on SIGBUS, which still ends the process, is explained on stderr: a mapped file of images may have become
 /// shorter.
 void explain_bus_errors();

@@ -69,13 +69,15 @@ std::string progress_text(const std::string& what, const Progress& p) {
   return concat(text, "  ", fixed(p.samples_per_s / 1000, 1), "k samples/s  ETA ", fixed(std::ceil(p.left_s), 0), " s");
 }
 
-void ProgressLine::show(const std::string& what, const Progress& progress) {
+void ProgressLine::show(const std::string& what, const Progress& progress) { show(progress_text(what, progress)); }
+
+void ProgressLine::show(const std::string& text) {
   if (!style_.rewrite) return;
   const auto now = Clock::now();
   if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   shown_ = true;
-  std::fprintf(stream_, "\r\x1b[K%s", progress_text(what, progress).c_str());
+  std::fprintf(stream_, "\r\x1b[K%s", text.c_str());
   std::fflush(stream_);
 }
 

@@ -46,6 +46,7 @@ class ProgressLine {
   ProgressLine(std::FILE* stream, TerminalStyle style) : stream_(stream), style_(style) {}
   ~ProgressLine() { clear(); }
   void show(const std::string& what, const Progress& progress);
+  void show(const std::string& text);
   /// Removes the line, so that other output can follow.
   void clear();
 

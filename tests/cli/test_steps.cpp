@@ -21,7 +21,7 @@ namespace {
 StepRow row(const std::string& name, int devices, int threads, const std::vector<double>& rounds) {
   StepRow made{.name = name, .devices = devices, .threads_per_device = threads};
   made.torch = name.starts_with("torch");
-  for (const double us : rounds) made.add({us - 1, us, us + 10}, 0.1);
+  for (const double us : rounds) made.add(us, us - 1, us + 10);
   return made;
 }
 

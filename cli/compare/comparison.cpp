@@ -1,0 +1,159 @@
+#include "cli/compare/comparison.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/compare/cells.h"
+#include "cli/compare/rounds.h"
+#include "cli/system/files.h"
+#include "cli/system/number_text.h"
+#include "cli/system/signals.h"
+#include "cli/system/terminal.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+
+namespace duet::cli {
+namespace {
+
+/// "2.76 s, loss 0.1422", or why it failed.
+std::string outcome(const Run& run) {
+  if (!run.ok) return "failed: " + run.error;
+  if (run.train_loss.empty()) return "ready";
+  const std::string time = run.timed() ? seconds(median(run.epoch_s)) + " s, " : "";
+  return concat(time, "loss ", fixed(run.train_loss.back(), 4));
+}
+
+class Comparison {
+ public:
+  Comparison(const CompareOptions& options, const Machine& machine, const Training& settings)
+      : options_(options),
+        style_(terminal_style(stderr, options.quiet)),
+        line_(stderr, style_),
+        cells_(cells_of(options, machine.cores)),
+        runner_(options, folder_.path(), line_, static_cast<int>(cells_.size())),
+        results_{.machine = machine, .settings = settings, .runs = {}} {}
+
+  Results run() {
+    try {
+      for (const Cell& cell : cells_) learn(cell);
+      find_first_differences();
+      time_in_rounds();
+      leave();
+    } catch (const Interrupted& interrupted) {
+      results_.partial = true;
+      for (const Learnt& learnt : learnt_)  // all at once, before each is waited for
+        if (learnt.parked) learnt.parked->signal(interrupted.signal);
+    }
+    for (std::size_t i = 0; i < learnt_.size(); ++i)
+      results_.runs.push_back(
+          with_rounds(learnt_[i].run, bursts_[i], results_.settings.batch, results_.settings.train_images));
+    compare_with_single(results_);
+    return std::move(results_);
+  }
+
+ private:
+  void learn(const Cell& cell) {
+    learnt_.push_back(runner_.run(cell, title(options_, cell), {}, options_.time_budget_s > 0));
+    bursts_.emplace_back();
+    say(concat(runner_.last_title(), ": ", outcome(learnt_.back().run)));
+  }
+
+  /// A line, where there is no progress line.
+  void say(const std::string& text) const {
+    if (!style_.rewrite && !options_.quiet) std::fprintf(stderr, "%s\n", text.c_str());
+  }
+
+  const Learnt* single() const {
+    for (std::size_t i = 0; i < learnt_.size(); ++i)
+      if (cells_[i].mode == Mode::single && cells_[i].threads_per_device == options_.threads_per_device)
+        return &learnt_[i];
+    return nullptr;
+  }
+
+  /// Where parameters differ from single's, runs both again with a fingerprint of every step.
+  void find_first_differences() {
+    const Learnt* const base = single();
+    if (!base || !base->run.ok) return;
+    std::vector<std::string> expected;
+    for (std::size_t i = 0; i < learnt_.size(); ++i) {
+      Run& run = learnt_[i].run;
+      const bool comparable =
+          run.ok && run.on_cpu() && cells_[i].learns() && cells_[i].mode != Mode::averaging && &learnt_[i] != base;
+      if (!comparable || run.parameters_sha256 == base->run.parameters_sha256) continue;
+      if (expected.empty()) expected = runner_.fingerprints({Mode::single, 1, options_.threads_per_device});
+      run.first_differing_step = first_difference(expected, runner_.fingerprints(cells_[i]));
+    }
+  }
+
+  void time_in_rounds() {
+    std::vector<RoundCell> timed;
+    std::vector<std::size_t> numbers;  // of the cells that are timed
+    RoundLimits limits{.budget_s = options_.time_budget_s};
+    for (std::size_t i = 0; i < learnt_.size(); ++i) {
+      if (!learnt_[i].parked) continue;
+      if (&learnt_[i] == single()) limits.base = timed.size();
+      timed.push_back({.step_us = learnt_[i].run.step_us.sum()});
+      numbers.push_back(i);
+    }
+    if (timed.empty()) return;
+    const RoundState end =
+        run_rounds(timed, limits,
+                   {.burst = [&](std::size_t cell, int steps) { return burst(numbers[cell], steps); },
+                    .show = [&](const RoundState& state) { line_.show(round_text(state)); },
+                    .now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; }});
+    line_.clear();
+    say(round_text(end));
+  }
+
+  static std::string round_text(const RoundState& state) {
+    return concat("round ", state.round,
+                  state.widest ? concat(", widest interval ±", fixed(100 * *state.widest, 1), " %") : std::string());
+  }
+
+  std::optional<double> burst(std::size_t i, int steps) {
+    Learnt& learnt = learnt_[i];
+    const bool cores_for_all = learnt.run.on_cpu() && !oversubscribed(results_, learnt.run);
+    const std::optional<Burst> burst = learnt.parked->burst(steps, cores_for_all ? learnt.run.threads() : 0);
+    if (burst) {
+      bursts_[i].push_back(burst->run);
+      return burst->run.rounds_us.at(0);
+    }
+    learnt.run.ok = false;
+    learnt.run.error = learnt.parked->error();
+    learnt.parked.reset();
+    line_.clear();
+    say(concat(title(options_, cells_[i]), ": ", outcome(learnt.run)));
+    return std::nullopt;
+  }
+
+  void leave() {
+    for (const Learnt& learnt : learnt_)  // all at once, before each is waited for
+      if (learnt.parked) learnt.parked->leave();
+    for (Learnt& learnt : learnt_)
+      if (learnt.parked) learnt.parked->wait_for_end();
+  }
+
+  const CompareOptions& options_;
+  const TemporaryFolder folder_;
+  TerminalStyle style_;
+  ProgressLine line_;
+  std::vector<Cell> cells_;
+  CellRunner runner_;
+  std::vector<Learnt> learnt_;            // by cell, as far as they got
+  std::vector<std::vector<Run>> bursts_;  // by cell, then by round
+  Results results_;
+};
+
+}  // namespace
+
+Results run_cells(const CompareOptions& options, const Machine& machine, const Training& settings) {
+  return Comparison(options, machine, settings).run();
+}
+
+}  // namespace duet::cli
