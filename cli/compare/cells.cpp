@@ -72,13 +72,16 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   const auto add = [&](const char* option, const auto& value) {
     arguments.push_back(concat("--", option, "=", value));
   };
-  add("mode", name(cell.mode));
+  if (cell.mode == Mode::copies)
+    arguments.emplace_back("--copies");
+  else
+    add("mode", name(cell.mode));
   add("devices", cell.devices);
   add("device", duet::name(options.device));
   add("precision", duet::name(options.precision));
   add("graph", options.graph);
   add("graph-steps", options.graph_steps);
-  add("backend", backend_of(options, cell));
+  add("backend", cell.learns() ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
   add("epochs", options.epochs);

@@ -74,7 +74,7 @@ void check(const TrainOptions& options) {
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
   require<UsageError>(options.mode != Mode::copies || options.untrained,
-                      "--mode copies is for --untrained only: its ranks do not learn together");
+                      "--copies is for --untrained only: its ranks do not learn together");
   require<UsageError>(options.workers == "process" || has_ranks(options.mode),
                       "--workers thread is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),

@@ -21,7 +21,7 @@ constexpr const char* kAbout =
     "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
     "with the same bits.";
 
-constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp, Mode::copies};
+constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
 
 /// Adds an option that takes a list of different entries with commas between them, which pass `check` and are read by
@@ -150,9 +150,7 @@ void add_training(CLI::App& app, Training& training) {
 void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
 void add_train(CLI::App& app, TrainOptions& options) {
-  add_choice(
-      app, "--mode", options.mode, kModes,
-      "single, averaging (the tutorial's loop), dp or ddp; copies, where nothing is exchanged, is duet compare's");
+  add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
   app.add_option("--devices", options.devices, "number of devices (single: 1)");
   add_backend(app, options);
   add_training(app, options);
@@ -195,6 +193,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   // Of duet compare for its cells, not for people: in no group, and so not in the help.
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
+  app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
 }
 
 /// An option of earlier versions.

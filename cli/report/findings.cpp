@@ -1,85 +1,26 @@
 // The sentences of a comparison.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <cstddef>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "cli/report/interval.h"
 #include "cli/report/report.h"
+#include "cli/report/speed.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
 
-constexpr std::int64_t kFewestSteps = 5;
-
-bool enough_steps(const Results& results) {
-  return results.settings.batch > 0 && results.settings.train_images >= kFewestSteps * results.settings.batch;
-}
-
-/// (max - min) / median of the epochs; 0 where there is one.
-double spread(const Run& run) {
-  if (run.epoch_s.size() < 2) return 0;
-  const auto [low, high] = std::minmax_element(run.epoch_s.begin(), run.epoch_s.end());
-  const double middle = median(run.epoch_s);
-  return middle > 0 ? (*high - *low) / middle : 0;
-}
-
-/// True when a difference of `effect` (a share) stands out of what single and `run` vary by.
-bool stands_out(const Results& results, const Run& run, double effect) {
-  const Run* single = find_run(results, "single", 1);
-  return single && std::fabs(effect) > std::max(spread(*single), spread(run));
+bool timed_in_rounds(const Results& results) {
+  return std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return !run.rounds_us.empty(); });
 }
 
 std::string us(double value) { return grouped(std::llround(value)) + " us"; }
-
-/// The largest number of devices above 1 that the cores carry and at least one of dp and ddp ran on; 0: none.
-int largest_fair(const Results& results) {
-  int devices = 0;
-  for (const Run& run : results.runs)
-    if (run.ok && (run.mode == "dp" || run.mode == "ddp") && run.devices > 1 && !oversubscribed(results, run))
-      devices = std::max(devices, run.devices);
-  return devices;
-}
-
-void reached(const Results& results, std::vector<std::string>& out) {
-  const int devices = largest_fair(results);
-  std::vector<std::string> items;
-  for (const char* mode : {"dp", "ddp"}) {
-    const Run* run = find_run(results, mode, devices);
-    if (run && run->speedup && stands_out(results, *run, *run->speedup - 1))
-      items.push_back(concat(mode, " ", fixed(*run->speedup, 2), "x"));
-  }
-  if (!items.empty())
-    out.push_back(concat("At batch ", results.settings.batch, " on ", devices, " devices, where ", devices,
-                         "x would be ideal, the speed-up over single is ", listed(items), "."));
-}
-
-/// Says which part of a step keeps `run` from being single's step divided by the devices.
-void lost(const Results& results, const std::string& mode, std::vector<std::string>& out) {
-  const Run* single = find_run(results, "single", 1);
-  const Run* run = find_run(results, mode, largest_fair(results));
-  if (!single || !run || single->graph || run->graph) return;  // parts of a replayed graph cannot be timed
-  const double ideal = single->step_us.sum() / run->devices;
-  const double extra = run->step_us.sum() - ideal;
-  if (ideal <= 0 || extra < 0.05 * ideal || !stands_out(results, *run, extra / run->step_us.sum())) return;
-  const StepParts &many = run->step_us, &one = single->step_us;
-  const auto over = [&](double now, double alone) { return now - alone / run->devices; };
-  const double moving = many.scatter + many.replicate + many.gather + many.communication;
-  const double fixed_part = over(many.input, one.input) + over(many.update, one.update);
-  const double compute = over(many.forward + many.loss + many.backward, one.forward + one.loss + one.backward);
-  const double largest = std::max({moving, fixed_part, compute});
-  if (largest < extra / 3) return;
-  const char* why = "communication (scatter, replicate, gather, all-reduce)";
-  if (mode == "ddp") why = "waiting for all-reduces";
-  if (largest == fixed_part) why = "input and update, which every device does in full";
-  if (largest == compute) why = "forward, loss and backward, which do not divide evenly or slow each other down";
-  out.push_back(concat(mode, " on ", run->devices, " devices takes ", us(extra),
-                       " a step more than single's step divided by ", run->devices, "; ",
-                       largest < 0.95 * extra ? us(largest) + " of it is " : "all of it is ", why, "."));
-}
 
 void hidden(const Results& results, std::vector<std::string>& out) {
   const int devices = largest_fair(results);
@@ -91,8 +32,11 @@ void hidden(const Results& results, std::vector<std::string>& out) {
   out.push_back(concat("ddp on ", devices, " devices communicates for ", us(ddp->communication_us),
                        " a step and waits for ", us(waiting), " of it: ", fixed(100 * share, 0),
                        " % is hidden behind backward."));
-  if (averaging && averaging->communication_us > waiting &&
-      averaging->communication_us - waiting > averaging->step_us.sum() * std::max(spread(*averaging), spread(*ddp)))
+  if (!averaging) return;
+  std::vector<double> more;
+  for (std::size_t i = 0; i < std::min(averaging->rounds_step_us.size(), ddp->rounds_step_us.size()); ++i)
+    more.push_back(averaging->rounds_step_us[i].communication - ddp->rounds_step_us[i].communication);
+  if (const std::optional<Interval> interval = interval_of(more); interval && interval->low > 0)
     out.back() += " averaging waits for all of its " + us(averaging->communication_us) + ".";
 }
 
@@ -161,15 +105,23 @@ std::vector<std::string> findings(const Results& results) {
   if (!not_finite.empty())
     out.push_back(concat("The loss of ", listed(not_finite),
                          " is not finite: --check-finite ends a training where that begins and says where it arose."));
-  if (enough_steps(results)) {
-    reached(results, out);
+  Evidence evidence;
+  if (timed_in_rounds(results)) {
+    add_speedups(results, evidence);
     // A GPU runs asynchronously: the host's clock does not measure how long each part took there.
     if (std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.on_cpu(); })) {
-      lost(results, "dp", out);
-      lost(results, "ddp", out);
-      hidden(results, out);
+      add_losses(results, "dp", evidence);
+      add_losses(results, "ddp", evidence);
+      hidden(results, evidence.sentences);
     }
+    add_doubts(results, evidence);
+    if (!evidence.withheld.empty())
+      evidence.sentences.push_back("Withheld, because the rounds differ by more: " + listed(evidence.withheld) + ".");
+  } else if (any([](const Run& run) { return run.timed(); })) {
+    evidence.sentences.emplace_back(
+        "Nothing is concluded from these speeds: cells were not timed in rounds (--time-budget).");
   }
+  out.insert(out.end(), evidence.sentences.begin(), evidence.sentences.end());
   crowded(results, out);
   if (any([](const Run& run) { return run.graph; }) && any([](const Run& run) { return !run.graph; }))
     out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
@@ -178,22 +130,17 @@ std::vector<std::string> findings(const Results& results) {
 }
 
 std::string headline(const Results& results) {
-  const Run* best = nullptr;
   bool all_same = true, any = false, failed = false;
   for (const Run& run : results.runs) {
     failed = failed || !run.ok;
     if (!run.ok || (run.mode != "dp" && run.mode != "ddp")) continue;
     any = true;
     all_same = all_same && same_result(results, run) == "yes";
-    if (run.devices > 1 && run.speedup && !oversubscribed(results, run) && (!best || *run.speedup > *best->speedup))
-      best = &run;
   }
   const std::size_t ways = results.runs.size();
-  std::string text = concat("Trained in ", ways, ways == 1 ? " way" : " ways");
-  if (best && enough_steps(results))
-    text = concat(best->mode, " on ", best->devices, " devices trained ", fixed(*best->speedup, 2),
-                  " times as fast as one device");
-  if (any && all_same) text += ", and dp and ddp ended with the same bits as single";
+  std::string text = fastest_mode(results);
+  if (text.empty()) text = concat("Trained in ", ways, ways == 1 ? " way" : " ways");
+  if (any && all_same) text += "; dp and ddp ended with the same bits as single";
   if (failed) text += "; not every mode ran to its end";
   return text + ".";
 }

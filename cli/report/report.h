@@ -19,16 +19,19 @@ std::vector<std::string> table_columns(const Results& results);
 std::string same_result(const Results& results, const Run& run);
 /// "single, all cores", else the mode.
 std::string row_name(const Results& results, const Run& run);
+/// Whether ranks of ddp were run over more than one backend.
+bool several_backends(const Results& results);
 /// Said below the table of an interrupted comparison.
-inline constexpr const char* kPartial = "partial: interrupted, only the cells that had ended are listed";
+inline constexpr const char* kPartial =
+    "partial: interrupted, only cells that had ended are listed, with the rounds so far";
 /// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
 /// that they are.
 std::string table(const Results& results, TerminalStyle style);
 
-/// Each sentence is left out where its evidence is too thin: fewer than 5 steps an epoch, a spread wider than the
-/// effect, or runs that are missing.
+/// Each sentence is left out where its evidence is too thin: no rounds, an interval that holds "none", or runs that are
+/// missing.
 std::vector<std::string> findings(const Results& results);
-/// Which mode was fastest on how many devices, and whether the bits agree.
+/// Whether dp, ddp or single is the fastest here, by how much, and whether the bits agree.
 std::string headline(const Results& results);
 
 // Pictures, each a whole <svg>; empty text where there is nothing to draw.

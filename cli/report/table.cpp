@@ -1,17 +1,20 @@
 // The table of a comparison, in the terminal.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cli/report/report.h"
+#include "cli/report/speed.h"
 #include "cli/system/number_text.h"
 
 namespace duet::cli {
 namespace {
 
 constexpr const char* kNothing = "-";
+constexpr std::ptrdiff_t kEfficiency = 6;  // its column
 
 std::string epoch_text(const std::vector<double>& values) {
   if (values.empty()) return kNothing;
@@ -27,6 +30,11 @@ bool has_device_memory(const Results& results) {
                      [](const Run& run) { return !run.device_memory_mb.empty(); });
 }
 
+bool has_ceiling(const Results& results) {
+  return std::any_of(results.runs.begin(), results.runs.end(),
+                     [](const Run& run) { return run.ceiling_efficiency.has_value(); });
+}
+
 std::string largest(const std::vector<double>& values, double per_mb) {
   if (values.empty()) return kNothing;
   const double most = *std::max_element(values.begin(), values.end()) / per_mb;
@@ -40,7 +48,8 @@ bool close_losses(const Run& a, const Run& b) {
   return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
 }
 
-/// Whether ranks of ddp were run over more than one backend.
+}  // namespace
+
 bool several_backends(const Results& results) {
   std::set<std::string> backends;
   for (const Run& run : results.runs)
@@ -48,11 +57,10 @@ bool several_backends(const Results& results) {
   return backends.size() > 1;
 }
 
-}  // namespace
-
 std::vector<std::string> table_columns(const Results& results) {
   std::vector<std::string> columns = {"mode",       "devices", "start", "epoch",    "samples/s", "speed-up",
                                       "efficiency", "waiting", "loss",  "accuracy", "memory"};
+  if (has_ceiling(results)) columns.insert(columns.begin() + kEfficiency + 1, "of copies");
   if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
   columns.push_back("same result");
   return columns;
@@ -66,7 +74,7 @@ std::string row_name(const Results& results, const Run& run) {
 
 std::string same_result(const Results& results, const Run& run) {
   const Run* single = find_run(results, "single", 1);
-  if (!run.ok || !single || &run == single) return kNothing;
+  if (!run.ok || !single || &run == single || run.parameters_sha256.empty()) return kNothing;
   if (run.parameters_sha256 == single->parameters_sha256) return "yes";
   if (run.mode == "averaging") return "own data split";
   if (!run.on_cpu()) return close_losses(*single, run) ? "loss within 0.1 %" : "no";
@@ -81,7 +89,7 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
       run.peak_memory_mb.empty() ? 0 : *std::max_element(run.peak_memory_mb.begin(), run.peak_memory_mb.end());
   row.insert(row.end(), {seconds(run.startup_s) + " s", epoch_text(run.epoch_s),
                          run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
-                         run.speedup ? fixed(*run.speedup, 2) + "x" : kNothing,
+                         speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
                          !sharing(run).empty() ? sharing(run)
                          : over                ? "oversubscribed"
                          : run.efficiency      ? percent(*run.efficiency, 0)
@@ -90,6 +98,8 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
                          run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
                          run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
                          memory > 0 ? fixed(memory, 0) + " MB" : kNothing});
+  if (has_ceiling(results))
+    row.insert(row.begin() + kEfficiency + 1, run.ceiling_efficiency ? percent(*run.ceiling_efficiency, 0) : kNothing);
   if (has_device_memory(results))
     row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
   row.push_back(same_result(results, run));

@@ -19,7 +19,7 @@ namespace {
 
 // Caches and clock rates are those of another cell when a burst begins. The first step after these is not timed,
 // either.
-constexpr std::int64_t kWarmUp = 3;
+constexpr std::int64_t kWarmUp = 1;
 
 class Bursts {
  public:

@@ -1,6 +1,7 @@
 #include "tests/cli/made_up.h"
 
 #include <cstddef>
+#include <iterator>
 #include <string>
 
 namespace duet_test {
@@ -11,6 +12,16 @@ using duet::cli::Run;
 const std::string kHash(64, 'a');
 const std::string kOther(64, 'b');
 
+/// Nine, of which each differs by up to 1 %, for each number of devices in another order.
+void add_rounds(Run& run, int devices) {
+  constexpr double kFactors[] = {1, 0.99, 1.005, 1.01, 0.998, 1, 1.002, 0.995, 1};
+  for (std::size_t i = 0; i < std::size(kFactors); ++i) {
+    const double factor = kFactors[(i + static_cast<std::size_t>(devices) * 2) % std::size(kFactors)];
+    run.rounds_us.push_back(run.step_us.sum() * factor);
+    run.rounds_step_us.push_back(run.step_us.scaled_to(run.rounds_us.back()));
+  }
+}
+
 /// `step` is scaled so that an epoch of 469 steps takes `epoch` seconds.
 Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   Run run;
@@ -18,6 +29,7 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   run.devices = devices;
   run.startup_s = 0.25;
   run.epoch_s = {epoch * 0.99, epoch, epoch * 1.01};
+  run.other_programs_share = 0.01;
   run.samples_per_s = 60000 / epoch;
   const double step = epoch / 469 * 1e6;
   run.communication_us = 2 * waiting_us;
@@ -30,6 +42,7 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   run.step_us.backward = (step - 150 - waiting_us) * 0.6;
   run.train_loss = {2.25, 1.5, 0.75, 0.3125};
   run.test_accuracy = {0.9712};
+  add_rounds(run, devices);
   run.peak_memory_mb.assign(mode == "ddp" ? static_cast<std::size_t>(devices) : 1, 120.5);
   return run;
 }

@@ -23,6 +23,7 @@ TEST_CASE("the cells of a comparison") {
   CompareOptions options;
   options.modes = {Mode::dp, Mode::single};
   options.devices = {1, 2};
+  options.time_budget_s = 0;
   CHECK(cells_of(options, 4) ==
         std::vector<Cell>{{Mode::dp, 1, 1}, {Mode::dp, 2, 1}, {Mode::single, 1, 1}, {Mode::single, 1, 4}});
   CHECK(cells_of(options, 1).size() == 3);
@@ -47,7 +48,7 @@ TEST_CASE("cells of a comparison have titles of their own") {
   std::vector<std::string> titles;
   for (const Cell& cell : cells_of(options, 4)) titles.push_back(title(options, cell));
   CHECK(titles == std::vector<std::string>{"single 1", "single, all cores", "averaging 1", "averaging 2", "dp 1",
-                                           "dp 2", "ddp 1", "ddp 2", "ddp 2, gloo"});
+                                           "dp 2", "ddp 1", "ddp 2", "ddp 2, gloo", "copies 2"});
 }
 
 TEST_CASE("a cell's command line has the options of the comparison") {
@@ -83,23 +84,53 @@ TEST_CASE("threads as ranks are for the modes that have ranks") {
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1}))).workers == "process");
 }
 
-TEST_CASE("repeats become one row of medians") {
-  const Run one = duet_test::made_up().runs[3];
-  Run two = one, three = one;
-  two.startup_s = 1;
-  two.step_us.forward = 10 * one.step_us.forward;
-  three.samples_per_s = 1;
-  const Run row = combined({one, two, three});
-  CHECK(row.ok);
-  CHECK(row.startup_s == one.startup_s);
-  CHECK(row.samples_per_s == one.samples_per_s);
-  CHECK(row.step_us.forward == one.step_us.forward);
-  CHECK(row.epoch_s.size() == 9);
-  two.parameters_sha256 = "other";
-  CHECK_FALSE(combined({one, two, three}).ok);
-  three.ok = false;
-  three.error = "why";
-  CHECK(combined({one, three}).error == "why");
+TEST_CASE("bursts become one row of medians, whose parts add up to its step") {
+  Run row = duet_test::made_up().runs[3];
+  row.rounds_us.clear();
+  row.rounds_step_us.clear();
+  std::vector<Run> bursts(3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const double us = 100.0 * static_cast<double>(i + 1);
+    bursts[i].rounds_us = {us};
+    bursts[i].rank_step_us = {us, us - 1};
+    bursts[i].step_us.forward = us * 0.75;
+    bursts[i].step_us.update = i == 1 ? 1000 : us * 0.25;
+    bursts[i].waiting_share = us / 1000;
+    bursts[i].other_programs_share = i == 0 ? 0.3 : 0;
+  }
+  const Run timed = with_rounds(row, bursts, 50, 500);
+  CHECK(timed.rounds_us == std::vector<double>{100, 200, 300});
+  CHECK(timed.rank_step_us == std::vector<double>{200, 199});
+  CHECK(timed.epoch_s == std::vector<double>{0.001, 0.002, 0.003});
+  CHECK(timed.samples_per_s == Approx(250'000));
+  CHECK(timed.step_us.sum() == Approx(200));
+  CHECK(timed.step_us.forward == Approx(200 * 150 / 225.0));  // the disturbed update of one round does not count
+  CHECK(timed.waiting_share == 0.2);
+  CHECK(timed.other_programs_share.value() == Approx(0.1));
+  CHECK_FALSE(timed.cpu_share);
+  CHECK(timed.startup_s == row.startup_s);
+  CHECK(to_json(with_rounds(row, {}, 50, 500)) == to_json(row));
+}
+
+TEST_CASE("copies are timed where single and another mode are, and rounds run") {
+  const auto cells = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"compare", "--devices", "1,2,4"};
+    all.insert(all.end(), more.begin(), more.end());
+    std::vector<Cell> copies;
+    for (const Cell& cell : cells_of(std::get<CompareOptions>(parse(all)), 2))
+      if (cell.mode == Mode::copies) copies.push_back(cell);
+    return copies;
+  };
+  CHECK(cells({}) == std::vector<Cell>{{Mode::copies, 2, 1}, {Mode::copies, 4, 1}});
+  CHECK(cells({"--modes", "dp,ddp"}).empty());
+  CHECK(cells({"--modes", "single"}).empty());
+  CHECK(cells({"--time-budget", "0"}).empty());
+  CompareOptions options = std::get<CompareOptions>(parse({"compare", "--workers", "thread", "--backend", "memory"}));
+  std::vector<std::string> arguments = cell_arguments(options, {Mode::copies, 2, 1});
+  arguments.insert(arguments.end(), {"--bursts", "file"});
+  const TrainOptions train = std::get<TrainOptions>(parse(arguments));
+  CHECK(train.untrained);
+  CHECK(train.mode == Mode::copies);
 }
 
 TEST_CASE("the first difference of two lists of fingerprints") {

@@ -156,7 +156,10 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--devices", "1,x"}, "--devices: 'x' is not a whole number"},
       {{"compare", "--devices", "0"}, "--devices is 0"},
       {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
-      {{"compare", "--repeats", "0"}, "--repeats is 0"},
+      {{"compare", "--repeats", "2"}, "--repeats was replaced by --time-budget"},
+      {{"compare", "--time-budget=-1"}, "--time-budget is -1"},
+      {{"train", "--copies", "--devices", "2"}, "--copies is for --untrained only"},
+      {{"train", "--untrained"}, "--untrained is for --bursts"},
       {{"launch", "-n", "2"}, "no program given"},
       {{"launch", "-n", "0", "--", "a"}, "-n is 0"},
       {{"launch", "--nnodes", "0", "--", "a"}, "--nnodes is 0"},
@@ -215,7 +218,7 @@ TEST_CASE("help names every option with its default") {
   const std::string compare = printed({"compare", "--help"});
   for (const char* option : {"--modes",       "--devices",  "--device", "--threads-per-device",
                              "--data",        "--download", "--epochs", "--batch",
-                             "--lr",          "--momentum", "--seed",   "--repeats",
+                             "--lr",          "--momentum", "--seed",   "--time-budget",
                              "--out",         "--quiet",    "--json",   "--train-images",
                              "--test-images", "--compat",   "--model",  "128",
                              "1234",          "0.01",       "0.5",      "1,2,4"}) {
@@ -234,6 +237,11 @@ TEST_CASE("help names every option with its default") {
                              "--no-pin", "--grace", "--stop-limit", "--verbose", "seconds", "29500"}) {
     INFO(option);
     CHECK_THAT(launch, duet_test::ContainsSubstring(option));
+  }
+  for (const char* hidden : {"--bursts", "--untrained", "--copies", "--repeats"}) {
+    INFO(hidden);
+    CHECK(compare.find(hidden) == std::string::npos);
+    CHECK(train.find(hidden) == std::string::npos);
   }
   CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
   CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");

@@ -72,6 +72,14 @@ TEST_CASE("results.json has the names that other programs read") {
                            "physical_devices",
                            "device_memory_mb",
                            "moved_bytes_per_step",
+                           "rounds_us",
+                           "rounds_step_us",
+                           "rank_step_us",
+                           "speedup_low",
+                           "speedup_high",
+                           "ceiling_efficiency",
+                           "cpu_share",
+                           "other_programs_share",
                            "model"}) {
     INFO(name);
     CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));
@@ -101,6 +109,11 @@ TEST_CASE("runs go to JSON and come back") {
   CHECK(run.workers == "thread");
   CHECK(run.backend == "shm");
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
+  CHECK(run.rounds_us == results.runs[3].rounds_us);
+  REQUIRE(run.rounds_step_us.size() == 9);
+  CHECK(run.rounds_step_us[8].sum() == results.runs[3].rounds_step_us[8].sum());
+  CHECK(run.speedup_low == results.runs[3].speedup_low);
+  CHECK_FALSE(run.cpu_share);
   REQUIRE(run.median_step.size() == 1);
   CHECK(run.median_step[0].lane == "cpu:1");
   CHECK(run.median_step[0].end_us == 20.25);
@@ -126,10 +139,10 @@ TEST_CASE("damaged results are refused with the field's name") {
 TEST_CASE("speed-up is against single with as many threads; no efficiency without cores") {
   const Results results = duet_test::made_up();
   CHECK(*results.runs[0].speedup == 1);
-  CHECK(*results.runs[3].speedup == Approx(8 / 4.2));
-  CHECK(*results.runs[3].efficiency == Approx(4 / 4.2));
-  CHECK(*results.runs[1].efficiency == Approx(4 / 4.4));
-  CHECK(*results.runs[5].speedup == Approx(8 / 6.0));
+  CHECK(*results.runs[3].speedup == Approx(8 / 4.2).epsilon(0.01));
+  CHECK(*results.runs[3].efficiency == Approx(4 / 4.2).epsilon(0.01));
+  CHECK(*results.runs[1].efficiency == Approx(4 / 4.4).epsilon(0.01));
+  CHECK(*results.runs[5].speedup == Approx(8 / 6.0).epsilon(0.01));
   CHECK_FALSE(results.runs[5].efficiency);
   CHECK_FALSE(results.runs[6].speedup);
   Results alone = results;
@@ -137,6 +150,32 @@ TEST_CASE("speed-up is against single with as many threads; no efficiency withou
   compare_with_single(alone);
   CHECK_FALSE(alone.runs[1].speedup);
   CHECK_FALSE(alone.runs[1].efficiency);
+}
+
+TEST_CASE("a speed-up is the median over rounds of the ratio in the same round, with its interval") {
+  Results results = duet_test::made_up();
+  Run &single = results.runs[0], &dp = results.runs[3];
+  // A slow minute lies on some rounds of both: each run's own median would give another ratio.
+  single.rounds_us = {100, 100, 300, 300, 100, 300, 300, 300, 100};
+  dp.rounds_us = {50, 51, 150, 151, 49, 149, 150, 149, 50};
+  compare_with_single(results);
+  CHECK(*dp.speedup == 2);
+  CHECK(dp.speedup_low.value() == Approx(1.987).epsilon(0.001));
+  CHECK(dp.speedup_high.value() == Approx(2.0134).epsilon(0.001));
+  CHECK_FALSE(single.speedup_low);
+  Run copies = dp;
+  copies.mode = "copies";
+  for (double& us : copies.rounds_us) us *= 0.9;
+  results.runs.push_back(copies);
+  compare_with_single(results);
+  CHECK(results.runs[3].ceiling_efficiency.value() == Approx(0.9));
+  CHECK_FALSE(results.runs[0].ceiling_efficiency);
+  CHECK_FALSE(results.runs.back().ceiling_efficiency);
+  CHECK_FALSE(results.runs[5].ceiling_efficiency);  // on 4 devices, without copies
+  results.runs[3].rounds_us.resize(2);
+  compare_with_single(results);
+  CHECK(results.runs[3].speedup);
+  CHECK_FALSE(results.runs[3].speedup_low);
 }
 
 TEST_CASE("a run of which nothing was timed has no speed-up") {

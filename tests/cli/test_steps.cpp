@@ -35,8 +35,8 @@ std::string program(const TemporaryFolder& folder, const std::string& body) {
   return path;
 }
 
-TorchRun run(const std::string& python, const TemporaryFolder& folder) {
-  return run_torch(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, 5, folder.path());
+TorchPeer peer(const std::string& python, const TemporaryFolder& folder) {
+  return TorchPeer(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, folder.path() + "/torch");
 }
 
 }  // namespace
@@ -81,24 +81,47 @@ TEST_CASE("rows are compared with peers on as many cores") {
   CHECK_THAT(text, duet_test::ContainsSubstring("PyTorch 2.0"));
 }
 
-TEST_CASE("the PyTorch peer is run by the Python that was named, and its times are read") {
+TEST_CASE("the PyTorch peer is run by the Python that was named, parks, and runs the bursts that it is asked for") {
   const TemporaryFolder folder;
-  const std::string good =
-      program(folder, R"(echo '{"torch": "2.9", "startup_s": 2.5, "steps_us": [3, 1.5]}' >"$out")");
-  const TorchRun ran = run(good, folder);
-  CHECK(ran.ok);
-  CHECK(ran.version == "2.9");
-  CHECK(ran.startup_s == 2.5);
-  CHECK(ran.steps_us == std::vector<double>{3, 1.5});
-  CHECK_THAT(read_file(folder.path() + "/torch_peer.py"), duet_test::ContainsSubstring("class SimpleCNN(nn.Module):"));
+  const std::string good = program(folder, R"(
+write() {
+  echo "{\"torch\": \"2.9\", \"startup_s\": 2.5, \"steps_us\": [$2]}" >"$out.new"
+  mv "$out.new" "$out.$1"
+}
+write 0 ""
+while read steps && read same <&4; do
+  [ "$steps" = "$same" ] || exit 3
+  i=$((i + 1))
+  write $i "$steps, 1.5"
+done <"$out.commands.0" 4<"$out.commands.1")");
+  TorchPeer parked = peer(good, folder);
+  CHECK(parked.wait() == "");
+  CHECK(parked.version() == "2.9");
+  CHECK(parked.startup_s() == 2.5);
+  CHECK(parked.burst(5) == std::vector<double>{5, 1.5});
+  CHECK(parked.burst(7) == std::vector<double>{7, 1.5});
+  CHECK(parked.error() == "");
+  CHECK_THAT(read_file(folder.path() + "/torch.py"), duet_test::ContainsSubstring("class SimpleCNN(nn.Module):"));
 }
 
 TEST_CASE("a PyTorch peer that cannot run is an error with the reason") {
   const TemporaryFolder folder;
-  const TorchRun failed = run(program(folder, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1"), folder);
-  CHECK_FALSE(failed.ok);
-  CHECK(failed.reason == "ModuleNotFoundError: No module named 'torch'");
+  TorchPeer failed = peer(program(folder, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1"), folder);
+  CHECK(failed.wait() == "ModuleNotFoundError: No module named 'torch'");
   CHECK_THROWS_WITH(require_torch(folder.path() + "/nowhere", folder.path()),
                     duet_test::ContainsSubstring("cannot start " + folder.path() + "/nowhere"));
-  CHECK_THROWS_AS(run(program(folder, "echo nonsense >\"$out\""), folder), DataError);
+  const TemporaryFolder other;
+  TorchPeer nonsense = peer(program(other, "echo nonsense >\"$out.0\""), other);
+  CHECK_THROWS_AS(nonsense.wait(), DataError);
+}
+
+TEST_CASE("a PyTorch peer that ends while it is parked is an error in the next burst") {
+  const TemporaryFolder folder;
+  const std::string once =
+      program(folder, R"(echo '{"torch": "2.9", "startup_s": 2.5, "steps_us": []}' >"$out.new"; mv "$out.new" "$out.0"
+read steps <"$out.commands.0"; echo "out of memory"; exit 1)");
+  TorchPeer parked = peer(once, folder);
+  REQUIRE(parked.wait() == "");
+  CHECK(parked.burst(5).empty());
+  CHECK(parked.error() == "out of memory");
 }
