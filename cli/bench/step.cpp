@@ -125,6 +125,7 @@ class Bench {
     timed.learnt = runner_.run(timed.cell, concat(timed.row.name, " ", timed.row.devices), timed.choice, true);
     const Run& run = timed.learnt.run;
     timed.row.error = run.error;
+    require<DataError>(!run.ok || run.step_us.sum() > 0, "--batch is ", options_.batch, ": ", kNothingToTime);
     if (run.ok) timed.row.startup_s = run.startup_s + run.step_us.sum() / 1e6;
   }
 

@@ -81,7 +81,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("precision", duet::name(options.precision));
   add("graph", options.graph);
   add("graph-steps", options.graph_steps);
-  add("backend", cell.learns() ? backend_of(options, cell) : "auto");
+  add("backend", has_ranks(cell.mode) && cell.learns() ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
   add("epochs", options.epochs);

@@ -96,7 +96,7 @@ class Comparison {
     std::vector<std::size_t> numbers;  // of the cells that are timed
     RoundLimits limits{.budget_s = options_.time_budget_s};
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
-      if (!learnt_[i].parked) continue;
+      if (!learnt_[i].parked || learnt_[i].run.step_us.sum() <= 0) continue;  // an epoch of the first step alone
       if (&learnt_[i] == single()) limits.base = timed.size();
       timed.push_back({.step_us = learnt_[i].run.step_us.sum()});
       numbers.push_back(i);

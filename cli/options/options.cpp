@@ -190,15 +190,10 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option("--step-times", options.step_times,
                  "file for the time of every step but the first, in us, a line each");
   app.add_option("--progress", options.progress, "file that always holds one line: where the training stands");
-  // Of duet compare for its cells, not for people: in no group, and so not in the help.
+  // Of duet compare for its cells; in no group, and so not in the help.
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
-}
-
-/// An option of earlier versions.
-void refuse_repeats(const std::string&) {
-  throw CLI::ValidationError("--repeats was replaced by --time-budget: cells are timed in rounds");
 }
 
 void add_compare(CLI::App& app, CompareOptions& options) {
@@ -215,7 +210,8 @@ void add_compare(CLI::App& app, CompareOptions& options) {
          "seconds for rounds that time all cells against each other after they have learnt; fewer are used once "
          "every speed-up is known to 1 %; 0: no rounds, and so no intervals")
       ->check(in_range(0, 1e6));
-  app.add_option_function<std::string>("--repeats", refuse_repeats)->group("");
+  const auto refuse = [](const std::string&) { throw CLI::ValidationError("--repeats was replaced by --time-budget"); };
+  app.add_option_function<std::string>("--repeats", refuse)->group("");
   app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
   add_json(app, options.json, "the same as results.json");
 }
@@ -228,8 +224,8 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
   add_device_counts(app, options.devices, "1,2");
   add_backend(app, options);
-  app.add_option("--steps", options.steps, "steps timed in every repeat")->check(in_range(5));
-  app.add_option("--repeats", options.repeats, "rounds: how often every mode is run, interleaved")->check(in_range(1));
+  app.add_option("--steps", options.steps, "steps timed in every round")->check(in_range(5));
+  app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
   app.add_option(
       "--vs-torch", options.vs_torch,
       "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "

@@ -101,6 +101,19 @@ void add_backends(const Results& results, int devices, Evidence& evidence) {
   }
 }
 
+/// Where threads of one device are faster than `best`.
+std::string all_cores_instead(const Results& results, const Run& best) {
+  for (const Run& run : results.runs) {
+    const std::optional<Interval> speedup = speedup_interval(run);
+    if (!run.ok || !all_cores_row(results, run) || !speedup || !above_limit(results, run).empty()) continue;
+    const std::optional<Interval> ratio = ratio_interval(best.rounds_us, run.rounds_us);
+    if (speedup->low > 1 && ratio && ratio->low > 1)
+      return concat("Use single on all cores here: ", times_text(*speedup), " the speed of one thread and ",
+                    times_text(*ratio), " that of ", named(results, best));
+  }
+  return "";
+}
+
 }  // namespace
 
 std::optional<Interval> speedup_interval(const Run& run) {
@@ -196,6 +209,7 @@ std::string fastest_mode(const Results& results) {
       **std::max_element(runs.begin(), runs.end(), [](auto a, auto b) { return *a->speedup < *b->speedup; });
   const Interval speedup = *speedup_interval(best);
   const std::string name = named(results, best);
+  if (const std::string instead = all_cores_instead(results, best); !instead.empty()) return instead;
   if (speedup.high < 1) return concat("Use single here: ", name, " reaches ", times_text(speedup), " its speed");
   if (speedup.low <= 1) return concat("No gain over single was measured here: ", name, " is at ", range_text(speedup));
   std::string text = concat("Use ", name, " here: ", times_text(speedup), " single's speed");

@@ -250,7 +250,7 @@ class Trainer {
     clock_.fill(run_);
     if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
-    run_.backend = team_.backend;
+    if (options_.mode != Mode::copies) run_.backend = team_.backend;
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
     fill_devices();

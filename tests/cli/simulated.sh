@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 status=0
 "$duet" compare --quiet --device cuda --precision tf32 --model linear --modes single,dp --devices 2 --data synthetic \
-  --train-images 96 --test-images 20 --batch 16 --out out >text 2>&1 || status=$?
+  --train-images 96 --test-images 20 --batch 16 --time-budget 2 --out out >text 2>&1 || status=$?
 cat text
 [ $status = 0 ]
 expect() { grep -q "$1" "$2" || { echo "no '$1' in $2" >&2; exit 1; }; }
@@ -32,6 +32,7 @@ runs = json.load(open("out/results.json"))["runs"]
 dp = runs[1]
 assert runs[0]["graph"] and dp["graph"], runs
 assert dp["speedup"] is None and dp["efficiency"] is None, dp
+assert len(dp["rounds_us"]) >= 3 and len(runs[2]["rank_step_us"]) == 2 and runs[2]["mode"] == "copies", runs
 assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
 assert abs(runs[0]["train_loss"][-1] - dp["train_loss"][-1]) < 1e-4, (runs[0]["train_loss"], dp["train_loss"])

@@ -121,6 +121,13 @@ TEST_CASE("the headline says what to use, and by how much") {
   CHECK_THAT(headline(planted(slow, kHalf, 0.002)), duet_test::ContainsSubstring(" that of dp;"));
   begins(planted(slow, slow, 0.02), "Use dp or ddp on 2 devices here: ");
   begins(planted(slower, slower, 0.002), "Use single here: ");
+  Results with_threads = planted(slow, slow, 0.002);
+  with_threads.runs.push_back(with_threads.runs[0]);
+  Run& threads = with_threads.runs.back();
+  threads.threads_per_device = 2;
+  plant(threads, kHalf, 0.002, 99);
+  compare_with_single(with_threads);
+  begins(with_threads, "Use single on all cores here: 2.0");
 }
 
 TEST_CASE("a speed-up above what devices or cores can give is marked, and is neither sentence nor headline") {

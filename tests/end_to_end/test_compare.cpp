@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -29,18 +30,33 @@ std::vector<std::string> with(std::vector<std::string> arguments, const std::vec
 TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single") {
   const TemporaryFolder folder;
   const std::string out = folder.path() + "/report with a space";
-  const auto ran =
-      duet_test::duet(with({"compare", "--devices", "1,2,4", "--out", out, "--json", "-", "--repeats", "2"}, kSmall));
+  const auto ran = duet_test::duet(
+      with({"compare", "--devices", "1,2,4", "--out", out, "--json", "-", "--time-budget", "6"}, kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = duet_test::results_of(ran.out);
   CHECK(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
   CHECK(read_file(out + "/results.json") == ran.out);
   REQUIRE(results.runs.size() >= 10);
+  const std::size_t rounds = results.runs[0].rounds_us.size();
+  CHECK(rounds >= 3);
   for (const Run& run : results.runs) {
     INFO(run.mode << " " << run.devices << ": " << run.error);
     CHECK(run.ok);
-    CHECK(run.epoch_s.size() == 2);
+    CHECK(run.rounds_us.size() == rounds);
+    CHECK(run.rounds_step_us.size() == rounds);
+    CHECK(run.rank_step_us.size() == (run.mode == "dp" ? 1U : static_cast<unsigned>(run.devices)));
+    CHECK(run.epoch_s.size() == rounds);
+    if (run.mode == "copies") {
+      CHECK(run.step_us.communication == 0);
+      CHECK(run.test_accuracy.empty());
+      CHECK(run.parameters_sha256.empty());
+      continue;
+    }
+    CHECK((run.speedup_low && *run.speedup_low < *run.speedup && *run.speedup < *run.speedup_high) !=
+          (&run == &results.runs[0]));
+    if (run.devices > 1) CHECK(run.ceiling_efficiency.value() > 0);
+    CHECK(std::abs(run.step_us.sum() - 64e6 / run.samples_per_s) < 0.01 * run.step_us.sum());
     CHECK(run.test_accuracy.size() == 1);
     CHECK(run.samples_per_s > 0);
     CHECK(run.peak_memory_mb.size() ==
@@ -62,8 +78,9 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
 
 TEST_CASE("where bits differ, the first differing step is named") {
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet(
-      with({"compare", "--modes", "single,dp", "--devices", "3", "--out", folder.path(), "--json", "-"}, kSmall));
+  const auto ran = duet_test::duet(with({"compare", "--modes", "single,dp", "--devices", "3", "--out", folder.path(),
+                                         "--json", "-", "--time-budget", "0"},
+                                        kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = duet_test::results_of(ran.out);
@@ -103,8 +120,9 @@ TEST_CASE("usage errors exit with 2, others with 1, each with one line") {
 TEST_CASE("a mode that fails is a row with the reason, and a non-zero exit code") {
   const TemporaryFolder folder;
   // A rank of the tutorial's split gets no image at all: 5 images on 8 ranks.
-  const auto ran = duet_test::duet({"compare", "--modes", "single,averaging", "--devices", "8", "--out", folder.path(),
-                                    "--data", "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-"});
+  const auto ran =
+      duet_test::duet({"compare", "--modes", "single,averaging", "--devices", "8", "--out", folder.path(), "--data",
+                       "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-", "--time-budget", "0"});
   INFO(ran.err);
   CHECK(ran.status == 1);
   const Results results = duet_test::results_of(ran.out);
@@ -131,9 +149,10 @@ TEST_CASE("a signal ends a comparison and all its processes") {
 
 TEST_CASE("a training that diverges still reports") {
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet(
-      with({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},
-           {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64", "--lr", "1e30"}));
+  const auto ran =
+      duet_test::duet(with({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},
+                           {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64",
+                            "--lr", "1e30", "--time-budget", "0"}));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = duet_test::results_of(ran.out);

@@ -26,8 +26,9 @@ constexpr bool kFaultPoints = false;
 const char* const kNoFaultPoints = "a release build has no fault points";
 
 std::vector<std::string> compare(const std::string& out, const std::string& modes) {
-  return {"compare",       "--modes", modes,     "--devices", "2",     "--data", "synthetic", "--train-images", "333",
-          "--test-images", "20",      "--batch", "64",        "--out", out,      "--model",   "linear"};
+  return {"compare", "--modes",       modes, "--devices", "2",  "--data", "synthetic", "--train-images",
+          "333",     "--test-images", "20",  "--batch",   "64", "--out",  out,         "--model",
+          "linear",  "--time-budget", "0"};
 }
 
 /// Injects a fault into all jobs that are started during its lifetime.

@@ -176,7 +176,7 @@ TEST_CASE("a comparison reports runs that cannot be started in each of their row
   const NewUser user;
   if (const std::string why = user.why_not(); !why.empty()) DUET_SKIP(why.c_str());
   const Ran ran = user.run({"compare", "--modes", "dp", "--devices", "2", "--data", "synthetic", "--train-images",
-                            "333", "--test-images", "20", "--out", user.path("out")},
+                            "333", "--test-images", "20", "--out", user.path("out"), "--time-budget", "1"},
                            1);
   CAPTURE(ran.out, ran.err);
   CHECK(ran.status == 1);

@@ -112,8 +112,9 @@ TEST_CASE("a report does not replace a link in its folder") {
   std::filesystem::create_directory(out);
   std::ofstream(target) << "old";
   std::filesystem::create_symlink(target, out + "/results.json");
-  const auto ran = duet_test::duet({"compare", "--modes", "single", "--data", "synthetic", "--train-images", "128",
-                                    "--test-images", "20", "--batch", "64", "--model", "linear", "--out", out});
+  const auto ran =
+      duet_test::duet({"compare", "--modes", "single", "--data", "synthetic", "--train-images", "128", "--test-images",
+                       "20", "--batch", "64", "--model", "linear", "--out", out, "--time-budget", "0"});
   INFO(ran.err);
   CHECK(ran.status == 0);
   CHECK(std::filesystem::is_symlink(out + "/results.json"));
@@ -165,7 +166,9 @@ TEST_CASE("the option --json means the same of every command: a file, or the sta
                              "--test-images",
                              "20",
                              "--out",
-                             folder.path() + "/out"};
+                             folder.path() + "/out",
+                             "--time-budget",
+                             "1"};
   const std::vector<std::pair<Arguments, const char*>> commands = {
       {compare, "runs"}, {kStep, "rows"}, {kCollective, "rows"}, {{"info"}, "devices"}};
   for (const auto& [command, field] : commands) {
@@ -214,9 +217,9 @@ TEST_CASE("a run of one step reports that there is nothing to time, in place of 
   const TemporaryFolder folder;
   const auto train = duet_test::duet(with(kTrain, {"--batch", "400"}));
   CHECK_THAT(train.out, ContainsSubstring(nothing) && !ContainsSubstring("samples/s"));
-  const auto compare =
-      duet_test::duet({"compare", "--modes", "single,dp", "--devices", "2", "--data", "synthetic", "--train-images",
-                       "64", "--test-images", "20", "--batch", "128", "--model", "linear", "--out", folder.path()});
+  const auto compare = duet_test::duet({"compare", "--modes", "single,dp", "--devices", "2", "--data", "synthetic",
+                                        "--train-images", "64", "--test-images", "20", "--batch", "128", "--model",
+                                        "linear", "--out", folder.path(), "--time-budget", "1"});
   INFO(compare.out);
   CHECK(compare.status == 0);
   CHECK_THAT(compare.out, ContainsSubstring(nothing) && !ContainsSubstring("0.000 s") && !ContainsSubstring("0.0 %"));

@@ -64,17 +64,20 @@ TEST_CASE("an error of a rank follows the progress line in a terminal, on a line
 TEST_CASE("a comparison without a terminal prints a line for every cell that has ended") {
   const TemporaryFolder folder;
   const std::vector<std::string> arguments =
-      small({"compare", "--modes", "single,dp,ddp", "--devices", "2", "--backend", "shm,gloo", "--out", folder.path()});
+      small({"compare", "--modes", "single,dp,ddp", "--devices", "2", "--backend", "shm,gloo", "--out", folder.path(),
+             "--time-budget", "0.5"});
   const auto ran = duet_test::duet(arguments);
   INFO(ran.out << ran.err);
   const bool several = duet::usable_cores() > 1;
-  const std::string all = several ? "/5] " : "/4] ";
+  const std::string all = several ? "/6] " : "/5] ";
   CHECK(holds(ran.err, "[1" + all + "single 1: "));
   if (several) CHECK(holds(ran.err, "\n[2" + all + "single, all cores: "));
   CHECK(holds(ran.err, all + "dp 2: "));
   CHECK(holds(ran.err, all + "ddp 2: "));
   CHECK(holds(ran.err, all + "ddp 2, gloo: "));
-  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 5 : 4));
+  CHECK(holds(ran.err, all + "copies 2: ready\n"));
+  CHECK(holds(ran.err, "\nround "));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 7 : 6));
   auto quiet = arguments;
   quiet.push_back("--quiet");
   CHECK(duet_test::duet(quiet).err.empty());
@@ -83,10 +86,11 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
 TEST_CASE("a comparison in a terminal prints no lines for its cells") {
   if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   const TemporaryFolder folder;
-  const auto ran =
-      duet_test::duet_in_terminal(small({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path()}));
+  const auto ran = duet_test::duet_in_terminal(
+      small({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--time-budget", "0.5"}));
   INFO(ran.out);
   CHECK(ran.status == 0);
+  CHECK_FALSE(holds(ran.out, "/4] single 1: "));
   CHECK_FALSE(holds(ran.out, "/3] single 1: "));
-  CHECK_FALSE(holds(ran.out, "/2] single 1: "));
+  CHECK(holds(ran.out, "round 1"));
 }
