@@ -176,7 +176,8 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
     evidence.withheld.push_back("the loss of " + named(results, *run));
     return;
   }
-  const std::string why = cause(losses_of(*run, *single), *extra);
+  const bool parts = !single->graph && !run->graph;  // those of a replayed graph cannot be timed
+  const std::string why = parts ? cause(losses_of(*run, *single), *extra) : "";
   if (why.empty()) evidence.withheld.push_back("what causes the loss of " + named(results, *run));
   evidence.sentences.push_back(concat(named(results, *run), " takes ", us_text(*extra),
                                       " a step more than single's step divided by ", run->devices, why, "."));
