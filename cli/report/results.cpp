@@ -45,6 +45,12 @@ void each_field(SomeRun& run, const Field& field) {
   field("graph", run.graph);
   field("workers", run.workers);
   field("backend", run.backend);
+  field("communication_waiting_us", run.communication_waiting_us);
+  field("communication_moving_us", run.communication_moving_us);
+  field("waiting_interval_us", run.waiting_interval_us);
+  field("moving_interval_us", run.moving_interval_us);
+  field("step_waiting_us", run.step_waiting_us);
+  field("rank_waiting_us", run.rank_waiting_us);
   field("rounds_us", run.rounds_us);
   field("rounds_step_us", run.rounds_step_us);
   field("rank_step_us", run.rank_step_us);
@@ -60,11 +66,6 @@ Json json_of(const T& value) {
   return value;
 }
 
-template <class T>
-Json json_of(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
 Json json_of(const StepParts& parts) {
   Json json;
   for (const PartName& part : kStepParts) json[part.name] = parts.*part.member;
@@ -75,6 +76,11 @@ Json json_of(const std::vector<StepParts>& rounds) {
   Json json = Json::array();
   for (const StepParts& parts : rounds) json.push_back(json_of(parts));
   return json;
+}
+
+template <class T>
+Json json_of(const std::optional<T>& value) {
+  return value ? json_of(*value) : Json(nullptr);
 }
 
 Json json_of(const std::vector<StepEvent>& events) {
@@ -110,12 +116,6 @@ void read(const Json& from, const char* field, T& value) {
   }
 }
 
-template <class T>
-void read(const Json& from, const char* field, std::optional<T>& value) {
-  value.reset();
-  if (!at(from, field).is_null()) read(from, field, value.emplace());
-}
-
 /// Not-a-number and infinities are null in JSON.
 void read(const Json& from, const char* field, std::vector<double>& values) {
   std::vector<Json> items;
@@ -137,6 +137,12 @@ void read(const Json& from, const char* field, std::vector<StepParts>& rounds) {
   for (const Json& item : items)
     for (StepParts& parts = rounds.emplace_back(); const PartName& part : kStepParts)
       read(item, part.name, parts.*part.member);
+}
+
+template <class T>
+void read(const Json& from, const char* field, std::optional<T>& value) {
+  value.reset();
+  if (!at(from, field).is_null()) read(from, field, value.emplace());
 }
 
 void read(const Json& from, const char* field, std::vector<StepEvent>& events) {
@@ -177,6 +183,9 @@ std::string csv_line(const Run& run, bool names) {
     using Value = std::decay_t<decltype(value)>;
     if constexpr (std::is_same_v<Value, StepParts>) {
       for (const PartName& part : kStepParts) add(concat(part.name, "_us"), shortest(value.*part.member));
+    } else if constexpr (std::is_same_v<Value, std::optional<StepParts>>) {
+      for (const PartName& part : kStepParts)
+        add(concat(part.name, "_waiting_us"), value ? shortest(*value.*part.member) : "");
     } else if constexpr (!std::is_same_v<Value, std::vector<StepEvent>> &&
                          !std::is_same_v<Value, std::vector<StepParts>>) {
       const std::string text = csv_text(value);

@@ -12,7 +12,7 @@
 namespace duet::cli {
 
 /// Time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
-/// add up to the step.
+/// add up to the step. Of ranks the means over them.
 struct StepParts {
   double input = 0, scatter = 0, replicate = 0, forward = 0, gather = 0, loss = 0, backward = 0, communication = 0,
          update = 0;
@@ -33,6 +33,8 @@ inline constexpr PartName kStepParts[] = {
     {"gather", &StepParts::gather},       {"loss", &StepParts::loss},
     {"backward", &StepParts::backward},   {"communication", &StepParts::communication},
     {"update", &StepParts::update}};
+
+inline constexpr const char* kWaiting = "waiting";  // of a StepEvent: for the last rank or replica
 
 /// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
 /// communication". An event that lies within another of its lane comes after it.
@@ -73,6 +75,13 @@ struct Run {
   // CUDA, per device; empty on CPU.
   std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
   std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
+  // Waiting for the last rank or replica, apart from moving and adding: means over steps and over ranks or replicas.
+  // Null where collectives are not timed one by one on one clock: on GPUs, in recorded steps, on several hosts.
+  // Waiting of ranks lies within communication_us, waiting of replicas within forward and backward.
+  std::optional<double> communication_waiting_us, communication_moving_us;  // of a step, overlapped or not
+  std::vector<double> waiting_interval_us, moving_interval_us;              // 95 %; empty where steps are too few
+  std::optional<StepParts> step_waiting_us;                                 // of each part of step_us, what is waiting
+  std::vector<double> rank_waiting_us;                                      // of each rank or replica, in a step
 
   // Of the rounds; empty or null without them.
   std::vector<double> rounds_us;          // the median step of each; of copies that of the slowest

@@ -49,7 +49,7 @@ class StepClock {
   /// Global images per second over this epoch so far, first step of the run excluded.
   double samples_per_s() const { return epoch_us_ > 0 ? epoch_images_ / epoch_us_ * 1e6 : 0; }
 
-  /// Fills startup_s, waiting_share, communication_us and step_us.
+  /// Fills startup_s, waiting_share, communication_us and step_us, as this process measured them.
   void fill(Run& run) const;
 
  private:

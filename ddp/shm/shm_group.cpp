@@ -17,6 +17,7 @@
 #include "ddp/shm/control_block.h"
 #include "ddp/shm/messages.h"
 #include "ddp/shm/shm_collectives.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/thread_pool.h"
 #include "lib/base/trace.h"
@@ -216,6 +217,7 @@ class ShmGroup final : public SharedMemoryGroup {
                              bytes_of(task.call));
         const Clock::time_point start = Clock::now();
         task.call.mark.running();
+        fault_point("collective");
         if (!task.begun) collectives_.begin(task.call, done_);
         collectives_.finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
         busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);

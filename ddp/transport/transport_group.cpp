@@ -18,6 +18,7 @@
 #include "ddp/group/process_group.h"
 #include "ddp/transport/message_collectives.h"
 #include "ddp/transport/transport.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -171,6 +172,7 @@ class TransportGroup final : public ProcessGroup {
                              bytes_of(task.call));
         const Clock::time_point begin = Clock::now();
         task.call.mark.running();
+        fault_point("collective");
         collectives_.run(task.call, number);
         busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - begin).count(), std::memory_order_relaxed);
       } catch (const std::exception& error) {

@@ -2,11 +2,13 @@
 
 #ifdef DUET_FAULT_POINTS
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "lib/base/environment.h"
 #include "lib/parse_number.h"
@@ -19,11 +21,17 @@ struct Fault {
   int times = 0, signal = 0;
 };
 
+struct Delay {
+  std::string name;
+  std::chrono::microseconds time{0};
+};
+
+std::string variable(const char* name) { return environment_variable(name).value_or(""); }
+
 /// Empty unless the fault is for this process.
 const Fault& fault() {
   static const Fault wanted = [] {
     Fault fault;
-    const auto variable = [](const char* name) { return environment_variable(name).value_or(""); };
     const std::string restarts = variable("TORCHELASTIC_RESTART_COUNT");
     std::istringstream text(variable("DUET_FAULT"));
     std::string times, signal;
@@ -39,11 +47,26 @@ const Fault& fault() {
   return wanted;
 }
 
+/// Without a name unless the delay is for this process.
+const Delay& delay() {
+  static const Delay wanted = [] {
+    std::istringstream text(variable("DUET_DELAY"));
+    std::string name, rank, time;
+    std::getline(text, name, ':');
+    std::getline(text, rank, ':');
+    std::getline(text, time, ':');
+    if (rank != "*" && rank != variable("RANK")) return Delay{};
+    return Delay{name, std::chrono::microseconds(parse_number<int>(time).value_or(0))};
+  }();
+  return wanted;
+}
+
 }  // namespace
 
 void fault_point(const char* name) {
   static std::mutex mutex;
   static int passed = 0;
+  if (!delay().name.empty() && delay().name == name) std::this_thread::sleep_for(delay().time);
   const Fault& wanted = fault();
   if (wanted.name.empty() || wanted.name != name) return;
   const std::lock_guard lock(mutex);

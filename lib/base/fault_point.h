@@ -5,7 +5,9 @@ namespace duet {
 
 #ifdef DUET_FAULT_POINTS
 /// If DUET_FAULT is "NAME:RANK:TIMES:SIGNAL", the TIMES-th passing of the point NAME by the rank RANK is reported on
-/// stderr and raises the signal: 9 kills, 19 stops. Only before a launcher's first restart. Thread-safe.
+/// stderr and raises the signal: 9 kills, 19 stops. Only before a launcher's first restart. If DUET_DELAY is
+/// "NAME:RANK:MICROSECONDS", every passing of the point NAME by the rank RANK, or by all processes for RANK "*", takes
+/// that much longer. Thread-safe.
 void fault_point(const char* name);
 #else
 inline void fault_point(const char*) {}

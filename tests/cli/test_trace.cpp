@@ -36,10 +36,16 @@ std::string rank_text(std::int64_t late_us) {
 
 StepEvent made_event(const std::string& lane, const std::string& name) { return {lane, name, 10, 20}; }
 
+std::vector<StepEvent> median_of(const std::vector<std::string>& texts) {
+  std::vector<RankSteps> ranks;
+  for (const std::string& text : texts) ranks.push_back(steps_of(events_of(text)));
+  return median_step(ranks, false);
+}
+
 }  // namespace
 
 TEST_CASE("the median step is that of rank 0, as all ranks ran it") {
-  const std::vector<StepEvent> step = median_step({rank_text(0), rank_text(5)});
+  const std::vector<StepEvent> step = median_of({rank_text(0), rank_text(5)});
   REQUIRE(step.size() == 4);
   CHECK(step[0].lane == "rank 0");
   CHECK(step[0].name == "backward");
@@ -48,8 +54,8 @@ TEST_CASE("the median step is that of rank 0, as all ranks ran it") {
   CHECK(step[1].lane == "rank 0, communication");
   CHECK(step[3].lane == "rank 1, communication");
   CHECK(step[3].begin_us == 7);
-  CHECK(median_step({rank_text(0)})[0].lane == "cpu:0");
-  CHECK(median_step({trace_text({})}).empty());
+  CHECK(median_of({rank_text(0)})[0].lane == "cpu:0");
+  CHECK(median_of({trace_text({})}).empty());
 }
 
 TEST_CASE("Chrome's trace has a process per rank, and threads for devices and communication") {
