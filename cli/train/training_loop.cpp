@@ -131,6 +131,7 @@ StepClock::StepClock(std::int64_t started_ns, std::function<WrapperTimes()> wrap
     : started_ns_(started_ns), wrapper_(std::move(wrapper)), device_(device) {}
 
 void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
+  if (wrapper_ && !first_) between_us_ += wrapper_().communication_us - communicated_us_;
   steps_ = std::max<std::int64_t>(1, steps);
   step_ = done;
   epoch_us_ = epoch_images_ = epoch_loss_sum_ = epoch_rows_ = now_us_ = 0;
@@ -144,6 +145,7 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
 void StepClock::lap(double StepParts::*part, std::int64_t steps) {
   const Clock::time_point now = Clock::now();
   const double us = microseconds(now - last_);
+  if (step_ >= steps_) return;  // between epochs
   if (Trace::on() && steps == 1)
     Trace::add({.name = name_of(part), .device = device_, .begin_ns = to_ns(last_), .end_ns = to_ns(now)});
   last_ = now;
@@ -199,6 +201,7 @@ void StepClock::end_steps(std::int64_t steps, double losses, std::int64_t rows, 
   epoch_loss_sum_ += sum;
   epoch_rows_ += count * static_cast<double>(rows);
   step_ += steps;
+  if (wrapper_ && step_ >= steps_) communicated_us_ = wrapper_().communication_us;
 }
 
 double StepClock::epoch_loss() const { return epoch_rows_ > 0 ? epoch_loss_sum_ / epoch_rows_ : 0; }
@@ -222,7 +225,8 @@ void StepClock::fill(Run& run) const {
     mean.communication += inside + in_update;
     mean.backward = std::max(0.0, mean.backward - inside);
     mean.update = std::max(0.0, mean.update - in_update);
-    hidden = std::max(0.0, (now.communication_us - wrapper_first_.communication_us) / count - inside - in_update);
+    const double communicated = communicated_us_ - between_us_ - wrapper_first_.communication_us;
+    hidden = std::max(0.0, communicated / count - inside - in_update);
   }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;

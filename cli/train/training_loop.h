@@ -26,7 +26,8 @@ class StepClock {
 
   /// An epoch of `steps` steps of which the first `done` are done.
   void begin_epoch(std::int64_t steps, std::int64_t done);
-  /// Adds the time since the last lap to this part of the step, or of `steps` steps that are reported together.
+  /// Adds the time since the last lap to this part of the step, or of `steps` steps that are reported together. Between
+  /// epochs nothing is added.
   void lap(double StepParts::*part, std::int64_t steps = 1);
   /// The step is over. `loss` is the mean over this process's `rows` of `global` rows.
   void end_step(double loss, std::int64_t rows, std::int64_t global) { end_steps(1, loss, rows, global); }
@@ -63,9 +64,10 @@ class StepClock {
   bool first_ = true;       // the step that runs is the first of the run
   double first_end_s_ = 0;  // from the start of the program to the end of the first step
   WrapperTimes wrapper_first_;
-  StepParts total_;             // of all steps but the first
-  std::vector<float> step_us_;  // of each step but the first
-  double now_us_ = 0;           // of the step that runs
+  double communicated_us_ = 0, between_us_ = 0;  // the wrapper's, up to the end of the last epoch; between epochs
+  StepParts total_;                              // of all steps but the first
+  std::vector<float> step_us_;                   // of each step but the first
+  double now_us_ = 0;                            // of the step that runs
   double epoch_us_ = 0, epoch_images_ = 0, epoch_loss_sum_ = 0, epoch_rows_ = 0;
   std::int64_t step_ = 0, steps_ = 1;  // of the epoch
   std::int64_t run_step_ = 0;

@@ -174,6 +174,30 @@ TEST_CASE("the parts of a step add up to it, without the first step of the run")
   CHECK(clock.epoch_loss() == 0.5);
 }
 
+TEST_CASE("what happens between epochs is of no step") {
+  WrapperTimes times;
+  times.communication_us = 1e6;  // of settings that were compared before the first
+  StepClock clock(monotonic_ns(), [&] { return times; });
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    clock.begin_epoch(2, 0);
+    for (int step = 0; step < 2; ++step) {
+      clock.lap(&StepParts::backward);
+      times.exposed_us += 1;
+      times.communication_us += 3;
+      clock.end_step(1, 8, 8);
+    }
+    // Accuracies are added up, and signals exchanged.
+    times.communication_us += 1e6;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    clock.lap(&StepParts::communication);
+  }
+  Run run;
+  clock.fill(run);
+  CHECK(run.communication_us == 3);
+  CHECK(run.step_us.communication == 1);
+  CHECK(run.step_us.sum() < clock.steps_us()[0] + clock.steps_us()[1] + clock.steps_us()[2] + 3);
+}
+
 TEST_CASE("steps that are reported together count as their mean, and belong to one point of the loss curve") {
   StepClock clock(monotonic_ns(), {});
   clock.begin_epoch(50, 0);
