@@ -22,24 +22,6 @@ bool timed_in_rounds(const Results& results) {
 
 std::string us(double value) { return grouped(std::llround(value)) + " us"; }
 
-void hidden(const Results& results, std::vector<std::string>& out) {
-  const int devices = largest_fair(results);
-  const Run* averaging = find_run(results, "averaging", devices);
-  const Run* ddp = find_run(results, "ddp", devices);
-  if (!ddp || ddp->communication_us <= 0) return;
-  const double waiting = ddp->step_us.communication;
-  const double share = std::clamp(1 - waiting / ddp->communication_us, 0.0, 1.0);
-  out.push_back(concat("ddp on ", devices, " devices communicates for ", us(ddp->communication_us),
-                       " a step and waits for ", us(waiting), " of it: ", fixed(100 * share, 0),
-                       " % is hidden behind backward."));
-  if (!averaging) return;
-  std::vector<double> more;
-  for (std::size_t i = 0; i < std::min(averaging->rounds_step_us.size(), ddp->rounds_step_us.size()); ++i)
-    more.push_back(averaging->rounds_step_us[i].communication - ddp->rounds_step_us[i].communication);
-  if (const std::optional<Interval> interval = interval_of(more); interval && interval->low > 0)
-    out.back() += " averaging waits for all of its " + us(averaging->communication_us) + ".";
-}
-
 void crowded(const Results& results, std::vector<std::string>& out) {
   constexpr const char* kOverhead = ": this measures overhead, not scaling.";
   std::set<int> counts;
@@ -112,7 +94,7 @@ std::vector<std::string> findings(const Results& results) {
     if (std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.on_cpu(); })) {
       add_losses(results, "dp", evidence);
       add_losses(results, "ddp", evidence);
-      hidden(results, evidence.sentences);
+      add_waiting_findings(results, largest_fair(results), evidence.sentences);
     }
     add_doubts(results, evidence);
     if (!evidence.withheld.empty())

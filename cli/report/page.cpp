@@ -1,4 +1,4 @@
-// index.html, and the style of all pages.
+// index.html.
 #include <cstddef>
 #include <ctime>
 #include <string>
@@ -12,37 +12,6 @@
 
 namespace duet::cli {
 namespace {
-
-constexpr const char* kStyle = R"(
-:root { color-scheme: light dark; --page: #fcfcfb; --ink: #1c1c1a; --soft: #6b6a64; --grid: #e3e2dd; --bad: #b3261e; --good: #1b7f3b;
-  --single: #52514e; --averaging: #c26a00; --dp: #2a78d6; --ddp: #0f8a63;
-  --input: #8f8d86; --scatter: #f6c66b; --replicate: #eda100; --forward: #86b6ef; --gather: #d98a00; --loss: #5598e7;
-  --backward: #2a66bd; --communication: #d03b3b; --update: #5fae8b; }
-@media (prefers-color-scheme: dark) { :root { --page: #191918; --ink: #f1f0ec; --soft: #a3a199; --grid: #383733; --bad: #ff8a80; --good: #6fcf97;
-  --single: #c3c2b7; --averaging: #f0a24a; --dp: #6aa9f2; --ddp: #3fc79a;
-  --input: #7d7b75; --scatter: #c98f1c; --replicate: #eda100; --forward: #86b6ef; --gather: #b36f00; --loss: #5598e7;
-  --backward: #2f6fc9; --communication: #e66767; --update: #4d9a78; } }
-@media print { :root { color-scheme: light; } section { break-inside: avoid; } body { max-width: none; } }
-body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } p.note, footer, caption { color: var(--soft); font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; width: 100%; }
-th, td { padding: .3rem .55rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-align: left; } td.why { color: var(--bad); white-space: normal; }
-td.yes { color: var(--good); } td.no { color: var(--bad); } dt { color: var(--soft); } dd { margin: 0 0 .5rem 0; overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; max-width: 760px; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-.grid { stroke: var(--grid); } .curve { fill: none; stroke-width: 2; } .range { stroke-width: 5; opacity: .45; }
-.dashed { stroke-dasharray: 6 4; } .ideal { stroke: var(--soft); stroke-dasharray: 5 5; } svg text.ink-ideal { fill: var(--soft); }
-.over-single { stroke-width: 8; opacity: .35; } .over-dp { stroke-width: 4; } .over-ddp { stroke-width: 1.5; }
-)";
-
-std::string mode_styles() {
-  std::string out;
-  for (const char* const mode : {"single", "averaging", "dp", "ddp"})
-    out += concat(".stroke-", mode, " { stroke: var(--", mode, "); } .fill-", mode, " { fill: var(--", mode,
-                  "); } svg text.ink-", mode, " { fill: var(--", mode, "); }\n");
-  for (const PartName& part : kStepParts) out += concat(".part-", part.name, " { fill: var(--", part.name, "); }\n");
-  return out;
-}
 
 std::string html_table(const Results& results) {
   const std::vector<std::string> columns = table_columns(results);
@@ -120,7 +89,9 @@ std::string provenance_list(const Results& results, const std::string& command_l
 
 std::string page_section(const std::string& title, const std::string& body, const std::string& note) {
   if (body.empty()) return "";
-  return "<section>\n<h2>" + escaped(title) + "</h2>\n" + body +
+  // A picture keeps its letters readable, and scrolls, where the page is narrow.
+  const std::string shown = body.starts_with("<svg") ? "<div class=\"wide\">\n" + body + "</div>\n" : body;
+  return "<section>\n<h2>" + escaped(title) + "</h2>\n" + shown +
          (note.empty() ? "" : "<p class=\"note\">" + escaped(note) + "</p>\n") + "</section>\n";
 }
 
@@ -131,38 +102,33 @@ std::string page_entry(const std::string& name, const std::string& value) {
 std::string html_page(const std::string& title, const std::string& heading, const std::string& body) {
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
          "content=\"width=device-width, initial-scale=1\">\n<title>" +
-         escaped(title) + "</title>\n<style>" + std::string(kStyle) + mode_styles() +
-         "</style>\n</head>\n<body>\n<h1>" + escaped(heading) + "</h1>\n" + body +
-         "<footer>duet " DUET_VERSION "</footer>\n</body>\n</html>\n";
+         escaped(title) + "</title>\n<style>" + page_style() + "</style>\n</head>\n<body>\n<h1>" + escaped(heading) +
+         "</h1>\n" + body + "<footer>duet " DUET_VERSION "</footer>\n</body>\n</html>\n";
 }
 
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s) {
+  std::string explained;
+  for (const auto& [word, meaning] : words(results)) explained += page_entry(word, meaning);
+  const std::string flattens = averaging_note(results);
   return html_page(
       "duet compare", headline(results),
       html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
           "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
-          "median (min..max). waiting: share of a step in which compute waits for communication. memory: the "
-          "largest process. same result: whether all parameters equal single's, bit for bit.</p>\n" +
+          "median (min..max). waiting and moving: shares of a step in which computing stands still, for the last rank "
+          "or replica, and for moving and adding. memory: processes times the largest. same result: whether all "
+          "parameters equal single's, bit for bit.</p>\n" +
           gpu_note(results) + page_section("Findings", sentences(results)) +
-          page_section(
-              "Time of an epoch against devices", epoch_chart(results),
-              "The picture that tutorials on data-parallel training draw. The dashed line is single's time divided by "
-              "the number of devices; thick bars run from the fastest to the slowest epoch. A curve that turns up "
-              "again has more devices than cores, or more communication than there was time to save.") +
-          page_section(
-              "Where a step's time goes", parts_chart(results),
-              "Means over the epoch, along the critical path. Communication that is hidden behind backward is not in "
-              "it.") +
-          page_section(
-              "One step, as it ran", step_chart(results),
-              "The step of median time, from the trace that every run records. A block that lies in another one is a "
-              "part of it. Ranks of one machine share the clock.") +
-          page_section("Memory of every process", memory_chart(results)) +
+          page_section("Time of an epoch against devices", epoch_chart(results),
+                       epoch_caption(results) + (flattens.empty() ? "" : " " + flattens)) +
+          page_section("Where a step's time goes", parts_chart(results), parts_caption(results)) +
+          page_section("One step, as it ran", step_chart(results), step_caption(results)) +
+          page_section("Memory of every process", memory_chart(results),
+                       "Peak of each. A row with several processes shows a bar for each, and their number times the "
+                       "largest.") +
           page_section("Memory of every device", device_memory_chart(results),
                        "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
-          page_section("Training loss", loss_chart(results),
-                       "Runs that learn the same bits lie on one line; averaging trains every rank on its own part of "
-                       "the data.") +
+          page_section("Training loss", loss_chart(results), loss_caption(results)) +
+          page_section("Words", explained.empty() ? "" : "<dl class=\"words\">\n" + explained + "</dl>\n") +
           page_section("What was run", provenance_list(results, command_line, time_budget_s)));
 }
 

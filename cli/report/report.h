@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/report/results.h"
@@ -31,6 +32,8 @@ std::string table(const Results& results, TerminalStyle style);
 /// Each sentence is left out where its evidence is too thin: no rounds, an interval that holds "none", or runs that are
 /// missing.
 std::vector<std::string> findings(const Results& results);
+/// What ranks and replicas on `devices` devices wait for each other, and move: a sentence per mode, and per backend.
+void add_waiting_findings(const Results& results, int devices, std::vector<std::string>& out);
 /// Whether dp, ddp or single is the fastest here, by how much, and whether the bits agree.
 std::string headline(const Results& results);
 
@@ -48,6 +51,17 @@ std::string loss_chart(const Results& results);
 std::string memory_chart(const Results& results);
 std::string device_memory_chart(const Results& results);
 
+// What stands under them, and the page's list of words with their meanings: only what the data show.
+std::string epoch_caption(const Results& results);
+std::string parts_caption(const Results& results);
+std::string step_caption(const Results& results);
+std::string loss_caption(const Results& results);
+std::vector<std::pair<std::string, std::string>> words(const Results& results);
+/// Two sentences on why averaging gains little from more devices, from its figures; empty where it does not.
+std::string averaging_note(const Results& results);
+
+/// The style sheet of all pages.
+std::string page_style();
 /// One page in the style of all reports; `title` and `heading` are text, `body` is HTML.
 std::string html_page(const std::string& title, const std::string& heading, const std::string& body);
 /// A headline, something below it and a note; empty where that is empty.

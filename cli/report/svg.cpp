@@ -33,6 +33,8 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+double text_width(const std::string& text) { return 7.4 * static_cast<double>(width(text)); }
+
 void Svg::line(double x1, double y1, double x2, double y2, const std::string& css) {
   body_ += concat("<line class=\"", css, "\"", at("x1", x1), at("y1", y1), at("x2", x2), at("y2", y2), "/>\n");
 }

@@ -10,6 +10,9 @@ namespace duet::cli {
 /// `text` with &, <, > and quotes made safe for HTML and SVG.
 std::string escaped(const std::string& text);
 
+/// The width of a text of 12 px in a wide font.
+double text_width(const std::string& text);
+
 /// Collects the elements of one picture. Colours are CSS classes of the page, so that light, dark and print differ
 /// there.
 class Svg {

@@ -9,6 +9,7 @@
 #include "cli/report/report.h"
 #include "cli/report/speed.h"
 #include "cli/system/number_text.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 namespace {
@@ -41,6 +42,24 @@ std::string largest(const std::vector<double>& values, double per_mb) {
   return fixed(most, most < 100 ? 2 : 0) + " MB";
 }
 
+/// Shares of a step in which computing stands still: for the last rank or replica, and for moving and adding. Both in
+/// the second where they were not measured apart.
+std::vector<std::string> standing_still(const Run& run) {
+  const double step = run.step_us.sum();
+  if (run.devices < 2 || !run.timed() || run.graph || step <= 0) return {kNothing, kNothing};
+  if (!run.step_waiting_us)
+    return {kNothing, percent(run.waiting_share, 1) + (run.mode == "dp" ? "" : " with waiting")};
+  const double moving = run.waiting_share - run.step_waiting_us->communication / step;
+  return {percent(run.step_waiting_us->sum() / step, 1), percent(std::max(0.0, moving), 1)};
+}
+
+/// "120 MB", or of several processes "2 x 117 MB", of which the largest takes so much.
+std::string memory_text(const std::vector<double>& of_processes) {
+  if (of_processes.empty()) return kNothing;
+  const std::string most = fixed(*std::max_element(of_processes.begin(), of_processes.end()), 0) + " MB";
+  return (of_processes.size() > 1 ? concat(of_processes.size(), " x ") : "") + most;
+}
+
 /// Equal bits are not promised on GPUs.
 bool close_losses(const Run& a, const Run& b) {
   if (a.train_loss.empty() || b.train_loss.empty()) return false;
@@ -58,8 +77,8 @@ bool several_backends(const Results& results) {
 }
 
 std::vector<std::string> table_columns(const Results& results) {
-  std::vector<std::string> columns = {"mode",       "devices", "start", "epoch",    "samples/s", "speed-up",
-                                      "efficiency", "waiting", "loss",  "accuracy", "memory"};
+  std::vector<std::string> columns = {"mode",       "devices", "start",  "epoch", "samples/s", "speed-up",
+                                      "efficiency", "waiting", "moving", "loss",  "accuracy",  "memory"};
   if (has_ceiling(results)) columns.insert(columns.begin() + kEfficiency + 1, "of copies");
   if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
   columns.push_back("same result");
@@ -85,8 +104,7 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
   std::vector<std::string> row = {row_name(results, run), std::to_string(run.devices)};
   if (!run.ok) return row;
   const bool over = oversubscribed(results, run);
-  const double memory =
-      run.peak_memory_mb.empty() ? 0 : *std::max_element(run.peak_memory_mb.begin(), run.peak_memory_mb.end());
+  const std::vector<std::string> still = standing_still(run);
   row.insert(row.end(), {seconds(run.startup_s) + " s", epoch_text(run.epoch_s),
                          run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
                          speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
@@ -94,10 +112,9 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
                          : over                ? "oversubscribed"
                          : run.efficiency      ? percent(*run.efficiency, 0)
                                                : kNothing,
-                         run.devices > 1 && run.timed() && !run.graph ? percent(run.waiting_share, 1) : kNothing,
-                         run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
+                         still[0], still[1], run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
                          run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
-                         memory > 0 ? fixed(memory, 0) + " MB" : kNothing});
+                         memory_text(run.peak_memory_mb)});
   if (has_ceiling(results))
     row.insert(row.begin() + kEfficiency + 1, run.ceiling_efficiency ? percent(*run.ceiling_efficiency, 0) : kNothing);
   if (has_device_memory(results))

@@ -1,0 +1,206 @@
+// Pictures with a curve for each mode: times and losses.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/report/labels.h"
+#include "cli/report/report.h"
+#include "cli/report/svg.h"
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+using Points = std::vector<std::pair<double, double>>;
+
+constexpr double kWidth = 760, kLeft = 70, kRight = 150, kTop = 30, kBottom = 46;
+
+double low(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
+double high(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+
+/// A picture with a value axis on the left from 0 to at least `largest`, whose curves have names.
+class Axes {
+ public:
+  Axes(const std::string& title, double height, double largest, const std::string& unit)
+      : svg(kWidth, height, title), height_(height), labels_({kLeft + 2, 2, kWidth - 2, height - kBottom - 2}) {
+    const std::vector<double> marks = ticks(largest, 5);
+    top_ = marks.back();
+    for (const double mark : marks) {
+      svg.line(kLeft, y(mark), kWidth - kRight, y(mark), "grid");
+      svg.text(kLeft - 8, y(mark) + 4, shortest(std::round(mark * 1e6) / 1e6), "end");
+    }
+    svg.text(kLeft - 8, kTop - 16, unit, "end");
+  }
+
+  double y(double value) const { return kTop + (height_ - kTop - kBottom) * (1 - value / top_); }
+
+  /// Marks under the axis; some are left out where all would not fit.
+  void mark_x(const std::vector<std::pair<double, std::string>>& marks) {
+    double last = -kWidth;
+    for (const auto& [x, text] : marks) {
+      const Box box = text_box(x, height_ - kBottom + 20, text, "middle");
+      if (box.left < last + 6) continue;
+      svg.text(x, height_ - kBottom + 20, text, "middle");
+      last = box.right;
+    }
+  }
+
+  void curve(const Points& points, const std::string& css) {
+    svg.path(points, css);
+    for (std::size_t i = 1; i < points.size(); ++i)
+      labels_.avoid(Segment{points[i - 1].first, points[i - 1].second, points[i].first, points[i].second});
+  }
+
+  void dot(double x, double y_at, const std::string& css, const std::string& tip) {
+    svg.dot(x, y_at, css, tip);
+    labels_.avoid(Box{x - 5, y_at - 5, x + 5, y_at + 5});
+  }
+
+  void range(double x, double from, double to, const std::string& css) {
+    svg.line(x, from, x, to, css);
+    labels_.avoid(Box{x - 4, std::min(from, to), x + 4, std::max(from, to)});
+  }
+
+  /// Once all else is drawn.
+  void name(const std::pair<double, double>& end, const std::string& text, const std::string& css) {
+    labels_.place(svg, end.first, end.second, text, css);
+  }
+
+  Svg svg;
+
+ private:
+  double height_, top_ = 1;
+  LabelPlacer labels_;
+};
+
+struct Name {
+  std::pair<double, double> end;
+  std::string text, css;
+};
+
+/// The runs of one curve of the epoch chart: a mode, over one backend, kind of workers and steps.
+struct Series {
+  std::string name, mode;
+  std::vector<const Run*> runs{};
+};
+
+/// In the order of the table. Shared GPUs show what sharing costs; in a picture of scaling they would mislead.
+std::vector<Series> series_of(const Results& results) {
+  std::vector<Series> all;
+  for (const Run& run : results.runs) {
+    if (!run.ok || run.epoch_s.empty() || all_cores_row(results, run) || !sharing(run).empty()) continue;
+    const std::string name = row_name(results, run);
+    auto same = std::find_if(all.begin(), all.end(), [&](const Series& series) { return series.name == name; });
+    if (same == all.end()) same = all.insert(all.end(), {name, run.mode});
+    same->runs.push_back(&run);
+  }
+  for (Series& series : all)
+    std::stable_sort(series.runs.begin(), series.runs.end(),
+                     [](const Run* a, const Run* b) { return a->devices < b->devices; });
+  return all;
+}
+
+}  // namespace
+
+std::string epoch_chart(const Results& results) {
+  std::set<int> counts;
+  double largest = 0;
+  const std::vector<Series> all = series_of(results);
+  for (const Series& series : all)
+    for (const Run* run : series.runs) {
+      counts.insert(run->devices);
+      largest = std::max(largest, high(run->epoch_s));
+    }
+  if (largest <= 0) return "";
+  Axes axes("Time of an epoch against devices", 360, largest, "seconds");
+  const auto x = [&](int devices) {
+    const auto at = static_cast<double>(std::distance(counts.begin(), counts.find(devices)));
+    const double share = counts.size() < 2 ? 0.5 : at / static_cast<double>(counts.size() - 1);
+    return kLeft + 30 + (kWidth - kRight - kLeft - 60) * share;
+  };
+  std::vector<std::pair<double, std::string>> marks;
+  for (const int devices : counts)
+    marks.emplace_back(x(devices), concat(devices, devices == 1 ? " device" : " devices"));
+  axes.mark_x(marks);
+  std::vector<Name> names;
+  const Run* const single = find_run(results, "single", 1);
+  if (single && !single->epoch_s.empty() && counts.size() > 1) {
+    Points ideal;
+    for (const int devices : counts) ideal.emplace_back(x(devices), axes.y(median(single->epoch_s) / devices));
+    axes.curve(ideal, "curve ideal");
+    names.push_back({ideal.back(), "ideal", "label ink-ideal"});
+  }
+  double shift = -2.0 * static_cast<double>(all.size() - 1);
+  std::set<std::string> drawn;
+  for (const Series& series : all) {
+    Points points;
+    for (const Run* run : series.runs) {
+      // A few pixels apart, so that the min..max bars of two modes do not cover each other.
+      const double at = x(run->devices) + shift;
+      points.emplace_back(at, axes.y(median(run->epoch_s)));
+      axes.range(at, axes.y(low(run->epoch_s)), axes.y(high(run->epoch_s)), "range stroke-" + series.mode);
+      axes.dot(at, points.back().second, "fill-" + series.mode,
+               concat(series.name, " on ", run->devices, ": ", seconds(median(run->epoch_s)), " s (",
+                      seconds(low(run->epoch_s)), "..", seconds(high(run->epoch_s)), ")"));
+    }
+    const bool another = !drawn.insert(series.mode).second;
+    axes.curve(points, concat("curve ", another ? "dashed " : "", "stroke-", series.mode));
+    names.push_back({points.back(), series.name, "label ink-" + series.mode});
+    shift += 4;
+  }
+  for (const Name& name : names) axes.name(name.end, name.text, name.css);
+  return axes.svg.str();
+}
+
+std::string loss_chart(const Results& results) {
+  const int epochs = results.settings.epochs;
+  double largest = 0;
+  std::size_t most = 0;
+  for (const Run& run : results.runs)
+    for (const double loss : run.ok ? run.train_loss : std::vector<double>())
+      if (std::isfinite(loss)) {
+        largest = std::max(largest, loss);
+        most = std::max(most, run.train_loss.size());
+      }
+  if (most < 2 || largest <= 0) return "";
+  Axes axes("Training loss", 320, largest, "loss");
+  const double room = kWidth - kRight - kLeft;
+  std::vector<std::pair<double, std::string>> marks;
+  for (int epoch = 0; epoch <= epochs; ++epoch)
+    if (epochs <= 10 || epoch % (epochs / 5) == 0)
+      marks.emplace_back(kLeft + room * epoch / epochs, epoch == 0 ? "start" : concat("epoch ", epoch));
+  axes.mark_x(marks);
+  std::vector<Name> names;
+  std::set<std::string> named;
+  for (const Run& run : results.runs) {
+    if (!run.ok) continue;
+    Points points;
+    const auto size = static_cast<double>(run.train_loss.size());
+    for (std::size_t i = 0; i < run.train_loss.size(); ++i)
+      if (std::isfinite(run.train_loss[i]))
+        points.emplace_back(kLeft + room * (static_cast<double>(i) + 0.5) / size, axes.y(run.train_loss[i]));
+    // Curves of runs with the same bits coincide: wider strokes below, so that all of them show.
+    axes.curve(points, concat("curve over-", run.mode, " stroke-", run.mode));
+    if (points.empty() || !named.insert(run.mode).second) continue;
+    // Curves that end at the same place share a name.
+    const auto same = std::find_if(names.begin(), names.end(), [&](const Name& name) {
+      return std::fabs(name.end.second - points.back().second) < 0.5 && name.end.first == points.back().first;
+    });
+    if (same == names.end()) {
+      names.push_back({points.back(), run.mode, "label ink-" + run.mode});
+    } else {
+      same->text += ", " + run.mode;
+      same->css = "label";
+    }
+  }
+  for (const Name& name : names) axes.name(name.end, name.text, name.css);
+  return axes.svg.str();
+}
+
+}  // namespace duet::cli
