@@ -52,10 +52,14 @@ Box text_box(double x, double y, const std::string& text, const std::string& anc
 
 bool LabelPlacer::is_free(const Box& box, const Segment& leader) const {
   const Box wide = {box.left - kClear, box.top - kClear, box.right + kClear, box.bottom + kClear};
-  return frame_.holds(box) &&
-         std::none_of(boxes_.begin(), boxes_.end(),
-                      [&](const Box& other) { return box.overlaps(other) || crosses(leader, other); }) &&
-         std::none_of(segments_.begin(), segments_.end(), [&](const Segment& line) { return crosses(line, wide); });
+  const auto covers = [&](const Box& other) { return box.overlaps(other); };
+  const auto under = [&](const Segment& line) { return crosses(line, wide); };
+  // A thin leader line may cross what is drawn, but no name.
+  return frame_.holds(box) && std::none_of(boxes_.begin(), boxes_.end(), covers) &&
+         std::none_of(segments_.begin(), segments_.end(), under) &&
+         std::none_of(leaders_.begin(), leaders_.end(), under) &&
+         std::none_of(labels_.begin(), labels_.end(),
+                      [&](const Box& other) { return covers(other) || crosses(leader, other); });
 }
 
 void LabelPlacer::place(Svg& svg, double x, double y, const std::string& name, const std::string& css) {
@@ -74,18 +78,18 @@ void LabelPlacer::place(Svg& svg, double x, double y, const std::string& name, c
       if (!is_free(box, leader)) continue;
       if (length > kAtPoint) {
         svg.line(leader.x1, leader.y1, leader.x2, leader.y2, "leader");
-        avoid(leader);
+        leaders_.push_back(leader);
       }
       svg.text(box.left, box.top + kAscent, name, "start", css);
-      return avoid(box);
+      return labels_.push_back(box);
     }
   }
   // A picture full of lines: the name stands at the right edge, below the last one that does.
   double top = frame_.top;
-  for (const Box& box : boxes_)
-    if (box.right > frame_.right - width && box.bottom > top && box.bottom < frame_.bottom) top = box.bottom;
+  for (const Box& box : labels_)
+    if (box.right > frame_.right - width) top = std::max(top, box.bottom);
   svg.text(frame_.right - width, top + kAscent, name, "start", css);
-  avoid(Box{frame_.right - width, top, frame_.right, top + kAscent + kDescent});
+  labels_.push_back({frame_.right - width, top, frame_.right, top + kAscent + kDescent});
 }
 
 }  // namespace duet::cli

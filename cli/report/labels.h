@@ -44,8 +44,8 @@ class LabelPlacer {
   bool is_free(const Box& box, const Segment& leader) const;
 
   Box frame_;
-  std::vector<Segment> segments_;
-  std::vector<Box> boxes_;
+  std::vector<Segment> segments_, leaders_;
+  std::vector<Box> boxes_, labels_;
 };
 
 }  // namespace duet::cli

@@ -13,6 +13,13 @@
 namespace duet::cli {
 namespace {
 
+/// A number and its unit stay on one line; a range in brackets may go to the next.
+std::string unbroken(std::string text) {
+  for (std::size_t at = text.find(' '); at != std::string::npos; at = text.find(' ', at + 1))
+    if (text.compare(at, 2, " (") != 0) text.replace(at, 1, "\u00a0");
+  return text;
+}
+
 std::string html_table(const Results& results) {
   const std::vector<std::string> columns = table_columns(results);
   std::string out = "<div class=\"wide\"><table>\n<tr>";
@@ -26,7 +33,7 @@ std::string html_table(const Results& results) {
       const char* css = last && row[c] == "yes"            ? " class=\"yes\""
                         : last && row[c].starts_with("no") ? " class=\"no\""
                                                            : "";
-      out += concat("<td", css, ">", escaped(row[c]), "</td>");
+      out += concat("<td", css, ">", escaped(last || c == 0 ? row[c] : unbroken(row[c])), "</td>");
     }
     if (!run.ok)
       out += concat("<td class=\"why\" colspan=\"", columns.size() - row.size(), "\">failed: ", escaped(run.error),

@@ -16,16 +16,16 @@ constexpr const char* kStyle = R"(
   --single: #c3c2b7; --averaging: #f0a24a; --dp: #6aa9f2; --ddp: #3fc79a; --copies: #c79cf0;
   --input: #7d7b75; --scatter: #c98f1c; --replicate: #eda100; --forward: #86b6ef; --gather: #b36f00; --loss: #5598e7;
   --backward: #2f6fc9; --communication: #e66767; --waiting: #c77fd0; --update: #4d9a78; } }
-body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } p.note, footer, caption { color: var(--soft); font-size: .9rem; }
 .wide { overflow-x: auto; scrollbar-width: thin; background: linear-gradient(to right, var(--page) 35%, transparent) 0 0 / 48px 100% no-repeat local,
   linear-gradient(to left, var(--page) 35%, transparent) 100% 0 / 48px 100% no-repeat local, linear-gradient(to right, var(--shade), transparent) 0 0 / 16px 100% no-repeat scroll,
   linear-gradient(to left, var(--shade), transparent) 100% 0 / 16px 100% no-repeat scroll; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem; width: 100%; }
-th, td { padding: .3rem .45rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .8rem; width: 100%; }
+th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-align: left; } td.why { color: var(--bad); white-space: normal; }
 td.yes { color: var(--good); } td.no { color: var(--bad); } dt { color: var(--soft); } dd { margin: 0 0 .5rem 0; overflow-wrap: anywhere; }
-li, h1, p { overflow-wrap: anywhere; } dl.words { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; } dl.words dd { margin: 0; overflow-wrap: break-word; }
+li, h1, p { overflow-wrap: anywhere; max-width: 64rem; } dl.words { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; } dl.words dd { margin: 0; overflow-wrap: break-word; }
 svg { display: block; width: 100%; height: auto; min-width: 700px; max-width: 860px; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke-width: 2; } .range { stroke-width: 5; opacity: .45; } .leader { stroke: var(--soft); stroke-width: .7; }
 svg text.value { paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
@@ -33,7 +33,7 @@ svg text.value { paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
 .over-single { stroke-width: 8; opacity: .35; } .over-dp { stroke-width: 4; } .over-ddp { stroke-width: 1.5; }
 @media screen and (max-width: 720px) { h1 { font-size: 1.2rem; } dl.words { grid-template-columns: 1fr; } dl.words dd { margin-bottom: .4rem; }
   th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); } }
-@media print { :root { color-scheme: light; } @page { margin: 12mm; } section { break-inside: avoid; } body { max-width: none; margin: 0; padding: 0; }
+@media print { :root { color-scheme: light; --page: #ffffff; } @page { margin: 12mm; } svg, tr { break-inside: avoid; } h2 { break-after: avoid; } body { max-width: none; margin: 0; padding: 0; }
   .wide { overflow: visible; background: none; } svg { min-width: 0; } table { font-size: .58rem; } th, td { white-space: normal; padding: .15rem .25rem; } }
 )";
 

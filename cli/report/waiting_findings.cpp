@@ -47,7 +47,8 @@ std::string last_rank(const Run& run) {
 
 std::string of_ranks(const Run& run, const std::string& title) {
   const std::string moving = with_interval(*run.communication_moving_us, run.moving_interval_us);
-  std::string text = concat("A step of ", title, " communicates for ", us(run.communication_us), ": ");
+  std::string text = concat("A step of ", title, " communicates for ",
+                            us(*run.communication_waiting_us + *run.communication_moving_us), ": ");
   if (excludes_none(run.waiting_interval_us))
     text += with_interval(*run.communication_waiting_us, run.waiting_interval_us) + " is waiting for the last rank, ";
   return concat(text, moving, excludes_none(run.waiting_interval_us) ? "" : " of it is", " moving and adding. ",
