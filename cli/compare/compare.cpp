@@ -7,6 +7,7 @@
 
 #include "cli/compare/comparison.h"
 #include "cli/options/options.h"
+#include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -48,12 +49,29 @@ void write_report(const CompareOptions& options, const Results& results, const s
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
 }
 
+/// What the tutorials' programs print of their runs.
+void print_execution_times(const Results& results, std::FILE* out) {
+  bool first = true;
+  for (const Run& run : results.runs) {
+    if (!run.ok || run.mode != "averaging" || run.execution_s <= 0) continue;
+    std::fprintf(out, "%s%s\n", std::exchange(first, false) ? "\n" : "",
+                 execution_line(run.devices, !run.on_cpu(), run.execution_s).c_str());
+  }
+}
+
 void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
   const TerminalStyle style = terminal_style(out, options.quiet);
   std::fprintf(out, "\n%s", table(results, style).c_str());
+  print_execution_times(results, out);
   const std::vector<std::string> sentences = findings(results);
   if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("Findings", style).c_str());
   for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
+  const std::vector<const Run*> lossy = runs_with_losses(results);
+  if (!lossy.empty()) std::fprintf(out, "\n%s\n", bold("What a step loses", style).c_str());
+  for (const Run* run : lossy)
+    std::fprintf(
+        out, "  %s\n",
+        loss_line(concat(row_name(results, *run), " ", run->devices), take_apart(*loss_inputs(results, *run))).c_str());
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ std::string averaging_note(const Results& results) {
   const auto compute = [](const Run& run) { return run.step_us.forward + run.step_us.loss + run.step_us.backward; };
   std::string parts;
   if (many->step_waiting_us)
-    parts = concat(" (", us(many->step_waiting_us->communication), " of it waiting for the last rank)");
+    parts = concat(" (", us(waiting_of(*many).communication), " of it waiting for the last rank)");
   return concat("The curve of averaging flattens from ", few->devices, " to ", on(many->devices), ": an epoch takes ",
                 seconds(median(few->epoch_s)), " s and then ", seconds(median(many->epoch_s)), " s, where ",
                 seconds(median(few->epoch_s) / factor), " s would be ideal. In a step, forward and backward go from ",

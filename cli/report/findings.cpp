@@ -20,8 +20,6 @@ bool timed_in_rounds(const Results& results) {
   return std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return !run.rounds_us.empty(); });
 }
 
-std::string us(double value) { return grouped(std::llround(value)) + " us"; }
-
 void crowded(const Results& results, std::vector<std::string>& out) {
   constexpr const char* kOverhead = ": this measures overhead, not scaling.";
   std::set<int> counts;

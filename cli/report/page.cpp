@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "cli/report/svg.h"
 #include "cli/system/machine.h"
@@ -61,6 +62,15 @@ std::string sentences(const Results& results) {
   return out.empty() ? "" : "<ul>\n" + out + "</ul>\n";
 }
 
+/// The tutorials' lines; empty where averaging did not run.
+std::string execution_times(const Results& results) {
+  std::string lines;
+  for (const Run& run : results.runs)
+    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
+      lines += concat(lines.empty() ? "" : "\n", execution_line(run.devices, !run.on_cpu(), run.execution_s));
+  return lines;
+}
+
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -116,7 +126,7 @@ std::string html_page(const std::string& title, const std::string& heading, cons
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s) {
   std::string explained;
   for (const auto& [word, meaning] : words(results)) explained += page_entry(word, meaning);
-  const std::string flattens = averaging_note(results);
+  const std::string flattens = averaging_note(results), lines = execution_times(results);
   return html_page(
       "duet compare", headline(results),
       html_table(results) + (results.partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
@@ -127,8 +137,10 @@ std::string to_html(const Results& results, const std::string& command_line, dou
           gpu_note(results) + page_section("Findings", sentences(results)) +
           page_section("Time of an epoch against devices", epoch_chart(results),
                        epoch_caption(results) + (flattens.empty() ? "" : " " + flattens)) +
+          (lines.empty() ? "" : "<pre>" + escaped(lines) + "</pre>\n") +
           page_section("Where a step's time goes", parts_chart(results), parts_caption(results)) +
           page_section("One step, as it ran", step_chart(results), step_caption(results)) +
+          page_section("What a step loses", loss_waterfall(results), waterfall_caption(results)) +
           page_section("Memory of every process", memory_chart(results),
                        "Peak of each. A row with several processes shows a bar for each, and their number times the "
                        "largest.") +

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "cli/report/losses.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 
@@ -51,6 +52,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("moving_interval_us", run.moving_interval_us);
   field("step_waiting_us", run.step_waiting_us);
   field("rank_waiting_us", run.rank_waiting_us);
+  field("execution_s", run.execution_s);
   field("rounds_us", run.rounds_us);
   field("rounds_step_us", run.rounds_step_us);
   field("rank_step_us", run.rank_step_us);
@@ -94,6 +96,14 @@ Json json_of(const std::vector<StepEvent>& events) {
 Json json_of(const Run& run) {
   Json json;
   each_field(run, [&](const char* name, const auto& value) { json[name] = json_of(value); });
+  return json;
+}
+
+/// Null where a run has none.
+Json losses_json(const Results& results, const Run& run) {
+  Json json;
+  if (const std::optional<LossInputs> inputs = loss_inputs(results, run))
+    for (const LossPart& part : take_apart(*inputs).parts) json[part.name] = json_of(part.us);
   return json;
 }
 
@@ -216,7 +226,10 @@ std::string to_json(const Results& results) {
   const Machine& machine = results.machine;
   const Training& settings = results.settings;
   Json runs = Json::array();
-  for (const Run& run : results.runs) runs.push_back(json_of(run));
+  for (const Run& run : results.runs) {
+    runs.push_back(json_of(run));
+    runs.back()["losses_us"] = losses_json(results, run);
+  }
   const Json out = {{"duet", DUET_VERSION},
                     {"machine",
                      {{"cpu", machine.cpu},
@@ -246,6 +259,19 @@ std::string to_csv(const Results& results) {
   std::string out = csv_line({}, true);
   for (const Run& run : results.runs) out += csv_line(run, false);
   return out;
+}
+
+StepParts waiting_of(const Run& run) {
+  StepParts waiting;
+  if (run.step_waiting_us)
+    for (const PartName& part : kStepParts)
+      waiting.*part.member = std::min((*run.step_waiting_us).*part.member, run.step_us.*part.member);
+  return waiting;
+}
+
+std::string execution_line(int devices, bool on_gpus, double execution_s) {
+  return concat("Total execution time for ", devices, on_gpus ? " GPUs: " : " CPU devices: ", fixed(execution_s, 1),
+                " seconds");
 }
 
 }  // namespace duet::cli

@@ -82,6 +82,7 @@ struct Run {
   std::vector<double> waiting_interval_us, moving_interval_us;              // 95 %; empty where steps are too few
   std::optional<StepParts> step_waiting_us;                                 // of each part of step_us, what is waiting
   std::vector<double> rank_waiting_us;                                      // of each rank or replica, in a step
+  double execution_s = 0;                                                   // of all epochs, with their evaluation
 
   // Of the rounds; empty or null without them.
   std::vector<double> rounds_us;          // the median step of each; of copies that of the slowest
@@ -121,6 +122,12 @@ Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std
 /// Fills speedup and efficiency of every run from `single` on one device with the same threads per device, and
 /// ceiling_efficiency from `copies`.
 void compare_with_single(Results& results);
+
+/// What of each part of a step is waiting, at most the part itself; none where that was not measured.
+StepParts waiting_of(const Run& run);
+
+/// The tutorials' line: "Total execution time for 2 CPU devices: 12.3 seconds".
+std::string execution_line(int devices, bool on_gpus, double execution_s);
 
 /// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
 const Run* find_run(const Results& results, const std::string& mode, int devices);

@@ -54,17 +54,39 @@ struct LostTo {
   double middle = 0;
 };
 
-std::array<LostTo, 3> losses_of(const Run& run, const Run& single) {
-  std::array<LostTo, 3> groups = {
-      LostTo{run.mode == "ddp" ? "waiting for all-reduces" : "communication (scatter, replicate, gather, all-reduce)"},
-      LostTo{"input and update, which every device does in full"},
-      LostTo{"forward, loss and backward, which do not divide evenly or slow each other down"}};
+/// Of each part the share that is waiting, as the traced steps of the training have it; rounds are not traced.
+StepParts waiting_shares(const Run& run) {
+  StepParts shares = waiting_of(run);
+  for (const PartName& part : kStepParts)
+    shares.*part.member = run.step_us.*part.member > 0 ? shares.*part.member / (run.step_us.*part.member) : 0;
+  return shares;
+}
+
+using Losses = std::array<LostTo, 4>;
+
+Losses losses_of(const Run& run, const Run& single) {
+  const bool ddp = run.mode == "ddp", split = run.step_waiting_us.has_value();
+  Losses groups = {LostTo{ddp ? "waiting for the last rank" : "waiting for the last replica"},
+                   LostTo{!ddp    ? "communication (scatter, replicate, gather, all-reduce)"
+                          : split ? "moving and adding in all-reduces"
+                                  : "waiting for all-reduces"},
+                   LostTo{"input and update, which every device does in full"},
+                   LostTo{"forward, loss and backward, which do not divide evenly or slow each other down"}};
+  const StepParts shares = waiting_shares(run);
   for (std::size_t i = 0; i < std::min(run.rounds_step_us.size(), single.rounds_step_us.size()); ++i) {
-    const StepParts &many = run.rounds_step_us[i], &one = single.rounds_step_us[i];
+    const StepParts& one = single.rounds_step_us[i];
+    StepParts many = run.rounds_step_us[i];
+    double waiting = 0;
+    for (const PartName& part : kStepParts) {
+      const double waits = many.*part.member * shares.*part.member;
+      waiting += waits;
+      many.*part.member -= waits;
+    }
     const auto over = [&](double now, double alone) { return now - alone / run.devices; };
-    groups[0].us.push_back(many.scatter + many.replicate + many.gather + many.communication);
-    groups[1].us.push_back(over(many.input + many.update, one.input + one.update));
-    groups[2].us.push_back(over(many.forward + many.loss + many.backward, one.forward + one.loss + one.backward));
+    groups[0].us.push_back(waiting);
+    groups[1].us.push_back(many.scatter + many.replicate + many.gather + many.communication);
+    groups[2].us.push_back(over(many.input + many.update, one.input + one.update));
+    groups[3].us.push_back(over(many.forward + many.loss + many.backward, one.forward + one.loss + one.backward));
   }
   for (LostTo& group : groups) group.middle = median(group.us);
   std::sort(groups.begin(), groups.end(), [](const LostTo& a, const LostTo& b) { return a.middle > b.middle; });
@@ -78,7 +100,7 @@ std::vector<double> difference(const std::vector<double>& a, const std::vector<d
 }
 
 /// "; 251 us ±20 of it is ..."; empty where no cause stands out of the others.
-std::string cause(const std::array<LostTo, 3>& groups, const Interval& extra) {
+std::string cause(const Losses& groups, const Interval& extra) {
   const LostTo &most = groups[0], &next = groups[1];
   const std::optional<Interval> own = interval_of(most.us), ahead = interval_of(difference(most.us, next.us, 1));
   if (!own || own->low <= 0 || !ahead || ahead->low <= kAhead * extra.middle || most.middle < extra.middle / 3)

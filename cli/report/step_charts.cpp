@@ -84,7 +84,7 @@ std::string parts_chart(const Results& results) {
   for (std::size_t i = 0; i < runs.size(); ++i, row += kPitch) {
     const Run& run = *runs[i];
     bars.name(row, labels[i]);
-    const StepParts waiting = run.step_waiting_us.value_or(StepParts{});
+    const StepParts waiting = waiting_of(run);
     double at = 0;
     const auto add = [&](double us, const std::string& part, const std::string& what) {
       if (us > 0) bars.bar(row, at, at + us, part, concat(labels[i], ": ", what));

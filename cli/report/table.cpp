@@ -49,8 +49,9 @@ std::vector<std::string> standing_still(const Run& run) {
   if (run.devices < 2 || !run.timed() || run.graph || step <= 0) return {kNothing, kNothing};
   if (!run.step_waiting_us)
     return {kNothing, percent(run.waiting_share, 1) + (run.mode == "dp" ? "" : " with waiting")};
-  const double moving = run.waiting_share - run.step_waiting_us->communication / step;
-  return {percent(run.step_waiting_us->sum() / step, 1), percent(std::max(0.0, moving), 1)};
+  const StepParts waiting = waiting_of(run);
+  const double moving = run.waiting_share - waiting.communication / step;
+  return {percent(waiting.sum() / step, 1), percent(std::max(0.0, moving), 1)};
 }
 
 /// "120 MB", or of several processes "2 x 117 MB", of which the largest takes so much.

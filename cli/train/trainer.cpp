@@ -4,17 +4,16 @@
 #include <cmath>
 #include <cstdio>
 #include <iterator>
-#include <set>
 
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
+#include "cli/train/over_ranks.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trace_file.h"
 #include "cli/train/training_loop.h"
-#include "cli/train/waiting.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
@@ -73,10 +72,9 @@ class Trainer {
       if (ends()) return interrupted(position);
     }
     progress_.clear();
+    run_.execution_s = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
     if (options_.mode == Mode::averaging && leader())
-      std::printf("Total execution time for %d %s: %s seconds\n", team_.size,
-                  options_.device == DeviceKind::cuda ? "GPUs" : "CPU devices",
-                  fixed(static_cast<double>(monotonic_ns() - begin_ns) / 1e9, 1).c_str());
+      std::puts(execution_line(team_.size, options_.device == DeviceKind::cuda, run_.execution_s).c_str());
     return finish();
   }
 
@@ -194,17 +192,6 @@ class Trainer {
     steps_ += static_cast<double>(steps);
   }
 
-  /// The rank that comes last waits for none: what the ranks wait for each other shows in the means over them.
-  void average_over_ranks() {
-    std::vector<double> numbers = {run_.waiting_share, run_.communication_us};
-    for (const PartName& part : kStepParts) numbers.push_back(run_.step_us.*part.member);
-    team_.sum(numbers);
-    for (double& number : numbers) number /= team_.size;
-    run_.waiting_share = numbers[0];
-    run_.communication_us = numbers[1];
-    for (std::size_t i = 0; i < std::size(kStepParts); ++i) run_.step_us.*kStepParts[i].member = numbers[i + 2];
-  }
-
   /// Memory and traffic of every device of all ranks.
   void fill_devices() {
     if (options_.device == DeviceKind::cpu) return;
@@ -219,27 +206,14 @@ class Trainer {
 
   /// A file that cannot be written does not keep the others from being written.
   void write_files() {
-    std::vector<std::string> traced, clocks;
-    if (traces(options_)) {
-      traced = team_.gather(trace_text(team_.take_trace()));
-      clocks = team_.gather(clock_identity());
-    }
+    std::vector<std::string> traced;
+    if (traces(options_)) traced = gather_trace(run_, options_, team_);
     if (!leader()) return;
-    if (!traced.empty()) fill_from_trace(traced, std::set(clocks.begin(), clocks.end()).size() == 1);
     write_outputs(
         {{{.option = "--result", .path = options_.result, .content = [&] { return to_json(run_); }},
           {.option = "--fingerprints", .path = options_.fingerprints, .content = [&] { return fingerprints_; }},
           {.option = "--step-times", .path = options_.step_times, .content = [&] { return step_times(); }},
           {.option = "--trace", .path = options_.trace, .content = [&] { return chrome_trace(traced); }}}});
-  }
-
-  /// A GPU runs asynchronously: there the host's times do not part waiting and moving.
-  void fill_from_trace(const std::vector<std::string>& traced, bool one_clock) {
-    std::vector<RankSteps> ranks;
-    for (const std::string& text : traced) ranks.push_back(steps_of(events_of(text)));
-    const bool parts = one_clock && options_.device == DeviceKind::cpu;
-    run_.median_step = median_step(ranks, parts);
-    if (parts) fill_waiting(run_, ranks);
   }
 
   std::string step_times() const {
@@ -273,7 +247,7 @@ class Trainer {
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
     clock_.fill(run_);
-    if (team_.size > 1) average_over_ranks();
+    average_over_ranks(run_, team_);
     if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
     if (options_.mode != Mode::copies) run_.backend = team_.backend;

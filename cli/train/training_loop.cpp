@@ -225,7 +225,8 @@ void StepClock::fill(Run& run) const {
     mean.communication += inside + in_update;
     mean.backward = std::max(0.0, mean.backward - inside);
     mean.update = std::max(0.0, mean.update - in_update);
-    const double communicated = communicated_us_ - between_us_ - wrapper_first_.communication_us;
+    const double until = step_ < steps_ ? now.communication_us : communicated_us_;
+    const double communicated = until - between_us_ - wrapper_first_.communication_us;
     hidden = std::max(0.0, communicated / count - inside - in_update);
   }
   run.step_us = mean;

@@ -195,6 +195,13 @@ TEST_CASE("what happens between epochs is of no step") {
   clock.fill(run);
   CHECK(run.communication_us == 3);
   CHECK(run.step_us.communication == 1);
+  clock.begin_epoch(3, 0);  // of which one step has run
+  clock.lap(&StepParts::backward);
+  times.exposed_us += 1;
+  times.communication_us += 3;
+  clock.end_step(1, 8, 8);
+  clock.fill(run);
+  CHECK(run.communication_us == 3);
   CHECK(run.step_us.sum() < clock.steps_us()[0] + clock.steps_us()[1] + clock.steps_us()[2] + 3);
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/report/labels.h"
+#include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -222,8 +223,8 @@ TEST_CASE("labels of a picture lie on no other, on no curve, and within the pict
   for (std::uint32_t seed = 1; seed <= 200; ++seed) {
     const Results results = drawn_results(seed);
     INFO("seed " << seed);
-    for (const std::string& picture :
-         {epoch_chart(results), loss_chart(results), parts_chart(results), step_chart(results), memory_chart(results)})
+    for (const std::string& picture : {epoch_chart(results), loss_chart(results), parts_chart(results),
+                                       step_chart(results), memory_chart(results), loss_waterfall(results)})
       CHECK(faults_of(picture) == Faults{});
   }
 }

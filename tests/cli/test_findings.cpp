@@ -59,7 +59,7 @@ TEST_CASE("findings of a comparison") {
       text_of(duet_test::made_up()) ==
       R"(At batch 128 on 2 devices, where 2x would be ideal, the speed-up over single is dp 1.91x ±0.02 and ddp 1.60x ±0.01.
 ddp on 2 devices takes 2,115 us ±70 a step more than single's step divided by 2; 1,500 us ±8 of it is waiting for all-reduces.
-ddp on 2 devices communicates for 3,000 us a step and waits for 1,500 us of it: 50 % is hidden behind backward.
+A step of ddp on 2 devices communicates for 3,000 us, waiting for other ranks included. 50 % of it is hidden behind backward.
 4 devices share 2 cores: this measures overhead, not scaling.
 dp and ddp ended with the same bits as single on 2 devices (parameters sha256 aaaaaaaaaaaaaaaa...).
 ddp on 4 devices does not end with single's bits; step 17 is the first to differ.
@@ -92,7 +92,8 @@ TEST_CASE("no sentence names a cause that the rounds do not tell apart, and none
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     INFO(seed);
     const std::string text = text_of(planted(kHalf, even, 0.04, seed));
-    CHECK_THAT(text, !duet_test::ContainsSubstring("of it is"));
+    CHECK_THAT(text, !duet_test::ContainsSubstring("us a step more than single's step divided by 2;") &&
+                         !duet_test::ContainsSubstring("divided by 2; "));
     CHECK_THAT(text, duet_test::ContainsSubstring("Withheld, because the rounds differ by more: ") &&
                          duet_test::ContainsSubstring("what causes the loss of ddp on 2 devices"));
     const std::string clear = text_of(planted(kHalf, half_and(&StepParts::communication, 3000), 0.04, seed));

@@ -63,8 +63,8 @@ TEST_CASE("a run of which nothing was timed has no numbers in place of times") {
     run.step_us = {};
   }
   compare_with_single(results);
-  CHECK(table_row(results, results.runs[3]) ==
-        std::vector<std::string>{"dp", "2", "0.250 s", "-", "-", "-", "-", "-", "-", "0.3125", "97.12 %", "120 MB", "yes"});
+  CHECK(table_row(results, results.runs[3]) == std::vector<std::string>{"dp", "2", "0.250 s", "-", "-", "-", "-", "-",
+                                                                        "-", "0.3125", "97.12 %", "120 MB", "yes"});
   CHECK(findings(results).at(0) == "one step an epoch: nothing to time (batch 128, 60,000 training images).");
 }
 

@@ -1,0 +1,75 @@
+#include "cli/report/losses.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/report/report.h"
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+
+Losses take_apart(const LossInputs& inputs) {
+  const double ideal = inputs.single_us / inputs.devices;
+  // Each stage begins where the one before it that was measured ends.
+  double reached = ideal;
+  const auto stage = [&](const std::optional<double>& measured) -> std::optional<double> {
+    if (!measured) return std::nullopt;
+    const double more = *measured - reached;
+    reached = *measured;
+    return more;
+  };
+  Losses losses{.step_us = inputs.step_us, .parts = {{"ideal", ideal}}};
+  losses.parts.push_back({"smaller_batch", stage(inputs.small_batch_us)});
+  losses.parts.push_back({"machine", stage(inputs.copies_us)});
+  losses.parts.push_back({"uneven", inputs.waiting_us});
+  losses.parts.push_back({"communication", inputs.communication_us});
+  losses.parts.push_back({"wrapper", inputs.wrapper_us});
+  const double explained = reached + inputs.waiting_us.value_or(0) + inputs.communication_us + inputs.wrapper_us;
+  losses.parts.push_back({"unexplained", inputs.step_us - explained});
+  return losses;
+}
+
+std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
+  const Run* const single = find_run(results, "single", 1);
+  const Run* const copies = find_run(results, "copies", run.devices);
+  const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
+  if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
+  LossInputs inputs{.devices = run.devices, .single_us = single->step_us.sum(), .step_us = run.step_us.sum()};
+  if (inputs.single_us <= 0 || inputs.step_us <= 0) return std::nullopt;
+  if (copies && copies->step_us.sum() > 0) inputs.copies_us = copies->step_us.sum();
+  const StepParts waiting = waiting_of(run);
+  if (run.step_waiting_us) inputs.waiting_us = waiting.sum();
+  inputs.communication_us = run.step_us.communication - waiting.communication;
+  // Copies update their parameters, too; single's update is in the ideal, divided by the devices.
+  const double update = inputs.copies_us ? copies->step_us.update : single->step_us.update / run.devices;
+  inputs.wrapper_us = run.step_us.scatter + run.step_us.replicate + run.step_us.gather + run.step_us.update - update;
+  return inputs;
+}
+
+std::string loss_line(const std::string& title, const Losses& losses) {
+  std::string text = concat(title, ": ", grouped(std::llround(losses.step_us)), " us ="), missing;
+  for (const LossPart& part : losses.parts) {
+    std::string name = part.name;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    if (!part.us) {
+      missing += (missing.empty() ? "" : ", ") + name;
+      continue;
+    }
+    const std::string sign = part.name == losses.parts[0].name ? "" : *part.us < 0 ? " -" : " +";
+    text += concat(sign, " ", grouped(std::llround(std::fabs(*part.us))), " ", name);
+  }
+  return text + (missing.empty() ? "" : "; not measured: " + missing);
+}
+
+std::vector<const Run*> runs_with_losses(const Results& results) {
+  int devices = 0;
+  for (const Run& run : results.runs)
+    if (loss_inputs(results, run) && !oversubscribed(results, run)) devices = std::max(devices, run.devices);
+  std::vector<const Run*> runs;
+  for (const Run& run : results.runs)
+    if (run.devices == devices && devices > 1 && loss_inputs(results, run)) runs.push_back(&run);
+  return runs;
+}
+
+}  // namespace duet::cli
