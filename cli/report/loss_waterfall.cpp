@@ -23,7 +23,7 @@ constexpr double kNoteworthy = 0.05;  // of a step, unexplained
 struct Shown {
   const char *name, *colour, *words;
 };
-constexpr Shown kShown[] = {{"ideal", "forward", "ideal: single's step / devices"},
+constexpr Shown kShown[] = {{"ideal", "forward", "ideal: single / devices"},
                             {"smaller_batch", "loss", "smaller batch"},
                             {"machine", "backward", "machine: devices side by side"},
                             {"uneven", "waiting", "uneven: waiting for the last"},
