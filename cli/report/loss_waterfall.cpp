@@ -75,7 +75,7 @@ std::string loss_waterfall(const Results& results) {
   }
   if (largest <= 0) return "";
   Svg svg(kChartWidth, height, "What a step loses");
-  const std::vector<double> marks = ticks(largest, 6);
+  const std::vector<double> marks = ticks(largest, 4);
   const double left = room_for(names);
   const double scale = (kChartWidth - left - room_for(values)) / (marks.back() - lowest);
   const auto x = [&](double us) { return left + (us - lowest) * scale; };
