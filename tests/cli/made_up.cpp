@@ -4,6 +4,8 @@
 #include <iterator>
 #include <string>
 
+#include "cli/model/simulate_step.h"
+
 namespace duet_test {
 namespace {
 
@@ -68,6 +70,27 @@ duet::cli::Results made_up() {
   results.runs.push_back(failed);
   compare_with_single(results);
   return results;
+}
+
+duet::cli::CostModel made_up_model() {
+  duet::cli::CostModel model{
+      .step = {.fixed_us = 100, .per_sample_us = 10, .worst_error_share = 0.01},
+      .input_per_sample_us = 0.5,
+      .update_us = 20,
+      .backward_share = 0.5,
+      .step_spread_share = 0.02,
+      .slowdown = {{.devices = 2, .factor = 1.1}, {.devices = 4, .factor = 1.3}},
+      .buckets = {{.bytes = 1048576, .ready_share = 0.5}, {.bytes = 524288, .ready_share = 1}},
+      .parameter_bytes = {524288, 1048576},
+      .links = {{.backend = "shm", .ranks = 2, .cost = {.latency_us = 10, .bytes_per_us = 1000}},
+                {.backend = "gloo", .ranks = 2, .cost = {.latency_us = 80, .bytes_per_us = 500}}},
+      .dp = duet::cli::DpCopies{.scatter_bytes_per_sample = 0,
+                                .gather_bytes_per_sample = 40,
+                                .replicate_bytes = 0,
+                                .reduce_bytes = 1572864,
+                                .cost = {.latency_us = 2, .bytes_per_us = 8000}}};
+  fill_derived(model);
+  return model;
 }
 
 }  // namespace duet_test

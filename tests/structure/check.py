@@ -39,7 +39,7 @@ ORDER = {
     "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist"),
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),
-    "cli": ("cli/system", "cli/options", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
+    "cli": ("cli/system", "cli/options", "cli/model", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
 }
 MAX_FILES = 30
 MAX_FUNCTION = 60  # lines

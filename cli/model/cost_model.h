@@ -1,0 +1,82 @@
+// The cost model of a training step: what results.json's `model` holds, and from which every other number of devices is
+// predicted.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace duet::cli {
+
+/// A whole step of single on one device as a line over the rows of its batch, or two lines that meet at a knee.
+struct StepCost {
+  struct Knee {
+    double batch = 0;          // rows
+    double per_sample_us = 0;  // above it
+  };
+  double fixed_us = 0, per_sample_us = 0;
+  std::optional<Knee> knee{};
+  double worst_error_share = 0;  // of the fit, at any measured batch
+
+  double us(double batch) const;
+};
+
+/// How much longer a step takes when `devices` of one host compute next to each other and never communicate.
+struct Slowdown {
+  int devices = 2;
+  double factor = 1;
+};
+
+/// One of the reducer's buckets, in the order in which they are sent.
+struct GradientBucket {
+  double bytes = 0;
+  double ready_share = 1;  // of backward's time, when its last gradient is there
+};
+
+/// One call moves so many bytes in latency + bytes / rate. An infinite rate: time did not grow with bytes.
+struct TransferCost {
+  double latency_us = 0, bytes_per_us = 0;
+
+  double us(double bytes) const { return latency_us + bytes / bytes_per_us; }
+};
+
+/// A whole all-reduce as it was measured among `ranks` ranks of one host.
+struct MeasuredLink {
+  std::string backend;  // "shm", "gloo", ...
+  int ranks = 2;
+  TransferCost cost{};
+  double overlap_share = 0;  // of its time in which compute goes on; 0 where it needs the core of a device
+};
+
+/// What DataParallel copies between its first device and each of the others.
+struct DpCopies {
+  double scatter_bytes_per_sample = 0, gather_bytes_per_sample = 0;  // 0 where devices share memory
+  double replicate_bytes = 0;                                        // 0 with persistent replicas
+  double reduce_bytes = 0;                                           // gradients of one device
+  TransferCost cost{};                                               // of one copy
+};
+
+struct CostModel {
+  StepCost step{};
+  double input_per_sample_us = 0, update_us = 0;  // parts of it that DataParallel does not divide
+  double backward_share = 0.6;                    // of forward, loss and backward
+  double step_spread_share = 0;                   // standard deviation of a device's steps, as a share of their mean
+  std::vector<Slowdown> slowdown{};               // by devices, ascending
+  std::vector<GradientBucket> buckets{};
+  std::vector<double> parameter_bytes{};  // averaging sums them one by one
+  std::vector<MeasuredLink> links{};
+  std::optional<DpCopies> dp{};
+  // Of the above, by fill_derived() of simulate_step.h.
+  double communication_us = 0;               // all buckets among the fewest ranks measured, not overlapped
+  std::optional<double> break_even_batch{};  // from which on a second device saves time; null: from none
+
+  double compute_us(double batch) const;  // forward, loss and backward
+  /// Of so many devices of one host: interpolated; beyond the most that were measured, theirs.
+  double slowdown_of(int devices) const;
+};
+
+/// The value of "model" in results.json, and back. Reading throws DataError that names field and value.
+std::string to_json(const CostModel& model);
+CostModel model_from_json(const std::string& text);
+
+}  // namespace duet::cli

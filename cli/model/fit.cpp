@@ -1,0 +1,150 @@
+#include "cli/model/fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+/// One term of a sum: its name in notes, and its value at a point with coefficient 1.
+struct Term {
+  std::string name;
+  std::function<double(double)> value;
+};
+
+struct Coefficients {
+  std::vector<double> values;
+  double squares = 0, worst = 0;  // sum and largest of relative errors
+  std::string note{};
+};
+
+/// Gauss elimination with pivots; 0 for a term that the others determine.
+std::vector<double> solved(std::vector<std::vector<double>> rows) {
+  const std::size_t n = rows.size();
+  for (std::size_t column = 0; column < n; ++column) {
+    std::size_t pivot = column;
+    for (std::size_t row = column + 1; row < n; ++row)
+      if (std::fabs(rows[row][column]) > std::fabs(rows[pivot][column])) pivot = row;
+    std::swap(rows[column], rows[pivot]);
+    if (std::fabs(rows[column][column]) < 1e-12) continue;
+    for (std::size_t row = 0; row < n; ++row) {
+      const double factor = row == column ? 0 : rows[row][column] / rows[column][column];
+      for (std::size_t i = column; factor != 0 && i <= n; ++i) rows[row][i] -= factor * rows[column][i];
+    }
+  }
+  std::vector<double> out(n, 0);
+  for (std::size_t i = 0; i < n; ++i)
+    if (std::fabs(rows[i][i]) >= 1e-12) out[i] = rows[i][n] / rows[i][i];
+  return out;
+}
+
+/// Normal equations of the relative errors; each term is divided by its largest value.
+std::vector<double> least_squares(const std::vector<TimePoint>& points, const std::vector<Term>& terms) {
+  const std::size_t n = terms.size();
+  std::vector<double> scales(n, 0);
+  for (std::size_t i = 0; i < n; ++i)
+    for (const TimePoint& point : points) scales[i] = std::max(scales[i], terms[i].value(point.at) / point.us);
+  for (double& scale : scales) scale = scale > 0 ? scale : 1;
+  std::vector<std::vector<double>> rows(n, std::vector<double>(n + 1, 0));
+  for (const TimePoint& point : points)
+    for (std::size_t i = 0; i < n; ++i) {
+      const double value = terms[i].value(point.at) / point.us / scales[i];
+      for (std::size_t j = 0; j < n; ++j) rows[i][j] += value * terms[j].value(point.at) / point.us / scales[j];
+      rows[i][n] += value;
+    }
+  std::vector<double> out = solved(std::move(rows));
+  for (std::size_t i = 0; i < n; ++i) out[i] /= scales[i];
+  return out;
+}
+
+/// As fit.h says: none of them negative.
+Coefficients fitted(const std::vector<TimePoint>& points, const std::vector<Term>& terms) {
+  Coefficients out{.values = std::vector<double>(terms.size(), 0)};
+  std::vector<std::size_t> kept(terms.size());
+  for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = i;
+  while (!kept.empty()) {
+    std::vector<Term> chosen;
+    for (const std::size_t i : kept) chosen.push_back(terms[i]);
+    const std::vector<double> values = least_squares(points, chosen);
+    const auto least = std::min_element(values.begin(), values.end());
+    if (*least >= 0) {
+      for (std::size_t i = 0; i < kept.size(); ++i) out.values[kept[i]] = values[i];
+      break;
+    }
+    const auto clamped = kept.begin() + (least - values.begin());
+    out.note += concat(out.note.empty() ? "" : "; ", terms[*clamped].name, " came out as ", shortest(*least),
+                       " and was clamped to 0");
+    kept.erase(clamped);
+  }
+  for (const TimePoint& point : points) {
+    double us = 0;
+    for (std::size_t i = 0; i < terms.size(); ++i) us += out.values[i] * terms[i].value(point.at);
+    const double error = us / point.us - 1;
+    out.squares += error * error;
+    out.worst = std::max(out.worst, std::fabs(error));
+  }
+  return out;
+}
+
+/// Why there is nothing to fit; empty where there is.
+std::string why_not(const std::vector<TimePoint>& points, std::size_t least, const char* what) {
+  std::set<double> places;
+  for (const TimePoint& point : points) {
+    const bool good = std::isfinite(point.at) && point.at > 0 && std::isfinite(point.us) && point.us > 0;
+    if (!good) return concat("a time of ", point.us, " us at ", point.at, " ", what, ", expected positive numbers");
+    places.insert(point.at);
+  }
+  if (places.size() >= least) return "";
+  return concat("times at ", places.size(), " different ", what, ", expected ", least, " or more");
+}
+
+double one(double /*at*/) { return 1; }
+
+Coefficients with_knee(const std::vector<TimePoint>& points, double knee) {
+  return fitted(points, {{"fixed_us", one},
+                         {"per_sample_us", [=](double batch) { return std::min(batch, knee); }},
+                         {"per_sample_us above the knee", [=](double batch) { return std::max(0.0, batch - knee); }}});
+}
+
+}  // namespace
+
+Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points) {
+  if (const std::string why = why_not(points, 3, "batches"); !why.empty()) return {.note = why};
+  const Coefficients line = fitted(points, {{"fixed_us", one}, {"per_sample_us", [](double batch) { return batch; }}});
+  Fitted<StepCost> out{
+      .value = StepCost{.fixed_us = line.values[0], .per_sample_us = line.values[1], .worst_error_share = line.worst},
+      .note = line.note};
+  if (points.size() < 5 || line.worst <= 0.01) return out;
+  std::set<double> batches;
+  for (const TimePoint& point : points) batches.insert(point.at);
+  double least = line.squares * std::pow(0.05, 2.0 / static_cast<double>(points.size() - 4));
+  for (const double knee : batches) {
+    if (knee == *batches.begin() || knee == *batches.rbegin()) continue;
+    const Coefficients lines = with_knee(points, knee);
+    if (lines.squares >= least) continue;
+    least = lines.squares;
+    out.value = {.fixed_us = lines.values[0],
+                 .per_sample_us = lines.values[1],
+                 .knee = StepCost::Knee{.batch = knee, .per_sample_us = lines.values[2]},
+                 .worst_error_share = lines.worst};
+    out.note = lines.note;
+  }
+  return out;
+}
+
+Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points) {
+  if (const std::string why = why_not(points, 2, "sizes"); !why.empty()) return {.note = why};
+  const Coefficients line = fitted(points, {{"latency_us", one}, {"us per byte", [](double bytes) { return bytes; }}});
+  const double rate = line.values[1] > 0 ? 1 / line.values[1] : std::numeric_limits<double>::infinity();
+  return {.value = TransferCost{.latency_us = line.values[0], .bytes_per_us = rate}, .note = line.note};
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,37 @@
+// Fits of the cost model's terms to measured times.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/model/cost_model.h"
+
+namespace duet::cli {
+
+/// A measured time, at a batch in rows or a size in bytes.
+struct TimePoint {
+  double at = 0, us = 0;
+};
+
+/// A fit, or nothing; `note` then says why, and of a fit what was clamped.
+template <class T>
+struct Fitted {
+  std::optional<T> value{};
+  std::string note{};
+};
+
+// Least squares of relative errors (weights 1/us^2): a term that matters at small batches counts as much as one that
+// matters at large ones. Coefficients are not negative: what comes out below 0 is clamped to 0, the rest fitted again,
+// and the note says so.
+
+/// fixed + per sample, from whole steps of single at several batches, of which 3 must differ. A second slope behind a
+/// knee (at one of the batches) is taken where one line errs by more than 1 % and two lines are better by an F test at
+/// 5 %: with d points more than the 4 parameters, where the sum of squares falls below that of one line times
+/// 0.05^(2/d).
+Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points);
+
+/// latency + bytes / rate, from calls of several sizes, of which 2 must differ.
+Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points);
+
+}  // namespace duet::cli
