@@ -27,6 +27,7 @@ struct Runner {
   int operator()(const CollectiveOptions& options) const { return bench(options, command_line); }
   int operator()(const TrainOptions& options) const { return train(options); }
   int operator()(const CompareOptions& options) const { return compare(options, command_line); }
+  int operator()(const PredictOptions& options) const { return predict(options, command_line); }
   int operator()(const LaunchOptions& options) const { return launch(options); }
 };
 

@@ -22,6 +22,7 @@ inline constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadca
 /// Adds a subcommand for every collective to duet bench; the one that is used names itself in `options`.
 void add_collectives(CLI::App& bench, CollectiveOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
+void add_predict(CLI::App& app, PredictOptions& options);
 /// Adds --json, which means the same in every command: see cli/system/output.h. `what` it is that JSON holds.
 void add_json(CLI::App& app, std::string& json, const std::string& what);
 

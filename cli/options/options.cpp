@@ -252,8 +252,9 @@ struct CommandLine {
   Command command();
 
   CLI::App app{kAbout, "duet"};
-  CLI::App *compare_app, *train_app, *launch_app, *bench_app, *info_app;
+  CLI::App *compare_app, *predict_app, *train_app, *launch_app, *bench_app, *info_app;
   CompareOptions compare;
+  PredictOptions predict;
   TrainOptions train;
   LaunchOptions launch;
   BenchOptions bench;
@@ -267,6 +268,7 @@ struct CommandLine {
 
 CommandLine::CommandLine()
     : compare_app(add("compare", "train in all modes on several devices; table and report")),
+      predict_app(add("predict", "what a comparison's cost model says of other numbers of devices")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
       bench_app(add("bench", "time whole steps, or collectives among processes")),
@@ -274,11 +276,12 @@ CommandLine::CommandLine()
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
   app.footer("duet help COMMAND, or duet COMMAND --help, describes a command.");
-  for (CLI::App* const one : {compare_app, train_app, bench_app}) take_last(*one);
-  for (CLI::App* const one : {compare_app, train_app, bench_app, launch_app})
+  for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app}) take_last(*one);
+  for (CLI::App* const one : {compare_app, predict_app, train_app, bench_app, launch_app})
     one->option_defaults()->always_capture_default();
   compare.epochs = 1;
   add_compare(*compare_app, compare);
+  add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
   add_bench(*bench_app, bench, what);
@@ -288,7 +291,8 @@ CommandLine::CommandLine()
 
 std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
   try {
-    std::vector<std::string> reversed = spelled_out(arguments, {"compare", "train", "launch", "bench", "info"});
+    std::vector<std::string> reversed =
+        spelled_out(arguments, {"compare", "predict", "train", "launch", "bench", "info"});
     std::reverse(reversed.begin(), reversed.end());
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
@@ -315,6 +319,10 @@ void require_momentum_of_sgd(CLI::App& app, const Training& training) {
 
 Command CommandLine::command() {
   if (*info_app) return info;
+  if (*predict_app) {
+    check(predict);
+    return predict;
+  }
   if (*launch_app) {
     check(launch);
     return launch;

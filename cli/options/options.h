@@ -122,6 +122,20 @@ struct CollectiveOptions {
   std::string html{};  // file
 };
 
+/// duet predict.
+struct PredictOptions {
+  std::string results;  // file
+  std::vector<int> devices = {1, 2, 4, 8}, hosts = {1};
+  std::string link;  // empty: as measured, unless `gbit` is set
+  std::optional<double> latency_us, gbit;
+  std::vector<Mode> modes;  // empty: all that the model has terms for
+  std::int64_t batch = 0;   // 0: as measured
+  std::string scaling = "strong";
+  std::string json;  // see cli/system/output.h
+  std::string out;   // file
+  bool links = false;
+};
+
 struct InfoOptions {
   std::string json;  // see cli/system/output.h
 };
@@ -131,8 +145,8 @@ struct Printed {
   std::string text;
 };
 
-using Command =
-    std::variant<Printed, TrainOptions, CompareOptions, LaunchOptions, BenchOptions, CollectiveOptions, InfoOptions>;
+using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptions, LaunchOptions, BenchOptions,
+                             CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -147,6 +161,7 @@ void check(const CompareOptions& options);
 void check(const BenchOptions& options);
 void check(const CollectiveOptions& options);
 void check(const LaunchOptions& options);
+void check(const PredictOptions& options);
 
 // The commands; each returns its exit code or throws. `command_line` is for reports.
 int info(const InfoOptions& options);
@@ -157,5 +172,6 @@ int launch(const LaunchOptions& options);
 int bench_overhead(const BenchOptions& options);
 int train(const TrainOptions& options);
 int compare(const CompareOptions& options, const std::string& command_line);
+int predict(const PredictOptions& options, const std::string& command_line);
 
 }  // namespace duet::cli

@@ -251,7 +251,7 @@ std::string to_json(const Results& results) {
                       {"train_images", settings.train_images}}},
                     {"partial", results.partial},
                     {"runs", runs},
-                    {"model", nullptr}};  // of costs over several batch sizes: not fitted
+                    {"model", results.model ? Json::parse(to_json(*results.model)) : Json(nullptr)}};
   return text_of(out, 1);
 }
 

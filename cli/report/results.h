@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/model/cost_model.h"
 #include "cli/options/options.h"
 #include "cli/system/machine.h"
 
@@ -105,12 +106,14 @@ struct Results {
   Training settings;  // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
   bool partial = false;  // interrupted: runs of cells that had not ended are missing
+  std::optional<CostModel> model{};
 };
 
 /// results.json, and one run of it. Reading throws DataError that names the field.
 std::string to_json(const Results& results);
 std::string to_json(const Run& run);
 Run run_from_json(const std::string& text);
+Results results_from_json(const std::string& text);
 
 /// results.csv: one line per run; lists joined by spaces.
 std::string to_csv(const Results& results);

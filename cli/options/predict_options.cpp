@@ -1,0 +1,112 @@
+// The options of duet predict.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cli/options/command_line.h"
+#include "lib/error.h"
+#include "lib/parse_number.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr int kMostDevices = 1024;
+
+std::vector<std::string> entries(const std::string& text) {
+  std::vector<std::string> out = {""};
+  for (const char c : text) {
+    if (c == ',')
+      out.emplace_back();
+    else
+      out.back() += c;
+  }
+  return out;
+}
+
+/// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
+std::vector<int> counts(const char* option, const std::string& text) {
+  const std::size_t dots = text.find("..");
+  std::vector<int> out;
+  const auto number = [&](const std::string& word) {
+    const auto value = parse_number<int>(word);
+    require<UsageError>(value && *value >= 1 && *value <= kMostDevices, option, " is ", text,
+                        ", expected numbers from 1 to ", kMostDevices, ", as 1,2,4 or 1..8");
+    return *value;
+  };
+  if (dots == std::string::npos) {
+    for (const std::string& word : entries(text)) out.push_back(number(word));
+  } else {
+    const int first = number(text.substr(0, dots)), last = number(text.substr(dots + 2));
+    require<UsageError>(first <= last, option, " is ", text, ", expected the smaller number first");
+    for (int count = first; count < last; count *= 2) out.push_back(count);
+    out.push_back(last);
+  }
+  std::sort(out.begin(), out.end());
+  require<UsageError>(std::adjacent_find(out.begin(), out.end()) == out.end(), option, " is ", text,
+                      ", expected every number once");
+  return out;
+}
+
+void add_counts(CLI::App& app, const char* option, std::vector<int>& values, const char* otherwise, const char* about) {
+  app.add_option_function<std::string>(
+         option, [option, &values](const std::string& text) { values = counts(option, text); }, about)
+      ->default_str(otherwise);
+}
+
+std::vector<Mode> modes(const std::string& text) {
+  std::vector<Mode> out;
+  for (const std::string& word : entries(text)) {
+    const auto named = [&](Mode mode) { return word == name(mode); };
+    const auto all = {Mode::ddp, Mode::dp, Mode::averaging};
+    const auto found = std::find_if(all.begin(), all.end(), named);
+    require<UsageError>(found != all.end(), "--mode: unknown '", word, "', expected ddp, dp or averaging");
+    require<UsageError>(std::find(out.begin(), out.end(), *found) == out.end(), "--mode: ", word, " twice");
+    out.push_back(*found);
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_predict(CLI::App& app, PredictOptions& options) {
+  app.add_option("results", options.results, "file results.json of a comparison whose time budget let it fit a model")
+      ->type_name("FILE");
+  add_counts(app, "--devices", options.devices, "1..8",
+             "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
+  add_counts(app, "--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
+  app.add_option("--link", options.link,
+                 "what connects the hosts, where there are several, else the devices: a name of --links; default: "
+                 "this machine's link as measured");
+  app.add_option("--latency-us", options.latency_us, "of a link without a name: microseconds of one message")
+      ->check(in_range(0));
+  app.add_option("--gbit", options.gbit, "of a link without a name: 10^9 bits of payload a second, in each direction")
+      ->check(in_range(1e-6));
+  app.add_option_function<std::string>(
+         "--mode", [&](const std::string& text) { options.modes = modes(text); },
+         "ddp, dp or averaging; several, separated by commas")
+      ->default_str("all that were measured");
+  app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0));
+  app.add_option("--scaling", options.scaling, "strong: that batch is divided among the devices; weak: each has one")
+      ->check(one_of({"strong", "weak"}));
+  add_json(app, options.json, "the table");
+  app.add_option("--out", options.out, "file for the pictures: .html, or .svg for the first alone");
+  app.add_flag("--links", options.links, "print the links that have names, with their figures and sources, and end");
+}
+
+void check(const PredictOptions& options) {
+  if (options.links) return;
+  require<UsageError>(!options.results.empty(), "duet predict: no results.json given");
+  require<UsageError>(options.link.empty() || !(options.latency_us || options.gbit), "--link is ", options.link,
+                      ", but --latency-us and --gbit describe another");
+  require<UsageError>(!options.latency_us || options.gbit, "--latency-us without --gbit");
+  const int devices = options.devices.back(), hosts = options.hosts.back();
+  require<UsageError>(devices * hosts <= kMostDevices, devices, " devices on each of ", hosts, " hosts are ",
+                      devices * hosts, ", expected at most ", kMostDevices);
+  require<UsageError>(hosts == 1 || !options.link.empty() || options.gbit, "--hosts is ", hosts,
+                      ", but neither --link nor --gbit says what connects them");
+  require<UsageError>(options.out.empty() || options.out.ends_with(".html") || options.out.ends_with(".svg"),
+                      "--out is ", options.out, ", expected a name that ends with .html or .svg");
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,141 @@
+// duet predict: what a comparison's cost model says of other numbers of devices, batches and links.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "cli/report/report.h"
+#include "cli/report/scaling.h"
+#include "cli/system/files.h"
+#include "cli/system/number_text.h"
+#include "cli/system/terminal.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kNote =
+    "Rows named measured are the comparison's own; all others are computed from its model: no congestion, no cost per "
+    "message beyond the link's latency, and beyond the most devices measured next to each other no further slow-down.";
+
+std::string rate_text(const TransferCost& hop) {
+  const double gbit = hop.bytes_per_us * 8 / 1000;
+  return concat(fixed(gbit, gbit < 10 ? 2 : 0), " Gbit/s, ", shortest(hop.latency_us), " us a message");
+}
+
+void print_links(std::FILE* out) {
+  for (const NamedLink& link : named_links())
+    std::fprintf(out, "%s  %s: %s, %s\n         %s\n", flush_left(link.name, 7).c_str(), link.title.c_str(),
+                 rate_text(link.link.hop).c_str(), name(link.link.algorithm), link.source.c_str());
+}
+
+ScalingPlan plan_of(const PredictOptions& options) {
+  ScalingPlan plan{.modes = options.modes,
+                   .devices = options.devices,
+                   .hosts = options.hosts,
+                   .batch = options.batch,
+                   .weak = options.scaling == "weak"};
+  if (!options.link.empty()) plan.link = named_link(options.link).link;
+  if (options.gbit)
+    plan.link = Link{.hop = {.latency_us = options.latency_us.value_or(0), .bytes_per_us = *options.gbit * 1000 / 8}};
+  return plan;
+}
+
+/// What connects the devices, and the hosts.
+std::string link_line(const PredictOptions& options, const ScalingPlan& plan, const CostModel& model) {
+  const bool network = options.hosts.back() > 1;
+  std::string text;
+  if (!plan.link || network)
+    text = model.links.empty()
+               ? "no link measured"
+               : concat(model.links.front().backend, ", measured among ", model.links.front().ranks, " ranks");
+  if (!plan.link) return text;
+  const std::string given = concat(options.link.empty() ? "a link of " : named_link(options.link).title + ", ",
+                                   rate_text(plan.link->hop), ", ", name(plan.link->algorithm));
+  return network ? concat(text, " within a host; between hosts ", given) : given;
+}
+
+std::string source_of(const ScalingRow& row) {
+  if (!row.measured) return "computed";
+  return concat("measured (model ", row.error() < 0 ? "" : "+", fixed(100 * row.error(), 1), " %)");
+}
+
+std::vector<std::string> cells_of(const ScalingRow& row) {
+  return {name(row.mode),
+          grouped(row.devices),
+          grouped(row.hosts),
+          grouped(row.batch),
+          grouped(std::llround(row.step_us)) + " us",
+          fixed(row.speedup, 2) + "x",
+          fixed(100 * row.efficiency(), 0) + " %",
+          row.devices == 1 ? "-" : row.computed.bounded_by(),
+          source_of(row)};
+}
+
+std::string table_of(const std::vector<ScalingRow>& rows) {
+  std::vector<std::vector<std::string>> lines = {
+      {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"}};
+  for (const ScalingRow& row : rows) lines.push_back(cells_of(row));
+  std::vector<std::size_t> widths(lines[0].size(), 0);
+  for (const auto& line : lines)
+    for (std::size_t c = 0; c < line.size(); ++c) widths[c] = std::max(widths[c], width(line[c]));
+  std::string out;
+  for (const auto& line : lines) {
+    for (std::size_t c = 0; c < line.size(); ++c) {
+      const bool last = c + 1 == line.size(), left = c == 0 || c + 2 == line.size();
+      out += (c == 0 ? " " : "  ") + (last   ? line[c]
+                                      : left ? flush_left(line[c], widths[c])
+                                             : flush_right(line[c], widths[c]));
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+std::string html_table(const std::vector<ScalingRow>& rows) {
+  std::string out = "<div class=\"wide\"><table>\n<tr>";
+  for (const char* title :
+       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"})
+    out += concat("<th>", title, "</th>");
+  for (const ScalingRow& row : rows) {
+    out += "</tr>\n<tr>";
+    for (const std::string& cell : cells_of(row)) out += "<td>" + cell + "</td>";
+  }
+  return out + "</tr>\n</table></div>\n";
+}
+
+std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link, const std::string& command_line) {
+  return html_page("duet predict", "What other numbers of devices would give",
+                   html_table(rows) + concat("<p class=\"note\">", kNote, "</p>\n") +
+                       page_section("Efficiency and time of a step", scaling_chart(rows)) +
+                       page_section("What bounds it", losses_chart(rows),
+                                    "Parts of every computed step, each as a share of it; divided is single's step "
+                                    "over the number of devices.") +
+                       page_section("What was computed", "<dl>\n" + page_entry("command line", command_line) +
+                                                             page_entry("link", link) + "</dl>\n"));
+}
+
+}  // namespace
+
+int predict(const PredictOptions& options, const std::string& command_line) {
+  if (options.links) {
+    print_links(stdout);
+    return 0;
+  }
+  std::FILE* const out = text_stream(options.json);
+  const ScalingPlan plan = plan_of(options);
+  require_outputs({{.option = "--json", .path = to_stdout(options.json) ? "" : options.json},
+                   {.option = "--out", .path = options.out}});
+  const Results results = results_from_json(read_file(options.results));
+  const std::vector<ScalingRow> rows = scaling_rows(results, plan);
+  const std::string link = link_line(options, plan, *results.model);
+  std::fprintf(out, "link: %s\n\n%s\n%s\n", link.c_str(), table_of(rows).c_str(), kNote);
+  if (!options.out.empty())
+    write_output(options.out, options.out.ends_with(".svg") ? scaling_svg(rows) : page_of(rows, link, command_line));
+  write_json(options.json, to_json(rows));
+  return 0;
+}
+
+}  // namespace duet::cli

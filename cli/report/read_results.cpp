@@ -1,0 +1,80 @@
+// results.json as it was written.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "cli/report/results.h"
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const Json& at(const Json& from, const std::string& field) {
+  require<DataError>(from.is_object() && from.contains(field), "results: field '", field, "' is missing");
+  return from.at(field);
+}
+
+template <class T>
+void read(const Json& from, const char* field, T& value) {
+  const Json& item = at(from, field);
+  try {
+    value = item.get<T>();
+  } catch (const Json::exception& error) {
+    throw DataError(concat("results: field '", field, "' is ", item.dump(), ": ", error.what()));
+  }
+}
+
+Machine machine_from(const Json& json) {
+  Machine machine;
+  read(json, "cpu", machine.cpu);
+  read(json, "cores", machine.cores);
+  read(json, "isa", machine.isa);
+  read(json, "gpus", machine.gpus);
+  read(json, "memory_gb", machine.memory_gb);
+  read(json, "kernel", machine.kernel);
+  return machine;
+}
+
+Precision precision_from(const Json& json) {
+  std::string text;
+  read(json, "precision", text);
+  for (const Precision precision : {Precision::fp32, Precision::tf32, Precision::bf16})
+    if (text == name(precision)) return precision;
+  throw DataError(concat("results: field 'precision' is ", text, ", expected fp32, tf32 or bf16"));
+}
+
+Training settings_from(const Json& json) {
+  Training settings;
+  read(json, "batch", settings.batch);
+  require<DataError>(settings.batch >= 1, "results: field 'batch' is ", settings.batch, ", expected 1 or more");
+  read(json, "epochs", settings.epochs);
+  read(json, "lr", settings.lr);
+  read(json, "optimizer", settings.optimizer);
+  read(json, "momentum", settings.momentum);
+  if (!at(json, "weight_decay").is_null()) read(json, "weight_decay", settings.weight_decay.emplace());
+  read(json, "seed", settings.seed);
+  settings.precision = precision_from(json);
+  read(json, "data", settings.data);
+  read(json, "train_images", settings.train_images);
+  return settings;
+}
+
+}  // namespace
+
+Results results_from_json(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, false);
+  require<DataError>(!json.is_discarded(), "results: not JSON");
+  Results results;
+  results.machine = machine_from(at(json, "machine"));
+  results.settings = settings_from(at(json, "settings"));
+  read(json, "partial", results.partial);
+  require<DataError>(at(json, "runs").is_array(), "results: field 'runs' is no list");
+  for (const Json& run : at(json, "runs")) results.runs.push_back(run_from_json(run.dump()));
+  if (!at(json, "model").is_null()) results.model = model_from_json(at(json, "model").dump());
+  return results;
+}
+
+}  // namespace duet::cli
