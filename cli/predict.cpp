@@ -25,10 +25,17 @@ std::string rate_text(const TransferCost& hop) {
   return concat(fixed(gbit, gbit < 10 ? 2 : 0), " Gbit/s, ", shortest(hop.latency_us), " us a message");
 }
 
-void print_links(std::FILE* out) {
-  for (const NamedLink& link : named_links())
-    std::fprintf(out, "%s  %s: %s, %s\n         %s\n", flush_left(link.name, 7).c_str(), link.title.c_str(),
-                 rate_text(link.link.hop).c_str(), name(link.link.algorithm), link.source.c_str());
+void print_links(const PredictOptions& options, std::FILE* out) {
+  const auto print = [&](const std::string& called, const std::string& what, const Link& link,
+                         const std::string& source) {
+    std::fprintf(out, "%s  %s: %s, %s\n         %s\n", flush_left(called, 7).c_str(), what.c_str(),
+                 rate_text(link.hop).c_str(), name(link.algorithm), source.c_str());
+  };
+  for (const NamedLink& link : named_links()) print(link.name, link.title, link.link, link.source);
+  if (options.results.empty()) return;
+  for (const MeasuredLink& link : model_of(results_from_json(read_file(options.results))).links)
+    print("-", link.backend, link_of(link),
+          concat("all-reduces measured among ", link.ranks, " ranks: ", options.results));
 }
 
 ScalingPlan plan_of(const PredictOptions& options) {
@@ -121,7 +128,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link
 
 int predict(const PredictOptions& options, const std::string& command_line) {
   if (options.links) {
-    print_links(stdout);
+    print_links(options, stdout);
     return 0;
   }
   std::FILE* const out = text_stream(options.json);
@@ -130,7 +137,7 @@ int predict(const PredictOptions& options, const std::string& command_line) {
                    {.option = "--out", .path = options.out}});
   const Results results = results_from_json(read_file(options.results));
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
-  const std::string link = link_line(options, plan, *results.model);
+  const std::string link = link_line(options, plan, model_of(results));
   std::fprintf(out, "link: %s\n\n%s\n%s\n", link.c_str(), table_of(rows).c_str(), kNote);
   if (!options.out.empty())
     write_output(options.out, options.out.ends_with(".svg") ? scaling_svg(rows) : page_of(rows, link, command_line));

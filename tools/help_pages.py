@@ -118,6 +118,8 @@ def zsh_arguments(command):
     if command.below:
         yield shlex.quote(f"1:command:({' '.join(below.last_word() for below in command.below)})")
         yield "'*::argument:->below'"
+    elif command.positionals and command.positionals[0].spelling.endswith(" FILE"):
+        yield "'1:file:_files'"
     elif command.positionals:  # a program and its arguments
         yield "'*::program:_normal'"
 

@@ -70,8 +70,7 @@ std::vector<Mode> modes(const std::string& text) {
 }  // namespace
 
 void add_predict(CLI::App& app, PredictOptions& options) {
-  app.add_option("results", options.results, "file results.json of a comparison whose time budget let it fit a model")
-      ->type_name("FILE");
+  app.add_option("results", options.results, "results.json of a comparison that has fitted a model")->type_name("FILE");
   add_counts(app, "--devices", options.devices, "1..8",
              "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
   add_counts(app, "--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
@@ -91,7 +90,8 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       ->check(one_of({"strong", "weak"}));
   add_json(app, options.json, "the table");
   app.add_option("--out", options.out, "file for the pictures: .html, or .svg for the first alone");
-  app.add_flag("--links", options.links, "print the links that have names, with their figures and sources, and end");
+  app.add_flag("--links", options.links,
+               "print the links that have names and those that FILE has measured, with figures and sources, and end");
 }
 
 void check(const PredictOptions& options) {

@@ -11,12 +11,6 @@ namespace {
 
 constexpr std::array kModes = {Mode::ddp, Mode::dp, Mode::averaging};
 
-const CostModel& model_of(const Results& results) {
-  require<DataError>(results.model.has_value(),
-                     "results: model is null; duet compare with a time budget (--time-budget) measures and writes one");
-  return *results.model;
-}
-
 /// `backend` of the ranks; empty: any.
 bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::string& backend = "") {
   if (mode == Mode::dp) return model.dp.has_value();
@@ -80,6 +74,12 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
 }
 
 }  // namespace
+
+const CostModel& model_of(const Results& results) {
+  require<DataError>(results.model.has_value(),
+                     "results: model is null; duet compare with a time budget (--time-budget) measures and writes one");
+  return *results.model;
+}
 
 double step_us(const Results& results, const Run& run) {
   return static_cast<double>(results.settings.batch) / run.samples_per_s * 1e6;

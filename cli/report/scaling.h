@@ -36,6 +36,9 @@ struct ScalingRow {
   double error() const { return computed.total_us() / step_us - 1; }
 };
 
+/// Throws DataError where the comparison fitted none.
+const CostModel& model_of(const Results& results);
+
 /// Single first, then mode by mode in the order of devices, without those that have fewer samples than devices. Throws
 /// DataError without a model or where it lacks a term of a mode that `plan` names, UsageError for several hosts without
 /// a link.

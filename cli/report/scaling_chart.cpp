@@ -49,10 +49,18 @@ class Panel {
     svg_.text(kLeft - 8, y(place) + 4, label, "end");
   }
   void curves(const std::function<double(const ScalingRow&)>& place) {
-    std::vector<std::pair<double, std::string>> labels;
+    std::vector<std::pair<double, std::string>> labels;  // at the right, where most lines end
     std::set<Mode> modes;
-    for (const ScalingRow& row : rows_)
-      if (row.devices > 1 && modes.insert(row.mode).second) labels.emplace_back(curve(row.mode, place), name(row.mode));
+    for (const ScalingRow& row : rows_) {
+      if (row.devices < 2 || !modes.insert(row.mode).second) continue;
+      const ScalingRow& end = curve(row.mode, place);
+      const std::string label = name(row.mode);
+      if (end.devices == *counts_.rbegin())
+        labels.emplace_back(y(place(end)), label);
+      else
+        svg_.text(x(end.devices), y(place(end)) + (highest(end, place) ? -10 : 18), label, "middle",
+                  "label ink-" + label);
+    }
     std::sort(labels.begin(), labels.end());
     double last = -100;
     for (const auto& [at, label] : labels) {
@@ -69,8 +77,13 @@ class Panel {
   }
   double y(double place) const { return top_ + kPanel * (1 - place); }
 
-  /// Solid between measured points, dashed to computed ones; gives the height of its end.
-  double curve(Mode mode, const std::function<double(const ScalingRow&)>& place) {
+  bool highest(const ScalingRow& end, const std::function<double(const ScalingRow&)>& place) const {
+    return std::none_of(rows_.begin(), rows_.end(),
+                        [&](const ScalingRow& row) { return row.devices == end.devices && place(row) > place(end); });
+  }
+
+  /// Solid between measured points, dashed to computed ones; gives its end.
+  const ScalingRow& curve(Mode mode, const std::function<double(const ScalingRow&)>& place) {
     const ScalingRow* last = &rows_.front();
     for (const ScalingRow& row : rows_) {
       if (row.mode != mode && &row != last) continue;
@@ -80,7 +93,7 @@ class Panel {
       svg_.dot(at, height, concat("fill-", name(row.mode)), tip_of(row));
       last = &row;
     }
-    return y(place(*last));
+    return *last;
   }
 
   Svg& svg_;
@@ -113,13 +126,13 @@ struct Loss {
 constexpr Loss kLosses[] = {{"divided", "part-forward", &SimulatedStep::ideal_us},
                             {"smaller batch", "part-backward", &SimulatedStep::smaller_batch_us},
                             {"slow-down", "part-update", &SimulatedStep::slowdown_us},
-                            {"uneven devices", "part-loss", &SimulatedStep::uneven_us},
+                            {"uneven devices", "part-replicate", &SimulatedStep::uneven_us},
                             {"communication", "part-communication", &SimulatedStep::communication_us},
-                            {"scatter", "part-scatter", &SimulatedStep::scatter_us},
-                            {"replicate", "part-replicate", &SimulatedStep::replicate_us},
+                            {"scatter", "part-input", &SimulatedStep::scatter_us},
+                            {"replicate", "fill-averaging", &SimulatedStep::replicate_us},
                             {"gather", "part-gather", &SimulatedStep::gather_us},
                             {"reduce", "part-scatter", &SimulatedStep::reduce_us},
-                            {"input", "part-input", &SimulatedStep::undivided_us}};
+                            {"input", "fill-single", &SimulatedStep::undivided_us}};
 
 }  // namespace
 

@@ -79,6 +79,28 @@ TEST_CASE("options are read") {
   CHECK(endpoint_of(launch).port == 0);
 }
 
+TEST_CASE("the options of predict are read") {
+  const auto defaults = std::get<PredictOptions>(parse({"predict", "results.json"}));
+  CHECK(defaults.results == "results.json");
+  CHECK(defaults.devices == std::vector<int>{1, 2, 4, 8});
+  CHECK(defaults.hosts == std::vector<int>{1});
+  CHECK(defaults.scaling == "strong");
+  const auto given = std::get<PredictOptions>(
+      parse({"predict", "r", "--devices", "8,2", "--hosts", "1..48", "--gbit", "2.5", "--latency-us", "7", "--mode",
+             "dp,ddp", "--batch", "64", "--scaling", "weak", "--json", "--out", "a.svg"}));
+  CHECK(given.devices == std::vector<int>{2, 8});
+  CHECK(given.hosts == std::vector<int>{1, 2, 4, 8, 16, 32, 48});
+  CHECK(given.gbit == 2.5);
+  CHECK(given.latency_us == 7);
+  CHECK(given.modes == std::vector<Mode>{Mode::dp, Mode::ddp});
+  CHECK(given.batch == 64);
+  CHECK(given.scaling == "weak");
+  CHECK(given.json == "-");
+  CHECK(std::get<PredictOptions>(parse({"predict", "--links"})).links);
+  CHECK(std::get<PredictOptions>(parse({"predict", "r", "--devices", "1", "--devices", "2"})).devices ==
+        std::vector<int>{2});
+}
+
 TEST_CASE("the options of bench all_reduce are those of nccl-tests") {
   const auto defaults = std::get<CollectiveOptions>(parse({"bench", "all_gather"}));
   CHECK(defaults.collective == "all_gather");
@@ -180,6 +202,20 @@ TEST_CASE("wrong options are named in one line") {
       {{"launch", "--rdzv-timeout", "0", "--", "a"}, "--rdzv-timeout is 0"},
       {{"launch", "--grace=-1", "--", "a"}, "--grace is -1"},
       {{"launch", "--stop-limit", "nan", "--", "a"}, "--stop-limit is nan"},
+      {{"predict"}, "duet predict: no results.json given"},
+      {{"predict", "r", "--devices", "0"}, "--devices is 0, expected numbers from 1 to 1024, as 1,2,4 or 1..8"},
+      {{"predict", "r", "--devices", "8..1"}, "--devices is 8..1, expected the smaller number first"},
+      {{"predict", "r", "--hosts", "1,x"}, "--hosts is 1,x, expected numbers"},
+      {{"predict", "r", "--hosts", "2,2"}, "--hosts is 2,2, expected every number once"},
+      {{"predict", "r", "--hosts", "4"}, "--hosts is 4, but neither --link nor --gbit says what connects them"},
+      {{"predict", "r", "--hosts", "256", "--link", "ndr"},
+       "8 devices on each of 256 hosts are 2048, expected at most"},
+      {{"predict", "r", "--link", "ndr", "--gbit", "1"}, "--link is ndr, but --latency-us and --gbit describe another"},
+      {{"predict", "r", "--latency-us", "1"}, "--latency-us without --gbit"},
+      {{"predict", "r", "--mode", "ddp,single"}, "--mode: unknown 'single', expected ddp, dp or averaging"},
+      {{"predict", "r", "--mode", "dp,dp"}, "--mode: dp twice"},
+      {{"predict", "r", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},
+      {{"predict", "r", "--out", "a.png"}, "--out is a.png, expected a name that ends with .html or .svg"},
       {{"bench", "leap"}, "unknown 'leap', expected step"},
       {{"bench", "step", "--epochs", "2"}, "--epochs"},
       {{"bench", "step", "--test-images", "2"}, "--test-images"},

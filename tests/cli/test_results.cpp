@@ -119,6 +119,39 @@ TEST_CASE("runs go to JSON and come back") {
   CHECK(run.median_step[0].end_us == 20.25);
 }
 
+TEST_CASE("results.json is read back as it was written") {
+  Results results = duet_test::made_up();
+  CHECK(to_json(results_from_json(to_json(results))) == to_json(results));
+  CHECK_FALSE(results_from_json(to_json(results)).model);
+  results.model = duet_test::made_up_model();
+  results.settings.weight_decay = 0.01;
+  results.partial = true;
+  const Results again = results_from_json(to_json(results));
+  CHECK(to_json(again) == to_json(results));
+  CHECK(again.model->step.per_sample_us == 10);
+}
+
+TEST_CASE("a damaged results.json is refused with the field's name") {
+  Results results = duet_test::made_up();
+  results.model = duet_test::made_up_model();
+  const std::string good = to_json(results);
+  for (const std::string field :
+       {"machine", "cores", "settings", "batch", "precision", "runs", "mode", "model", "partial"}) {
+    INFO(field);
+    std::string text = good;
+    text.replace(text.find("\"" + field + "\""), field.size() + 2, "\"other\"");
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field '" + field + "' is missing"));
+  }
+  std::string text = good;
+  text.replace(text.find("\"fp32\""), 6, "\"fp8\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("'precision' is fp8, expected fp32"));
+  text = good;
+  text.replace(text.find("\"cores\": 2"), 10, "\"cores\": []");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is []"));
+  CHECK_THROWS_AS(results_from_json("{"), DataError);
+  CHECK_THROWS_AS(results_from_json("[]"), DataError);
+}
+
 TEST_CASE("damaged results are refused with the field's name") {
   CHECK_THROWS_AS(run_from_json("{"), DataError);
   const Run run = duet_test::made_up().runs[5];

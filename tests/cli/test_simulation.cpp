@@ -1,4 +1,5 @@
 // The simulation of a step against closed forms and published scaling.
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -210,4 +211,54 @@ TEST_CASE("named links have published figures with their sources") {
   CHECK(named_link("100gbe").link.hop.bytes_per_us == Approx(11769).epsilon(1e-3));
   CHECK(named_link("ndr").link.hop.bytes_per_us == 50e3);
   for (const NamedLink& link : named_links()) CHECK(link.source.size() > 30);
+}
+
+// Published: benchmarks/distributed/ddp/README.md of pytorch/pytorch (commit bf69c149), by the authors of "PyTorch
+// Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020, arXiv 2006.15704): seconds an iteration
+// (median) with 32 images on each GPU, on DGX-1 machines with 8 V100, 4 x 100 Gbit/s InfiniBand each, 25 MiB buckets.
+// Its inputs, and nothing fitted: time on 1 GPU with DDP, torchvision's numbers of parameters, one NVLink 2 (25 GB/s a
+// direction, NVIDIA's Tesla V100 whitepaper), NCCL's latencies (src/graph/tuning.cc). Not published, so assumed: that
+// backward is two thirds of a step and gradients become ready evenly. Without NCCL's slow-down of compute, which is not
+// published either, the model is 1 to 5 % too fast.
+// The paper's own figure 9 (1 to 256 GPUs) is not reproduced here: it states no times of its links, buckets or
+// stragglers, and its slow-down on 256 GPUs of a shared cluster is beyond what 100 Gbit/s explain.
+TEST_CASE("published scaling of DDP is predicted within 10 % from its own inputs") {
+  struct Published {
+    const char* network;
+    double parameters, one_gpu_s;
+    std::vector<double> several_s;  // 2, 4, 8 and 2 x 8 GPUs
+  };
+  const std::vector<Published> published = {{"resnet50", 25557032, 0.100, {0.103, 0.103, 0.104, 0.104}},
+                                            {"resnet101", 44549160, 0.171, {0.176, 0.176, 0.179, 0.179}},
+                                            {"resnext50_32x4d", 25028904, 0.147, {0.153, 0.153, 0.157, 0.157}},
+                                            {"resnext101_32x8d", 88791336, 0.425, {0.438, 0.439, 0.447, 0.450}}};
+  for (const Published& network : published) {
+    CostModel model{.step = {.per_sample_us = network.one_gpu_s * 1e6 / 32}, .backward_share = 2.0 / 3};
+    const double bytes = 4 * network.parameters;
+    for (double sent = 0, size = 1 << 20; sent < bytes; size = 25 << 20) {
+      size = std::min(size, bytes - sent);
+      sent += size;
+      model.buckets.push_back({.bytes = size, .ready_share = sent / bytes});
+    }
+    const Link nvlink = link_with(Algorithm::ring, 3.4, 25e3), infiniband = link_with(Algorithm::ring, 9.6, 50e3);
+    double devices = 2;
+    for (const double measured_s : network.several_s) {
+      const bool two_hosts = devices == 16;
+      SimulatedJob job{.devices = static_cast<int>(devices), .batch = 32 * devices, .link = nvlink};
+      if (two_hosts) {
+        const Crossings times = crossings(Algorithm::ring, 8);
+        model.links = {{.backend = "nccl",
+                        .ranks = 8,
+                        .cost = {.latency_us = times.latency * 3.4, .bytes_per_us = 25e3 / times.bytes},
+                        .overlap_share = 1}};
+        job.hosts = 2;
+        job.link = infiniband;
+      }
+      const double predicted_s = simulate_step(model, job).total_us() / 1e6;
+      INFO(network.network << " on " << devices << " GPUs: predicted " << predicted_s << " s");
+      CHECK(std::fabs(predicted_s / measured_s - 1) < 0.1);
+      CHECK(predicted_s > network.one_gpu_s);
+      devices *= 2;
+    }
+  }
 }

@@ -1,0 +1,146 @@
+// Rows and pictures of what the cost model says.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cli/model/all_reduce.h"
+#include "cli/report/scaling.h"
+#include "lib/error.h"
+#include "tests/cli/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+using duet_test::ContainsSubstring;
+#if DUET_CATCH == 3
+using duet_test::Approx;
+#endif
+
+namespace {
+
+Results modelled() {
+  Results results = duet_test::made_up();
+  results.model = duet_test::made_up_model();
+  return results;
+}
+
+const ScalingRow& row_of(const std::vector<ScalingRow>& rows, Mode mode, int devices) {
+  const auto found = std::find_if(rows.begin(), rows.end(),
+                                  [&](const ScalingRow& row) { return row.mode == mode && row.devices == devices; });
+  REQUIRE(found != rows.end());
+  return *found;
+}
+
+int count(const std::string& text, const std::string& word) {
+  int times = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++times;
+  return times;
+}
+
+}  // namespace
+
+TEST_CASE("rows that were measured are named so, all others are computed") {
+  const Results results = modelled();  // single, dp 2 and ddp 2 on 2 cores, ddp 4 oversubscribed
+  const std::vector<ScalingRow> rows = scaling_rows(results, {.devices = {1, 2, 4}});
+  CHECK(rows.size() == 7);
+  const ScalingRow& single = rows.front();
+  CHECK(single.mode == Mode::single);
+  CHECK(single.measured);
+  CHECK(single.step_us == Approx(8.0 / 60000 * 128 * 1e6));
+  CHECK(single.speedup == 1);
+  const ScalingRow& dp = row_of(rows, Mode::dp, 2);
+  CHECK(dp.measured);
+  CHECK(dp.speedup == Approx(8 / 4.2));
+  CHECK(dp.efficiency() == Approx(4 / 4.2));
+  CHECK(dp.error() == Approx(dp.computed.total_us() / (4.2 / 60000 * 128 * 1e6) - 1));
+  const ScalingRow& four = row_of(rows, Mode::ddp, 4);
+  CHECK_FALSE(four.measured);
+  CHECK(four.step_us == four.computed.total_us());
+  CHECK(four.speedup == Approx(single.computed.total_us() / four.step_us));
+}
+
+TEST_CASE("another batch, link or scaling is computed") {
+  const Results results = modelled();
+  const auto measured = [&](const ScalingPlan& plan) {
+    const std::vector<ScalingRow> rows = scaling_rows(results, plan);
+    return std::count_if(rows.begin(), rows.end(), [](const ScalingRow& row) { return row.measured; });
+  };
+  CHECK(measured({.devices = {1, 2}}) == 4);
+  CHECK(measured({.devices = {1, 2}, .batch = 256}) == 0);
+  CHECK(measured({.devices = {1, 2}, .link = named_link("10gbe").link}) == 1);
+  CHECK(measured({.devices = {1, 2}, .weak = true}) == 1);
+}
+
+TEST_CASE("weak scaling gives every device a batch") {
+  const std::vector<ScalingRow> rows = scaling_rows(modelled(), {.modes = {Mode::ddp}, .batch = 64, .weak = true});
+  const ScalingRow& eight = row_of(rows, Mode::ddp, 8);
+  CHECK(eight.batch == 512);
+  CHECK(eight.speedup == Approx(8 * rows.front().step_us / eight.step_us));
+  CHECK(rows.back().devices == 64);
+  // Strong scaling ends where a device has no row.
+  CHECK(scaling_rows(modelled(), {.modes = {Mode::ddp}, .batch = 8}).back().devices == 8);
+}
+
+TEST_CASE("hosts have the most devices each, and dp stays on one") {
+  const std::vector<ScalingRow> rows = scaling_rows(
+      modelled(), {.devices = {1, 2, 8}, .hosts = {1, 2, 128}, .link = named_link("100gbe").link, .batch = 2048});
+  CHECK(row_of(rows, Mode::ddp, 1024).hosts == 128);
+  CHECK(row_of(rows, Mode::averaging, 16).hosts == 2);
+  for (const ScalingRow& row : rows) CHECK((row.mode != Mode::dp || row.hosts == 1));
+  // The network between hosts does not connect the devices of one.
+  const double here = row_of(rows, Mode::ddp, 8).computed.communication_us;
+  const std::vector<ScalingRow> alone = scaling_rows(modelled(), {.devices = {1, 2, 8}, .batch = 2048});
+  CHECK(here == row_of(alone, Mode::ddp, 8).computed.communication_us);
+}
+
+TEST_CASE("modes without their terms are left out, or named where they were asked for") {
+  Results results = modelled();
+  results.model->dp.reset();
+  for (const ScalingRow& row : scaling_rows(results, {})) CHECK(row.mode != Mode::dp);
+  CHECK_THROWS_WITH(scaling_rows(results, {.modes = {Mode::dp}}), ContainsSubstring("model.dp is null"));
+  results.model.reset();
+  CHECK_THROWS_AS(scaling_rows(results, {}), DataError);
+  CHECK_THROWS_WITH(scaling_rows(results, {}), ContainsSubstring("duet compare with a time budget"));
+}
+
+TEST_CASE("a cell is predicted from the model, without what was measured of it") {
+  Results results = modelled();
+  const auto dp = predicted_step(results, results.runs[3]);
+  REQUIRE(dp);
+  CHECK(dp->total_us() == simulate_step(*results.model, {.mode = Mode::dp, .devices = 2, .batch = 128}).total_us());
+  results.runs[3].samples_per_s *= 2;
+  CHECK(predicted_step(results, results.runs[3])->total_us() == dp->total_us());
+  results.runs[4].backend = "gloo";
+  const double gloo = predicted_step(results, results.runs[4])->communication_us;
+  results.runs[4].backend = "shm";
+  CHECK(predicted_step(results, results.runs[4])->communication_us < gloo);
+  results.runs[4].backend = "tcp";  // the model has no link of it
+  CHECK_FALSE(predicted_step(results, results.runs[4]));
+  CHECK_FALSE(predicted_step(results, results.runs[5]));  // oversubscribed
+  CHECK_FALSE(predicted_step(results, results.runs[6]));  // failed
+  results.model.reset();
+  CHECK_FALSE(predicted_step(results, results.runs[3]));
+}
+
+TEST_CASE("what is computed is dashed, and said to be computed") {
+  const std::vector<ScalingRow> rows = scaling_rows(modelled(), {.modes = {Mode::ddp}, .devices = {1, 2, 4, 8}});
+  const std::string chart = scaling_chart(rows);
+  // In each of two panels: to 2 devices measured, to 4 and 8 computed.
+  CHECK(count(chart, "class=\"curve stroke-ddp\"") == 2);
+  CHECK(count(chart, "class=\"curve dashed stroke-ddp\"") == 4);
+  CHECK(count(chart, ", measured<") == 4);
+  CHECK(count(chart, ", computed<") == 4);
+  CHECK_THAT(losses_chart(rows), ContainsSubstring("communication"));
+  CHECK(scaling_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
+  CHECK(losses_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
+  const std::string svg = scaling_svg(rows);
+  CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "));
+  CHECK(count(svg, "<style>") == 1);
+}
+
+TEST_CASE("rows as JSON") {
+  const std::string json = to_json(scaling_rows(modelled(), {.modes = {Mode::ddp}, .devices = {1, 2, 4}}));
+  for (const char* name : {"mode", "devices", "hosts", "batch", "measured", "step_us", "speedup", "efficiency",
+                           "bounded_by", "computed_us", "parts_us", "communication_us"})
+    CHECK(count(json, "\"" + std::string(name) + "\":") == 3);
+}

@@ -1,0 +1,42 @@
+// duet predict, from the results of a comparison that never ran.
+#include <string>
+#include <vector>
+
+#include "cli/report/results.h"
+#include "cli/system/files.h"
+#include "tests/cli/made_up.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using duet::cli::read_file;
+using duet::cli::TemporaryFolder;
+using duet_test::ContainsSubstring;
+
+TEST_CASE("predict prints measured and computed rows, and draws them") {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/results.json", page = folder.path() + "/a.html";
+  duet::cli::Results results = duet_test::made_up();
+  duet::cli::write_output(file, to_json(results));
+  const auto without = duet_test::duet({"predict", file});
+  CHECK(without.status == 1);
+  CHECK_THAT(without.err, ContainsSubstring("model is null; duet compare with a time budget"));
+  results.model = duet_test::made_up_model();
+  duet::cli::write_output(file, to_json(results));
+  const auto ran =
+      duet_test::duet({"predict", file, "--devices", "1..8", "--hosts", "1,16", "--link", "10gbe", "--out", page});
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  CHECK_THAT(ran.out,
+             ContainsSubstring("shm, measured among 2 ranks within a host; between hosts Ethernet, 10 Gbit/s"));
+  CHECK_THAT(ran.out, ContainsSubstring("measured (model "));
+  CHECK_THAT(ran.out, ContainsSubstring("ddp            128     16    128"));
+  CHECK_THAT(ran.out, ContainsSubstring("computed\n"));
+  CHECK_THAT(read_file(page),
+             ContainsSubstring("<svg") && ContainsSubstring("duet predict") && ContainsSubstring("dashed"));
+  const auto json = duet_test::duet({"predict", file, "--json", "--gbit", "1", "--latency-us", "50"});
+  CHECK(json.out.starts_with("{"));
+  CHECK_THAT(json.err, ContainsSubstring("link: a link of 1.00 Gbit/s, 50 us a message"));
+  const auto links = duet_test::duet({"predict", "--links", file});
+  CHECK_THAT(links.out, ContainsSubstring("nvlink4") && ContainsSubstring("IEEE 802.3ae") &&
+                            ContainsSubstring("all-reduces measured among 2 ranks"));
+}
