@@ -33,7 +33,8 @@ void print_links(const PredictOptions& options, std::FILE* out) {
   };
   for (const NamedLink& link : named_links()) print(link.name, link.title, link.link, link.source);
   if (options.results.empty()) return;
-  for (const MeasuredLink& link : model_of(results_from_json(read_file(options.results))).links)
+  const Results results = results_from_json(read_file(options.results));
+  for (const MeasuredLink& link : model_of(results).links)
     print("-", link.backend, link_of(link),
           concat("all-reduces measured among ", link.ranks, " ranks: ", options.results));
 }
@@ -47,6 +48,8 @@ ScalingPlan plan_of(const PredictOptions& options) {
   if (!options.link.empty()) plan.link = named_link(options.link).link;
   if (options.gbit)
     plan.link = Link{.hop = {.latency_us = options.latency_us.value_or(0), .bytes_per_us = *options.gbit * 1000 / 8}};
+  for (const Algorithm algorithm : kAlgorithms)
+    if (plan.link && options.algorithm == name(algorithm)) plan.link->algorithm = algorithm;
   return plan;
 }
 

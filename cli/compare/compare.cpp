@@ -9,6 +9,7 @@
 #include "cli/options/options.h"
 #include "cli/report/losses.h"
 #include "cli/report/report.h"
+#include "cli/report/scaling.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
@@ -72,6 +73,8 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
     std::fprintf(
         out, "  %s\n",
         loss_line(concat(row_name(results, *run), " ", run->devices), take_apart(*loss_inputs(results, *run))).c_str());
+  if (results.model) std::fprintf(out, "\n%s\n", bold("Predicted from its parts", style).c_str());
+  for (const std::string& line : prediction_lines(results)) std::fprintf(out, "  %s\n", line.c_str());
 }
 
 }  // namespace

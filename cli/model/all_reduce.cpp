@@ -23,7 +23,7 @@ constexpr const char* kNcclLatency = "NCCL, src/graph/tuning.cc, hwLat, ring, Si
 }  // namespace
 
 const char* name(Algorithm algorithm) {
-  constexpr std::array kNames = {"ring", "tree", "recursive doubling", "one shot", "direct"};
+  constexpr std::array kNames = {"ring", "tree", "recursive_doubling", "one_shot", "direct"};
   return kNames.at(static_cast<std::size_t>(algorithm));
 }
 

@@ -1,6 +1,7 @@
 // What an all-reduce costs among any number of ranks: algorithms, and links with their published figures.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ enum class Algorithm {
   one_shot,  // ddp/shm: 2 barriers, between them every rank reads its share of all buffers and writes it to all
   direct     // ddp/transport: 2 steps, a rank exchanges its share with all others at once
 };
+inline constexpr std::array kAlgorithms = {Algorithm::ring, Algorithm::tree, Algorithm::recursive_doubling,
+                                           Algorithm::one_shot, Algorithm::direct};
 const char* name(Algorithm algorithm);
 
 /// How often an all-reduce among n ranks pays a link's latency, and how often its bytes cross a rank's link.

@@ -94,12 +94,14 @@ Coefficients fitted(const std::vector<TimePoint>& points, const std::vector<Term
   return out;
 }
 
+bool positive(double value) { return std::isfinite(value) && value > 0; }
+
 /// Why there is nothing to fit; empty where there is.
 std::string why_not(const std::vector<TimePoint>& points, std::size_t least, const char* what) {
   std::set<double> places;
   for (const TimePoint& point : points) {
-    const bool good = std::isfinite(point.at) && point.at > 0 && std::isfinite(point.us) && point.us > 0;
-    if (!good) return concat("a time of ", point.us, " us at ", point.at, " ", what, ", expected positive numbers");
+    if (!positive(point.at) || !positive(point.us))
+      return concat("a time of ", point.us, " us at ", point.at, " ", what, ", expected positive numbers");
     places.insert(point.at);
   }
   if (places.size() >= least) return "";
@@ -145,6 +147,57 @@ Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points) {
   const Coefficients line = fitted(points, {{"latency_us", one}, {"us per byte", [](double bytes) { return bytes; }}});
   const double rate = line.values[1] > 0 ? 1 / line.values[1] : std::numeric_limits<double>::infinity();
   return {.value = TransferCost{.latency_us = line.values[0], .bytes_per_us = rate}, .note = line.note};
+}
+
+Fitted<double> fit_slowdown(const std::vector<SlowdownRound>& rounds) {
+  std::vector<double> factors;
+  for (const SlowdownRound& round : rounds) {
+    if (!positive(round.alone_us) || !positive(round.together_us))
+      return {.note = concat("a round of ", round.alone_us, " us alone and ", round.together_us,
+                             " us together, expected positive numbers")};
+    factors.push_back(round.together_us / round.alone_us);
+  }
+  if (factors.empty()) return {.note = "no rounds"};
+  const double factor = median(factors);
+  if (factor >= 1) return {.value = factor};
+  return {.value = 1, .note = concat("the slow-down came out as ", shortest(factor), " and was clamped to 1")};
+}
+
+Fitted<double> fit_spread(const std::vector<double>& step_us) {
+  constexpr std::size_t kFewest = 8;
+  if (step_us.size() < kFewest) return {.note = concat(step_us.size(), " steps, expected ", kFewest, " or more")};
+  std::vector<double> sorted = step_us;
+  for (const double us : sorted)
+    if (!positive(us)) return {.note = concat("a step of ", us, " us, expected positive numbers")};
+  std::sort(sorted.begin(), sorted.end());
+  const auto quantile = [&](double share) {
+    const double at = share * static_cast<double>(sorted.size() - 1);
+    const auto below = static_cast<std::size_t>(at);
+    const std::size_t above = std::min(below + 1, sorted.size() - 1);
+    return sorted[below] + (at - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+  };
+  const double share = (quantile(0.75) - quantile(0.25)) / 1.349 / quantile(0.5);
+  if (share <= 1) return {.value = share};
+  return {.value = 1, .note = concat("the spread came out as ", shortest(share), " and was clamped to 1")};
+}
+
+Fitted<std::vector<GradientBucket>> fit_buckets(const std::vector<double>& bytes,
+                                                const std::vector<BackwardTimes>& steps) {
+  if (bytes.empty() || steps.empty()) return {.note = concat(bytes.size(), " buckets of ", steps.size(), " steps")};
+  Fitted<std::vector<GradientBucket>> out{.value = std::vector<GradientBucket>{}};
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::vector<double> shares;
+    for (const BackwardTimes& step : steps) {
+      if (step.ready_us.size() != bytes.size() || !positive(step.backward_us))
+        return {.note = concat("a step of ", step.ready_us.size(), " buckets and a backward of ", step.backward_us,
+                               " us, expected ", bytes.size(), " buckets and a positive time")};
+      shares.push_back(step.ready_us[i] / step.backward_us);
+    }
+    const double share = std::clamp(median(shares), 0.0, 1.0);
+    if (share != median(shares)) out.note = concat("bucket ", i, " was ready outside of backward, and was clamped");
+    out.value->push_back({.bytes = bytes[i], .ready_share = share});
+  }
+  return out;
 }
 
 }  // namespace duet::cli

@@ -34,4 +34,25 @@ Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points);
 /// latency + bytes / rate, from calls of several sizes, of which 2 must differ.
 Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points);
 
+/// The median over rounds of what a step takes next to others that never communicate, over what it takes alone in the
+/// same round; not below 1.
+struct SlowdownRound {
+  double alone_us = 0, together_us = 0;
+};
+Fitted<double> fit_slowdown(const std::vector<SlowdownRound>& rounds);
+
+/// The standard deviation of one device's steps as a share of their median, from the quartiles (their distance is 1.349
+/// of it where times are normal), so that a few steps in which another program had the core do not count. Of 8 steps
+/// or more; not above 1.
+Fitted<double> fit_spread(const std::vector<double>& step_us);
+
+/// When each bucket is ready, as the median share of backward's time, from traced steps: `ready_us` is from backward's
+/// begin on, in the order of `bytes`.
+struct BackwardTimes {
+  double backward_us = 0;
+  std::vector<double> ready_us{};
+};
+Fitted<std::vector<GradientBucket>> fit_buckets(const std::vector<double>& bytes,
+                                                const std::vector<BackwardTimes>& steps);
+
 }  // namespace duet::cli

@@ -128,6 +128,7 @@ struct PredictOptions {
   std::vector<int> devices = {1, 2, 4, 8}, hosts = {1};
   std::string link;  // empty: as measured, unless `gbit` is set
   std::optional<double> latency_us, gbit;
+  std::string algorithm;    // of its all-reduces; empty: the link's own
   std::vector<Mode> modes;  // empty: all that the model has terms for
   std::int64_t batch = 0;   // 0: as measured
   std::string scaling = "strong";

@@ -81,6 +81,9 @@ void add_predict(CLI::App& app, PredictOptions& options) {
       ->check(in_range(0));
   app.add_option("--gbit", options.gbit, "of a link without a name: 10^9 bits of payload a second, in each direction")
       ->check(in_range(1e-6));
+  app.add_option("--algorithm", options.algorithm,
+                 "of the all-reduces over that link: ring, tree, recursive_doubling or direct; default: the link's own")
+      ->check(one_of({"ring", "tree", "recursive_doubling", "direct"}));
   app.add_option_function<std::string>(
          "--mode", [&](const std::string& text) { options.modes = modes(text); },
          "ddp, dp or averaging; several, separated by commas")
@@ -100,6 +103,8 @@ void check(const PredictOptions& options) {
   require<UsageError>(options.link.empty() || !(options.latency_us || options.gbit), "--link is ", options.link,
                       ", but --latency-us and --gbit describe another");
   require<UsageError>(!options.latency_us || options.gbit, "--latency-us without --gbit");
+  require<UsageError>(options.algorithm.empty() || !options.link.empty() || options.gbit,
+                      "--algorithm is for a link that --link or --gbit names");
   const int devices = options.devices.back(), hosts = options.hosts.back();
   require<UsageError>(devices * hosts <= kMostDevices, devices, " devices on each of ", hosts, " hosts are ",
                       devices * hosts, ", expected at most ", kMostDevices);

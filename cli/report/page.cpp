@@ -6,6 +6,7 @@
 
 #include "cli/report/losses.h"
 #include "cli/report/report.h"
+#include "cli/report/scaling.h"
 #include "cli/report/svg.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
@@ -148,7 +149,7 @@ std::string to_html(const Results& results, const std::string& command_line, dou
                        "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
           page_section("Training loss", loss_chart(results), loss_caption(results)) +
           page_section("Words", explained.empty() ? "" : "<dl class=\"words\">\n" + explained + "</dl>\n") +
-          page_section("What was run", provenance_list(results, command_line, time_budget_s)));
+          prediction_section(results) + page_section("What was run", provenance_list(results, command_line, time_budget_s)));
 }
 
 }  // namespace duet::cli

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "cli/report/report.h"
+#include "cli/report/svg.h"
+#include "cli/system/number_text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -105,6 +109,44 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
                                             .batch = static_cast<double>(results.settings.batch),
                                             .backend = run.backend});
   return {};
+}
+
+std::vector<std::string> prediction_lines(const Results& results) {
+  if (!results.model) return {};
+  const CostModel& model = *results.model;
+  const StepCost& step = model.step;
+  const std::string more = step.knee ? concat(" up to ", fixed(step.knee->batch, 0), " and ",
+                                              fixed(step.knee->per_sample_us, 1), " us above")
+                                     : "";
+  std::vector<std::string> lines = {concat("A step of single costs ", grouped(std::llround(step.fixed_us)), " us and ",
+                                           fixed(step.per_sample_us, 1), " us a sample", more, ", within ",
+                                           fixed(100 * step.worst_error_share, 1), " % at every batch measured.")};
+  if (model.dp || !model.links.empty())
+    lines.push_back(model.break_even_batch ? concat("Below a batch of ", fixed(*model.break_even_batch, 0),
+                                                    " a second device costs time here, by this model.")
+                                           : "A second device saves time at no batch here, by this model.");
+  for (const Run& run : results.runs) {
+    const std::optional<SimulatedStep> step_of_run = predicted_step(results, run);
+    if (!step_of_run || run.devices < 2) continue;
+    const double predicted = step_of_run->total_us(), measured = step_us(results, run);
+    lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ",
+                           grouped(std::llround(predicted)), " us a step, measured ", grouped(std::llround(measured)),
+                           " us, ", predicted < measured ? "" : "+", fixed(100 * (predicted / measured - 1), 1),
+                           " %."));
+  }
+  return lines;
+}
+
+std::string prediction_section(const Results& results) {
+  if (!results.model) return "";
+  std::string list;
+  for (const std::string& line : prediction_lines(results)) list += "<li>" + escaped(line) + "</li>\n";
+  const std::vector<ScalingRow> rows = scaling_rows(results, {});
+  return page_section("Predicted from its parts",
+                      "<ul>\n" + list + "</ul>\n" + scaling_chart(rows) + losses_chart(rows),
+                      "Computed from the step's cost over batch sizes, the slow-down of devices next to each other and "
+                      "the time of all-reduces, never from the cells themselves; for devices that one host would have. "
+                      "duet predict computes other links, hosts and batches.");
 }
 
 std::string to_json(const std::vector<ScalingRow>& rows) {

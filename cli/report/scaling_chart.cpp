@@ -89,7 +89,8 @@ class Panel {
       if (row.mode != mode && &row != last) continue;
       const double at = x(row.devices), height = y(place(row));
       const std::string dashed = last->measured && row.measured ? "" : "dashed ";
-      svg_.path({{x(last->devices), y(place(*last))}, {at, height}}, concat("curve ", dashed, "stroke-", name(mode)));
+      if (&row != last)
+        svg_.path({{x(last->devices), y(place(*last))}, {at, height}}, concat("curve ", dashed, "stroke-", name(mode)));
       svg_.dot(at, height, concat("fill-", name(row.mode)), tip_of(row));
       last = &row;
     }

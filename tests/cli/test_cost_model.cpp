@@ -147,3 +147,32 @@ TEST_CASE("a fit refuses too few points and nonsense, with the reason") {
   CHECK(line.value->latency_us == Approx(10));
   CHECK(line.value->bytes_per_us == Approx(500));
 }
+
+TEST_CASE("the slow-down is the median over rounds, and never a gain") {
+  CHECK(*fit_slowdown({{100, 110}, {200, 260}, {100, 120}}).value == Approx(1.2));
+  const auto faster = fit_slowdown({{100, 90}});
+  CHECK(*faster.value == 1);
+  CHECK(faster.note == "the slow-down came out as 0.9 and was clamped to 1");
+  CHECK_FALSE(fit_slowdown({}).value);
+  CHECK_FALSE(fit_slowdown({{0, 90}}).value);
+}
+
+TEST_CASE("the spread of steps does not count a few that were interrupted") {
+  // Quartiles 97.5 and 102.5 around 100.
+  const std::vector<double> steps = {90, 95, 97.5, 97.5, 100, 100, 102.5, 102.5, 105, 1e6};
+  CHECK(*fit_spread(steps).value == Approx(5 / 1.349 / 100));
+  CHECK(*fit_spread(std::vector<double>(8, 100)).value == 0);
+  CHECK(fit_spread({100, 101}).note == "2 steps, expected 8 or more");
+  CHECK_FALSE(fit_spread({1, 2, 3, 4, 5, 6, 7, -8}).value);
+}
+
+TEST_CASE("buckets are ready at the median share of backward") {
+  const auto buckets = fit_buckets({1000, 500}, {{100, {40, 100}}, {200, {100, 210}}, {100, {60, 99}}});
+  REQUIRE(buckets.value);
+  CHECK(buckets.value->at(0).bytes == 1000);
+  CHECK(buckets.value->at(0).ready_share == Approx(0.5));
+  CHECK(buckets.value->at(1).ready_share == 1);
+  CHECK(fit_buckets({1}, {{100, {120}}}).note == "bucket 0 was ready outside of backward, and was clamped");
+  CHECK_FALSE(fit_buckets({1000, 500}, {{100, {40}}}).value);
+  CHECK_FALSE(fit_buckets({}, {}).value);
+}

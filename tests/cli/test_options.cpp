@@ -212,6 +212,8 @@ TEST_CASE("wrong options are named in one line") {
        "8 devices on each of 256 hosts are 2048, expected at most"},
       {{"predict", "r", "--link", "ndr", "--gbit", "1"}, "--link is ndr, but --latency-us and --gbit describe another"},
       {{"predict", "r", "--latency-us", "1"}, "--latency-us without --gbit"},
+      {{"predict", "r", "--algorithm", "tree"}, "--algorithm is for a link that --link or --gbit names"},
+      {{"predict", "r", "--algorithm", "star"}, "--algorithm: unknown 'star', expected ring, tree"},
       {{"predict", "r", "--mode", "ddp,single"}, "--mode: unknown 'single', expected ddp, dp or averaging"},
       {{"predict", "r", "--mode", "dp,dp"}, "--mode: dp twice"},
       {{"predict", "r", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},

@@ -1,10 +1,14 @@
 // Rows and pictures of what the cost model says.
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/model/all_reduce.h"
+#include "cli/report/report.h"
 #include "cli/report/scaling.h"
+#include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -120,6 +124,26 @@ TEST_CASE("a cell is predicted from the model, without what was measured of it")
   CHECK_FALSE(predicted_step(results, results.runs[6]));  // failed
   results.model.reset();
   CHECK_FALSE(predicted_step(results, results.runs[3]));
+}
+
+TEST_CASE("the report has predicted, measured and their difference") {
+  Results results = modelled();
+  const std::vector<std::string> lines = prediction_lines(results);
+  REQUIRE(lines.size() == 5);  // averaging, dp and ddp on 2; ddp 4 is oversubscribed, dp 4 has failed
+  CHECK(lines[0] == "A step of single costs 100 us and 10.0 us a sample, within 1.0 % at every batch measured.");
+  CHECK_THAT(lines[1], ContainsSubstring("Below a batch of "));
+  const double predicted = predicted_step(results, results.runs[3])->total_us();
+  CHECK(lines[3] == "dp on 2 devices: predicted " + grouped(std::llround(predicted)) +
+                        " us a step, measured 8,960 us, " + fixed(100 * (predicted / 8960 - 1), 1) + " %.");
+  CHECK_THAT(to_html(results, "", 1),
+             ContainsSubstring("Predicted from its parts") && ContainsSubstring("Efficiency and time of a step"));
+  results.model->break_even_batch.reset();
+  results.model->step.knee = StepCost::Knee{.batch = 64, .per_sample_us = 20};
+  CHECK_THAT(prediction_lines(results)[0], ContainsSubstring("10.0 us a sample up to 64 and 20.0 us above"));
+  CHECK(prediction_lines(results)[1] == "A second device saves time at no batch here, by this model.");
+  results.model.reset();
+  CHECK(prediction_lines(results).empty());
+  CHECK(to_html(results, "", 1).find("Predicted") == std::string::npos);
 }
 
 TEST_CASE("what is computed is dashed, and said to be computed") {

@@ -33,9 +33,10 @@ TEST_CASE("predict prints measured and computed rows, and draws them") {
   CHECK_THAT(ran.out, ContainsSubstring("computed\n"));
   CHECK_THAT(read_file(page),
              ContainsSubstring("<svg") && ContainsSubstring("duet predict") && ContainsSubstring("dashed"));
-  const auto json = duet_test::duet({"predict", file, "--json", "--gbit", "1", "--latency-us", "50"});
+  const auto json =
+      duet_test::duet({"predict", file, "--json", "--gbit", "1", "--latency-us", "50", "--algorithm", "tree"});
   CHECK(json.out.starts_with("{"));
-  CHECK_THAT(json.err, ContainsSubstring("link: a link of 1.00 Gbit/s, 50 us a message"));
+  CHECK_THAT(json.err, ContainsSubstring("link: a link of 1.00 Gbit/s, 50 us a message, tree"));
   const auto links = duet_test::duet({"predict", "--links", file});
   CHECK_THAT(links.out, ContainsSubstring("nvlink4") && ContainsSubstring("IEEE 802.3ae") &&
                             ContainsSubstring("all-reduces measured among 2 ranks"));
