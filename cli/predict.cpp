@@ -1,4 +1,4 @@
-// duet predict: what a comparison's cost model says of other numbers of devices, batches and links.
+// duet predict: other numbers of devices, batches and links, from a comparison's cost model.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -4,7 +4,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cli/model/cost_model.h"

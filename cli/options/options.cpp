@@ -268,7 +268,7 @@ struct CommandLine {
 
 CommandLine::CommandLine()
     : compare_app(add("compare", "train in all modes on several devices; table and report")),
-      predict_app(add("predict", "what a comparison's cost model says of other numbers of devices")),
+      predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
       bench_app(add("bench", "time whole steps, or collectives among processes")),

@@ -109,7 +109,7 @@ void check(const PredictOptions& options) {
   require<UsageError>(devices * hosts <= kMostDevices, devices, " devices on each of ", hosts, " hosts are ",
                       devices * hosts, ", expected at most ", kMostDevices);
   require<UsageError>(hosts == 1 || !options.link.empty() || options.gbit, "--hosts is ", hosts,
-                      ", but neither --link nor --gbit says what connects them");
+                      ", but no --link or --gbit is given for what connects them");
   require<UsageError>(options.out.empty() || options.out.ends_with(".html") || options.out.ends_with(".svg"),
                       "--out is ", options.out, ", expected a name that ends with .html or .svg");
 }

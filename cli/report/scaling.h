@@ -1,4 +1,4 @@
-// What the cost model says of other numbers of devices: rows, and pictures of them.
+// Other numbers of devices, from the cost model: rows, and pictures of them.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
 /// The mean step of a timed run.
 double step_us(const Results& results, const Run& run);
 
-/// What a model says, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to what
-/// was measured. Empty without a model.
+/// The model in sentences, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to
+/// what was measured. Empty without a model.
 std::vector<std::string> prediction_lines(const Results& results);
 /// The same as HTML, with the pictures for 1 to 64 devices of one host; empty without a model.
 std::string prediction_section(const Results& results);

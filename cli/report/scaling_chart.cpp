@@ -1,4 +1,4 @@
-// The pictures of what the cost model says.
+// The pictures of other numbers of devices, from the cost model.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

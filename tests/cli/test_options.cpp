@@ -207,7 +207,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"predict", "r", "--devices", "8..1"}, "--devices is 8..1, expected the smaller number first"},
       {{"predict", "r", "--hosts", "1,x"}, "--hosts is 1,x, expected numbers"},
       {{"predict", "r", "--hosts", "2,2"}, "--hosts is 2,2, expected every number once"},
-      {{"predict", "r", "--hosts", "4"}, "--hosts is 4, but neither --link nor --gbit says what connects them"},
+      {{"predict", "r", "--hosts", "4"}, "--hosts is 4, but no --link or --gbit is given"},
       {{"predict", "r", "--hosts", "256", "--link", "ndr"},
        "8 devices on each of 256 hosts are 2048, expected at most"},
       {{"predict", "r", "--link", "ndr", "--gbit", "1"}, "--link is ndr, but --latency-us and --gbit describe another"},

@@ -1,4 +1,4 @@
-// Rows and pictures of what the cost model says.
+// Rows and pictures of other numbers of devices.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -43,7 +43,7 @@ int count(const std::string& text, const std::string& word) {
 
 }  // namespace
 
-TEST_CASE("rows that were measured are named so, all others are computed") {
+TEST_CASE("rows that were measured are marked, all others are computed") {
   const Results results = modelled();  // single, dp 2 and ddp 2 on 2 cores, ddp 4 oversubscribed
   const std::vector<ScalingRow> rows = scaling_rows(results, {.devices = {1, 2, 4}});
   CHECK(rows.size() == 7);
@@ -146,7 +146,7 @@ TEST_CASE("the report has predicted, measured and their difference") {
   CHECK(to_html(results, "", 1).find("Predicted") == std::string::npos);
 }
 
-TEST_CASE("what is computed is dashed, and said to be computed") {
+TEST_CASE("computed rows are dashed and marked") {
   const std::vector<ScalingRow> rows = scaling_rows(modelled(), {.modes = {Mode::ddp}, .devices = {1, 2, 4, 8}});
   const std::string chart = scaling_chart(rows);
   // In each of two panels: to 2 devices measured, to 4 and 8 computed.
