@@ -1,6 +1,7 @@
 // duet predict: other numbers of devices, batches and links, from a comparison's cost model.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -84,6 +85,20 @@ std::vector<std::string> cells_of(const ScalingRow& row) {
           source_of(row)};
 }
 
+/// Why rows that were asked for are missing; empty where none is.
+std::string missing_rows(const PredictOptions& options, const std::vector<ScalingRow>& rows) {
+  std::string text;
+  const std::int64_t batch = rows.front().batch, devices = options.devices.back(), hosts = options.hosts.back();
+  if (options.scaling == "strong" && batch < devices * hosts)
+    text += concat("A batch of ", batch, " has no sample for each of more devices: --batch gives another.\n");
+  for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging}) {
+    const bool absent = std::none_of(rows.begin(), rows.end(), [&](const ScalingRow& row) { return row.mode == mode; });
+    if (options.modes.empty() && absent && std::max(devices, hosts) > 1 && batch > 1)
+      text += concat("No rows of ", name(mode), ": the model lacks what it sends or copies.\n");
+  }
+  return text;
+}
+
 std::string table_of(const std::vector<ScalingRow>& rows) {
   std::vector<std::vector<std::string>> lines = {
       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"}};
@@ -141,7 +156,8 @@ int predict(const PredictOptions& options, const std::string& command_line) {
   const Results results = results_from_json(read_file(options.results));
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
-  std::fprintf(out, "link: %s\n\n%s\n%s\n", link.c_str(), table_of(rows).c_str(), kNote);
+  std::fprintf(out, "link: %s\n\n%s\n%s%s\n", link.c_str(), table_of(rows).c_str(), missing_rows(options, rows).c_str(),
+               kNote);
   if (!options.out.empty())
     write_output(options.out, options.out.ends_with(".svg") ? scaling_svg(rows) : page_of(rows, link, command_line));
   write_json(options.json, to_json(rows));

@@ -182,13 +182,14 @@ std::string losses_chart(const std::vector<ScalingRow>& rows) {
   double top = kLegend;
   for (const ScalingRow& row : rows) {
     svg.text(kNames - 8, top + 13, concat(name(row.mode), " ", grouped(row.devices)), "end");
-    double at = kNames;
+    double sum = 0, at = kNames;  // a smaller batch can also be a gain, which has no bar
+    for (const Loss& loss : kLosses) sum += std::max(0.0, row.computed.*loss.part);
     for (const Loss& loss : kLosses) {
-      const double share = row.computed.*loss.part / row.computed.total_us();
-      if (share > 0)
-        svg.rect(at, top, share * (kWidth - kNames), kPitch - 6, loss.css,
-                 concat(tip_of(row), "; ", loss.name, " ", fixed(100 * share, 1), " %"));
-      at += std::max(0.0, share) * (kWidth - kNames);
+      const double us = std::max(0.0, row.computed.*loss.part), size = us / sum * (kWidth - kNames);
+      if (us > 0)
+        svg.rect(at, top, size, kPitch - 6, loss.css,
+                 concat(tip_of(row), "; ", loss.name, " ", grouped(std::llround(us)), " us"));
+      at += size;
     }
     top += kPitch;
   }

@@ -281,6 +281,12 @@ TEST_CASE("help names every option with its default") {
     CHECK(compare.find(hidden) == std::string::npos);
     CHECK(train.find(hidden) == std::string::npos);
   }
+  const std::string predict = printed({"predict", "--help"});
+  for (const char* option : {"--devices", "1..8", "--hosts", "--link", "--latency-us", "--gbit", "--algorithm",
+                             "--mode", "--batch", "--scaling", "strong", "--json", "--out", "--links"}) {
+    INFO(option);
+    CHECK_THAT(predict, duet_test::ContainsSubstring(option));
+  }
   CHECK_THAT(printed({"--help"}), duet_test::ContainsSubstring("compare"));
   CHECK(printed({"--version"}) == "duet " DUET_VERSION "\n");
 }

@@ -1,6 +1,7 @@
 // Rows and pictures of other numbers of devices.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -160,6 +161,24 @@ TEST_CASE("computed rows are dashed and marked") {
   const std::string svg = scaling_svg(rows);
   CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "));
   CHECK(count(svg, "<style>") == 1);
+}
+
+TEST_CASE("bars of losses stay in the picture where a smaller batch is a gain") {
+  Results results = modelled();
+  results.model->step = {.fixed_us = 0, .per_sample_us = 5, .knee = StepCost::Knee{.batch = 64, .per_sample_us = 50}};
+  const std::vector<ScalingRow> rows = scaling_rows(results, {.modes = {Mode::ddp}, .devices = {2}});
+  REQUIRE(rows.back().computed.smaller_batch_us < 0);
+  const std::string chart = losses_chart(rows);
+  std::size_t end = 0;  // of the last row's last bar
+  double right = 0;
+  while ((end = chart.find("<rect", end)) != std::string::npos) {
+    const auto number = [&](const char* attribute) {
+      return std::stod(chart.substr(chart.find(attribute, end) + std::string(attribute).size()));
+    };
+    right = number(" x=\"") + number(" width=\"");
+    ++end;
+  }
+  CHECK(right == Approx(760).epsilon(1e-3));
 }
 
 TEST_CASE("rows as JSON") {

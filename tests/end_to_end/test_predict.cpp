@@ -37,6 +37,11 @@ TEST_CASE("predict prints measured and computed rows, and draws them") {
       duet_test::duet({"predict", file, "--json", "--gbit", "1", "--latency-us", "50", "--algorithm", "tree"});
   CHECK(json.out.starts_with("{"));
   CHECK_THAT(json.err, ContainsSubstring("link: a link of 1.00 Gbit/s, 50 us a message, tree"));
+  CHECK_THAT(duet_test::duet({"predict", file, "--batch", "4"}).out,
+             ContainsSubstring("A batch of 4 has no sample for each of more devices"));
+  results.model->dp.reset();
+  duet::cli::write_output(file, to_json(results));
+  CHECK_THAT(duet_test::duet({"predict", file}).out, ContainsSubstring("No rows of dp: the model lacks"));
   const auto links = duet_test::duet({"predict", "--links", file});
   CHECK_THAT(links.out, ContainsSubstring("nvlink4") && ContainsSubstring("IEEE 802.3ae") &&
                             ContainsSubstring("all-reduces measured among 2 ranks"));
