@@ -23,7 +23,8 @@ constexpr const char* kNote =
 
 std::string rate_text(const TransferCost& hop) {
   const double gbit = hop.bytes_per_us * 8 / 1000;
-  return concat(fixed(gbit, gbit < 10 ? 2 : 0), " Gbit/s, ", shortest(hop.latency_us), " us a message");
+  return concat(std::isinf(gbit) ? "unlimited" : fixed(gbit, gbit < 10 ? 2 : 0), " Gbit/s, ", shortest(hop.latency_us),
+                " us a message");
 }
 
 void print_links(const PredictOptions& options, std::FILE* out) {

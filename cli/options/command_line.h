@@ -19,6 +19,13 @@ namespace duet::cli {
 inline const std::vector<std::string> kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "memory"};
 inline constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"};
 
+inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
+
+/// --backend; what a training step is, which duet bench has too; and a whole training's.
+void add_backend(CLI::App& app, Training& training);
+void add_step(CLI::App& app, Training& training);
+void add_training(CLI::App& app, Training& training);
+void add_train(CLI::App& app, TrainOptions& options);
 /// Adds a subcommand for every collective to duet bench; the one that is used names itself in `options`.
 void add_collectives(CLI::App& bench, CollectiveOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);

@@ -149,7 +149,8 @@ std::string to_html(const Results& results, const std::string& command_line, dou
                        "The most that tensors and workspaces took on each, without CUDA's own and its libraries'.") +
           page_section("Training loss", loss_chart(results), loss_caption(results)) +
           page_section("Words", explained.empty() ? "" : "<dl class=\"words\">\n" + explained + "</dl>\n") +
-          prediction_section(results) + page_section("What was run", provenance_list(results, command_line, time_budget_s)));
+          prediction_section(results) +
+          page_section("What was run", provenance_list(results, command_line, time_budget_s)));
 }
 
 }  // namespace duet::cli

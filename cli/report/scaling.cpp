@@ -36,9 +36,15 @@ bool comparable(const Results& results, const Run& run) {
   return run.ok && run.timed() && !oversubscribed(results, run) && sharing(run).empty() && !all_cores_row(results, run);
 }
 
+/// In place of the measured link. The network between hosts is not what connects the devices of one.
+std::optional<Link> link_of(const ScalingPlan& plan, const ScalingRow& row) {
+  const bool network = std::any_of(plan.hosts.begin(), plan.hosts.end(), [](int hosts) { return hosts > 1; });
+  return network && row.hosts == 1 ? std::nullopt : plan.link;
+}
+
 /// Where the row was measured, over the backend whose link the model has first; else null.
 const Run* measured_run(const Results& results, const ScalingPlan& plan, const ScalingRow& row) {
-  const bool other_link = row.devices > 1 && plan.link;
+  const bool other_link = row.devices > 1 && link_of(plan, row);
   if (row.batch != results.settings.batch || row.hosts > 1 || other_link) return nullptr;
   const std::vector<MeasuredLink>& links = model_of(results).links;
   for (const Run& run : results.runs) {
@@ -64,13 +70,11 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
       }
   for (ScalingRow& row : rows) {
     const Run* const run = measured_run(results, plan, row);
-    // The network between hosts is not what connects the devices of one.
-    const bool network = std::any_of(plan.hosts.begin(), plan.hosts.end(), [](int hosts) { return hosts > 1; });
     row.computed = simulate_step(model, {.mode = row.mode,
                                          .devices = row.devices,
                                          .hosts = row.hosts,
                                          .batch = static_cast<double>(row.batch),
-                                         .link = network && row.hosts == 1 ? std::nullopt : plan.link});
+                                         .link = link_of(plan, row)});
     row.measured = run != nullptr;
     row.step_us = run ? step_us(results, *run) : row.computed.total_us();
   }

@@ -74,6 +74,8 @@ TEST_CASE("another batch, link or scaling is computed") {
   CHECK(measured({.devices = {1, 2}, .batch = 256}) == 0);
   CHECK(measured({.devices = {1, 2}, .link = named_link("10gbe").link}) == 1);
   CHECK(measured({.devices = {1, 2}, .weak = true}) == 1);
+  // The network is between hosts; 2 devices of one are the comparison's own.
+  CHECK(measured({.devices = {1, 2}, .hosts = {1, 2}, .link = named_link("10gbe").link}) == 4);
 }
 
 TEST_CASE("weak scaling gives every device a batch") {
