@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <set>
 #include <sstream>
 
 #include "cli/system/child_process.h"
@@ -19,6 +22,8 @@ std::string backend_of(const Training& options, const Cell& cell) {
   return cell.backend.empty() ? options.backend : cell.backend;
 }
 
+bool communicates(const Cell& cell) { return has_ranks(cell.mode) && cell.mode != Mode::copies; }
+
 Run empty_run(const Training& options, const Cell& cell) {
   Run run;
   run.mode = name(cell.mode);
@@ -27,7 +32,7 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
   if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
-  if (has_ranks(cell.mode) && cell.devices > 1 && cell.learns()) run.backend = backend_of(options, cell);
+  if (communicates(cell) && cell.devices > 1) run.backend = backend_of(options, cell);
   return run;
 }
 
@@ -62,7 +67,35 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
   return cells;
 }
 
+std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
+  const bool has_single = std::find(options.modes.begin(), options.modes.end(), Mode::single) != options.modes.end();
+  if (!has_single || options.time_budget_s <= 0) return {};
+  std::set<std::int64_t> batches = {options.batch / 8, options.batch / 4, options.batch / 2, 2 * options.batch};
+  std::vector<Cell> cells, collectives;
+  const int threads = options.threads_per_device;
+  for (const int devices : options.devices) {
+    batches.insert((options.batch + devices - 1) / devices);  // of the largest shard
+    if (devices == 1 || devices * threads > cores) continue;
+    if (options.device != DeviceKind::cpu || options.workers == "thread") continue;
+    for (std::size_t i = 0; i < options.backends.size(); ++i)
+      collectives.push_back({.mode = Mode::ddp,
+                             .devices = devices,
+                             .threads_per_device = threads,
+                             .backend = i == 0 ? "" : options.backends[i],
+                             .use = Cell::Use::collectives});
+  }
+  for (const std::int64_t batch : batches)
+    if (batch > 0 && batch != options.batch)
+      cells.push_back(
+          {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
+  cells.insert(cells.end(), collectives.begin(), collectives.end());
+  return cells;
+}
+
 std::string title(const Training& options, const Cell& cell) {
+  if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
+  if (cell.use == Cell::Use::collectives)
+    return concat("all-reduces, ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
   if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";
   return concat(name(cell.mode), " ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
 }
@@ -81,11 +114,11 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("precision", duet::name(options.precision));
   add("graph", options.graph);
   add("graph-steps", options.graph_steps);
-  add("backend", has_ranks(cell.mode) && cell.learns() ? backend_of(options, cell) : "auto");
+  add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
   add("epochs", options.epochs);
-  add("batch", options.batch);
+  add("batch", cell.batch > 0 ? cell.batch : options.batch);
   add("lr", shortest(options.lr));
   add("optimizer", options.optimizer);
   if (options.optimizer == "sgd") add("momentum", shortest(options.momentum));
@@ -96,6 +129,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   if (!options.data.empty()) add("data", options.data);
   if (has_ranks(cell.mode) && cell.learns()) add("workers", options.workers);
   if (!cell.learns()) arguments.push_back("--untrained");
+  if (cell.use == Cell::Use::collectives) arguments.push_back("--collectives");
   if (options.compat_torch) add("compat", "torch");
   if (options.deterministic) arguments.push_back("--deterministic");
   if (options.check_finite) arguments.push_back("--check-finite");

@@ -16,15 +16,20 @@
 namespace duet::cli {
 
 struct Cell {
+  /// Of the report, or of the cost model alone: single on another batch, and a network's all-reduces.
+  enum class Use { row, batch_sweep, collectives };
+
   Mode mode = Mode::single;
   int devices = 1;
   int threads_per_device = 1;
-  std::string backend{};  // of ranks, where it is not the options'
+  std::string backend{};   // of ranks, where it is not the options'
+  std::int64_t batch = 0;  // 0: the options'
+  Use use = Use::row;
 
   /// Ranks that are processes or threads.
   int ranks() const { return has_ranks(mode) ? devices : 1; }
   /// Whether it learns, else it is there to be timed only.
-  bool learns() const { return mode != Mode::copies; }
+  bool learns() const { return mode != Mode::copies && use == Use::row; }
 
   bool operator==(const Cell&) const = default;
 };
@@ -33,6 +38,11 @@ struct Cell {
 /// number of devices, and several ranks of ddp over every backend. Where they are timed in rounds against single, then
 /// copies on every number of devices above 1.
 std::vector<Cell> cells_of(const CompareOptions& options, int cores);
+
+/// What the cost model needs besides, where single is timed in rounds: single on other batches, those of one device
+/// of several included, and over every backend the all-reduces of as many ranks as have cores, where ranks are
+/// processes on CPU devices.
+std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
 
 /// "dp 2", "ddp 2, gloo", "single, all cores": no two cells of a comparison have the same.
 std::string title(const Training& options, const Cell& cell);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/compare/cells.h"
+#include "cli/compare/fit_model.h"
 #include "cli/compare/rounds.h"
 #include "cli/system/files.h"
 #include "cli/system/number_text.h"
@@ -29,13 +30,26 @@ std::string outcome(const Run& run) {
   return concat(time, "loss ", fixed(run.train_loss.back(), 4));
 }
 
+std::vector<Cell> all_cells(const CompareOptions& options, int cores) {
+  std::vector<Cell> cells = cells_of(options, cores);
+  const std::vector<Cell> more = model_cells_of(options, cores);
+  cells.insert(cells.end(), more.begin(), more.end());
+  return cells;
+}
+
+std::vector<Run> runs_of(const CellRounds& rounds) {
+  std::vector<Run> runs;
+  for (const Burst& burst : rounds.bursts) runs.push_back(burst.run);
+  return runs;
+}
+
 class Comparison {
  public:
   Comparison(const CompareOptions& options, const Machine& machine, const Training& settings)
       : options_(options),
         style_(terminal_style(stderr, options.quiet)),
         line_(stderr, style_),
-        cells_(cells_of(options, machine.cores)),
+        cells_(all_cells(options, machine.cores)),
         runner_(options, folder_.path(), line_, static_cast<int>(cells_.size())),
         results_{.machine = machine, .settings = settings, .runs = {}} {}
 
@@ -50,17 +64,23 @@ class Comparison {
       for (const Learnt& learnt : learnt_)  // all at once, before each is waited for
         if (learnt.parked) learnt.parked->signal(interrupted.signal);
     }
-    for (std::size_t i = 0; i < learnt_.size(); ++i)
-      results_.runs.push_back(
-          with_rounds(learnt_[i].run, bursts_[i], results_.settings.batch, results_.settings.train_images));
+    for (std::size_t i = 0; i < learnt_.size(); ++i) {
+      const Run& run = learnt_[i].run;
+      if (cells_[i].use == Cell::Use::row)
+        results_.runs.push_back(
+            with_rounds(run, runs_of(timed_[i]), results_.settings.batch, results_.settings.train_images));
+      else if (!run.ok)
+        results_.model_notes.push_back(concat(title(options_, cells_[i]), " ", outcome(run)));
+    }
     compare_with_single(results_);
+    if (options_.time_budget_s > 0) fit_model(results_, timed_);
     return std::move(results_);
   }
 
  private:
   void learn(const Cell& cell) {
     learnt_.push_back(runner_.run(cell, title(options_, cell), {}, options_.time_budget_s > 0));
-    bursts_.emplace_back();
+    timed_.push_back({.cell = cell});
     say(concat(runner_.last_title(), ": ", outcome(learnt_.back().run)));
   }
 
@@ -96,9 +116,11 @@ class Comparison {
     std::vector<std::size_t> numbers;  // of the cells that are timed
     RoundLimits limits{.budget_s = options_.time_budget_s};
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
-      if (!learnt_[i].parked || learnt_[i].run.step_us.sum() <= 0) continue;  // an epoch of the first step alone
+      const double step_us = learnt_[i].run.step_us.sum();
+      if (!learnt_[i].parked || step_us <= 0) continue;  // an epoch of the first step alone
       if (&learnt_[i] == single()) limits.base = timed.size();
-      timed.push_back({.step_us = learnt_[i].run.step_us.sum()});
+      const bool steps = cells_[i].use != Cell::Use::collectives;  // how long a pass takes is not known yet
+      timed.push_back({.step_us = steps ? step_us : 0, .decides = cells_[i].use == Cell::Use::row});
       numbers.push_back(i);
     }
     if (timed.empty()) return;
@@ -118,12 +140,25 @@ class Comparison {
 
   std::optional<double> burst(std::size_t i, int steps) {
     Learnt& learnt = learnt_[i];
+    if (cells_[i].use == Cell::Use::collectives) return collectives(i, steps);
     const bool cores_for_all = learnt.run.on_cpu() && !oversubscribed(results_, learnt.run);
     const std::optional<Burst> burst = learnt.parked->burst(steps, cores_for_all ? learnt.run.threads() : 0);
-    if (burst) {
-      bursts_[i].push_back(burst->run);
-      return burst->run.rounds_us.at(0);
-    }
+    if (!burst) return failed(i);
+    timed_[i].bursts.push_back(*burst);
+    return burst->run.rounds_us.at(0);
+  }
+
+  std::optional<double> collectives(std::size_t i, int passes) {
+    const std::optional<CollectiveTimes> times = learnt_[i].parked->collectives(passes);
+    if (!times) return failed(i);
+    timed_[i].collectives.push_back(*times);
+    double us = 0;
+    for (const TimePoint& call : times->all_reduces) us += call.us;
+    return us;
+  }
+
+  std::nullopt_t failed(std::size_t i) {
+    Learnt& learnt = learnt_[i];
     learnt.run.ok = false;
     learnt.run.error = learnt.parked->error();
     learnt.parked.reset();
@@ -145,8 +180,8 @@ class Comparison {
   ProgressLine line_;
   std::vector<Cell> cells_;
   CellRunner runner_;
-  std::vector<Learnt> learnt_;            // by cell, as far as they got
-  std::vector<std::vector<Run>> bursts_;  // by cell, then by round
+  std::vector<Learnt> learnt_;     // by cell, as far as they got
+  std::vector<CellRounds> timed_;  // by cell
   Results results_;
 };
 

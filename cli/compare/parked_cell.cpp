@@ -50,16 +50,24 @@ bool ParkedCell::wait(const std::function<void()>& poll) {
   return true;
 }
 
-std::optional<Burst> ParkedCell::burst(int steps, double threads) {
+bool ParkedCell::run(int steps) {
   if (const std::optional<ChildEnd>& end = child_.poll()) {  // while it was parked
     error_ = concat("while it was parked: ", end->reason);
-    return std::nullopt;
+    return false;
   }
   control_.begin(steps);
-  if (!wait([] {})) {
-    error_ = concat("while it was timed: ", error_);
-    return std::nullopt;
-  }
+  if (wait([] {})) return true;
+  error_ = concat("while it was timed: ", error_);
+  return false;
+}
+
+std::optional<CollectiveTimes> ParkedCell::collectives(int passes) {
+  if (!run(passes)) return std::nullopt;
+  return collective_times_from_json(control_.text());
+}
+
+std::optional<Burst> ParkedCell::burst(int steps, double threads) {
+  if (!run(steps)) return std::nullopt;
   const std::vector<RankBurst> ranks = control_.bursts();
   Burst burst{.run = run_from_json(control_.text())};
   double slowest_us = 0, wall_s = 0, used_s = 0;
@@ -68,10 +76,13 @@ std::optional<Burst> ParkedCell::burst(int steps, double threads) {
     slowest_us = std::max(slowest_us, rank.median_us);
     wall_s = std::max(wall_s, rank.wall_s);
     used_s += rank.used_s;
+    burst.spread_share += rank.spread_share / static_cast<double>(ranks.size());
     burst.fastest_us = burst.fastest_us > 0 ? std::min(burst.fastest_us, rank.fastest_us) : rank.fastest_us;
     burst.slowest_us = std::max(burst.slowest_us, rank.slowest_us);
   }
   burst.run.rounds_us = {slowest_us};
+  if (burst.run.step_waiting_us)
+    burst.run.step_waiting_us = burst.run.step_waiting_us->scaled(slowest_us / burst.run.step_us.sum());
   burst.run.step_us = burst.run.step_us.scaled_to(slowest_us);
   burst.run.rounds_step_us = {burst.run.step_us};
   if (threads > 0) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/model/collective_times.h"
 #include "cli/report/results.h"
 #include "cli/system/burst_block.h"
 #include "cli/system/child_process.h"
@@ -16,6 +17,7 @@ namespace duet::cli {
 struct Burst {
   Run run;
   double fastest_us = 0, slowest_us = 0;  // step
+  double spread_share = 0;                // of a rank's steps: see fit_spread()
 };
 
 /// One `duet train --bursts`. Destroying it ends its processes.
@@ -30,6 +32,8 @@ class ParkedCell {
   /// One burst of so many timed steps; none: it has failed. `threads`: that compute all the time, where they have a
   /// core each; 0: they have not, and what other programs had cannot be measured. Throws Interrupted.
   std::optional<Burst> burst(int steps, double threads);
+  /// The same of a cell with --collectives, whose steps are passes over all sizes.
+  std::optional<CollectiveTimes> collectives(int passes);
   /// Why it has failed.
   const std::string& error() const { return error_; }
   void signal(int number) { child_.signal(number); }
@@ -39,6 +43,9 @@ class ParkedCell {
   void wait_for_end() { child_.wait(); }
 
  private:
+  /// Runs a burst; false: it has failed.
+  bool run(int steps);
+
   BurstControl control_;
   Child child_;
   std::string error_;

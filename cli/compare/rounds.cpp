@@ -87,7 +87,7 @@ class Rounds {
   std::optional<double> widest() const {
     double widest = 0;
     for (std::size_t i = 0; i < cells_.size(); ++i) {
-      if (cells_[i].failed || i == limits_.base) continue;
+      if (cells_[i].failed || i == limits_.base || !cells_[i].decides) continue;
       const bool relative = limits_.base && !cells_[*limits_.base].failed;
       const std::optional<Interval> interval =
           relative ? ratio_interval(cells_[*limits_.base].rounds_us, cells_[i].rounds_us)

@@ -14,6 +14,7 @@ struct RoundCell {
   double step_us = 0;               // about; 0: not known yet
   std::vector<double> rounds_us{};  // the median step of each round; fewer than of others once it has failed
   bool failed = false;
+  bool decides = true;  // whether rounds go on until its interval is narrow
 };
 
 struct RoundLimits {

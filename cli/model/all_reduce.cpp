@@ -47,12 +47,12 @@ double all_reduce_us(const Link& link, int ranks, double bytes) {
   return times.latency * link.hop.latency_us + times.bytes * bytes / link.hop.bytes_per_us;
 }
 
-Link link_of(const MeasuredLink& measured) {
+Link link_of(const MeasuredLink& measured, bool averaging) {
   const bool memory = measured.backend == "shm", nccl = measured.backend == "nccl";
   const Algorithm algorithm = memory ? Algorithm::one_shot : nccl ? Algorithm::ring : Algorithm::direct;
   const Crossings times = crossings(algorithm, measured.ranks);
-  return {.hop = {.latency_us = measured.cost.latency_us / times.latency,
-                  .bytes_per_us = measured.cost.bytes_per_us * times.bytes},
+  const TransferCost& cost = averaging && measured.averaging ? *measured.averaging : measured.cost;
+  return {.hop = {.latency_us = cost.latency_us / times.latency, .bytes_per_us = cost.bytes_per_us * times.bytes},
           .algorithm = algorithm,
           .overlap_share = measured.overlap_share};
 }

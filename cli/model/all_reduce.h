@@ -36,8 +36,9 @@ struct Link {
 /// 0 for one rank.
 double all_reduce_us(const Link& link, int ranks, double bytes);
 
-/// The hop of a measured all-reduce, with the algorithm that duet uses over this backend.
-Link link_of(const MeasuredLink& measured);
+/// The hop of a measured all-reduce, with the algorithm that duet uses over this backend; `averaging`: as mode
+/// averaging calls it.
+Link link_of(const MeasuredLink& measured, bool averaging = false);
 
 /// A link that --link names.
 struct NamedLink {

@@ -45,6 +45,7 @@ struct MeasuredLink {
   std::string backend;  // "shm", "gloo", ...
   int ranks = 2;
   TransferCost cost{};
+  std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
   double overlap_share = 0;  // of its time in which compute goes on; 0 where it needs the core of a device
 };
 

@@ -24,12 +24,17 @@ Json json_of(const CostModel& model) {
   for (const Slowdown& one : model.slowdown) slowdown.push_back({{"devices", one.devices}, {"factor", one.factor}});
   for (const GradientBucket& one : model.buckets)
     buckets.push_back({{"bytes", one.bytes}, {"ready_share", one.ready_share}});
-  for (const MeasuredLink& one : model.links)
+  for (const MeasuredLink& one : model.links) {
+    Json averaging;
+    if (const auto& cost = one.averaging)
+      averaging = {{"latency_us", cost->latency_us}, {"bytes_per_us", or_null(cost->bytes_per_us)}};
     links.push_back({{"backend", one.backend},
                      {"ranks", one.ranks},
                      {"latency_us", one.cost.latency_us},
                      {"bytes_per_us", or_null(one.cost.bytes_per_us)},
+                     {"averaging", averaging},
                      {"overlap_share", one.overlap_share}});
+  }
   Json knee, dp;
   if (const auto& one = model.step.knee) knee = {{"batch", one->batch}, {"per_sample_us", one->per_sample_us}};
   if (const auto& one = model.dp)
@@ -152,11 +157,13 @@ CostModel model_from(const Fields& fields) {
   }
   for (const Fields& one : fields.list("buckets"))
     model.buckets.push_back({.bytes = one.number("bytes"), .ready_share = one.share("ready_share")});
-  for (const Fields& one : fields.list("links"))
+  for (const Fields& one : fields.list("links")) {
     model.links.push_back({.backend = one.text("backend"),
                            .ranks = one.whole("ranks", 2),
                            .cost = one.transfer(),
                            .overlap_share = one.share("overlap_share")});
+    if (!one.null("averaging")) model.links.back().averaging = one.object("averaging").transfer();
+  }
   if (!fields.null("dp")) model.dp = copies_from(fields.object("dp"));
   if (!fields.null("break_even_batch")) model.break_even_batch = fields.number("break_even_batch");
   return model;

@@ -34,7 +34,8 @@ class Communication {
   Communication(const CostModel& model, const SimulatedJob& job)
       : hosts_(job.hosts), here_(job.devices / job.hosts), network_(job.link.value_or(Link{})) {
     if (here_ < 2) return;
-    device_ = hosts_ == 1 && job.link ? *job.link : link_of(measured_link(model, job.backend, here_));
+    device_ = hosts_ == 1 && job.link ? *job.link
+                                      : link_of(measured_link(model, job.backend, here_), job.mode == Mode::averaging);
   }
 
   /// Within each host, then between hosts, each of which sends and receives all of its bytes once.

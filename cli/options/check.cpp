@@ -73,6 +73,9 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(
+      !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
+      "--collectives is for --untrained processes of mode ddp on CPU devices");
   require<UsageError>(options.mode != Mode::copies || options.untrained,
                       "--copies is for --untrained only: its ranks do not learn together");
   require<UsageError>(options.workers == "process" || has_ranks(options.mode),

@@ -65,8 +65,9 @@ struct TrainOptions : Training {
   std::int64_t compare_every = 0;       // ddp: steps from one comparison of all ranks' parameters to the next
   std::string trace;                    // file for the trace of all ranks
   std::string progress;                 // file that always holds one line: where the training stands
-  std::string bursts;      // file of a BurstControl: after training, parked for the bursts that it asks for
-  bool untrained = false;  // with bursts: only a few steps before
+  std::string bursts;        // file of a BurstControl: after training, parked for the bursts that it asks for
+  bool untrained = false;    // with bursts: only a few steps before
+  bool collectives = false;  // with bursts: of all-reduces alone
 };
 
 struct CompareOptions : Training {

@@ -1,7 +1,10 @@
 // The options of duet train, and those that it shares with duet compare and duet bench.
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "cli/options/command_line.h"
@@ -142,6 +145,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   // Of duet compare for its cells; in no group, and so not in the help.
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
+  app.add_flag("--collectives", options.collectives)->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "cli/report/report.h"
 #include "cli/system/number_text.h"
@@ -37,13 +38,17 @@ std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
   if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
   LossInputs inputs{.devices = run.devices, .single_us = single->step_us.sum(), .step_us = run.step_us.sum()};
   if (inputs.single_us <= 0 || inputs.step_us <= 0) return std::nullopt;
+  const std::int64_t rows = (results.settings.batch + run.devices - 1) / run.devices;  // of the largest shard
+  for (const BatchTime& time : results.batch_sweep)
+    if (time.batch == rows) inputs.small_batch_us = time.step_us;
   if (copies && copies->step_us.sum() > 0) inputs.copies_us = copies->step_us.sum();
   const StepParts waiting = waiting_of(run);
   if (run.step_waiting_us) inputs.waiting_us = waiting.sum();
   inputs.communication_us = run.step_us.communication - waiting.communication;
-  // Copies update their parameters, too; single's update is in the ideal, divided by the devices.
-  const double update = inputs.copies_us ? copies->step_us.update : single->step_us.update / run.devices;
-  inputs.wrapper_us = run.step_us.scatter + run.step_us.replicate + run.step_us.gather + run.step_us.update - update;
+  // Copies read images and update parameters, too; single's are in the ideal, divided by the devices.
+  const auto undivided = [](const StepParts& parts) { return parts.input + parts.update; };
+  const double own = inputs.copies_us ? undivided(copies->step_us) : undivided(single->step_us) / run.devices;
+  inputs.wrapper_us = run.step_us.scatter + run.step_us.replicate + run.step_us.gather + undivided(run.step_us) - own;
   return inputs;
 }
 

@@ -18,7 +18,7 @@ struct LossInputs {
   double step_us = 0;                      // the run's
   std::optional<double> waiting_us{};      // of it, for the last rank or replica
   double communication_us = 0;  // of it, moving and adding that nothing hides; with waiting where that is null
-  double wrapper_us = 0;        // of it, scatter, replicate, gather, and what the update takes more than alone
+  double wrapper_us = 0;        // of it, scatter, replicate, gather, and what input and update take more than alone
 };
 
 struct LossPart {

@@ -73,6 +73,12 @@ Results results_from_json(const std::string& text) {
   read(json, "partial", results.partial);
   require<DataError>(at(json, "runs").is_array(), "results: field 'runs' is no list");
   for (const Json& run : at(json, "runs")) results.runs.push_back(run_from_json(run.dump()));
+  for (const Json& item : at(json, "batch_sweep")) {
+    BatchTime& time = results.batch_sweep.emplace_back();
+    read(item, "batch", time.batch);
+    read(item, "step_us", time.step_us);
+  }
+  read(json, "model_notes", results.model_notes);
   if (!at(json, "model").is_null()) results.model = model_from_json(at(json, "model").dump());
   return results;
 }

@@ -55,6 +55,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("execution_s", run.execution_s);
   field("rounds_us", run.rounds_us);
   field("rounds_step_us", run.rounds_step_us);
+  field("rounds_waiting_us", run.rounds_waiting_us);
   field("rank_step_us", run.rank_step_us);
   field("speedup_low", run.speedup_low);
   field("speedup_high", run.speedup_high);
@@ -230,6 +231,8 @@ std::string to_json(const Results& results) {
     runs.push_back(json_of(run));
     runs.back()["losses_us"] = losses_json(results, run);
   }
+  Json sweep = Json::array();
+  for (const BatchTime& time : results.batch_sweep) sweep.push_back({{"batch", time.batch}, {"step_us", time.step_us}});
   const Json out = {{"duet", DUET_VERSION},
                     {"machine",
                      {{"cpu", machine.cpu},
@@ -251,7 +254,9 @@ std::string to_json(const Results& results) {
                       {"train_images", settings.train_images}}},
                     {"partial", results.partial},
                     {"runs", runs},
-                    {"model", results.model ? Json::parse(to_json(*results.model)) : Json(nullptr)}};
+                    {"batch_sweep", sweep},
+                    {"model", results.model ? Json::parse(to_json(*results.model)) : Json(nullptr)},
+                    {"model_notes", results.model_notes}};
   return text_of(out, 1);
 }
 

@@ -20,6 +20,7 @@ struct StepParts {
   double sum() const {
     return input + scatter + replicate + forward + gather + loss + backward + communication + update;
   }
+  StepParts scaled(double factor) const;
   /// The same shares of a step of `us`; unchanged without any.
   StepParts scaled_to(double us) const;
 };
@@ -86,11 +87,12 @@ struct Run {
   double execution_s = 0;                                                   // of all epochs, with their evaluation
 
   // Of the rounds; empty or null without them.
-  std::vector<double> rounds_us;          // the median step of each; of copies that of the slowest
-  std::vector<StepParts> rounds_step_us;  // its parts
-  std::vector<double> rank_step_us;       // of each rank, median over rounds
-  std::optional<double> speedup_low;      // 95 % interval of `speedup`, the median over rounds of the ratio to single
-  std::optional<double> speedup_high;     // in the same round; null for single itself, and of too few rounds
+  std::vector<double> rounds_us;             // the median step of each; of copies that of the slowest
+  std::vector<StepParts> rounds_step_us;     // its parts
+  std::vector<StepParts> rounds_waiting_us;  // of each part, what is waiting; empty where step_waiting_us is null
+  std::vector<double> rank_step_us;          // of each rank, median over rounds
+  std::optional<double> speedup_low;   // 95 % interval of `speedup`, the median over rounds of the ratio to single
+  std::optional<double> speedup_high;  // in the same round; null for single itself, and of too few rounds
   std::optional<double> ceiling_efficiency;    // speed-up as a share of that of copies on as many devices
   std::optional<double> cpu_share;             // of its cores, in processor time
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
@@ -101,12 +103,20 @@ struct Run {
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
 };
 
+/// What a step of single takes on a batch of so many rows.
+struct BatchTime {
+  std::int64_t batch = 0;
+  double step_us = 0;
+};
+
 struct Results {
   Machine machine;
   Training settings;  // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
-  bool partial = false;  // interrupted: runs of cells that had not ended are missing
+  bool partial = false;                  // interrupted: runs of cells that had not ended are missing
+  std::vector<BatchTime> batch_sweep{};  // of single, timed in the rounds; by batch
   std::optional<CostModel> model{};
+  std::vector<std::string> model_notes{};  // why it, or a term of it, is missing, and what was clamped
 };
 
 /// results.json, and one run of it. Reading throws DataError that names the field.

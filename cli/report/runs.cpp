@@ -24,6 +24,35 @@ int usual_threads(const Results& results) {
   return threads;
 }
 
+template <class Field>
+std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) {
+  std::vector<double> values;
+  for (const Run& burst : bursts) values.push_back(field(burst));
+  return values;
+}
+
+/// Waiting and moving of bursts that were traced, in place of those of the training.
+void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
+  if (std::any_of(bursts.begin(), bursts.end(), [](const Run& burst) { return !burst.step_waiting_us; })) return;
+  const auto fill = [&](auto number, std::vector<double>& interval) {
+    const std::vector<double> values = of_each(bursts, [&](const Run& burst) { return (burst.*number).value_or(0); });
+    run.*number = median(values);
+    const std::optional<Interval> around = interval_of(values);
+    interval = around ? std::vector<double>{around->low, around->high} : std::vector<double>();
+  };
+  fill(&Run::communication_waiting_us, run.waiting_interval_us);
+  fill(&Run::communication_moving_us, run.moving_interval_us);
+  StepParts& waiting = run.step_waiting_us.emplace();
+  for (const PartName& part : kStepParts)
+    waiting.*part.member =
+        scale * median(of_each(bursts, [&](const Run& burst) { return (*burst.step_waiting_us).*part.member; }));
+  for (const Run& burst : bursts) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
+  run.rank_waiting_us.clear();
+  for (std::size_t rank = 0; rank < bursts[0].rank_waiting_us.size(); ++rank)
+    run.rank_waiting_us.push_back(
+        median(of_each(bursts, [&](const Run& burst) { return burst.rank_waiting_us.at(rank); })));
+}
+
 /// The median over rounds of how many times as fast `run` is as `base`; without rounds, from all of their steps.
 double times_as_fast(const Run& run, const Run& base) {
   const std::vector<double> ratios = ratios_of(base.rounds_us, run.rounds_us);
@@ -32,20 +61,17 @@ double times_as_fast(const Run& run, const Run& base) {
 
 }  // namespace
 
-StepParts StepParts::scaled_to(double us) const {
+StepParts StepParts::scaled(double factor) const {
   StepParts scaled = *this;
-  if (const double all = sum(); all > 0)
-    for (const PartName& part : kStepParts) scaled.*part.member *= us / all;
+  for (const PartName& part : kStepParts) scaled.*part.member *= factor;
   return scaled;
 }
 
+StepParts StepParts::scaled_to(double us) const { return sum() > 0 ? scaled(us / sum()) : *this; }
+
 Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images) {
   if (bursts.empty()) return run;
-  const auto over_rounds = [&](auto field) {
-    std::vector<double> values;
-    for (const Run& burst : bursts) values.push_back(field(burst));
-    return values;
-  };
+  const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
   run.rounds_us = over_rounds([](const Run& burst) { return burst.rounds_us.at(0); });
   run.epoch_s.clear();
   for (const double us : run.rounds_us)
@@ -54,8 +80,10 @@ Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std
   run.samples_per_s = static_cast<double>(batch) / middle * 1e6;
   for (const PartName& part : kStepParts)
     run.step_us.*part.member = median(over_rounds([&](const Run& burst) { return burst.step_us.*part.member; }));
+  const double sum = run.step_us.sum();
   run.step_us = run.step_us.scaled_to(middle);
   for (const Run& burst : bursts) run.rounds_step_us.push_back(burst.step_us);
+  take_waiting(run, bursts, sum > 0 ? middle / sum : 1);
   for (std::size_t rank = 0; rank < bursts[0].rank_step_us.size(); ++rank)
     run.rank_step_us.push_back(median(over_rounds([&](const Run& burst) { return burst.rank_step_us.at(rank); })));
   for (const auto number : {&Run::waiting_share, &Run::communication_us})

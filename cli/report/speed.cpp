@@ -54,31 +54,22 @@ struct LostTo {
   double middle = 0;
 };
 
-/// Of each part the share that is waiting, as the traced steps of the training have it; rounds are not traced.
-StepParts waiting_shares(const Run& run) {
-  StepParts shares = waiting_of(run);
-  for (const PartName& part : kStepParts)
-    shares.*part.member = run.step_us.*part.member > 0 ? shares.*part.member / (run.step_us.*part.member) : 0;
-  return shares;
-}
-
 using Losses = std::array<LostTo, 4>;
 
 Losses losses_of(const Run& run, const Run& single) {
-  const bool ddp = run.mode == "ddp", split = run.step_waiting_us.has_value();
+  const bool ddp = run.mode == "ddp", split = !run.rounds_waiting_us.empty();
   Losses groups = {LostTo{ddp ? "waiting for the last rank" : "waiting for the last replica"},
                    LostTo{!ddp    ? "communication (scatter, replicate, gather, all-reduce)"
                           : split ? "moving and adding in all-reduces"
                                   : "waiting for all-reduces"},
                    LostTo{"input and update, which every device does in full"},
                    LostTo{"forward, loss and backward, which do not divide evenly or slow each other down"}};
-  const StepParts shares = waiting_shares(run);
   for (std::size_t i = 0; i < std::min(run.rounds_step_us.size(), single.rounds_step_us.size()); ++i) {
     const StepParts& one = single.rounds_step_us[i];
     StepParts many = run.rounds_step_us[i];
     double waiting = 0;
     for (const PartName& part : kStepParts) {
-      const double waits = many.*part.member * shares.*part.member;
+      const double waits = split ? std::min(run.rounds_waiting_us.at(i).*part.member, many.*part.member) : 0;
       waiting += waits;
       many.*part.member -= waits;
     }

@@ -14,6 +14,7 @@ namespace duet::cli {
 struct RankBurst {
   double wall_s = 0, used_s = 0, delayed_s = 0;  // see CpuUse
   double median_us = 0, fastest_us = 0, slowest_us = 0;
+  double spread_share = 0;  // of its steps: see fit_spread()
 };
 
 struct BurstLayout;

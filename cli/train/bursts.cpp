@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "cli/model/fit.h"
 #include "cli/report/results.h"
 #include "cli/system/burst_block.h"
 #include "cli/system/cpu_use.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/train/over_ranks.h"
 #include "cli/train/trainer.h"
 #include "cli/train/training_loop.h"
 #include "lib/autograd/check_finite.h"
@@ -23,15 +25,16 @@ constexpr std::int64_t kWarmUp = 1;
 
 class Bursts {
  public:
-  Bursts(const TrainOptions& options, Setup& setup, int rank)
-      : options_(options), setup_(setup), rank_(rank), port_(options.bursts, rank) {}
+  Bursts(const TrainOptions& options, Setup& setup, const RankTeam& team)
+      : options_(options), setup_(setup), team_(team), port_(options.bursts, team.rank) {}
 
   void serve() {
     while (const int steps = port_.next()) burst(steps);
   }
 
  private:
-  bool reports_process() const { return options_.workers == "process" || rank_ == 0; }
+  bool reports_process() const { return options_.workers == "process" || team_.rank == 0; }
+  bool communicates() const { return options_.mode != Mode::copies; }
 
   /// Trains until `enough()` holds after a step, over as many epochs as that takes.
   template <class Enough>
@@ -46,6 +49,7 @@ class Bursts {
   }
 
   void burst(std::int64_t steps) {
+    if (communicates() && reports_process()) start_trace(options_);  // of all ranks by the end of the warm-up
     StepClock warm = clock();
     train_until(warm, [](std::int64_t done) { return done >= kWarmUp; });
     StepClock timed = clock();
@@ -72,30 +76,35 @@ class Bursts {
     const std::vector<double> steps(clock.steps_us().begin(), clock.steps_us().end());
     const auto [fastest, slowest] = std::minmax_element(steps.begin(), steps.end());
     Run run;
+    run.devices = options_.devices;
     clock.fill(run);
-    if (rank_ == 0) port_.report(to_json(run));
+    if (communicates()) average_over_ranks(run, team_);
+    if (communicates() && traces(options_)) gather_trace(run, options_, team_);
+    run.median_step.clear();  // that of the training is shown
+    if (team_.rank == 0) port_.report(to_json(run));
     port_.report({.wall_s = wall_s,
                   .used_s = use.used_s,
                   .delayed_s = use.delayed_s,
                   .median_us = median(steps),
                   .fastest_us = *fastest,
-                  .slowest_us = *slowest});
+                  .slowest_us = *slowest,
+                  .spread_share = fit_spread(steps).value.value_or(0)});
   }
 
   StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }
 
   const TrainOptions& options_;
   Setup& setup_;
-  int rank_;
+  const RankTeam& team_;
   BurstPort port_;
 };
 
 }  // namespace
 
-void serve_bursts(const TrainOptions& options, Setup& setup, int rank) {
+void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team) {
   end_by_signals();
   const CheckFinite check_finite(options.check_finite);
-  Bursts(options, setup, rank).serve();
+  Bursts(options, setup, team).serve();
 }
 
 }  // namespace duet::cli

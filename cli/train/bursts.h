@@ -3,12 +3,13 @@
 
 #include "cli/options/options.h"
 #include "cli/train/setup.h"
+#include "cli/train/trainer.h"
 
 namespace duet::cli {
 
 /// Parks this rank and runs the bursts that --bursts asks for, all ranks the same, until it asks to end. Each goes on
-/// with the training: some steps to warm up, then the timed ones. SIGINT and SIGTERM end the process at once. `rank`:
-/// among the ranks that share the file.
-void serve_bursts(const TrainOptions& options, Setup& setup, int rank);
+/// with the training: some steps to warm up, then the timed ones. SIGINT and SIGTERM end the process at once.
+
+void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team);
 
 }  // namespace duet::cli

@@ -7,8 +7,10 @@
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/options/options.h"
@@ -17,6 +19,7 @@
 #include "cli/system/signals.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
+#include "cli/train/collective_bursts.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
@@ -149,8 +152,13 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
     say_devices(options, devices, no_graph);
   if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", printable(images.description).c_str());
   Setup setup = make_setup(options, *images.train, group, devices);
-  const int signal = train_and_report(options, images, setup, team_of(group), started).signal;
-  if (signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, group.rank());
+  const RankTeam team = team_of(group);
+  const int signal = train_and_report(options, images, setup, team, started).signal;
+  if (signal != 0 || options.bursts.empty()) return signal;
+  if (options.collectives)
+    serve_collectives(options, setup, group);
+  else
+    serve_bursts(options, setup, team);
   return signal;
 }
 
@@ -181,6 +189,31 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   return code == 0 ? exit_code(signal) : code;
 }
 
+/// The trace of a process whose threads are ranks: each takes its own part.
+class SharedTrace {
+ public:
+  explicit SharedTrace(int ranks) : parts_(static_cast<std::size_t>(ranks)) {}
+
+  /// Every rank once for each start of the trace, when all of them have ended what it is of.
+  std::vector<TraceEvent> take(int rank) {
+    const std::lock_guard lock(mutex_);
+    std::optional<std::vector<TraceEvent>>& own = parts_.at(static_cast<std::size_t>(rank));
+    if (!own) {
+      for (std::optional<std::vector<TraceEvent>>& part : parts_) part.emplace();
+      for (const TraceEvent& event : Trace::take())
+        if (const auto at = static_cast<std::size_t>(event.device.index); at < parts_.size())
+          parts_[at]->push_back(event);
+    }
+    std::vector<TraceEvent> events = std::move(*own);
+    own.reset();
+    return events;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::optional<std::vector<TraceEvent>>> parts_;  // not taken yet
+};
+
 /// Runs the ranks as threads of this process. Returns the signal that ended the run early, or 0.
 int train_in_threads(const TrainOptions& options, std::int64_t started) {
   set_up(options);
@@ -188,15 +221,7 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   start_trace(options);
   const Images images = find_images(options);
   if (options.progress.empty()) std::printf("data: %s\n", printable(images.description).c_str());
-  std::once_flag taken;
-  std::vector<TraceEvent> events;  // of the process; each rank gets its own
-  const auto take_trace = [&](int rank) {
-    std::call_once(taken, [&] { events = Trace::take(); });
-    std::vector<TraceEvent> own;
-    std::copy_if(events.begin(), events.end(), std::back_inserter(own),
-                 [rank](const TraceEvent& event) { return event.device.index == rank; });
-    return own;
-  };
+  SharedTrace trace(options.devices);
   int signal = 0;
   const auto body = [&](ddp::ProcessGroup& group) {
     const int rank = group.rank();
@@ -204,10 +229,10 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
     backend(options.device).bind_thread(device);
     Setup setup = make_setup(options, *images.train, group, {device});
     RankTeam team = team_of(group);
-    team.take_trace = [&, rank] { return take_trace(rank); };
+    team.take_trace = [&trace, rank] { return trace.take(rank); };
     const Outcome outcome = train_and_report(options, images, setup, team, started);
     if (rank == 0) signal = outcome.signal;
-    if (outcome.signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, rank);
+    if (outcome.signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, team);
   };
   ddp::GroupOptions group_options;
   if (options.timeout_s > 0) group_options.timeout = timeout_of(options);

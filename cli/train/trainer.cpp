@@ -32,8 +32,6 @@ constexpr std::int64_t kMostGraphSteps = 8;
 constexpr std::int64_t kUntrainedSteps = 8;    // for the time of the start, and of a step
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
-bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
-
 class Trainer {
  public:
   Trainer(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
@@ -283,6 +281,8 @@ std::int64_t graph_steps(const TrainOptions& options, std::int64_t epoch_steps) 
   const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
   return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
 }
+
+bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 
 void start_trace(const TrainOptions& options) {
   if (traces(options)) Trace::start(kTraceEvents);

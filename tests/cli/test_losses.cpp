@@ -82,19 +82,19 @@ TEST_CASE("a comparison's losses come from its runs") {
   CHECK(loss_of(4).step_us == Approx(5 / 469e-6));
   CHECK(loss_of(4).communication_us == 1500);
   CHECK_FALSE(loss_of(4).waiting_us);
-  CHECK(loss_of(4).wrapper_us == 50);  // an update of 100 us, of which half is in the ideal
+  CHECK(loss_of(4).wrapper_us == 75);  // input of 50 and update of 100 us, of which half is in the ideal
   results.runs[4].step_waiting_us = StepParts{.communication = 1200};
   CHECK(loss_of(4).communication_us == 300);
   CHECK(*loss_of(4).waiting_us == 1200);
   results.runs[3].step_us.scatter = 7;
   results.runs[3].step_us.gather = 5;
-  CHECK(loss_of(3).wrapper_us == 62);
+  CHECK(loss_of(3).wrapper_us == 87);
   Run copies = results.runs[4];
   copies.mode = "copies";
-  copies.step_us = StepParts{.forward = 9000, .update = 90};
+  copies.step_us = StepParts{.input = 20, .forward = 8980, .update = 90};
   results.runs.push_back(copies);
   CHECK(*loss_of(4).copies_us == 9090);
-  CHECK(loss_of(4).wrapper_us == 10);
+  CHECK(loss_of(4).wrapper_us == 40);
   CHECK_FALSE(loss_inputs(results, results.runs.back()));
 
   std::vector<std::string> names;

@@ -93,11 +93,15 @@ TEST_CASE("a loss is put down to waiting only where it is waiting") {
     return std::string();
   };
   Results results = waiting_made_up();
+  results.runs[4].rounds_waiting_us.assign(results.runs[4].rounds_us.size(), StepParts{.communication = 750});
   CHECK_THAT(lost(results), !duet_test::ContainsSubstring("of it is"));  // no cause is clearly ahead
-  results.runs[4].step_waiting_us = StepParts{.communication = 1400};
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±7 of it is waiting for the last rank."));
-  results.runs[4].step_waiting_us = StepParts{.communication = 100};
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±7 of it is moving and adding in all-reduces."));
+  const auto waits = [&](double us) {
+    results.runs[4].rounds_waiting_us.assign(results.runs[4].rounds_us.size(), StepParts{.communication = us});
+  };
+  waits(1400);
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±1 of it is waiting for the last rank."));
+  waits(100);
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±8 of it is moving and adding in all-reduces."));
 }
 
 TEST_CASE("pictures show waiting apart from moving") {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "cli/report/results.h"
 #include "tests/end_to_end/program.h"
@@ -56,6 +57,8 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
     CHECK((run.speedup_low && *run.speedup_low < *run.speedup && *run.speedup < *run.speedup_high) !=
           (&run == &results.runs[0]));
     if (run.devices > 1) CHECK(run.ceiling_efficiency.value() > 0);
+    CHECK(run.rounds_waiting_us.size() == (run.devices > 1 ? rounds : 0));
+    if (run.devices > 1) CHECK(loss_inputs(results, run)->small_batch_us.value() > 0);
     CHECK(std::abs(run.step_us.sum() - 64e6 / run.samples_per_s) < 0.01 * run.step_us.sum());
     CHECK(run.test_accuracy.size() == 1);
     CHECK(run.samples_per_s > 0);
@@ -68,6 +71,8 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
     CHECK(run.step_us.forward > 0);
     CHECK((run.step_us.scatter > 0) == (run.mode == "dp"));
   }
+  CHECK(results.batch_sweep.size() == 5);  // 64 itself, 8 to 128
+  CHECK((results.model.has_value() || !results.model_notes.empty()));
   // Where a machine runs unevenly, a median step can be longer than all up to the end of the first.
   CHECK(std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.startup_s > 0; }));
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("drawn digits"));

@@ -140,6 +140,10 @@ TEST_CASE("cells of every kind are parked and timed") {
     CHECK(ran.status == 0);
     const Results results = duet_test::results_of(read_file(files.report() + "/results.json"));
     CHECK(results.runs.size() >= 4);
-    for (const Run& run : results.runs) CHECK_FALSE(run.rounds_us.empty());
+    for (const Run& run : results.runs) {
+      CHECK_FALSE(run.rounds_us.empty());
+      if (run.mode != "copies" && run.mode != "single") CHECK(run.rounds_waiting_us.size() == run.rounds_us.size());
+    }
+    CHECK(results.batch_sweep.size() == 5);  // 64 itself, 8 to 128
   }
 }

@@ -1,0 +1,174 @@
+#include "cli/compare/fit_model.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cli/model/cost_model.h"
+#include "cli/model/fit.h"
+#include "cli/model/simulate_step.h"
+#include "cli/report/interval.h"
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr double kUseless = 0.25;  // error of the step's cost at a batch, as a share: nothing is predicted from it
+
+std::vector<double> rounds_us(const CellRounds& cell) {
+  std::vector<double> us;
+  for (const Burst& burst : cell.bursts) us.push_back(burst.run.rounds_us.at(0));
+  return us;
+}
+
+class ModelFit {
+ public:
+  ModelFit(Results& results, const std::vector<CellRounds>& cells)
+      : results_(results), cells_(cells), single_(find_run(results, "single", 1)) {}
+
+  void run() {
+    if (!single_ || single_->rounds_us.empty()) return note("single was not timed in rounds");
+    sweep();
+    if (!fit_step()) return;
+    fit_parts();
+    for (const CellRounds& cell : cells_)
+      if (cell.cell.mode == Mode::copies) fit_devices(cell);
+    for (const CellRounds& cell : cells_)
+      if (cell.cell.use == Cell::Use::collectives) fit_collectives(cell);
+    std::sort(model_.slowdown.begin(), model_.slowdown.end(),
+              [](const Slowdown& a, const Slowdown& b) { return a.devices < b.devices; });
+    fill_derived(model_);
+    results_.model = std::move(model_);
+  }
+
+ private:
+  void note(const std::string& text) { results_.model_notes.push_back(text); }
+
+  /// The value of a fit, whose note is kept.
+  template <class T>
+  std::optional<T> taken(const std::string& of, Fitted<T> fit) {
+    if (!fit.note.empty()) note(concat(of, ": ", fit.note));
+    return std::move(fit.value);
+  }
+
+  /// Times relative to single's in the same rounds: the machine's speed drifts.
+  void sweep() {
+    const double alone = median(single_->rounds_us);
+    results_.batch_sweep = {{results_.settings.batch, alone}};
+    for (const CellRounds& cell : cells_) {
+      if (cell.cell.use != Cell::Use::batch_sweep || cell.bursts.empty()) continue;
+      const std::vector<double> ratios = ratios_of(rounds_us(cell), single_->rounds_us);
+      results_.batch_sweep.push_back({cell.cell.batch, alone * median(ratios)});
+    }
+    std::sort(results_.batch_sweep.begin(), results_.batch_sweep.end(),
+              [](const BatchTime& a, const BatchTime& b) { return a.batch < b.batch; });
+  }
+
+  bool fit_step() {
+    std::vector<TimePoint> points;
+    for (const BatchTime& time : results_.batch_sweep)
+      points.push_back({.at = static_cast<double>(time.batch), .us = time.step_us});
+    const std::optional<StepCost> step = taken("the cost of a step", fit_step_cost(points));
+    if (!step) return false;
+    model_.step = *step;
+    if (step->worst_error_share <= kUseless) return true;
+    note(concat("the cost of a step: neither one line nor two come nearer than ",
+                fixed(100 * step->worst_error_share, 0), " % at every batch"));
+    return false;
+  }
+
+  void fit_parts() {
+    const StepParts& parts = single_->step_us;
+    model_.input_per_sample_us = parts.input / static_cast<double>(results_.settings.batch);
+    model_.update_us = parts.update;
+    const double compute = parts.forward + parts.loss + parts.backward;
+    if (compute > 0) model_.backward_share = parts.backward / compute;
+    std::vector<double> spreads;
+    for (const CellRounds& cell : cells_)
+      if (cell.cell.mode == Mode::copies)
+        for (const Burst& burst : cell.bursts) spreads.push_back(burst.spread_share);
+    if (!spreads.empty()) model_.step_spread_share = median(spreads);
+  }
+
+  /// Single on the batch of one device of several.
+  std::vector<double> alone_us(int devices) const {
+    const std::int64_t rows = (results_.settings.batch + devices - 1) / devices;
+    for (const CellRounds& cell : cells_)
+      if (cell.cell.use == Cell::Use::batch_sweep && cell.cell.batch == rows) return rounds_us(cell);
+    return {};
+  }
+
+  void fit_devices(const CellRounds& copies) {
+    const std::vector<double> alone = alone_us(copies.cell.devices), together = rounds_us(copies);
+    std::vector<SlowdownRound> rounds;
+    for (std::size_t i = 0; i < std::min(alone.size(), together.size()); ++i)
+      rounds.push_back({.alone_us = alone[i], .together_us = together[i]});
+    const std::string of = concat(copies.cell.devices, " devices next to each other");
+    if (const std::optional<double> factor = taken(of, fit_slowdown(rounds)))
+      model_.slowdown.push_back({.devices = copies.cell.devices, .factor = *factor});
+  }
+
+  void fit_collectives(const CellRounds& cell) {
+    if (cell.collectives.empty()) return;
+    const CollectiveTimes& first = cell.collectives.front();
+    const std::string backend = run_over(cell.cell);
+    if (model_.buckets.empty()) model_.buckets = first.buckets;
+    if (model_.parameter_bytes.empty()) model_.parameter_bytes = first.parameter_bytes;
+    if (!model_.dp) fit_dp(cell.collectives);
+    std::vector<TimePoint> points;
+    for (std::size_t i = 0; i < first.all_reduces.size(); ++i) {
+      std::vector<double> us;
+      for (const CollectiveTimes& round : cell.collectives) us.push_back(round.all_reduces.at(i).us);
+      points.push_back({.at = first.all_reduces[i].at, .us = median(us)});
+    }
+    const std::string of = concat("all-reduces of ", cell.cell.devices, " ranks over ", backend);
+    if (const std::optional<TransferCost> cost = taken(of, fit_transfer(points)))
+      model_.links.push_back({.backend = backend,
+                              .ranks = cell.cell.devices,
+                              .cost = *cost,
+                              .averaging = averaging_cost(cell.collectives, cost->latency_us)});
+  }
+
+  /// With this latency of every parameter's call; none where they took less.
+  static std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& rounds, double latency_us) {
+    std::vector<double> us;
+    for (const CollectiveTimes& round : rounds) us.push_back(round.averaging.us);
+    const auto calls = static_cast<double>(rounds.front().parameter_bytes.size());
+    const double moving_us = median(us) - calls * latency_us;
+    if (moving_us <= 0) return std::nullopt;
+    return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.at / moving_us};
+  }
+
+  /// What carries the ranks of ddp, where the options leave that to the machine.
+  std::string run_over(const Cell& cell) const {
+    if (!cell.backend.empty()) return cell.backend;
+    const Run* run = find_run(results_, "ddp", cell.devices);
+    if (!run) run = find_run(results_, "averaging", cell.devices);
+    return run ? run->backend : "";
+  }
+
+  /// CPU devices share memory: gradients are added up, nothing else moves.
+  void fit_dp(const std::vector<CollectiveTimes>& rounds) {
+    std::vector<double> us;
+    for (const CollectiveTimes& round : rounds) us.push_back(round.addition.us);
+    const double bytes = rounds.front().addition.at;
+    if (median(us) > 0)
+      model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / median(us)}};
+  }
+
+  Results& results_;
+  const std::vector<CellRounds>& cells_;
+  const Run* single_;
+  CostModel model_;
+};
+
+}  // namespace
+
+void fit_model(Results& results, const std::vector<CellRounds>& cells) { ModelFit(results, cells).run(); }
+
+}  // namespace duet::cli
