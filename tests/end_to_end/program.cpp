@@ -14,7 +14,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
 
@@ -135,13 +134,6 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
     if (entry.path().filename().string().starts_with(start_of_name)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
-}
-
-duet::cli::Results results_of(const std::string& json) {
-  duet::cli::Results results;
-  const auto parsed = nlohmann::json::parse(json);
-  for (const auto& run : parsed.at("runs")) results.runs.push_back(duet::cli::run_from_json(run.dump()));
-  return results;
 }
 
 int processes_with(const std::string& text) {

@@ -37,8 +37,6 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
 inline std::string hash_of(const std::string& result) {
   return duet::cli::run_from_json(duet::cli::read_file(result)).parameters_sha256;
 }
-/// The runs of a results.json.
-duet::cli::Results results_of(const std::string& json);
 /// Processes whose command line holds `text`.
 int processes_with(const std::string& text);
 

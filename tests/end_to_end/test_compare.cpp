@@ -35,7 +35,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
       with({"compare", "--devices", "1,2,4", "--out", out, "--json", "-", "--time-budget", "6"}, kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = duet_test::results_of(ran.out);
+  const Results results = results_from_json(ran.out);
   CHECK(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
   CHECK(read_file(out + "/results.json") == ran.out);
   REQUIRE(results.runs.size() >= 10);
@@ -88,7 +88,7 @@ TEST_CASE("where bits differ, the first differing step is named") {
                                         kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = duet_test::results_of(ran.out);
+  const Results results = results_from_json(ran.out);
   const Run& dp = results.runs.back();
   CHECK(dp.parameters_sha256 != results.runs[0].parameters_sha256);
   REQUIRE(dp.first_differing_step);
@@ -130,7 +130,7 @@ TEST_CASE("a mode that fails is a row with the reason, and a non-zero exit code"
                        "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-", "--time-budget", "0"});
   INFO(ran.err);
   CHECK(ran.status == 1);
-  const Results results = duet_test::results_of(ran.out);
+  const Results results = results_from_json(ran.out);
   CHECK(results.runs[0].ok);
   CHECK_FALSE(results.runs.back().ok);
   CHECK_THAT(results.runs.back().error, duet_test::ContainsSubstring("5 training images leave rank"));
@@ -160,7 +160,7 @@ TEST_CASE("a training that diverges still reports") {
                             "--lr", "1e30", "--time-budget", "0"}));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
-  const Results results = duet_test::results_of(ran.out);
+  const Results results = results_from_json(ran.out);
   CHECK(std::isnan(results.runs[0].train_loss.back()));
   CHECK_THAT(ran.err, duet_test::ContainsSubstring("nan"));
 }

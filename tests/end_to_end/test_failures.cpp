@@ -90,7 +90,7 @@ TEST_CASE("a comparison names a rank that was killed, and goes on") {
   const auto ran = duet_test::duet(compare(folder.path(), "ddp,dp,single"));
   INFO(ran.out << ran.err);
   CHECK(ran.status == 1);
-  const Results results = duet_test::results_of(read_file(folder.path() + "/results.json"));
+  const Results results = results_from_json(read_file(folder.path() + "/results.json"));
   REQUIRE(results.runs.size() >= 3);
   CHECK(results.runs[0].error == "rank 1 was killed by signal 9 (SIGKILL)");
   for (std::size_t i = 1; i < results.runs.size(); ++i) CHECK(results.runs[i].ok);
@@ -121,7 +121,7 @@ TEST_CASE("a signal to a comparison keeps the cells that have ended, marked as a
     REQUIRE(duet_test::files_in(out) == std::vector<std::string>{"index.html", "results.csv", "results.json"});
     const std::string text = read_file(out + "/results.json");
     CHECK(nlohmann::json::parse(text).at("partial") == true);
-    const Results results = duet_test::results_of(text);
+    const Results results = results_from_json(text);
     REQUIRE_FALSE(results.runs.empty());
     for (const Run& run : results.runs) CHECK((run.ok && run.mode == "single"));
     const auto partial = duet_test::ContainsSubstring("partial: interrupted, only cells that had ended are listed");

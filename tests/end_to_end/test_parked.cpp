@@ -82,7 +82,7 @@ TEST_CASE("a parked cell that is killed is a row with the reason, and the others
     INFO(one.mode << "\n" << ran.out << ran.err);
     CHECK(killed);
     CHECK(ran.status == 1);
-    const Results results = duet_test::results_of(read_file(files.report() + "/results.json"));
+    const Results results = results_from_json(read_file(files.report() + "/results.json"));
     REQUIRE(results.runs.size() == 2);
     for (const Run& run : results.runs) {
       CHECK(run.ok == (run.mode != one.mode));
@@ -102,7 +102,7 @@ TEST_CASE("a signal while cells are parked or timed ends them all, and what they
     CHECK(duet_test::processes_with(files.path()) == 0);
     CHECK(duet_test::files_in(files.path(), "duet-").empty());
     CHECK_THAT(ran.out, duet_test::ContainsSubstring("partial: interrupted"));
-    CHECK_FALSE(duet_test::results_of(read_file(files.report() + "/results.json")).runs.empty());
+    CHECK_FALSE(results_from_json(read_file(files.report() + "/results.json")).runs.empty());
   }
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("without a time budget cells learn only") {
   const auto ran = duet_test::duet(two_cells(files, "0"));
   INFO(ran.err);
   CHECK(ran.status == 0);
-  for (const Run& run : duet_test::results_of(read_file(files.report() + "/results.json")).runs) {
+  for (const Run& run : results_from_json(read_file(files.report() + "/results.json")).runs) {
     CHECK(run.epoch_s.size() == 1);
     CHECK(run.rounds_us.empty());
   }
@@ -138,7 +138,7 @@ TEST_CASE("cells of every kind are parked and timed") {
     const auto ran = duet_test::duet(arguments);
     INFO(more[0] << "\n" << ran.out << ran.err);
     CHECK(ran.status == 0);
-    const Results results = duet_test::results_of(read_file(files.report() + "/results.json"));
+    const Results results = results_from_json(read_file(files.report() + "/results.json"));
     CHECK(results.runs.size() >= 4);
     for (const Run& run : results.runs) {
       CHECK_FALSE(run.rounds_us.empty());
