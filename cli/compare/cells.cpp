@@ -42,6 +42,15 @@ void show_progress(ProgressLine& line, const std::string& file, const std::strin
   if (from_line(read_file(file), progress)) line.show(what, progress);
 }
 
+/// Devices above 1 that have cores of their own; 0: none.
+int fewest_fair(const CompareOptions& options, int cores) {
+  int fewest = 0;
+  for (const int devices : options.devices)
+    if (devices > 1 && devices * options.threads_per_device <= cores && options.device == DeviceKind::cpu)
+      fewest = fewest == 0 ? devices : std::min(fewest, devices);
+  return fewest;
+}
+
 }  // namespace
 
 std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
@@ -89,11 +98,20 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
       cells.push_back(
           {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
   cells.insert(cells.end(), collectives.begin(), collectives.end());
+  const int fewest = fewest_fair(options, cores);
+  if (fewest == 0 || std::find(options.modes.begin(), options.modes.end(), Mode::dp) == options.modes.end())
+    return cells;
+  cells.push_back({.mode = Mode::dp,
+                   .devices = fewest,
+                   .threads_per_device = threads,
+                   .batch = std::max<std::int64_t>(options.batch / 4, fewest),
+                   .use = Cell::Use::dp_overhead});
   return cells;
 }
 
 std::string title(const Training& options, const Cell& cell) {
   if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
+  if (cell.use == Cell::Use::dp_overhead) return concat("dp ", cell.devices, ", batch ", cell.batch);
   if (cell.use == Cell::Use::collectives)
     return concat("all-reduces, ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
   if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";

@@ -16,8 +16,8 @@
 namespace duet::cli {
 
 struct Cell {
-  /// Of the report, or of the cost model alone: single on another batch, and a network's all-reduces.
-  enum class Use { row, batch_sweep, collectives };
+  /// Of the report, or of the cost model alone: single on another batch, a network's all-reduces, dp on another batch.
+  enum class Use { row, batch_sweep, collectives, dp_overhead };
 
   Mode mode = Mode::single;
   int devices = 1;
@@ -40,8 +40,8 @@ struct Cell {
 std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 
 /// What the cost model needs besides, where single is timed in rounds: single on other batches, those of one device
-/// of several included, and over every backend the all-reduces of as many ranks as have cores, where ranks are
-/// processes on CPU devices.
+/// of several included; over every backend the all-reduces of as many ranks as have cores, where ranks are processes on
+/// CPU devices; and dp on the fewest devices above 1 on a smaller batch.
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
 
 /// "dp 2", "ddp 2, gloo", "single, all cores": no two cells of a comparison have the same.

@@ -42,6 +42,7 @@ class ModelFit {
       if (cell.cell.use == Cell::Use::collectives) fit_collectives(cell);
     std::sort(model_.slowdown.begin(), model_.slowdown.end(),
               [](const Slowdown& a, const Slowdown& b) { return a.devices < b.devices; });
+    fit_dp_overhead();
     fill_derived(model_);
     results_.model = std::move(model_);
   }
@@ -131,7 +132,23 @@ class ModelFit {
       model_.links.push_back({.backend = backend,
                               .ranks = cell.cell.devices,
                               .cost = *cost,
-                              .averaging = averaging_cost(cell.collectives, cost->latency_us)});
+                              .averaging = averaging_cost(cell.collectives, cost->latency_us),
+                              .overlap_share = overlap_of(cell.collectives, *cost)});
+  }
+
+  /// With which all-reduces of this cost expose what the buckets did next to a device that computes.
+  static double overlap_of(const std::vector<CollectiveTimes>& rounds, const TransferCost& cost) {
+    std::vector<double> shares;
+    for (const CollectiveTimes& round : rounds) {
+      if (round.buckets.empty()) return 0;
+      std::vector<BucketEvent> buckets;
+      const double end_us = round.backward_us, skipped_us = round.skipped_us;
+      for (const GradientBucket& bucket : round.buckets)
+        buckets.push_back({.ready_us = std::max(0.0, bucket.ready_share * (end_us + skipped_us) - skipped_us),
+                           .us = cost.us(bucket.bytes)});
+      shares.push_back(overlap_share_of(round.exposed_us, end_us, buckets));
+    }
+    return median(shares);
   }
 
   /// With this latency of every parameter's call; none where they took less.
@@ -159,6 +176,17 @@ class ModelFit {
     const double bytes = rounds.front().addition.at;
     if (median(us) > 0)
       model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / median(us)}};
+  }
+
+  /// What dp takes on a smaller batch beyond its other terms.
+  void fit_dp_overhead() {
+    for (const CellRounds& cell : cells_) {
+      if (cell.cell.use != Cell::Use::dp_overhead || cell.bursts.empty() || !model_.dp) continue;
+      const double us = median(single_->rounds_us) * median(ratios_of(rounds_us(cell), single_->rounds_us));
+      const SimulatedJob job{
+          .mode = Mode::dp, .devices = cell.cell.devices, .batch = static_cast<double>(cell.cell.batch)};
+      model_.dp->overhead_us = std::max(0.0, us - simulate_step(model_, job).total_us());
+    }
   }
 
   Results& results_;

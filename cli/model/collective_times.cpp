@@ -23,7 +23,11 @@ std::string to_json(const CollectiveTimes& times) {
               {"parameter_bytes", times.parameter_bytes},
               {"all_reduces", all_reduces},
               {"averaging", json_of(times.averaging)},
-              {"addition", json_of(times.addition)}}
+              {"addition", json_of(times.addition)},
+              {"backward_us", times.backward_us},
+              {"skipped_us", times.skipped_us},
+              {"exposed_us", times.exposed_us},
+              {"pass_us", times.pass_us}}
       .dump();
 }
 
@@ -32,7 +36,11 @@ CollectiveTimes collective_times_from_json(const std::string& text) {
     const Json json = Json::parse(text);
     CollectiveTimes times{.parameter_bytes = json.at("parameter_bytes").get<std::vector<double>>(),
                           .averaging = point_from(json.at("averaging")),
-                          .addition = point_from(json.at("addition"))};
+                          .addition = point_from(json.at("addition")),
+                          .backward_us = json.at("backward_us"),
+                          .skipped_us = json.at("skipped_us"),
+                          .exposed_us = json.at("exposed_us"),
+                          .pass_us = json.at("pass_us")};
     for (const Json& bucket : json.at("buckets"))
       times.buckets.push_back({.bytes = bucket.at(0), .ready_share = bucket.at(1)});
     for (const Json& point : json.at("all_reduces")) times.all_reduces.push_back(point_from(point));

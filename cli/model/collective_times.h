@@ -9,12 +9,17 @@
 
 namespace duet::cli {
 
+/// Means over the ranks, each the median of calls after pauses in which the ranks compute, as in training.
 struct CollectiveTimes {
   std::vector<GradientBucket> buckets{};  // as ddp sends them
   std::vector<double> parameter_bytes{};  // as averaging sends them
-  std::vector<TimePoint> all_reduces{};   // medians of calls, each from the begin of the last rank on
-  TimePoint averaging{};                  // of all parameters: each summed in memory of its rank, and divided
-  TimePoint addition{};                   // of so many bytes to as many in memory, by one device
+  std::vector<TimePoint> all_reduces{};
+  TimePoint averaging{};  // of all parameters: each summed in memory of its rank, and divided
+  TimePoint addition{};   // of so many bytes to as many in memory, by one device
+  // All buckets sent while the devices compute for `backward_us`, each when it is ready: what that takes longer.
+  // Before that the devices compute for `skipped_us` less than in a step.
+  double backward_us = 0, skipped_us = 0, exposed_us = 0;
+  double pass_us = 0;  // all of this once
 };
 
 /// JSON, and back. Reading throws DataError.

@@ -40,13 +40,16 @@ struct TransferCost {
   double us(double bytes) const { return latency_us + bytes / bytes_per_us; }
 };
 
+inline constexpr double kLeastOverlap = -4;
+
 /// A whole all-reduce as it was measured among `ranks` ranks of one host.
 struct MeasuredLink {
   std::string backend;  // "shm", "gloo", ...
   int ranks = 2;
   TransferCost cost{};
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
-  double overlap_share = 0;  // of its time in which compute goes on; 0 where it needs the core of a device
+  // Of its time in which compute goes on; 0 where it needs the core of a device, below where they slow each other down.
+  double overlap_share = 0;
 };
 
 /// What DataParallel copies between its first device and each of the others.
@@ -54,6 +57,7 @@ struct DpCopies {
   double scatter_bytes_per_sample = 0, gather_bytes_per_sample = 0;  // 0 where devices share memory
   double replicate_bytes = 0;                                        // 0 with persistent replicas
   double reduce_bytes = 0;                                           // gradients of one device
+  double overhead_us = 0;                                            // of a step: replicas start and join
   TransferCost cost{};                                               // of one copy
 };
 

@@ -42,6 +42,7 @@ Json json_of(const CostModel& model) {
           {"gather_bytes_per_sample", one->gather_bytes_per_sample},
           {"replicate_bytes", one->replicate_bytes},
           {"reduce_bytes", one->reduce_bytes},
+          {"overhead_us", one->overhead_us},
           {"latency_us", one->cost.latency_us},
           {"bytes_per_us", or_null(one->cost.bytes_per_us)}};
   return {{"fixed_us", model.step.fixed_us},
@@ -139,6 +140,7 @@ DpCopies copies_from(const Fields& dp) {
           .gather_bytes_per_sample = dp.number("gather_bytes_per_sample"),
           .replicate_bytes = dp.number("replicate_bytes"),
           .reduce_bytes = dp.number("reduce_bytes"),
+          .overhead_us = dp.number("overhead_us"),
           .cost = dp.transfer()};
 }
 
@@ -161,7 +163,7 @@ CostModel model_from(const Fields& fields) {
     model.links.push_back({.backend = one.text("backend"),
                            .ranks = one.whole("ranks", 2),
                            .cost = one.transfer(),
-                           .overlap_share = one.share("overlap_share")});
+                           .overlap_share = one.number("overlap_share", kLeastOverlap, 1)});
     if (!one.null("averaging")) model.links.back().averaging = one.object("averaging").transfer();
   }
   if (!fields.null("dp")) model.dp = copies_from(fields.object("dp"));

@@ -86,6 +86,7 @@ void add_copies(const CostModel& model, const SimulatedJob& job, SimulatedStep& 
   step.replicate_us = to_all(copies.replicate_bytes);
   step.gather_us = to_all(copies.gather_bytes_per_sample * rows);
   step.reduce_us = to_all(copies.reduce_bytes);
+  step.overhead_us = copies.overhead_us;
 }
 
 }  // namespace
@@ -106,6 +107,7 @@ const char* SimulatedStep::bounded_by() const {
       {"replicate", &SimulatedStep::replicate_us},
       {"gather", &SimulatedStep::gather_us},
       {"reduce", &SimulatedStep::reduce_us},
+      {"wrapper", &SimulatedStep::overhead_us},
       {"input", &SimulatedStep::undivided_us}};
   if (total_us() - ideal_us < kSmallLoss * total_us()) return "compute";
   return std::max_element(std::begin(kLosses), std::end(kLosses),
@@ -133,9 +135,21 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
   for (const BucketEvent& bucket : buckets) {
     const double wait = std::max(0.0, bucket.ready_us - done);  // the channel stands still
     now += wait + bucket.us;
-    done = std::min(backward_us, done + wait + bucket.us * bucket.compute_share);
+    done = std::min(backward_us, done + wait);
+    if (done < backward_us) done = std::min(backward_us, done + bucket.us * bucket.compute_share);
   }
   return now + (backward_us - done) - backward_us;
+}
+
+double overlap_share_of(double exposed, double backward_us, std::vector<BucketEvent> buckets) {
+  constexpr int kHalvings = 50;
+  double low = kLeastOverlap, high = 1;  // exposes at least, at most so much
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    for (BucketEvent& bucket : buckets) bucket.compute_share = middle;
+    (exposed_us(backward_us, buckets) > exposed ? low : high) = middle;
+  }
+  return high;
 }
 
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {

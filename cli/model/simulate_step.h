@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/model/all_reduce.h"
 #include "cli/model/cost_model.h"
@@ -28,6 +29,7 @@ struct SimulatedStep {
   double uneven_us = 0;         // wait for the slowest device
   double communication_us = 0;  // all-reduces, beyond what backward hides
   double scatter_us = 0, replicate_us = 0, gather_us = 0, reduce_us = 0;  // of dp, through its first device
+  double overhead_us = 0;                                                 // of dp
   double undivided_us = 0;                                                // dp's input of the whole batch
 
   double total_us() const;
@@ -47,6 +49,7 @@ void each_part(const Field& field) {
   field("replicate_us", &SimulatedStep::replicate_us);
   field("gather_us", &SimulatedStep::gather_us);
   field("reduce_us", &SimulatedStep::reduce_us);
+  field("overhead_us", &SimulatedStep::overhead_us);
   field("undivided_us", &SimulatedStep::undivided_us);
 }
 
@@ -62,6 +65,8 @@ struct BucketEvent {
 /// What a step takes beyond backward: all-reduces run one after the other on one channel, each from
 /// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
 double exposed_us(double backward_us, std::span<const BucketEvent> buckets);
+/// The compute_share of all buckets with which exposed_us() gives this; from kLeastOverlap to 1.
+double overlap_share_of(double exposed_us, double backward_us, std::vector<BucketEvent> buckets);
 
 /// Throws UsageError for a job that cannot be (a batch smaller than the devices, dp on several hosts), DataError for a
 /// term that the model lacks.

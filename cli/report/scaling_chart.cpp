@@ -133,6 +133,7 @@ constexpr Loss kLosses[] = {{"divided", "part-forward", &SimulatedStep::ideal_us
                             {"replicate", "fill-averaging", &SimulatedStep::replicate_us},
                             {"gather", "part-gather", &SimulatedStep::gather_us},
                             {"reduce", "part-scatter", &SimulatedStep::reduce_us},
+                            {"wrapper", "fill-dp", &SimulatedStep::overhead_us},
                             {"input", "fill-single", &SimulatedStep::undivided_us}};
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "cli/train/collective_bursts.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -15,6 +16,7 @@
 #include "cli/system/signals.h"
 #include "cli/train/rank_events.h"
 #include "cli/train/training_loop.h"
+#include "ddp/group/gather_text.h"
 #include "lib/base/trace.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
@@ -24,6 +26,8 @@ namespace {
 
 constexpr std::int64_t kTracedSteps = 12;
 constexpr std::size_t kTraceEvents = 1 << 14;
+constexpr double kLongestPauseUs = 1000;
+constexpr double kShortestUs = 0.1;  // of a call: the pause before it can have been shorter than usual
 
 double us_since(std::int64_t begin_ns) { return static_cast<double>(monotonic_ns() - begin_ns) / 1e3; }
 
@@ -82,31 +86,85 @@ class CollectiveBursts {
       if (found.bytes == bytes) times.push_back(std::move(found.times));
     }
     times_.buckets = fit_buckets(bytes, times).value.value_or(std::vector<GradientBucket>());
+    std::vector<double> backwards;
+    for (const BackwardTimes& each : times) backwards.push_back(each.backward_us);
+    times_.backward_us = median(backwards);
+    times_ = collective_times_from_json(ddp::all_gather_texts(group_, to_json(times_)).at(0));  // the same on all ranks
+    const double first_us = times_.buckets.empty() ? 0 : times_.buckets.front().ready_share * times_.backward_us;
+    pause_us_ = std::min(times_.backward_us, kLongestPauseUs);
+    backward_us_ = times_.backward_us;
+    skipped_us_ = std::max(0.0, first_us - kLongestPauseUs);
   }
 
-  /// One call of each size, begun by all ranks together; in us.
+  /// Computes for about so long, in the innermost cache: what calls leave in the others makes no difference.
+  void compute(double us) {
+    for (double left = us; left > 0; left -= chunk_us_)
+      for (float& value : work_) value = value * 0.5F + 1;
+  }
+
+  void calibrate() {
+    constexpr double kChunks = 200;
+    const auto timed = [this](double us) {
+      std::vector<double> times;
+      for (int i = 0; i < 9; ++i) {
+        const std::int64_t begin_ns = monotonic_ns();
+        compute(us);
+        times.push_back(us_since(begin_ns));
+      }
+      return median(times);
+    };
+    chunk_us_ = 1;
+    chunk_us_ = std::max(1e-3, timed(kChunks) / kChunks);
+    paused_us_ = timed(pause_us_);
+  }
+
+  /// What `call` takes beyond a pause in which this rank computes. As in training, nothing but the calls themselves
+  /// keeps the ranks together: a rank that ends one late begins the next late.
+  template <class Call>
+  double after_pause(const Call& call) {
+    const std::int64_t begin_ns = monotonic_ns();
+    compute(pause_us_);
+    call();
+    return std::max(kShortestUs, us_since(begin_ns) - paused_us_);
+  }
+
   void pass(std::vector<double>& us) {
-    for (const std::int64_t count : counts_) {
-      const ddp::Buffer buffer(gradients_.raw(), count, DType::f32);
-      group_.barrier().wait();
-      const std::int64_t begin_ns = monotonic_ns();
-      group_.all_reduce(buffer).wait();
-      us.push_back(us_since(begin_ns));
+    for (const std::int64_t count : counts_)
+      us.push_back(after_pause([&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); }));
+  }
+
+  /// A backward, with its buckets or without.
+  double backward(bool sends) {
+    const std::int64_t begin_ns = monotonic_ns();
+    std::vector<ddp::Work> sent;
+    std::int64_t at = 0;
+    double done_us = 0;
+    for (const GradientBucket& bucket : times_.buckets) {
+      const double ready_us = std::max(0.0, bucket.ready_share * backward_us_ - skipped_us_);
+      compute(ready_us - done_us);
+      done_us = ready_us;
+      const auto count = static_cast<std::int64_t>(bucket.bytes / sizeof(float));
+      if (sends)
+        sent.push_back(group_.all_reduce(ddp::Buffer(
+            gradients_.span<float>().subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)))));
+      at += count;
     }
+    compute(backward_us_ - skipped_us_ - done_us);
+    for (ddp::Work& work : sent) work.wait();
+    return us_since(begin_ns);
   }
 
   /// As ddp::average_gradients(), of memory that the ranks do not share.
   double average() {
-    group_.barrier().wait();
-    const std::int64_t begin_ns = monotonic_ns();
-    std::span<float> rest = other_;
-    for (const double bytes : times_.parameter_bytes) {
-      const std::span<float> parameter = rest.first(static_cast<std::size_t>(bytes) / sizeof(float));
-      rest = rest.subspan(parameter.size());
-      group_.all_reduce(parameter).wait();
-      for (float& value : parameter) value /= static_cast<float>(group_.size());
-    }
-    return us_since(begin_ns);
+    return after_pause([&] {
+      std::span<float> rest = other_;
+      for (const double bytes : times_.parameter_bytes) {
+        const std::span<float> parameter = rest.first(static_cast<std::size_t>(bytes) / sizeof(float));
+        rest = rest.subspan(parameter.size());
+        group_.all_reduce(parameter).wait();
+        for (float& value : parameter) value /= static_cast<float>(group_.size());
+      }
+    });
   }
 
   TimePoint add() {
@@ -116,28 +174,43 @@ class CollectiveBursts {
     return {.at = static_cast<double>(sums.size_bytes()), .us = us_since(begin_ns)};
   }
 
-  void burst(int passes, BurstPort& port) {
-    std::vector<double> us, averages, additions;
-    pass(us);  // not counted
-    us.clear();
-    const std::int64_t begin_ns = monotonic_ns();
+  struct Passes {
+    std::vector<double> calls, averages, additions, plain, sending;
+  };
+
+  Passes measure(int passes) {
+    Passes all;
     for (int i = 0; i < passes; ++i) {
-      pass(us);
-      averages.push_back(average());
-      additions.push_back(add().us);
+      pass(all.calls);
+      all.averages.push_back(average());
+      all.additions.push_back(add().us);
+      all.plain.push_back(backward(false));
+      all.sending.push_back(backward(true));
     }
+    for (std::vector<double>* const us : {&all.calls, &all.averages, &all.plain, &all.sending})
+      group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
+    return all;
+  }
+
+  void burst(int passes, BurstPort& port) {
+    calibrate();
+    measure(1);  // not counted
+    const std::int64_t begin_ns = monotonic_ns();
+    const Passes all = measure(passes);
     const double wall_us = us_since(begin_ns);
-    // The rank that came last out of a barrier waited for none.
-    group_.all_reduce(std::span(averages), ddp::ReduceOp::min).wait();
-    group_.all_reduce(std::span(us), ddp::ReduceOp::min).wait();
     times_.all_reduces.clear();
     for (std::size_t size = 0; size < counts_.size(); ++size) {
       std::vector<double> calls;
-      for (std::size_t i = size; i < us.size(); i += counts_.size()) calls.push_back(us[i]);
+      for (std::size_t i = size; i < all.calls.size(); i += counts_.size()) calls.push_back(all.calls[i]);
       times_.all_reduces.push_back({.at = static_cast<double>(counts_[size]) * sizeof(float), .us = median(calls)});
     }
-    times_.averaging = {.at = static_cast<double>(gradients_.bytes()), .us = median(averages)};
-    times_.addition = {.at = static_cast<double>(gradients_.bytes()), .us = median(additions)};
+    const auto bytes = static_cast<double>(gradients_.bytes());
+    times_.averaging = {.at = bytes, .us = median(all.averages)};
+    times_.addition = {.at = bytes, .us = median(all.additions)};
+    times_.backward_us = backward_us_ - skipped_us_;
+    times_.skipped_us = skipped_us_;
+    times_.pass_us = wall_us / passes;
+    times_.exposed_us = std::max(0.0, median(all.sending) - median(all.plain));
     if (group_.rank() == 0) port.report(to_json(times_));
     port.report(RankBurst{.wall_s = wall_us / 1e6, .median_us = wall_us / passes});
   }
@@ -146,7 +219,11 @@ class CollectiveBursts {
   ddp::ProcessGroup& group_;
   Tensor gradients_;
   std::vector<float> other_;
-  std::vector<std::int64_t> counts_;  // floats
+  std::vector<std::int64_t> counts_;         // floats
+  double backward_us_ = 0, skipped_us_ = 0;  // before the first bucket, so that a pass does not take too long
+  double pause_us_ = 0, paused_us_ = 0;      // as wanted, and as it comes out
+  double chunk_us_ = 1;
+  std::array<float, 1024> work_{};
   CollectiveTimes times_;
 };
 

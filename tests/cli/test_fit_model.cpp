@@ -10,6 +10,7 @@
 #include "cli/compare/cells.h"
 #include "cli/compare/fit_model.h"
 #include "cli/model/collective_times.h"
+#include "cli/model/simulate_step.h"
 #include "cli/report/losses.h"
 #include "cli/report/scaling.h"
 #include "tests/cli/made_up.h"
@@ -113,6 +114,37 @@ TEST_CASE("the terms that rounds of a drifting machine were made with are found 
   CHECK(model.break_even_batch.has_value());
 }
 
+TEST_CASE("what dp takes on a smaller batch beyond its other terms is its overhead") {
+  Made made_up = made();
+  constexpr double kOverhead = 35;
+  const auto fit = [&](double more) {
+    Made one = made();
+    one.cells.push_back(timed({.mode = Mode::dp, .devices = 2, .batch = 32, .use = Cell::Use::dp_overhead}, more));
+    fit_model(one.results, one.cells);
+    return *one.results.model;
+  };
+  fit_model(made_up.results, made_up.cells);
+  const double others = simulate_step(*made_up.results.model, {.mode = Mode::dp, .devices = 2, .batch = 32}).total_us();
+  CHECK(fit((others + kOverhead) / drift(8)).dp->overhead_us == Approx(kOverhead).epsilon(0.01));
+  CHECK(fit(others / 2).dp->overhead_us == 0);
+}
+
+TEST_CASE("all-reduces that compute slows down have an overlap below 0") {
+  const auto overlap_with = [](double exposed_us) {
+    Made made_up = made();
+    for (CollectiveTimes& times : made_up.cells.back().collectives) {
+      times.backward_us = 3000;  // the first bucket is ready after half of it, and takes 540 us, the second 340
+      times.exposed_us = exposed_us;
+      for (TimePoint& call : times.all_reduces) call.us = kLatency + call.at / kBytesPerUs;
+    }
+    fit_model(made_up.results, made_up.cells);
+    return made_up.results.model->links[0].overlap_share;
+  };
+  CHECK(overlap_with(340) == Approx(1));
+  CHECK(overlap_with(340 + 540) == Approx(0).margin(1e-6));
+  CHECK(overlap_with(340 + 540 + 270) == Approx(-0.5));
+}
+
 TEST_CASE("a sweep's time at a device's batch is the smaller batch of its losses") {
   Made made_up = made();
   fit_model(made_up.results, made_up.cells);
@@ -174,7 +206,7 @@ TEST_CASE("the model needs single on other batches, and all-reduces of as many r
   for (const Cell& cell : model_cells_of(options, 2)) titles.push_back(title(options, cell));
   CHECK(titles == std::vector<std::string>{"single, batch 12", "single, batch 25", "single, batch 34",
                                            "single, batch 50", "single, batch 200", "all-reduces, 2",
-                                           "all-reduces, 2, gloo"});
+                                           "all-reduces, 2, gloo", "dp 2, batch 25"});
   for (const Cell& cell : model_cells_of(options, 2)) {
     const auto train = std::get<TrainOptions>(parse([&] {
       std::vector<std::string> arguments = cell_arguments(options, cell);
@@ -183,10 +215,11 @@ TEST_CASE("the model needs single on other batches, and all-reduces of as many r
     }()));
     CHECK(train.untrained);
     CHECK(train.batch == (cell.batch > 0 ? cell.batch : 100));
+    CHECK(train.mode == cell.mode);
     CHECK(train.collectives == (cell.use == Cell::Use::collectives));
   }
   options.workers = "thread";
-  for (const Cell& cell : model_cells_of(options, 2)) CHECK(cell.use == Cell::Use::batch_sweep);
+  for (const Cell& cell : model_cells_of(options, 2)) CHECK(cell.use != Cell::Use::collectives);
   options.time_budget_s = 0;
   CHECK(model_cells_of(options, 2).empty());
 }
