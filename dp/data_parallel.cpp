@@ -4,6 +4,7 @@
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -100,6 +101,7 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
     const Variable* const rows = nn::first_tensor(piece);
     sizes.push_back(rows ? rows->shape()[options_.dim] : 1);
   }
+  fault_point("gather");
   nn::Value joined = join(outputs, sizes, batch);
   watch.lap(times_->gather_us, "gather");
   return joined;

@@ -9,6 +9,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
+#include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -167,6 +168,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     const auto at = static_cast<std::size_t>(i);
     const NoGrad guard(!record);
     const TraceSpan span("forward", replicas->devices()[at]);
+    fault_point("replica", i);
     outputs[at] = replicas->forward(i, own_inputs[at]);
   });
   if (!record) return outputs;

@@ -43,7 +43,7 @@ std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
     if (time.batch == rows) inputs.small_batch_us = time.step_us;
   if (copies && copies->step_us.sum() > 0) inputs.copies_us = copies->step_us.sum();
   const StepParts waiting = waiting_of(run);
-  if (run.step_waiting_us) inputs.waiting_us = waiting.sum();
+  if (run.step_waiting_us) inputs.waiting_us = waiting.sum() * longest_over_mean_waiting(run);
   inputs.communication_us = run.step_us.communication - waiting.communication;
   // Copies read images and update parameters, too; single's are in the ideal, divided by the devices.
   const auto undivided = [](const StepParts& parts) { return parts.input + parts.update; };

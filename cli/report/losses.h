@@ -16,7 +16,7 @@ struct LossInputs {
   std::optional<double> small_batch_us{};  // a device's part of the batch, alone on one device
   std::optional<double> copies_us{};       // such parts on all devices at the same time, which never communicate
   double step_us = 0;                      // the run's
-  std::optional<double> waiting_us{};      // of it, for the last rank or replica
+  std::optional<double> waiting_us{};      // of it, for the last rank or replica: by that which waits longest
   double communication_us = 0;  // of it, moving and adding that nothing hides; with waiting where that is null
   double wrapper_us = 0;        // of it, scatter, replicate, gather, and what input and update take more than alone
 };

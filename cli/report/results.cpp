@@ -4,6 +4,7 @@
 #include <iomanip>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <type_traits>
 
 #include "cli/report/losses.h"
@@ -272,6 +273,12 @@ StepParts waiting_of(const Run& run) {
     for (const PartName& part : kStepParts)
       waiting.*part.member = std::min((*run.step_waiting_us).*part.member, run.step_us.*part.member);
   return waiting;
+}
+
+double longest_over_mean_waiting(const Run& run) {
+  const std::vector<double>& ranks = run.rank_waiting_us;
+  const double sum = std::accumulate(ranks.begin(), ranks.end(), 0.0);
+  return sum > 0 ? *std::max_element(ranks.begin(), ranks.end()) * static_cast<double>(ranks.size()) / sum : 1;
 }
 
 std::string execution_line(int devices, bool on_gpus, double execution_s) {

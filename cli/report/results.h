@@ -139,6 +139,11 @@ void compare_with_single(Results& results);
 /// What of each part of a step is waiting, at most the part itself; none where that was not measured.
 StepParts waiting_of(const Run& run);
 
+/// How much longer the rank or replica that waits longest does so than they do on average; 1 where that was not
+/// measured. Where all take turns to be last, a step loses what they wait on average. Where one always is the last, it
+/// loses what the others wait.
+double longest_over_mean_waiting(const Run& run);
+
 /// The tutorials' line: "Total execution time for 2 CPU devices: 12.3 seconds".
 std::string execution_line(int devices, bool on_gpus, double execution_s);
 

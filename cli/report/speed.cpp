@@ -74,10 +74,12 @@ Losses losses_of(const Run& run, const Run& single) {
       many.*part.member -= waits;
     }
     const auto over = [&](double now, double alone) { return now - alone / run.devices; };
-    groups[0].us.push_back(waiting);
+    const double later = waiting * (longest_over_mean_waiting(run) - 1);  // what the last computes longer
+    groups[0].us.push_back(waiting + later);
     groups[1].us.push_back(many.scatter + many.replicate + many.gather + many.communication);
     groups[2].us.push_back(over(many.input + many.update, one.input + one.update));
-    groups[3].us.push_back(over(many.forward + many.loss + many.backward, one.forward + one.loss + one.backward));
+    groups[3].us.push_back(over(many.forward + many.loss + many.backward, one.forward + one.loss + one.backward) -
+                           later);
   }
   for (LostTo& group : groups) group.middle = median(group.us);
   std::sort(groups.begin(), groups.end(), [](const LostTo& a, const LostTo& b) { return a.middle > b.middle; });

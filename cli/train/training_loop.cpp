@@ -34,11 +34,13 @@ Tensor on_device(const Tensor& tensor, Device device) {
 
 /// The step of all modes, plain or recorded. Gives the loss, which lies on its device.
 Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
+  fault_point("input");
   const Device device = setup.devices.at(0);
   const Tensor images = setup.scatters ? batch.images : on_device(batch.images, device);
   const Tensor labels = setup.scatters && setup.loss_in_replica ? batch.labels : on_device(batch.labels, device);
   clock.lap(&StepParts::input);
   fault_point("forward");
+  if (setup.wrapper) fault_point("wrapped_forward");
   setup.optimizer->zero_grad();
   Variable loss;
   if (setup.loss_in_replica) {

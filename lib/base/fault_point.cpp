@@ -16,17 +16,21 @@
 namespace duet {
 namespace {
 
+std::string variable(const char* name) { return environment_variable(name).value_or(""); }
+
 struct Fault {
   std::string name, rank;
   int times = 0, signal = 0;
 };
 
 struct Delay {
-  std::string name;
+  std::string name, rank;
   std::chrono::microseconds time{0};
-};
 
-std::string variable(const char* name) { return environment_variable(name).value_or(""); }
+  bool at(const char* point, int replica) const {
+    return name == point && (rank == "*" || rank == (replica < 0 ? variable("RANK") : std::to_string(replica)));
+  }
+};
 
 /// Empty unless the fault is for this process.
 const Fault& fault() {
@@ -47,7 +51,6 @@ const Fault& fault() {
   return wanted;
 }
 
-/// Without a name unless the delay is for this process.
 const Delay& delay() {
   static const Delay wanted = [] {
     std::istringstream text(variable("DUET_DELAY"));
@@ -55,18 +58,25 @@ const Delay& delay() {
     std::getline(text, name, ':');
     std::getline(text, rank, ':');
     std::getline(text, time, ':');
-    if (rank != "*" && rank != variable("RANK")) return Delay{};
-    return Delay{name, std::chrono::microseconds(parse_number<int>(time).value_or(0))};
+    return Delay{name, rank, std::chrono::microseconds(parse_number<int>(time).value_or(0))};
   }();
   return wanted;
 }
 
+/// Exactly: the end of a sleep comes late, and finds the core slow.
+void wait_for(std::chrono::microseconds time) {
+  constexpr std::chrono::milliseconds kSpun{5};
+  const auto end = std::chrono::steady_clock::now() + time;
+  if (time > kSpun) std::this_thread::sleep_for(time - kSpun);
+  while (std::chrono::steady_clock::now() < end) continue;
+}
+
 }  // namespace
 
-void fault_point(const char* name) {
+void fault_point(const char* name, int replica) {
   static std::mutex mutex;
   static int passed = 0;
-  if (!delay().name.empty() && delay().name == name) std::this_thread::sleep_for(delay().time);
+  if (!delay().name.empty() && delay().at(name, replica)) wait_for(delay().time);
   const Fault& wanted = fault();
   if (wanted.name.empty() || wanted.name != name) return;
   const std::lock_guard lock(mutex);

@@ -86,6 +86,9 @@ TEST_CASE("a comparison's losses come from its runs") {
   results.runs[4].step_waiting_us = StepParts{.communication = 1200};
   CHECK(loss_of(4).communication_us == 300);
   CHECK(*loss_of(4).waiting_us == 1200);
+  results.runs[4].rank_waiting_us = {2000, 400};  // on average; the second is the last most of the time
+  CHECK(*loss_of(4).waiting_us == 2000);
+  results.runs[4].rank_waiting_us.clear();
   results.runs[3].step_us.scatter = 7;
   results.runs[3].step_us.gather = 5;
   CHECK(loss_of(3).wrapper_us == 87);
