@@ -24,11 +24,14 @@ std::string backend_of(const Training& options, const Cell& cell) {
 
 bool communicates(const Cell& cell) { return has_ranks(cell.mode) && cell.mode != Mode::copies; }
 
+std::int64_t batch_of(const Training& options, const Cell& cell) { return cell.batch > 0 ? cell.batch : options.batch; }
+
 Run empty_run(const Training& options, const Cell& cell) {
   Run run;
   run.mode = name(cell.mode);
   run.device = duet::name(options.device);
   run.devices = cell.devices;
+  run.batch = batch_of(options, cell);
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
   if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
@@ -136,7 +139,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
   add("epochs", options.epochs);
-  add("batch", cell.batch > 0 ? cell.batch : options.batch);
+  add("batch", batch_of(options, cell));
   add("lr", shortest(options.lr));
   add("optimizer", options.optimizer);
   if (options.optimizer == "sgd") add("momentum", shortest(options.momentum));

@@ -62,6 +62,20 @@ Training settings_from(const Json& json) {
   return settings;
 }
 
+bool weak_from(const Json& settings) {
+  std::string text;
+  read(settings, "scaling", text);
+  require<DataError>(text == "weak" || text == "strong", "results: field 'scaling' is ", text,
+                     ", expected strong or weak");
+  return text == "weak";
+}
+
+Run run_from(const Json& json) {
+  Run run = run_from_json(json.dump());
+  require<DataError>(run.batch >= 1, "results: field 'batch' is ", run.batch, ", expected 1 or more");
+  return run;
+}
+
 }  // namespace
 
 Results results_from_json(const std::string& text) {
@@ -70,9 +84,10 @@ Results results_from_json(const std::string& text) {
   Results results;
   results.machine = machine_from(at(json, "machine"));
   results.settings = settings_from(at(json, "settings"));
+  results.weak = weak_from(at(json, "settings"));
   read(json, "partial", results.partial);
   require<DataError>(at(json, "runs").is_array(), "results: field 'runs' is no list");
-  for (const Json& run : at(json, "runs")) results.runs.push_back(run_from_json(run.dump()));
+  for (const Json& run : at(json, "runs")) results.runs.push_back(run_from(run));
   for (const Json& item : at(json, "batch_sweep")) {
     BatchTime& time = results.batch_sweep.emplace_back();
     read(item, "batch", time.batch);

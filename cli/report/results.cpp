@@ -63,6 +63,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("ceiling_efficiency", run.ceiling_efficiency);
   field("cpu_share", run.cpu_share);
   field("other_programs_share", run.other_programs_share);
+  field("batch", run.batch);
 }
 
 template <class T>
@@ -244,6 +245,7 @@ std::string to_json(const Results& results) {
                       {"kernel", machine.kernel}}},
                     {"settings",
                      {{"batch", settings.batch},
+                      {"scaling", results.weak ? "weak" : "strong"},
                       {"epochs", settings.epochs},
                       {"lr", settings.lr},
                       {"optimizer", settings.optimizer},

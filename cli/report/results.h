@@ -97,6 +97,8 @@ struct Run {
   std::optional<double> cpu_share;             // of its cores, in processor time
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
 
+  std::int64_t batch = 1;  // rows a step, of all devices
+
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
 
   bool on_cpu() const { return device == "cpu"; }
@@ -115,6 +117,7 @@ struct Results {
   std::vector<Run> runs;
   bool partial = false;                  // interrupted: runs of cells that had not ended are missing
   std::vector<BatchTime> batch_sweep{};  // of single, timed in the rounds; by batch
+  bool weak = false;                     // settings.batch is of each device, else of all
   std::optional<CostModel> model{};
   std::vector<std::string> model_notes{};  // why it, or a term of it, is missing, and what was clamped
 };

@@ -239,6 +239,7 @@ class Trainer {
     run_.mode = name(options_.mode);
     run_.device = kind_title(options_.device);
     run_.devices = options_.devices;
+    run_.batch = options_.batch;
     run_.physical_devices = physical_devices(options_.device, options_.devices);
     run_.precision = duet::name(options_.precision);
     run_.graph = setup_.graph && setup_.graph->replays() > 0;

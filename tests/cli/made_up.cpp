@@ -29,6 +29,7 @@ Run run(const std::string& mode, int devices, double epoch, double waiting_us) {
   Run run;
   run.mode = mode;
   run.devices = devices;
+  run.batch = 128;
   run.startup_s = 0.25;
   run.epoch_s = {epoch * 0.99, epoch, epoch * 1.01};
   run.other_programs_share = 0.01;

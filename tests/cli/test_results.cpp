@@ -80,6 +80,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "ceiling_efficiency",
                            "cpu_share",
                            "other_programs_share",
+                           "scaling",
                            "model"}) {
     INFO(name);
     CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));
@@ -93,6 +94,7 @@ TEST_CASE("runs go to JSON and come back") {
   results.runs[3].graph = true;
   results.runs[3].workers = "thread";
   results.runs[3].backend = "shm";
+  results.runs[3].batch = 256;
   results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
   std::vector<Run> again;
   for (const Run& run : results.runs) {
@@ -108,6 +110,7 @@ TEST_CASE("runs go to JSON and come back") {
   CHECK(run.graph);
   CHECK(run.workers == "thread");
   CHECK(run.backend == "shm");
+  CHECK(run.batch == 256);
   CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
   CHECK(run.rounds_us == results.runs[3].rounds_us);
   REQUIRE(run.rounds_step_us.size() == 9);
@@ -129,6 +132,9 @@ TEST_CASE("results.json is read back as it was written") {
   const Results again = results_from_json(to_json(results));
   CHECK(to_json(again) == to_json(results));
   CHECK(again.model->step.per_sample_us == 10);
+  CHECK_FALSE(again.weak);
+  results.weak = true;
+  CHECK(to_json(results_from_json(to_json(results))) == to_json(results));
 }
 
 TEST_CASE("a damaged results.json is refused with the field's name") {
@@ -148,6 +154,13 @@ TEST_CASE("a damaged results.json is refused with the field's name") {
   text = good;
   text.replace(text.find("\"cores\": 2"), 10, "\"cores\": []");
   CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is []"));
+  text = good;
+  text.replace(text.find("\"strong\""), 8, "\"none\"");
+  CHECK_THROWS_WITH(results_from_json(text),
+                    duet_test::ContainsSubstring("'scaling' is none, expected strong or weak"));
+  text = good;
+  text.replace(text.rfind("\"batch\": 128"), 12, "\"batch\": 0");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'batch' is 0, expected 1 or more"));
   CHECK_THROWS_AS(results_from_json("{"), DataError);
   CHECK_THROWS_AS(results_from_json("[]"), DataError);
 }
@@ -234,5 +247,6 @@ TEST_CASE("results.csv has a line per run and as many fields in each") {
     commas = 0;
   }
   CHECK(lines == 8);
+  CHECK_THAT(text, duet_test::ContainsSubstring(",batch\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
 }
