@@ -87,7 +87,7 @@ std::string epoch_caption(const Results& results) {
 std::string averaging_note(const Results& results) {
   const auto [few, many] = flattening(timed_runs(results, "averaging"));
   if (!few || few->step_us.sum() <= 0 || many->step_us.sum() <= 0) return "";
-  const double factor = static_cast<double>(many->devices) / few->devices;
+  const double factor = static_cast<double>(many->devices) / few->devices, share = ideal_share(*many, *few);
   const auto compute = [](const Run& run) { return run.step_us.forward + run.step_us.loss + run.step_us.backward; };
   std::string parts;
   if (many->step_waiting_us)
@@ -95,13 +95,14 @@ std::string averaging_note(const Results& results) {
   return concat("The curve of averaging flattens from ", few->devices, " to ", on(many->devices), ": an epoch takes ",
                 seconds(median(few->epoch_s)), " s and then ", seconds(median(many->epoch_s)), " s, where ",
                 seconds(median(few->epoch_s) / factor), " s would be ideal. In a step, forward and backward go from ",
-                us(compute(*few)), " to ", us(compute(*many)), " where ", us(compute(*few) / factor),
+                us(compute(*few)), " to ", us(compute(*many)), " where ", us(compute(*few) * share),
                 " would be ideal, and communication from ", us(few->step_us.communication), " to ",
                 us(many->step_us.communication), parts, shared_cores(results, *many), ".");
 }
 
 std::string parts_caption(const Results& results) {
   std::string text = "Means over the epoch, along the critical path; of ranks, means over them.";
+  if (results.weak) text += " A step on N devices trains N times single's rows.";
   if (any_run(results, [](const Run& run) {
         return run.mode == "ddp" && run.step_us.communication < 0.99 * run.communication_us;
       }))

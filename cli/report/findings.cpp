@@ -45,7 +45,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
   for (const char* mode : {"dp", "ddp"}) {
     std::set<int> same;
     for (const Run& run : results.runs) {
-      if (!run.ok || run.mode != mode) continue;
+      if (!run.ok || run.mode != mode || reference_of(results, run) != single) continue;
       if (run.parameters_sha256 == single->parameters_sha256)
         same.insert(run.devices);
       else if (run.on_cpu())
@@ -68,6 +68,22 @@ void bits(const Results& results, std::vector<std::string>& out) {
   out.insert(out.end(), others.begin(), others.end());
 }
 
+/// Of ddp against dp, where single trained another batch.
+void bits_of_other_batches(const Results& results, std::vector<std::string>& out) {
+  std::set<int> same;
+  for (const Run& run : results.runs) {
+    const Run* const reference = reference_of(results, run);
+    if (!run.ok || run.mode != "ddp" || !reference || reference->mode != "dp") continue;
+    if (run.parameters_sha256 == reference->parameters_sha256)
+      same.insert(run.devices);
+    else if (run.on_cpu())
+      out.push_back(concat("ddp on ", run.devices, " devices does not end with dp's bits."));
+  }
+  std::vector<std::string> numbers;
+  for (const int devices : same) numbers.push_back(std::to_string(devices));
+  if (!same.empty()) out.push_back(concat("ddp ended with the same bits as dp on ", listed(numbers), " devices."));
+}
+
 }  // namespace
 
 std::vector<std::string> findings(const Results& results) {
@@ -76,8 +92,8 @@ std::vector<std::string> findings(const Results& results) {
     return std::any_of(results.runs.begin(), results.runs.end(), [&](const Run& run) { return run.ok && holds(run); });
   };
   if (any([](const Run&) { return true; }) && !any([](const Run& run) { return run.timed(); }))
-    out.push_back(concat(kNothingToTime, " (batch ", results.settings.batch, ", ",
-                         grouped(results.settings.train_images), " training images)."));
+    out.push_back(concat(kNothingToTime, " (", batch_text(results), ", ", grouped(results.settings.train_images),
+                         " training images)."));
   std::vector<std::string> not_finite;
   for (const Run& run : results.runs)
     if (run.ok && !run.train_loss.empty() && !std::isfinite(run.train_loss.back()))
@@ -106,6 +122,7 @@ std::vector<std::string> findings(const Results& results) {
   if (any([](const Run& run) { return run.graph; }) && any([](const Run& run) { return !run.graph; }))
     out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
   bits(results, out);
+  bits_of_other_batches(results, out);
   return out;
 }
 

@@ -162,6 +162,8 @@ std::string loss_chart(const Results& results) {
   const int epochs = results.settings.epochs;
   double largest = 0;
   std::size_t most = 0;
+  int devices = 1;
+  for (const Run& run : results.runs) devices = std::max(devices, run.devices);
   for (const Run& run : results.runs)
     for (const double loss : run.ok ? run.train_loss : std::vector<double>())
       if (std::isfinite(loss)) {
@@ -187,15 +189,18 @@ std::string loss_chart(const Results& results) {
         points.emplace_back(kLeft + room * (static_cast<double>(i) + 0.5) / size, axes.y(run.train_loss[i]));
     // Curves of runs with the same bits coincide: wider strokes below, so that all of them show.
     axes.curve(points, concat("curve over-", run.mode, " stroke-", run.mode));
-    if (points.empty() || !named.insert(run.mode).second) continue;
+    // Under weak scaling each number of devices has batches, and so a curve, of its own; the outermost have names.
+    const bool own_curve = results.weak && run.devices > 1;
+    const std::string label = own_curve ? concat(run.mode, " ", run.devices) : run.mode;
+    if (points.empty() || (own_curve && run.devices < devices) || !named.insert(label).second) continue;
     // Curves that end at the same place share a name.
     const auto same = std::find_if(names.begin(), names.end(), [&](const Name& name) {
       return std::fabs(name.end.second - points.back().second) < 0.5 && name.end.first == points.back().first;
     });
     if (same == names.end()) {
-      names.push_back({points.back(), run.mode, "label ink-" + run.mode});
+      names.push_back({points.back(), label, "label ink-" + run.mode});
     } else {
-      same->text += ", " + run.mode;
+      same->text += ", " + label;
       same->css = "label";
     }
   }

@@ -48,8 +48,10 @@ std::vector<Row> rows_of(const Results& results, const Run& run) {
   double reached = 0;
   for (const LossPart& part : losses.parts) {
     const Shown& as = shown(part.name);
+    const bool ideal = part.name == losses.parts[0].name;
     const double us = part.us.value_or(0);
-    rows.push_back({as.words, part.us ? grouped(std::llround(us)) : "not measured", as.colour, reached, reached + us});
+    rows.push_back({ideal && results.weak ? "ideal: single's step" : as.words,
+                    part.us ? grouped(std::llround(us)) : "not measured", as.colour, reached, reached + us});
     reached += us;
   }
   rows.push_back({row_label(results, run) + ", a step", grouped(std::llround(losses.step_us)), "", 0, losses.step_us});
@@ -102,8 +104,8 @@ std::string loss_waterfall(const Results& results) {
 
 std::string waterfall_caption(const Results& results) {
   std::string text =
-      "From single's step divided by the devices to the step as it is; every bar begins where the one "
-      "above it ends.";
+      concat("From single's step", results.weak ? ", of as many rows for its device," : " divided by the devices",
+             " to the step as it is; every bar begins where the one above it ends.");
   for (const Run* run : runs_with_losses(results)) {
     const double unexplained = take_apart(*loss_inputs(results, *run)).unexplained_us();
     if (std::fabs(unexplained) > kNoteworthy * run->step_us.sum())

@@ -36,18 +36,21 @@ std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
   const Run* const copies = find_run(results, "copies", run.devices);
   const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
   if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
-  LossInputs inputs{.devices = run.devices, .single_us = single->step_us.sum(), .step_us = run.step_us.sum()};
+  const double share = ideal_share(run, *single);
+  LossInputs inputs{
+      .devices = run.devices, .single_us = single->step_us.sum() * share * run.devices, .step_us = run.step_us.sum()};
   if (inputs.single_us <= 0 || inputs.step_us <= 0) return std::nullopt;
-  const std::int64_t rows = (results.settings.batch + run.devices - 1) / run.devices;  // of the largest shard
+  const std::int64_t rows = (run.batch + run.devices - 1) / run.devices;  // of the largest shard
   for (const BatchTime& time : results.batch_sweep)
     if (time.batch == rows) inputs.small_batch_us = time.step_us;
+  if (rows == single->batch) inputs.small_batch_us = single->step_us.sum();
   if (copies && copies->step_us.sum() > 0) inputs.copies_us = copies->step_us.sum();
   const StepParts waiting = waiting_of(run);
   if (run.step_waiting_us) inputs.waiting_us = waiting.sum() * longest_over_mean_waiting(run);
   inputs.communication_us = run.step_us.communication - waiting.communication;
-  // Copies read images and update parameters, too; single's are in the ideal, divided by the devices.
+  // Copies read images and update parameters, too; single's share is in the ideal.
   const auto undivided = [](const StepParts& parts) { return parts.input + parts.update; };
-  const double own = inputs.copies_us ? undivided(copies->step_us) : undivided(single->step_us) / run.devices;
+  const double own = undivided(inputs.copies_us ? copies->step_us : single->step_us.scaled(share));
   inputs.wrapper_us = run.step_us.scatter + run.step_us.replicate + run.step_us.gather + undivided(run.step_us) - own;
   return inputs;
 }

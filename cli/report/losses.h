@@ -12,7 +12,7 @@ namespace duet::cli {
 /// Mean times of a step, in microseconds. What is null was not measured.
 struct LossInputs {
   int devices = 1;
-  double single_us = 0;                    // the whole batch on one device
+  double single_us = 0;                    // as many rows on one device, at single's rate
   std::optional<double> small_batch_us{};  // a device's part of the batch, alone on one device
   std::optional<double> copies_us{};       // such parts on all devices at the same time, which never communicate
   double step_us = 0;                      // the run's

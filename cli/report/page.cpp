@@ -96,10 +96,10 @@ std::string provenance_list(const Results& results, const std::string& command_l
                                       fixed(machine.memory_gb, 1), " GB, ", machine.kernel)) +
          page_entry("GPUs", gpus) + page_entry("versions", versions) + page_entry("date", utc_now()) +
          page_entry("data", concat(settings.data, ", ", grouped(settings.train_images), " training images")) +
-         page_entry("settings",
-                    concat("batch ", settings.batch, " (global), epochs ", settings.epochs, ", ", settings.optimizer,
-                           ", lr ", shortest(settings.lr), of_optimizer, ", seed ", settings.seed, ", ",
-                           name(settings.precision), ", time budget ", shortest(time_budget_s), " s")) +
+         page_entry("settings", concat(batch_text(results), results.weak ? " (weak scaling)" : " (global)", ", epochs ",
+                                       settings.epochs, ", ", settings.optimizer, ", lr ", shortest(settings.lr),
+                                       of_optimizer, ", seed ", settings.seed, ", ", name(settings.precision),
+                                       ", time budget ", shortest(time_budget_s), " s")) +
          page_entry("parameters of single, sha256", single ? single->parameters_sha256 : "") + "</dl>\n";
 }
 
@@ -134,7 +134,8 @@ std::string to_html(const Results& results, const std::string& command_line, dou
           "<p class=\"note\">start: from exec to the end of the first step, less a median step. epoch: training only, "
           "median (min..max). waiting and moving: shares of a step in which computing stands still, for the last rank "
           "or replica, and for moving and adding. memory: processes times the largest. same result: whether all "
-          "parameters equal single's, bit for bit.</p>\n" +
+          "parameters equal single's, " +
+          std::string(results.weak ? "of ddp dp's on as many devices, " : "") + "bit for bit.</p>\n" +
           gpu_note(results) + page_section("Findings", sentences(results)) +
           page_section("Time of an epoch against devices", epoch_chart(results),
                        epoch_caption(results) + (flattens.empty() ? "" : " " + flattens)) +

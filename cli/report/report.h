@@ -15,8 +15,11 @@ namespace duet::cli {
 std::vector<std::string> table_row(const Results& results, const Run& run);
 /// With two more, memory and moved bytes of the fullest and the busiest device, where a run was on GPUs.
 std::vector<std::string> table_columns(const Results& results);
-/// Whether the parameters equal those of single: "yes", "no: differs from step 17", "own data split", "-"; on GPUs,
-/// where equal bits are not promised, also "loss within 0.1 %".
+/// The run whose parameters those of `run` should equal: single's, under weak scaling where single trained another
+/// batch dp's on as many devices; null where there is none.
+const Run* reference_of(const Results& results, const Run& run);
+/// Whether the parameters equal those of reference_of(): "yes", "no: differs from step 17", "own data split", "-"; on
+/// GPUs, where equal bits are not promised, also "loss within 0.1 %".
 std::string same_result(const Results& results, const Run& run);
 /// "single, all cores", else the mode.
 std::string row_name(const Results& results, const Run& run);

@@ -139,6 +139,11 @@ Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std
 /// ceiling_efficiency from `copies`.
 void compare_with_single(Results& results);
 
+/// How many times as many rows a second `run` trains as `base`, in each round that both have.
+std::vector<double> speed_ratios(const Run& run, const Run& base);
+/// The share of a step of `base` that a step of `run` takes if its time is that of its rows, divided among its devices.
+double ideal_share(const Run& run, const Run& base);
+
 /// What of each part of a step is waiting, at most the part itself; none where that was not measured.
 StepParts waiting_of(const Run& run);
 
@@ -152,6 +157,8 @@ std::string execution_line(int devices, bool on_gpus, double execution_s);
 
 /// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
 const Run* find_run(const Results& results, const std::string& mode, int devices);
+/// "batch 128", of weak scaling "batch 128 of each device".
+std::string batch_text(const Results& results);
 /// True for the extra row "single, all cores".
 bool all_cores_row(const Results& results, const Run& run);
 /// True where devices (times threads) outnumber the cores, or share GPUs: what is measured then is overhead.

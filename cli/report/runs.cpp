@@ -55,7 +55,7 @@ void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
 
 /// The median over rounds of how many times as fast `run` is as `base`; without rounds, from all of their steps.
 double times_as_fast(const Run& run, const Run& base) {
-  const std::vector<double> ratios = ratios_of(base.rounds_us, run.rounds_us);
+  const std::vector<double> ratios = speed_ratios(run, base);
   return ratios.empty() ? run.samples_per_s / base.samples_per_s : median(ratios);
 }
 
@@ -96,6 +96,21 @@ Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std
   return run;
 }
 
+std::vector<double> speed_ratios(const Run& run, const Run& base) {
+  std::vector<double> ratios = ratios_of(base.rounds_us, run.rounds_us);
+  for (double& ratio : ratios) ratio *= static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  return ratios;
+}
+
+double ideal_share(const Run& run, const Run& base) {
+  const double rows = static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  return rows * base.devices / run.devices;
+}
+
+std::string batch_text(const Results& results) {
+  return concat("batch ", results.settings.batch, results.weak ? " of each device" : "");
+}
+
 bool all_cores_row(const Results& results, const Run& run) {
   return run.mode == "single" && run.threads_per_device > usual_threads(results);
 }
@@ -127,7 +142,7 @@ void compare_with_single(Results& results) {
     if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
-    const std::optional<Interval> interval = ratio_interval(single->rounds_us, run.rounds_us);
+    const std::optional<Interval> interval = interval_of(speed_ratios(run, *single));
     if (!interval || &run == single) continue;
     run.speedup_low = interval->low;
     run.speedup_high = interval->high;

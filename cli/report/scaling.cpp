@@ -45,11 +45,12 @@ std::optional<Link> link_of(const ScalingPlan& plan, const ScalingRow& row) {
 /// Where the row was measured, over the backend whose link the model has first; else null.
 const Run* measured_run(const Results& results, const ScalingPlan& plan, const ScalingRow& row) {
   const bool other_link = row.devices > 1 && link_of(plan, row);
-  if (row.batch != results.settings.batch || row.hosts > 1 || other_link) return nullptr;
+  if (row.hosts > 1 || other_link) return nullptr;
   const std::vector<MeasuredLink>& links = model_of(results).links;
   for (const Run& run : results.runs) {
     const bool same_link = run.backend.empty() || links.empty() || run.backend == links.front().backend;
-    if (run.mode == name(row.mode) && run.devices == row.devices && same_link && comparable(results, run)) return &run;
+    const bool same_cell = run.mode == name(row.mode) && run.devices == row.devices && run.batch == row.batch;
+    if (same_cell && same_link && comparable(results, run)) return &run;
   }
   return nullptr;
 }
@@ -76,7 +77,7 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                                          .batch = static_cast<double>(row.batch),
                                          .link = link_of(plan, row)});
     row.measured = run != nullptr;
-    row.step_us = run ? step_us(results, *run) : row.computed.total_us();
+    row.step_us = run ? step_us(*run) : row.computed.total_us();
   }
   return rows;
 }
@@ -89,9 +90,7 @@ const CostModel& model_of(const Results& results) {
   return *results.model;
 }
 
-double step_us(const Results& results, const Run& run) {
-  return static_cast<double>(results.settings.batch) / run.samples_per_s * 1e6;
-}
+double step_us(const Run& run) { return static_cast<double>(run.batch) / run.samples_per_s * 1e6; }
 
 std::vector<ScalingRow> scaling_rows(const Results& results, const ScalingPlan& plan) {
   std::vector<ScalingRow> rows = rows_of(results, plan);
@@ -110,7 +109,7 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
     if (run.mode == name(mode) && (run.devices == 1 || has_terms(*results.model, mode, false, run.backend)))
       return simulate_step(*results.model, {.mode = run.devices == 1 ? Mode::single : mode,
                                             .devices = run.devices,
-                                            .batch = static_cast<double>(results.settings.batch),
+                                            .batch = static_cast<double>(run.batch),
                                             .backend = run.backend});
   return {};
 }
@@ -132,7 +131,7 @@ std::vector<std::string> prediction_lines(const Results& results) {
   for (const Run& run : results.runs) {
     const std::optional<SimulatedStep> step_of_run = predicted_step(results, run);
     if (!step_of_run || run.devices < 2) continue;
-    const double predicted = step_of_run->total_us(), measured = step_us(results, run);
+    const double predicted = step_of_run->total_us(), measured = step_us(run);
     lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ",
                            grouped(std::llround(predicted)), " us a step, measured ", grouped(std::llround(measured)),
                            " us, ", predicted < measured ? "" : "+", fixed(100 * (predicted / measured - 1), 1),
@@ -145,7 +144,7 @@ std::string prediction_section(const Results& results) {
   if (!results.model) return "";
   std::string list;
   for (const std::string& line : prediction_lines(results)) list += "<li>" + escaped(line) + "</li>\n";
-  const std::vector<ScalingRow> rows = scaling_rows(results, {});
+  const std::vector<ScalingRow> rows = scaling_rows(results, {.weak = results.weak});
   return page_section("Predicted from its parts",
                       "<ul>\n" + list + "</ul>\n" + scaling_chart(rows) + losses_chart(rows),
                       "Computed from the step's cost over batch sizes, the slow-down of devices next to each other and "

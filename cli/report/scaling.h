@@ -48,7 +48,7 @@ std::vector<ScalingRow> scaling_rows(const Results& results, const ScalingPlan& 
 /// runs and for those that share devices or cores.
 std::optional<SimulatedStep> predicted_step(const Results& results, const Run& run);
 /// The mean step of a timed run.
-double step_us(const Results& results, const Run& run);
+double step_us(const Run& run);
 
 /// The model in sentences, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to
 /// what was measured. Empty without a model.

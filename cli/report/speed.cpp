@@ -57,13 +57,17 @@ struct LostTo {
 using Losses = std::array<LostTo, 4>;
 
 Losses losses_of(const Run& run, const Run& single) {
+  const bool same_rows = ideal_share(run, single) == 1;  // of a device
+  const double share = ideal_share(run, single);
   const bool ddp = run.mode == "ddp", split = !run.rounds_waiting_us.empty();
-  Losses groups = {LostTo{ddp ? "waiting for the last rank" : "waiting for the last replica"},
-                   LostTo{!ddp    ? "communication (scatter, replicate, gather, all-reduce)"
-                          : split ? "moving and adding in all-reduces"
-                                  : "waiting for all-reduces"},
-                   LostTo{"input and update, which every device does in full"},
-                   LostTo{"forward, loss and backward, which do not divide evenly or slow each other down"}};
+  Losses groups = {
+      LostTo{ddp ? "waiting for the last rank" : "waiting for the last replica"},
+      LostTo{!ddp    ? "communication (scatter, replicate, gather, all-reduce)"
+             : split ? "moving and adding in all-reduces"
+                     : "waiting for all-reduces"},
+      LostTo{same_rows ? "input and update" : "input and update, which every device does in full"},
+      LostTo{same_rows ? "forward, loss and backward, which slow each other down"
+                       : "forward, loss and backward, which do not divide evenly or slow each other down"}};
   for (std::size_t i = 0; i < std::min(run.rounds_step_us.size(), single.rounds_step_us.size()); ++i) {
     const StepParts& one = single.rounds_step_us[i];
     StepParts many = run.rounds_step_us[i];
@@ -73,7 +77,7 @@ Losses losses_of(const Run& run, const Run& single) {
       waiting += waits;
       many.*part.member -= waits;
     }
-    const auto over = [&](double now, double alone) { return now - alone / run.devices; };
+    const auto over = [&](double now, double alone) { return now - alone * share; };
     const double later = waiting * (longest_over_mean_waiting(run) - 1);  // what the last computes longer
     groups[0].us.push_back(waiting + later);
     groups[1].us.push_back(many.scatter + many.replicate + many.gather + many.communication);
@@ -121,7 +125,7 @@ std::string all_cores_instead(const Results& results, const Run& best) {
   for (const Run& run : results.runs) {
     const std::optional<Interval> speedup = speedup_interval(run);
     if (!run.ok || !all_cores_row(results, run) || !speedup || !above_limit(results, run).empty()) continue;
-    const std::optional<Interval> ratio = ratio_interval(best.rounds_us, run.rounds_us);
+    const std::optional<Interval> ratio = interval_of(speed_ratios(run, best));
     if (speedup->low > 1 && ratio && ratio->low > 1)
       return concat("Use single on all cores here: ", times_text(*speedup), " the speed of one thread and ",
                     times_text(*ratio), " that of ", named(results, best));
@@ -174,9 +178,10 @@ void add_speedups(const Results& results, Evidence& evidence) {
           ? concat(" and ", devices, " copies that exchange nothing reach ", speedup_text(*copies))
           : "";
   if (!items.empty())
-    evidence.sentences.push_back(concat("At batch ", results.settings.batch, " on ", devices, " devices, where ",
-                                        devices, "x would be ideal", ceiling, ", the speed-up over single is ",
-                                        listed(items), "."));
+    evidence.sentences.push_back(concat("At batch ", results.settings.batch, results.weak ? " of each of " : " on ",
+                                        devices, " devices, where ", devices, "x would be ideal", ceiling,
+                                        ", the speed-up over single ", results.weak ? "in samples a second " : "",
+                                        "is ", listed(items), "."));
   add_backends(results, devices, evidence);
 }
 
@@ -184,7 +189,7 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
   const Run* single = find_run(results, "single", 1);
   const Run* run = find_run(results, mode, largest_fair(results));
   if (!single || !run || !above_limit(results, *run).empty()) return;
-  const double divided = 1.0 / run->devices;
+  const double divided = ideal_share(*run, *single);
   const std::optional<Interval> extra = interval_of(difference(run->rounds_us, single->rounds_us, divided));
   if (!extra || extra->middle < 0.05 * median(single->rounds_us) * divided) return;
   if (extra->low <= 0) {
@@ -194,8 +199,9 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
   const bool parts = !single->graph && !run->graph;  // those of a replayed graph cannot be timed
   const std::string why = parts ? cause(losses_of(*run, *single), *extra) : "";
   if (why.empty()) evidence.withheld.push_back("what causes the loss of " + named(results, *run));
-  evidence.sentences.push_back(concat(named(results, *run), " takes ", us_text(*extra),
-                                      " a step more than single's step divided by ", run->devices, why, "."));
+  const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);
+  evidence.sentences.push_back(
+      concat(named(results, *run), " takes ", us_text(*extra), " a step more than single's step", ideal, why, "."));
 }
 
 void add_doubts(const Results& results, Evidence& evidence) {
@@ -225,17 +231,19 @@ std::string fastest_mode(const Results& results) {
       **std::max_element(runs.begin(), runs.end(), [](auto a, auto b) { return *a->speedup < *b->speedup; });
   const Interval speedup = *speedup_interval(best);
   const std::string name = named(results, best);
+  const std::string unit = results.weak ? " in samples a second (weak scaling)" : "";
   if (const std::string instead = all_cores_instead(results, best); !instead.empty()) return instead;
-  if (speedup.high < 1) return concat("Use single here: ", name, " reaches ", times_text(speedup), " its speed");
-  if (speedup.low <= 1) return concat("No gain over single was measured here: ", name, " is at ", range_text(speedup));
-  std::string text = concat("Use ", name, " here: ", times_text(speedup), " single's speed");
+  if (speedup.high < 1) return concat("Use single here: ", name, " reaches ", times_text(speedup), " its speed", unit);
+  if (speedup.low <= 1)
+    return concat("No gain over single was measured here: ", name, " is at ", range_text(speedup), unit);
+  std::string text = concat("Use ", name, " here: ", times_text(speedup), " single's speed", unit);
   const auto other = std::find_if(runs.begin(), runs.end(), [&](const Run* run) { return run->mode != best.mode; });
   if (other == runs.end()) return text;
   const std::optional<Interval> ratio = ratio_interval((*other)->rounds_us, best.rounds_us);
   if (ratio && ratio->low > 1)
     return text + concat(" and ", times_text(*ratio), " that of ", mode_of(results, **other));
-  return concat("Use dp or ddp on ", best.devices, " devices here: ", times_text(speedup),
-                " single's speed, and no difference between them was measured");
+  return concat("Use dp or ddp on ", best.devices, " devices here: ", times_text(speedup), " single's speed", unit,
+                ", and no difference between them was measured");
 }
 
 }  // namespace duet::cli

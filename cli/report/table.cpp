@@ -15,7 +15,7 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kNothing = "-";
-constexpr std::ptrdiff_t kEfficiency = 6;  // its column
+constexpr std::ptrdiff_t kEfficiency = 6, kBatch = 2;  // their columns, the latter of weak scaling
 
 std::string epoch_text(const std::vector<double>& values) {
   if (values.empty()) return kNothing;
@@ -83,6 +83,7 @@ std::vector<std::string> table_columns(const Results& results) {
   if (has_ceiling(results)) columns.insert(columns.begin() + kEfficiency + 1, "of copies");
   if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
   columns.push_back("same result");
+  if (results.weak) columns.insert(columns.begin() + kBatch, "batch");
   return columns;
 }
 
@@ -92,12 +93,17 @@ std::string row_name(const Results& results, const Run& run) {
          (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
 }
 
+const Run* reference_of(const Results& results, const Run& run) {
+  const Run* const single = find_run(results, "single", 1);
+  return !results.weak || (single && single->batch == run.batch) ? single : find_run(results, "dp", run.devices);
+}
+
 std::string same_result(const Results& results, const Run& run) {
-  const Run* single = find_run(results, "single", 1);
-  if (!run.ok || !single || &run == single || run.parameters_sha256.empty()) return kNothing;
-  if (run.parameters_sha256 == single->parameters_sha256) return "yes";
+  const Run* const reference = reference_of(results, run);
+  if (!run.ok || !reference || &run == reference || run.parameters_sha256.empty()) return kNothing;
+  if (run.parameters_sha256 == reference->parameters_sha256) return "yes";
   if (run.mode == "averaging") return "own data split";
-  if (!run.on_cpu()) return close_losses(*single, run) ? "loss within 0.1 %" : "no";
+  if (!run.on_cpu()) return close_losses(*reference, run) ? "loss within 0.1 %" : "no";
   return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
 }
 
@@ -121,6 +127,7 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
   if (has_device_memory(results))
     row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
   row.push_back(same_result(results, run));
+  if (results.weak) row.insert(row.begin() + kBatch, grouped(run.batch));
   return row;
 }
 

@@ -221,7 +221,8 @@ TEST_CASE("labels of a picture lie on no other, on no curve, and within the pict
   using Faults = std::vector<std::string>;
   CHECK(faults_of(epoch_chart(duet_test::made_up())) == Faults{});
   for (std::uint32_t seed = 1; seed <= 200; ++seed) {
-    const Results results = drawn_results(seed);
+    Results results = drawn_results(seed);
+    results.weak = seed % 4 == 0;
     INFO("seed " << seed);
     for (const std::string& picture : {epoch_chart(results), loss_chart(results), parts_chart(results),
                                        step_chart(results), memory_chart(results), loss_waterfall(results)})
