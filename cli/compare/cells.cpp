@@ -76,6 +76,8 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
   if (has_single && options.modes.size() > 1 && options.time_budget_s > 0)
     for (const int devices : options.devices)
       if (devices > 1) cells.push_back({Mode::copies, devices, threads});
+  if (options.scaling == "weak")
+    for (Cell& cell : cells) cell.batch = options.batch * cell.devices;
   return cells;
 }
 

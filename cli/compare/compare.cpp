@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/compare/batches.h"
 #include "cli/compare/comparison.h"
 #include "cli/options/options.h"
 #include "cli/report/losses.h"
@@ -44,10 +45,13 @@ std::string machine_line(const CompareOptions& options, const Machine& machine) 
   return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
 }
 
-void write_report(const CompareOptions& options, const Results& results, const std::string& command_line) {
+void write_report(const CompareOptions& options, const Results& results, const std::string& command_line,
+                  std::FILE* out) {
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
+  std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
+               options.out.c_str(), options.out.c_str());
 }
 
 /// What the tutorials' programs print of their runs.
@@ -77,12 +81,20 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
   for (const std::string& line : prediction_lines(results)) std::fprintf(out, "  %s\n", line.c_str());
 }
 
+bool all_ok(const Results& results) {
+  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; });
+}
+
 }  // namespace
 
 int compare(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  const std::vector<CompareOptions> batches = options_of_batches(options);
+  const bool several = batches.size() > 1;
   require_available(options.device);
   require_writable(options.out, 1 << 20);
+  for (const CompareOptions& one : batches) require_writable(one.out, 1 << 20);
   require_json_output(options.json);  // which may lie in that folder
   const Machine machine = this_machine();
   Training settings = options;
@@ -91,19 +103,28 @@ int compare(const CompareOptions& options, const std::string& command_line) {
     settings.data = images.name;
     settings.train_images = images.train->size();
     std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), printable(images.description).c_str());
-    std::fflush(out);
   }
   note_signals();
-  const Results results = run_cells(options, machine, settings);
-  if (!results.runs.empty()) {
-    print_report(options, results, out);  // first, so that a disk that is full by now does not take it along
-    write_report(options, results, command_line);
-    std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
-                 options.out.c_str(), options.out.c_str());
-    write_json(options.json, to_json(results));
+  std::vector<Results> all;
+  bool partial = false;
+  for (const CompareOptions& one : batches) {
+    if (partial) break;
+    if (several) std::fprintf(out, "\n%s\n", bold(concat("batch ", one.batch), style).c_str());
+    std::fflush(out);
+    settings.batch = one.batch;
+    const Results results = run_cells(one, machine, settings);
+    partial = results.partial;
+    if (results.runs.empty()) continue;
+    print_report(one, results, out);  // first, so that a disk that is full by now does not take it along
+    write_report(one, results, command_line, out);
+    all.push_back(results);
   }
-  if (results.partial) return 128 + noted_signal();
-  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; }) ? 0 : 1;
+  if (several && !all.empty())
+    report_batches(options, all, partial, command_line, out);
+  else if (!all.empty())
+    write_json(options.json, to_json(all.front()));
+  if (partial) return 128 + noted_signal();
+  return std::all_of(all.begin(), all.end(), all_ok) ? 0 : 1;
 }
 
 }  // namespace duet::cli

@@ -51,7 +51,7 @@ class Comparison {
         line_(stderr, style_),
         cells_(all_cells(options, machine.cores)),
         runner_(options, folder_.path(), line_, static_cast<int>(cells_.size())),
-        results_{.machine = machine, .settings = settings, .runs = {}} {}
+        results_{.machine = machine, .settings = settings, .runs = {}, .weak = options.scaling == "weak"} {}
 
   Results run() {
     try {
@@ -67,8 +67,7 @@ class Comparison {
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       const Run& run = learnt_[i].run;
       if (cells_[i].use == Cell::Use::row)
-        results_.runs.push_back(
-            with_rounds(run, runs_of(timed_[i]), results_.settings.batch, results_.settings.train_images));
+        results_.runs.push_back(with_rounds(run, runs_of(timed_[i]), run.batch, results_.settings.train_images));
       else if (!run.ok)
         results_.model_notes.push_back(concat(title(options_, cells_[i]), " ", outcome(run)));
     }
@@ -103,8 +102,8 @@ class Comparison {
     std::vector<std::string> expected;
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       Run& run = learnt_[i].run;
-      const bool comparable =
-          run.ok && run.on_cpu() && cells_[i].learns() && cells_[i].mode != Mode::averaging && &learnt_[i] != base;
+      const bool comparable = run.ok && run.on_cpu() && cells_[i].learns() && cells_[i].mode != Mode::averaging &&
+                              &learnt_[i] != base && run.batch == base->run.batch;
       if (!comparable || run.parameters_sha256 == base->run.parameters_sha256) continue;
       if (expected.empty()) expected = runner_.fingerprints({Mode::single, 1, options_.threads_per_device});
       run.first_differing_step = first_difference(expected, runner_.fingerprints(cells_[i]));

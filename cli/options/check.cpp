@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -97,7 +98,12 @@ void check(const TrainOptions& options) {
 
 void check(const CompareOptions& options) {
   check_training(options);
-  for (int devices : options.devices) check_devices(devices, options.batch);
+  for (const std::int64_t batch : options.batches)
+    for (const int devices : options.devices) {
+      check_devices(devices, options.scaling == "weak" ? kMaxDevices : batch);
+      require<UsageError>(options.scaling == "strong" || batch <= std::numeric_limits<std::int64_t>::max() / devices,
+                          "--batch is ", batch, ", too large for each of ", devices, " devices");
+    }
   require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
 }
 

@@ -60,6 +60,18 @@ void add_device_counts(CLI::App& app, std::vector<int>& devices, const char* oth
   add_list<int>(app, "--devices", devices, whole, read, otherwise, "numbers of devices, separated by commas");
 }
 
+void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
+  const auto whole = [](const std::string& text) {
+    const auto rows = parse_number<std::int64_t>(text);
+    if (!rows) return concat("'", text, "' is not a whole number");
+    return *rows >= 1 ? std::string() : concat("is ", text, ", expected 1 or more");
+  };
+  const auto read = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
+  add_list<std::int64_t>(app, "--batch", batches, whole, read, "128",
+                         "images of a batch; several, separated by commas, are compared one after the other, each in "
+                         "a folder of its own, and share the time budget");
+}
+
 /// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
 void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
@@ -71,6 +83,8 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       app, "--backend", options.backends, one_of(kBackends), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
+  add_batches(app, options.batches);
+  add_scaling(app, options.scaling);
   add_training(app, options);
   app.add_option(
          "--time-budget", options.time_budget_s,
@@ -79,7 +93,9 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       ->check(in_range(0, 1e6));
   const auto refuse = [](const std::string&) { throw CLI::ValidationError("--repeats was replaced by --time-budget"); };
   app.add_option_function<std::string>("--repeats", refuse)->group("");
-  app.add_option("--out", options.out, "folder for index.html, results.json and results.csv");
+  app.add_option("--out", options.out,
+                 "folder for index.html, results.json and results.csv; of several batches with a folder batch-N of "
+                 "these for each");
   add_json(app, options.json, "the same as results.json");
 }
 
@@ -91,6 +107,7 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
   add_device_counts(app, options.devices, "1,2");
   add_backend(app, options);
+  add_batch(app, options);
   app.add_option("--steps", options.steps, "steps timed in every round")->check(in_range(5));
   app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
   app.add_option(
@@ -210,6 +227,7 @@ Command CommandLine::command() {
     return bench;
   }
   require_momentum_of_sgd(*compare_app, compare);
+  compare.batch = compare.batches.front();
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
     check(compare);

@@ -74,6 +74,8 @@ struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
+  std::vector<std::int64_t> batches = {128};     // each a comparison; `batch` is the first
+  std::string scaling = "strong";                // "weak": a batch of each device, else of all
   double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
   std::string out = "out";
   std::string json;  // see cli/system/output.h

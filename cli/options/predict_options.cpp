@@ -69,6 +69,11 @@ std::vector<Mode> modes(const std::string& text) {
 
 }  // namespace
 
+void add_scaling(CLI::App& app, std::string& scaling) {
+  app.add_option("--scaling", scaling, "strong: that batch is divided among the devices; weak: each has one")
+      ->check(one_of({"strong", "weak"}));
+}
+
 void add_predict(CLI::App& app, PredictOptions& options) {
   app.add_option("results", options.results, "results.json of a comparison that has fitted a model")->type_name("FILE");
   add_counts(app, "--devices", options.devices, "1..8",
@@ -89,8 +94,7 @@ void add_predict(CLI::App& app, PredictOptions& options) {
          "ddp, dp or averaging; several, separated by commas")
       ->default_str("all that were measured");
   app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0));
-  app.add_option("--scaling", options.scaling, "strong: that batch is divided among the devices; weak: each has one")
-      ->check(one_of({"strong", "weak"}));
+  add_scaling(app, options.scaling);
   add_json(app, options.json, "the table");
   app.add_option("--out", options.out, "file for the pictures: .html, or .svg for the first alone");
   app.add_flag("--links", options.links,

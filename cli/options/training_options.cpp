@@ -36,6 +36,11 @@ void add_backend(CLI::App& app, Training& training) {
       ->check(one_of(kBackends));
 }
 
+void add_batch(CLI::App& app, Training& training) {
+  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
+      ->check(in_range(1));
+}
+
 /// Options of a training step, in every command that trains.
 void add_step(CLI::App& app, Training& training) {
   app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
@@ -70,8 +75,6 @@ void add_step(CLI::App& app, Training& training) {
       "--data", training.data,
       "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
       "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
-  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
-      ->check(in_range(1));
   app.add_option("--lr", training.lr, "learning rate");
   app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1");
   app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->check(seed_error);
@@ -105,6 +108,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
   app.add_option("--devices", options.devices, "number of devices (single: 1)");
   add_backend(app, options);
+  add_batch(app, options);
   add_training(app, options);
   app.add_option("--timeout", options.timeout_s,
                  "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "

@@ -8,76 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "cli/report/labels.h"
+#include "cli/report/axes.h"
 #include "cli/report/report.h"
-#include "cli/report/svg.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
 
-using Points = std::vector<std::pair<double, double>>;
-
-constexpr double kWidth = 760, kLeft = 70, kRight = 150, kTop = 30, kBottom = 46;
-
 double low(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 double high(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
-
-/// A picture with a value axis on the left from 0 to at least `largest`, whose curves have names.
-class Axes {
- public:
-  Axes(const std::string& title, double height, double largest, const std::string& unit)
-      : svg(kWidth, height, title), height_(height), labels_({kLeft + 2, 2, kWidth - 2, height - kBottom - 2}) {
-    const std::vector<double> marks = ticks(largest, 5);
-    top_ = marks.back();
-    for (const double mark : marks) {
-      svg.line(kLeft, y(mark), kWidth - kRight, y(mark), "grid");
-      svg.text(kLeft - 8, y(mark) + 4, shortest(std::round(mark * 1e6) / 1e6), "end");
-    }
-    svg.text(kLeft - 8, kTop - 16, unit, "end");
-  }
-
-  double y(double value) const { return kTop + (height_ - kTop - kBottom) * (1 - value / top_); }
-
-  /// Marks under the axis; some are left out where all would not fit.
-  void mark_x(const std::vector<std::pair<double, std::string>>& marks) {
-    double last = -kWidth;
-    for (const auto& [x, text] : marks) {
-      const Box box = text_box(x, height_ - kBottom + 20, text, "middle");
-      if (box.left < last + 6) continue;
-      svg.text(x, height_ - kBottom + 20, text, "middle");
-      last = box.right;
-    }
-  }
-
-  void curve(const Points& points, const std::string& css) {
-    svg.path(points, css);
-    for (std::size_t i = 1; i < points.size(); ++i)
-      labels_.avoid(Segment{points[i - 1].first, points[i - 1].second, points[i].first, points[i].second});
-  }
-
-  void dot(double x, double y_at, const std::string& css, const std::string& tip) {
-    svg.dot(x, y_at, css, tip);
-    labels_.avoid(Box{x - 5, y_at - 5, x + 5, y_at + 5});
-  }
-
-  void range(double x, double from, double to, const std::string& css) {
-    svg.line(x, from, x, to, css);
-    labels_.avoid(Box{x - 4, std::min(from, to), x + 4, std::max(from, to)});
-  }
-
-  /// Once all else is drawn.
-  void name(const std::pair<double, double>& end, const std::string& text, const std::string& css) {
-    labels_.place(svg, end.first, end.second, text, css);
-  }
-
-  Svg svg;
-
- private:
-  double height_, top_ = 1;
-  LabelPlacer labels_;
-};
 
 struct Name {
   std::pair<double, double> end;
@@ -122,7 +62,7 @@ std::string epoch_chart(const Results& results) {
   const auto x = [&](int devices) {
     const auto at = static_cast<double>(std::distance(counts.begin(), counts.find(devices)));
     const double share = counts.size() < 2 ? 0.5 : at / static_cast<double>(counts.size() - 1);
-    return kLeft + 30 + (kWidth - kRight - kLeft - 60) * share;
+    return axes.x(share, 30);
   };
   std::vector<std::pair<double, std::string>> marks;
   for (const int devices : counts)
@@ -155,7 +95,7 @@ std::string epoch_chart(const Results& results) {
     shift += 4;
   }
   for (const Name& name : names) axes.name(name.end, name.text, name.css);
-  return axes.svg.str();
+  return axes.str();
 }
 
 std::string loss_chart(const Results& results) {
@@ -172,11 +112,10 @@ std::string loss_chart(const Results& results) {
       }
   if (most < 2 || largest <= 0) return "";
   Axes axes("Training loss", 320, largest, "loss");
-  const double room = kWidth - kRight - kLeft;
   std::vector<std::pair<double, std::string>> marks;
   for (int epoch = 0; epoch <= epochs; ++epoch)
     if (epochs <= 10 || epoch % (epochs / 5) == 0)
-      marks.emplace_back(kLeft + room * epoch / epochs, epoch == 0 ? "start" : concat("epoch ", epoch));
+      marks.emplace_back(axes.x(static_cast<double>(epoch) / epochs), epoch == 0 ? "start" : concat("epoch ", epoch));
   axes.mark_x(marks);
   std::vector<Name> names;
   std::set<std::string> named;
@@ -186,7 +125,7 @@ std::string loss_chart(const Results& results) {
     const auto size = static_cast<double>(run.train_loss.size());
     for (std::size_t i = 0; i < run.train_loss.size(); ++i)
       if (std::isfinite(run.train_loss[i]))
-        points.emplace_back(kLeft + room * (static_cast<double>(i) + 0.5) / size, axes.y(run.train_loss[i]));
+        points.emplace_back(axes.x((static_cast<double>(i) + 0.5) / size), axes.y(run.train_loss[i]));
     // Curves of runs with the same bits coincide: wider strokes below, so that all of them show.
     axes.curve(points, concat("curve over-", run.mode, " stroke-", run.mode));
     // Under weak scaling each number of devices has batches, and so a curve, of its own; the outermost have names.
@@ -205,7 +144,7 @@ std::string loss_chart(const Results& results) {
     }
   }
   for (const Name& name : names) axes.name(name.end, name.text, name.css);
-  return axes.svg.str();
+  return axes.str();
 }
 
 }  // namespace duet::cli

@@ -2,8 +2,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cli/report/batches.h"
 #include "cli/report/results.h"
+#include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 
@@ -76,11 +79,23 @@ Run run_from(const Json& json) {
   return run;
 }
 
+/// Of a file of several batches: refuses it, and names the files of each.
+void require_one_batch(const Json& json) {
+  if (!json.is_object() || !json.contains("batches")) return;
+  std::vector<std::string> files;
+  require<DataError>(json.at("batches").is_array(), "results: field 'batches' is no list");
+  for (const Json& one : json.at("batches"))
+    files.push_back(batch_folder(settings_from(at(one, "settings")).batch) + "/results.json");
+  throw DataError(concat("results of several batches, expected those of one: ", listed(files, "or"),
+                         " in the folder of duet compare --out"));
+}
+
 }  // namespace
 
 Results results_from_json(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
   require<DataError>(!json.is_discarded(), "results: not JSON");
+  require_one_batch(json);
   Results results;
   results.machine = machine_from(at(json, "machine"));
   results.settings = settings_from(at(json, "settings"));

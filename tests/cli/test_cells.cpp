@@ -29,6 +29,19 @@ TEST_CASE("the cells of a comparison") {
   CHECK(cells_of(options, 1).size() == 3);
 }
 
+TEST_CASE("under weak scaling every device of a cell has a batch") {
+  const CompareOptions options = std::get<CompareOptions>(
+      parse({"compare", "--scaling", "weak", "--batch", "50", "--modes", "single,dp,ddp", "--devices", "1,4"}));
+  for (const Cell& cell : cells_of(options, 8)) {
+    const auto train =
+        std::get<TrainOptions>(parse(cell_arguments(options, {cell.mode == Mode::copies ? Mode::ddp : cell.mode,
+                                                              cell.devices, cell.threads_per_device, "", cell.batch})));
+    INFO(title(options, cell));
+    CHECK(train.batch == 50 * cell.devices);
+  }
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 4, 1}))).batch == 50);
+}
+
 TEST_CASE("ranks are compared over every backend that was asked for") {
   const CompareOptions options = std::get<CompareOptions>(
       parse({"compare", "--modes", "averaging,ddp", "--devices", "1,2", "--backend", "shm,gloo"}));

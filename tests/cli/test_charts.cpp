@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/report/batches.h"
 #include "cli/report/labels.h"
 #include "cli/report/losses.h"
 #include "cli/report/report.h"
@@ -227,6 +228,28 @@ TEST_CASE("labels of a picture lie on no other, on no curve, and within the pict
     for (const std::string& picture : {epoch_chart(results), loss_chart(results), parts_chart(results),
                                        step_chart(results), memory_chart(results), loss_waterfall(results)})
       CHECK(faults_of(picture) == Faults{});
+  }
+}
+
+TEST_CASE("labels of the picture of batches lie on no other, on no curve, and within the picture") {
+  for (std::uint32_t seed = 1; seed <= 100; ++seed) {
+    Draws draw(seed);
+    std::vector<Results> batches;
+    for (std::int64_t batch = 1 + draw.below(200); batches.size() < 5; batch *= 1 + draw.below(8)) {
+      Results& results = batches.emplace_back(duet_test::made_up());
+      results.settings.batch = ++batch;
+      results.weak = seed % 2 == 0;
+      results.runs.resize(1);
+      for (const std::string mode : {"averaging", "dp", "ddp"})
+        for (const int devices : {1, 2, 4}) {
+          Run& run = results.runs.emplace_back(drawn_run(draw, mode, devices, 1));
+          if (!draw.one_of(4)) run.speedup = draw.between(0.1, devices);
+          if (!draw.one_of(4)) run.speedup_low = run.speedup_high = run.speedup;
+          if (run.speedup_high) *run.speedup_high += draw.between(0.001, 0.5);
+        }
+    }
+    INFO("seed " << seed);
+    CHECK(faults_of(batch_chart(batches)) == std::vector<std::string>{});
   }
 }
 

@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <variant>
@@ -40,6 +41,9 @@ TEST_CASE("defaults are the tutorial's") {
   CHECK(compare.modes == std::vector<Mode>{Mode::single, Mode::averaging, Mode::dp, Mode::ddp});
   CHECK(compare.devices == std::vector<int>{1, 2, 4});
   CHECK(compare.out == "out");
+  CHECK(compare.scaling == "strong");
+  CHECK(compare.batch == 128);
+  CHECK(compare.batches == std::vector<std::int64_t>{128});
 }
 
 TEST_CASE("options are read") {
@@ -66,6 +70,11 @@ TEST_CASE("options are read") {
   const auto backends = std::get<CompareOptions>(parse({"compare", "--backend", "shm", "--backend", "tcp,gloo"}));
   CHECK(backends.backends == std::vector<std::string>{"tcp", "gloo"});
   CHECK(backends.backend == "tcp");
+  const auto batches = std::get<CompareOptions>(parse({"compare", "--batch", "32,512,128", "--scaling", "weak"}));
+  CHECK(batches.batches == std::vector<std::int64_t>{32, 512, 128});
+  CHECK(batches.scaling == "weak");
+  CHECK(std::get<CompareOptions>(parse({"compare", "--batch", "32,64", "--batch=8"})).batch == 8);
+  CHECK(complaint({"compare", "--batch", "2", "--devices", "4", "--scaling", "weak"}).empty());
   const auto launch = std::get<LaunchOptions>(parse({"launch", "-n", "3", "--", "program", "--flag", "-n", "value"}));
   CHECK(launch.job.ranks == 3);
   CHECK(launch.job.command == std::vector<std::string>{"program", "--flag", "-n", "value"});
@@ -178,6 +187,13 @@ TEST_CASE("wrong options are named in one line") {
       {{"compare", "--devices", "1,x"}, "--devices: 'x' is not a whole number"},
       {{"compare", "--devices", "0"}, "--devices is 0"},
       {{"compare", "--devices", "1,2,100000"}, "--devices is 100000"},
+      {{"compare", "--batch", "0"}, "--batch is 0, expected 1 or more"},
+      {{"compare", "--batch", "64,x"}, "--batch: 'x' is not a whole number"},
+      {{"compare", "--batch", "64,32,64"}, "--batch: 64 twice"},
+      {{"compare", "--batch", "128,2", "--devices", "1,4"}, "--batch is 2, smaller than the 4 devices"},
+      {{"compare", "--batch", "9223372036854775807", "--devices", "4", "--scaling", "weak"},
+       "--batch is 9223372036854775807, too large for each of 4 devices"},
+      {{"compare", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},
       {{"compare", "--repeats", "2"}, "--repeats was replaced by --time-budget"},
       {{"compare", "--time-budget=-1"}, "--time-budget is -1"},
       {{"train", "--copies", "--devices", "2"}, "--copies is for --untrained only"},
@@ -258,8 +274,9 @@ TEST_CASE("help names every option with its default") {
                              "--data",        "--download", "--epochs", "--batch",
                              "--lr",          "--momentum", "--seed",   "--time-budget",
                              "--out",         "--quiet",    "--json",   "--train-images",
-                             "--test-images", "--compat",   "--model",  "128",
-                             "1234",          "0.01",       "0.5",      "1,2,4"}) {
+                             "--test-images", "--compat",   "--model",  "--scaling",
+                             "128",           "1234",       "0.01",     "0.5",
+                             "1,2,4"}) {
     INFO(option);
     CHECK_THAT(compare, duet_test::ContainsSubstring(option));
   }
