@@ -71,7 +71,7 @@ std::string html_table(const std::vector<Results>& batches) {
     for (const std::string& text : row) out += concat("<", cell, ">", escaped(text), "</", cell, ">");
     out += "</tr>\n";
   }
-  return out.empty() ? "" : "<div class=\"wide\"><table>\n" + out + "</table></div>\n";
+  return out.empty() ? "" : "<div class=\"wide\"><table class=\"numbers\">\n" + out + "</table></div>\n";
 }
 
 std::string list_of(const std::vector<std::string>& items) {

@@ -23,7 +23,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top:
   linear-gradient(to left, var(--shade), transparent) 100% 0 / 16px 100% no-repeat scroll; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .8rem; width: 100%; }
 th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-align: left; } td.why { color: var(--bad); white-space: normal; }
+table.numbers :is(th, td):last-child { text-align: right; } th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-align: left; } td.why { color: var(--bad); white-space: normal; }
 td.yes { color: var(--good); } td.no { color: var(--bad); } dt { color: var(--soft); } dd { margin: 0 0 .5rem 0; overflow-wrap: anywhere; }
 li, h1, p { overflow-wrap: anywhere; max-width: 64rem; } dl.words { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; } dl.words dd { margin: 0; overflow-wrap: break-word; }
 svg { display: block; width: 100%; height: auto; min-width: 700px; max-width: 860px; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }

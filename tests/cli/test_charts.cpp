@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cli/report/batches.h"
-#include "cli/report/labels.h"
+#include "cli/report/charts/labels.h"
 #include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "tests/cli/made_up.h"

@@ -1,4 +1,4 @@
-#include "cli/report/axes.h"
+#include "cli/report/charts/axes.h"
 
 #include <algorithm>
 #include <cmath>

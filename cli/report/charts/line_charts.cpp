@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/report/axes.h"
+#include "cli/report/charts/axes.h"
 #include "cli/report/report.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"

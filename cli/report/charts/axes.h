@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/report/labels.h"
+#include "cli/report/charts/labels.h"
 #include "cli/report/svg.h"
 
 namespace duet::cli {

@@ -1,4 +1,4 @@
-#include "cli/report/labels.h"
+#include "cli/report/charts/labels.h"
 
 #include <algorithm>
 #include <cmath>

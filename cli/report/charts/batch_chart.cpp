@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/report/axes.h"
 #include "cli/report/batches.h"
+#include "cli/report/charts/axes.h"
 #include "cli/report/interval.h"
 #include "cli/report/speed.h"
 #include "cli/system/number_text.h"
