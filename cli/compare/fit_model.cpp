@@ -96,16 +96,18 @@ class ModelFit {
     if (!spreads.empty()) model_.step_spread_share = median(spreads);
   }
 
-  /// Single on the batch of one device of several.
-  std::vector<double> alone_us(int devices) const {
-    const std::int64_t rows = (results_.settings.batch + devices - 1) / devices;
+  /// Single on the batch of one device of these.
+  std::vector<double> alone_us(const Cell& copies) const {
+    const std::int64_t batch = copies.batch > 0 ? copies.batch : results_.settings.batch;
+    const std::int64_t rows = (batch + copies.devices - 1) / copies.devices;
+    if (rows == results_.settings.batch) return single_->rounds_us;
     for (const CellRounds& cell : cells_)
       if (cell.cell.use == Cell::Use::batch_sweep && cell.cell.batch == rows) return rounds_us(cell);
     return {};
   }
 
   void fit_devices(const CellRounds& copies) {
-    const std::vector<double> alone = alone_us(copies.cell.devices), together = rounds_us(copies);
+    const std::vector<double> alone = alone_us(copies.cell), together = rounds_us(copies);
     std::vector<SlowdownRound> rounds;
     for (std::size_t i = 0; i < std::min(alone.size(), together.size()); ++i)
       rounds.push_back({.alone_us = alone[i], .together_us = together[i]});

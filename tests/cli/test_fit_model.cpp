@@ -58,6 +58,7 @@ Run run_of(const std::string& mode, int devices, double us) {
   Run run;
   run.mode = mode;
   run.devices = devices;
+  run.batch = 128;
   run.samples_per_s = 128 / us * 1e6;
   run.step_us.forward = 0.4 * us;
   run.step_us.backward = 0.6 * us;
@@ -143,6 +144,16 @@ TEST_CASE("all-reduces that compute slows down have an overlap below 0") {
   CHECK(overlap_with(340) == Approx(1));
   CHECK(overlap_with(340 + 540) == Approx(0).margin(1e-6));
   CHECK(overlap_with(340 + 540 + 270) == Approx(-0.5));
+}
+
+TEST_CASE("under weak scaling copies have single's batch each") {
+  Made made_up = made();
+  made_up.results.weak = true;
+  made_up.cells[4] = timed({.mode = Mode::copies, .devices = 2, .batch = 256}, kSlowdown * alone_us(128));
+  fit_model(made_up.results, made_up.cells);
+  REQUIRE(made_up.results.model);
+  REQUIRE(made_up.results.model->slowdown.size() == 1);
+  CHECK(made_up.results.model->slowdown[0].factor == Approx(kSlowdown));
 }
 
 TEST_CASE("a sweep's time at a device's batch is the smaller batch of its losses") {
