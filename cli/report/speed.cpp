@@ -57,8 +57,8 @@ struct LostTo {
 using Losses = std::array<LostTo, 4>;
 
 Losses losses_of(const Run& run, const Run& single) {
-  const bool same_rows = ideal_share(run, single) == 1;  // of a device
   const double share = ideal_share(run, single);
+  const bool same_rows = share == 1;  // of a device, as single's
   const bool ddp = run.mode == "ddp", split = !run.rounds_waiting_us.empty();
   Losses groups = {
       LostTo{ddp ? "waiting for the last rank" : "waiting for the last replica"},
