@@ -1,9 +1,11 @@
 #include "dp/data_parallel.h"
 
 #include <cstdint>
+#include <vector>
 
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/timed_parts.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -15,12 +17,14 @@ namespace {
 
 /// Adds the time since the last lap to `sum_us`, and traces it where it has a name.
 struct Stopwatch {
-  Device device;
+  const std::vector<Device>& devices;
   Clock::time_point last = Clock::now();
   void lap(double& sum_us, const char* name = nullptr) {
+    TimedParts::end_part(devices);
     const Clock::time_point now = Clock::now();
     sum_us += microseconds(now - last);
-    if (name != nullptr) Trace::add({.name = name, .device = device, .begin_ns = to_ns(last), .end_ns = to_ns(now)});
+    if (name != nullptr)
+      Trace::add({.name = name, .device = devices[0], .begin_ns = to_ns(last), .end_ns = to_ns(now)});
     last = now;
   }
 };
@@ -73,7 +77,7 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   const nn::Value whole = stampable    ? stamped(input, {.step = context.step, .first = 0, .global = x->shape()[0]})
                           : cut_across ? stamped(input, {})
                                        : input;
-  Stopwatch watch{.device = options_.devices[0]};
+  Stopwatch watch{.devices = options_.devices};
   const PooledVector<nn::Value> pieces =
       scatter(whole, options_.devices, options_.dim, blocked ? Split::blocked : Split::chunk);
   watch.lap(times_->scatter_us, "scatter");
@@ -91,7 +95,7 @@ nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
-  Stopwatch watch{.device = options_.devices[0]};
+  Stopwatch watch{.devices = options_.devices};
   replicas_->replicate(context, static_cast<int>(pieces.size()));
   watch.lap(times_->replicate_us, "replicate");
   const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, times_);

@@ -9,6 +9,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/timed_parts.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
@@ -51,10 +52,12 @@ struct ParallelApplyNode final : Node {
     const auto start = Clock::now();
     run_replicas(g);
     for (std::size_t i = 0; i < inputs.size(); ++i) g.inputs[i] = inputs[i].grad();
+    TimedParts::end_part(replicas->devices());
     times->backward_us += microseconds_since(start);
     const auto sum_start = Clock::now();
     const TraceSpan span("communication", replicas->devices()[0]);
     deliver_parameters(g);
+    TimedParts::end_part(replicas->devices());
     times->exposed_us += microseconds_since(sum_start);
     times->communication_us = times->exposed_us;
   }

@@ -114,7 +114,22 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
   return cells;
 }
 
+std::vector<Cell> part_cells_of(const CompareOptions& options, const std::vector<Cell>& rows) {
+  std::vector<Cell> cells;
+  if (options.device == DeviceKind::cpu || options.time_budget_s <= 0) return cells;
+  for (Cell cell : rows) {
+    cell.use = Cell::Use::parts;
+    cells.push_back(cell);
+  }
+  return cells;
+}
+
 std::string title(const Training& options, const Cell& cell) {
+  if (cell.use == Cell::Use::parts) {
+    Cell row = cell;
+    row.use = Cell::Use::row;
+    return title(options, row) + ", parts";
+  }
   if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
   if (cell.use == Cell::Use::dp_overhead) return concat("dp ", cell.devices, ", batch ", cell.batch);
   if (cell.use == Cell::Use::collectives)
@@ -135,7 +150,8 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("devices", cell.devices);
   add("device", duet::name(options.device));
   add("precision", duet::name(options.precision));
-  add("graph", options.graph);
+  const bool parts = cell.use == Cell::Use::parts;
+  add("graph", parts ? "off" : options.graph);
   add("graph-steps", options.graph_steps);
   add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
@@ -153,6 +169,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   if (has_ranks(cell.mode) && cell.learns()) add("workers", options.workers);
   if (!cell.learns()) arguments.push_back("--untrained");
   if (cell.use == Cell::Use::collectives) arguments.push_back("--collectives");
+  if (parts) arguments.push_back("--timed-parts");
   if (options.compat_torch) add("compat", "torch");
   if (options.deterministic) arguments.push_back("--deterministic");
   if (options.check_finite) arguments.push_back("--check-finite");

@@ -16,8 +16,9 @@
 namespace duet::cli {
 
 struct Cell {
-  /// Of the report, or of the cost model alone: single on another batch, a network's all-reduces, dp on another batch.
-  enum class Use { row, batch_sweep, collectives, dp_overhead };
+  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp on another batch; or
+  /// of a row on GPUs: its steps without graphs, with a wait for the device after each part.
+  enum class Use { row, batch_sweep, collectives, dp_overhead, parts };
 
   Mode mode = Mode::single;
   int devices = 1;
@@ -43,6 +44,9 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 /// of several included; over every backend the all-reduces of as many ranks as have cores, where ranks are processes on
 /// CPU devices; and dp on the fewest devices above 1 on a smaller batch.
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
+
+/// For every row on GPUs that is timed in rounds, the cell that takes its steps apart; none on CPU devices.
+std::vector<Cell> part_cells_of(const CompareOptions& options, const std::vector<Cell>& rows);
 
 /// "dp 2", "ddp 2, gloo", "single, all cores": no two cells of a comparison have the same.
 std::string title(const Training& options, const Cell& cell);

@@ -32,7 +32,8 @@ std::string outcome(const Run& run) {
 
 std::vector<Cell> all_cells(const CompareOptions& options, int cores) {
   std::vector<Cell> cells = cells_of(options, cores);
-  const std::vector<Cell> more = model_cells_of(options, cores);
+  const std::vector<Cell> parts = part_cells_of(options, cells), more = model_cells_of(options, cores);
+  cells.insert(cells.end(), parts.begin(), parts.end());
   cells.insert(cells.end(), more.begin(), more.end());
   return cells;
 }
@@ -67,7 +68,8 @@ class Comparison {
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       const Run& run = learnt_[i].run;
       if (cells_[i].use == Cell::Use::row)
-        results_.runs.push_back(with_rounds(run, runs_of(timed_[i]), run.batch, results_.settings.train_images));
+        results_.runs.push_back(
+            with_parts(with_rounds(run, runs_of(timed_[i]), run.batch, results_.settings.train_images), parts_of(i)));
       else if (!run.ok)
         results_.model_notes.push_back(concat(title(options_, cells_[i]), " ", outcome(run)));
     }
@@ -162,6 +164,15 @@ class Comparison {
     line_.clear();
     say(concat(title(options_, cells_[i]), ": ", outcome(learnt.run)));
     return std::nullopt;
+  }
+
+  /// The bursts that took the steps of a row apart.
+  std::vector<Run> parts_of(std::size_t row) const {
+    Cell wanted = cells_[row];
+    wanted.use = Cell::Use::parts;
+    for (std::size_t i = 0; i < timed_.size(); ++i)
+      if (cells_[i] == wanted) return runs_of(timed_[i]);
+    return {};
   }
 
   void leave() {

@@ -68,6 +68,7 @@ struct TrainOptions : Training {
   std::string bursts;        // file of a BurstControl: after training, parked for the bursts that it asks for
   bool untrained = false;    // with bursts: only a few steps before
   bool collectives = false;  // with bursts: of all-reduces alone
+  bool timed_parts = false;  // with bursts: waits for devices at the end of each part of a step
 };
 
 struct CompareOptions : Training {

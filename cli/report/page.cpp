@@ -51,9 +51,12 @@ std::string gpu_note(const Results& results) {
     if (!run.on_cpu())
       return "<p class=\"note\">Devices are " + escaped(run.device) + ", precision " + escaped(run.precision) +
              ". per device: the most that tensors and workspaces took on one of them. moved/step: bytes copied to and "
-             "from the busiest of them in a training step, without what NCCL sends. Parts of a step are the host's "
-             "times; update holds its "
-             "wait for the GPU, and all of a step that is replayed as a CUDA graph.</p>\n";
+             "from the busiest of them in a training step, without what NCCL sends. " +
+             (run.eager_parts ? "Parts of a step are shares of steps without CUDA graphs that waited for the GPU after "
+                                "each part."
+                              : "Parts of a step are the host's times; update holds its wait for the GPU, and all of "
+                                "a step that is replayed as a CUDA graph.") +
+             "</p>\n";
   return "";
 }
 

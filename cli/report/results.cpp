@@ -53,6 +53,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("moving_interval_us", run.moving_interval_us);
   field("step_waiting_us", run.step_waiting_us);
   field("rank_waiting_us", run.rank_waiting_us);
+  field("eager_parts", run.eager_parts);
   field("execution_s", run.execution_s);
   field("rounds_us", run.rounds_us);
   field("rounds_step_us", run.rounds_step_us);

@@ -84,7 +84,8 @@ struct Run {
   std::vector<double> waiting_interval_us, moving_interval_us;              // 95 %; empty where steps are too few
   std::optional<StepParts> step_waiting_us;                                 // of each part of step_us, what is waiting
   std::vector<double> rank_waiting_us;                                      // of each rank or replica, in a step
-  double execution_s = 0;                                                   // of all epochs, with their evaluation
+  bool eager_parts = false;  // on GPUs: step_us has the shares of steps without graphs that waited after each part
+  double execution_s = 0;    // of all epochs, with their evaluation
 
   // Of the rounds; empty or null without them.
   std::vector<double> rounds_us;             // the median step of each; of copies that of the slowest
@@ -134,6 +135,9 @@ std::string to_csv(const Results& results);
 /// A run with the times of its bursts, each with one entry in the lists of rounds; as it is without any. `images` are
 /// those of an epoch.
 Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images);
+
+/// A run with the parts of a step as `bursts`, which took it apart, have them; as it is without any.
+Run with_parts(Run run, const std::vector<Run>& bursts);
 
 /// Fills speedup and efficiency of every run from `single` on one device with the same threads per device, and
 /// ceiling_efficiency from `copies`.

@@ -111,6 +111,19 @@ std::string batch_text(const Results& results) {
   return concat("batch ", results.settings.batch, results.weak ? " of each device" : "");
 }
 
+Run with_parts(Run run, const std::vector<Run>& bursts) {
+  if (bursts.empty()) return run;
+  StepParts parts;
+  for (const PartName& part : kStepParts)
+    parts.*part.member = median(of_each(bursts, [&](const Run& burst) { return burst.step_us.*part.member; }));
+  run.eager_parts = true;
+  run.step_us = parts.scaled_to(run.step_us.sum());
+  run.waiting_share = median(of_each(bursts, [](const Run& burst) { return burst.waiting_share; }));
+  for (std::size_t i = 0; i < run.rounds_step_us.size(); ++i)
+    run.rounds_step_us[i] = bursts[std::min(i, bursts.size() - 1)].step_us.scaled_to(run.rounds_us.at(i));
+  return run;
+}
+
 bool all_cores_row(const Results& results, const Run& run) {
   return run.mode == "single" && run.threads_per_device > usual_threads(results);
 }

@@ -196,7 +196,8 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
     evidence.withheld.push_back("the loss of " + named(results, *run));
     return;
   }
-  const bool parts = !single->graph && !run->graph;  // those of a replayed graph cannot be timed
+  const auto apart = [](const Run& each) { return each.on_cpu() || each.eager_parts; };
+  const bool parts = apart(*single) && apart(*run);
   const std::string why = parts ? cause(losses_of(*run, *single), *extra) : "";
   if (why.empty()) evidence.withheld.push_back("what causes the loss of " + named(results, *run));
   const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);

@@ -46,7 +46,8 @@ std::string largest(const std::vector<double>& values, double per_mb) {
 /// the second where they were not measured apart.
 std::vector<std::string> standing_still(const Run& run) {
   const double step = run.step_us.sum();
-  if (run.devices < 2 || run.mode == "copies" || !run.timed() || run.graph || step <= 0) return {kNothing, kNothing};
+  if (run.devices < 2 || run.mode == "copies" || !run.timed() || (run.graph && !run.eager_parts) || step <= 0)
+    return {kNothing, kNothing};
   if (!run.step_waiting_us)
     return {kNothing, percent(run.waiting_share, 1) + (run.mode == "dp" ? "" : " with waiting")};
   const StepParts waiting = waiting_of(run);

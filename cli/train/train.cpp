@@ -30,6 +30,7 @@
 #include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
 #include "lib/backend/backend.h"
+#include "lib/backend/timed_parts.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/base/thread_pool.h"
@@ -104,6 +105,7 @@ void set_up(const TrainOptions& options) {
   kernels.set_threads_per_device(options.threads_per_device);
   kernels.set_precision(options.precision);
   kernels.set_deterministic(options.deterministic);
+  if (options.timed_parts) TimedParts::turn_on();
 }
 
 /// Files may have other names on other hosts; but the ranks gather what some of them hold.

@@ -8,6 +8,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
+#include "lib/backend/timed_parts.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/data/loader.h"
@@ -145,6 +146,7 @@ void StepClock::begin_epoch(std::int64_t steps, std::int64_t done) {
 }
 
 void StepClock::lap(double StepParts::*part, std::int64_t steps) {
+  TimedParts::end_part({&device_, 1});
   const Clock::time_point now = Clock::now();
   const double us = microseconds(now - last_);
   if (step_ >= steps_) return;  // between epochs

@@ -26,12 +26,14 @@ expect '"physical_devices": 1' out/results.json
 expect '"precision": "tf32"' out/results.json
 expect 'simulated' out/index.html
 expect 'Memory of every device' out/index.html
+expect 'shares of steps without CUDA graphs that waited for the GPU after each part' out/index.html
 python3 - <<'PYTHON'
 import json
 runs = json.load(open("out/results.json"))["runs"]
 dp = runs[1]
 assert runs[0]["graph"] and dp["graph"], runs
 assert dp["speedup"] is None and dp["efficiency"] is None, dp
+assert all(run["eager_parts"] and run["step_us"]["forward"] > 0 and run["step_us"]["backward"] > 0 for run in runs), runs
 assert len(dp["rounds_us"]) >= 3 and len(runs[2]["rank_step_us"]) == 2 and runs[2]["mode"] == "copies", runs
 assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp

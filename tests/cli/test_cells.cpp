@@ -244,3 +244,37 @@ TEST_CASE("steps that are reported together count as their mean, and belong to o
   clock.fill(run);
   CHECK(run.step_us.sum() * 49 / 1e6 == Approx(clock.epoch_seconds()));
 }
+
+TEST_CASE("rows on GPUs are taken apart by cells of the same kind without graphs, rows on CPU devices are not") {
+  CompareOptions options = std::get<CompareOptions>(
+      parse({"compare", "--modes", "single,dp", "--devices", "2", "--batch", "64", "--time-budget", "1"}));
+  CHECK(part_cells_of(options, cells_of(options, 1)).empty());
+  options.device = DeviceKind::cuda;
+  const std::vector<Cell> rows = cells_of(options, 1), parts = part_cells_of(options, rows);
+  REQUIRE(parts.size() == rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    CHECK((parts[i].mode == rows[i].mode && parts[i].devices == rows[i].devices));
+    CHECK_FALSE(parts[i].learns());
+    CHECK(title(options, parts[i]) == title(options, rows[i]) + ", parts");
+    const std::vector<std::string> arguments = cell_arguments(options, parts[i]);
+    for (const char* const wanted : {"--graph=off", "--timed-parts", "--untrained"})
+      CHECK(std::find(arguments.begin(), arguments.end(), wanted) != arguments.end());
+  }
+  options.time_budget_s = 0;
+  CHECK(part_cells_of(options, rows).empty());
+}
+
+TEST_CASE("a row has the shares of the steps that took it apart, and its own time") {
+  Run row;
+  row.step_us = {.update = 900};
+  row.rounds_us = {800, 1000};
+  row.rounds_step_us = {{.update = 800}, {.update = 1000}};
+  Run burst;
+  burst.step_us = {.forward = 30, .backward = 60, .update = 10};
+  CHECK_FALSE(with_parts(row, {}).eager_parts);
+  const Run apart = with_parts(row, {burst, burst, burst});
+  CHECK(apart.eager_parts);
+  CHECK(apart.step_us.forward == Approx(270));
+  CHECK(apart.step_us.sum() == Approx(900));
+  CHECK(apart.rounds_step_us[1].backward == Approx(600));
+}
