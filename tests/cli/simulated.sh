@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 status=0
 "$duet" compare --quiet --device cuda --precision tf32 --model linear --modes single,dp --devices 2 --data synthetic \
-  --train-images 96 --test-images 20 --batch 16 --time-budget 2 --out out >text 2>&1 || status=$?
+  --train-images 96 --test-images 20 --batch 16 --time-budget 6 --out out >text 2>&1 || status=$?
 cat text
 [ $status = 0 ]
 expect() { grep -q "$1" "$2" || { echo "no '$1' in $2" >&2; exit 1; }; }
