@@ -41,10 +41,14 @@ class Bursts {
   void train_until(StepClock& clock, const Enough& enough) {
     const std::int64_t steps = setup_.loader->steps();
     std::int64_t before = 0;
-    for (bool ended = false; !ended; before += clock.epoch_step()) {
+    bool ended = false;
+    while (!ended) {
       clock.begin_epoch(steps, 0);
-      train_epoch(setup_, graph_steps(options_, steps), clock,
-                  [&] { return !(ended = enough(before + clock.epoch_step())); });
+      train_epoch(setup_, graph_steps(options_, steps), clock, [&] {
+        ended = enough(before + clock.epoch_step());
+        return !ended;
+      });
+      before += clock.epoch_step();
     }
   }
 

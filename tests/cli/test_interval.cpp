@@ -40,7 +40,7 @@ double coverage(std::size_t count, double slow, int trials = 400) {
 
 TEST_CASE(
     "an interval holds the true median in at least 90 % of all cases, also where a fifth of the rounds is disturbed") {
-  for (const std::size_t count : {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 25, 60}) {
+  for (const std::size_t count : {3U, 4U, 5U, 6U, 7U, 8U, 9U, 10U, 11U, 12U, 25U, 60U}) {
     INFO(count << " rounds: " << coverage(count, 1) << " and disturbed " << coverage(count, 1.8));
     CHECK(coverage(count, 1) >= 0.9);
     CHECK(coverage(count, 1.8) >= 0.9);
@@ -76,7 +76,7 @@ TEST_CASE("too few rounds, or one without a time, give no interval; equal rounds
   CHECK_FALSE(interval_of({1, 1}));
   CHECK_FALSE(interval_of({1, 2, 3, std::numeric_limits<double>::infinity()}));
   CHECK_FALSE(interval_of({1, 2, 3, std::nan("")}));
-  for (const std::size_t count : {3, 5, 6, 20}) {
+  for (const std::size_t count : {3U, 5U, 6U, 20U}) {
     const Interval equal = interval_of(std::vector<double>(count, 2)).value();
     CHECK(equal.low < 2);
     CHECK(equal.high > 2);
