@@ -142,7 +142,7 @@ class ModelFit {
   static double overlap_of(const std::vector<CollectiveTimes>& rounds, const TransferCost& cost) {
     std::vector<double> shares;
     for (const CollectiveTimes& round : rounds) {
-      if (round.buckets.empty()) return 0;
+      if (round.buckets.empty() || round.buckets.front().ready_share >= 1) return 0;  // nothing is next to backward
       std::vector<BucketEvent> buckets;
       const double end_us = round.backward_us, skipped_us = round.skipped_us;
       for (const GradientBucket& bucket : round.buckets)

@@ -43,6 +43,7 @@ Crossings crossings(Algorithm algorithm, int ranks) {
 }
 
 double all_reduce_us(const Link& link, int ranks, double bytes) {
+  if (ranks < 2) return 0;
   const Crossings times = crossings(link.algorithm, ranks);
   return times.latency * link.hop.latency_us + times.bytes * bytes / link.hop.bytes_per_us;
 }

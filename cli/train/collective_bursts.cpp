@@ -104,28 +104,24 @@ class CollectiveBursts {
 
   void calibrate() {
     constexpr double kChunks = 200;
-    const auto timed = [this](double us) {
-      std::vector<double> times;
-      for (int i = 0; i < 9; ++i) {
-        const std::int64_t begin_ns = monotonic_ns();
-        compute(us);
-        times.push_back(us_since(begin_ns));
-      }
-      return median(times);
-    };
+    std::vector<double> times;
     chunk_us_ = 1;
-    chunk_us_ = std::max(1e-3, timed(kChunks) / kChunks);
-    paused_us_ = timed(pause_us_);
+    for (int i = 0; i < 9; ++i) {
+      const std::int64_t begin_ns = monotonic_ns();
+      compute(kChunks);
+      times.push_back(us_since(begin_ns) / kChunks);
+    }
+    chunk_us_ = std::max(1e-3, median(times));
   }
 
-  /// What `call` takes beyond a pause in which this rank computes. As in training, nothing but the calls themselves
+  /// A pause in which this rank computes, and `call`. As in training, nothing but the calls themselves
   /// keeps the ranks together: a rank that ends one late begins the next late.
   template <class Call>
   double after_pause(const Call& call) {
     const std::int64_t begin_ns = monotonic_ns();
     compute(pause_us_);
     call();
-    return std::max(kShortestUs, us_since(begin_ns) - paused_us_);
+    return us_since(begin_ns);
   }
 
   void pass(std::vector<double>& us) {
@@ -175,19 +171,20 @@ class CollectiveBursts {
   }
 
   struct Passes {
-    std::vector<double> calls, averages, additions, plain, sending;
+    std::vector<double> calls, pauses, averages, additions, plain, sending;
   };
 
   Passes measure(int passes) {
     Passes all;
     for (int i = 0; i < passes; ++i) {
       pass(all.calls);
+      all.pauses.push_back(after_pause([] {}));
       all.averages.push_back(average());
       all.additions.push_back(add().us);
       all.plain.push_back(backward(false));
       all.sending.push_back(backward(true));
     }
-    for (std::vector<double>* const us : {&all.calls, &all.averages, &all.plain, &all.sending})
+    for (std::vector<double>* const us : {&all.calls, &all.pauses, &all.averages, &all.plain, &all.sending})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
     return all;
   }
@@ -198,14 +195,16 @@ class CollectiveBursts {
     const std::int64_t begin_ns = monotonic_ns();
     const Passes all = measure(passes);
     const double wall_us = us_since(begin_ns);
+    const double pause_us = median(all.pauses);
     times_.all_reduces.clear();
     for (std::size_t size = 0; size < counts_.size(); ++size) {
       std::vector<double> calls;
       for (std::size_t i = size; i < all.calls.size(); i += counts_.size()) calls.push_back(all.calls[i]);
-      times_.all_reduces.push_back({.at = static_cast<double>(counts_[size]) * sizeof(float), .us = median(calls)});
+      times_.all_reduces.push_back({.at = static_cast<double>(counts_[size]) * sizeof(float),
+                                    .us = std::max(kShortestUs, median(calls) - pause_us)});
     }
     const auto bytes = static_cast<double>(gradients_.bytes());
-    times_.averaging = {.at = bytes, .us = median(all.averages)};
+    times_.averaging = {.at = bytes, .us = std::max(kShortestUs, median(all.averages) - pause_us)};
     times_.addition = {.at = bytes, .us = median(all.additions)};
     times_.backward_us = backward_us_ - skipped_us_;
     times_.skipped_us = skipped_us_;
@@ -221,7 +220,7 @@ class CollectiveBursts {
   std::vector<float> other_;
   std::vector<std::int64_t> counts_;         // floats
   double backward_us_ = 0, skipped_us_ = 0;  // before the first bucket, so that a pass does not take too long
-  double pause_us_ = 0, paused_us_ = 0;      // as wanted, and as it comes out
+  double pause_us_ = 0;
   double chunk_us_ = 1;
   std::array<float, 1024> work_{};
   CollectiveTimes times_;

@@ -266,3 +266,13 @@ TEST_CASE("published scaling of DDP is predicted within 10 % from its own inputs
     }
   }
 }
+
+TEST_CASE("hosts of one device each use the network alone") {
+  const CostModel model = duet_test::made_up_model();
+  const Link network{.hop = {.latency_us = 50, .bytes_per_us = 100}};
+  const SimulatedStep step =
+      simulate_step(model, {.mode = Mode::ddp, .devices = 2, .hosts = 2, .batch = 128, .link = network});
+  CHECK(std::isfinite(step.total_us()));
+  CHECK(step.communication_us > 0);
+  CHECK(all_reduce_us(Link{}, 1, 1e6) == 0);
+}
