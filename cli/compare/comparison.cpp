@@ -17,6 +17,7 @@
 #include "cli/system/signals.h"
 #include "cli/system/terminal.h"
 #include "lib/error.h"
+#include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
 
 namespace duet::cli {
@@ -80,9 +81,20 @@ class Comparison {
 
  private:
   void learn(const Cell& cell) {
-    learnt_.push_back(runner_.run(cell, title(options_, cell), {}, options_.time_budget_s > 0));
+    learnt_.push_back(runner_.run(cell, title(options_, cell), weights_options(cell), options_.time_budget_s > 0));
     timed_.push_back({.cell = cell});
     say(concat(runner_.last_title(), ": ", outcome(learnt_.back().run)));
+  }
+
+  /// What single has learnt is what cells that do not learn begin with: steps of a network that has learnt little take
+  /// another time.
+  std::vector<std::string> weights_options(const Cell& cell) const {
+    const std::string folder = folder_.path() + "/weights";
+    if (options_.time_budget_s <= 0) return {};
+    if (!cell.learns())
+      return holds_checkpoint(folder) ? std::vector<std::string>{"--weights", folder} : std::vector<std::string>();
+    const bool base = cell.mode == Mode::single && cell.threads_per_device == options_.threads_per_device;
+    return base ? std::vector<std::string>{"--checkpoint", folder} : std::vector<std::string>();
   }
 
   /// A line, where there is no progress line.

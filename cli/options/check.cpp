@@ -74,6 +74,7 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(options.weights.empty() || options.untrained, "--weights is for --untrained");
   require<UsageError>(
       !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
       "--collectives is for --untrained processes of mode ddp on CPU devices");

@@ -67,6 +67,7 @@ struct TrainOptions : Training {
   std::string progress;                 // file that always holds one line: where the training stands
   std::string bursts;        // file of a BurstControl: after training, parked for the bursts that it asks for
   bool untrained = false;    // with bursts: only a few steps before
+  std::string weights;       // untrained: file or folder of a checkpoint whose parameters it begins with
   bool collectives = false;  // with bursts: of all-reduces alone
   bool timed_parts = false;  // with bursts: waits for devices at the end of each part of a step
 };

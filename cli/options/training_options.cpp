@@ -149,6 +149,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   // Of duet compare for its cells; in no group, and so not in the help.
   app.add_option("--bursts", options.bursts)->group("");
   app.add_flag("--untrained", options.untrained)->group("");
+  app.add_option("--weights", options.weights)->group("");
   app.add_flag("--collectives", options.collectives)->group("");
   app.add_flag("--timed-parts", options.timed_parts)->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");

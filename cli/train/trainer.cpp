@@ -22,6 +22,7 @@
 #include "lib/base/fault_point.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
 
 namespace duet::cli {
@@ -52,6 +53,7 @@ class Trainer {
     Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
     if (options_.untrained) {
+      if (!options_.weights.empty()) take_weights();
       clock_.begin_epoch(steps, 0);
       train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return clock_.epoch_step() < kUntrainedSteps; });
       return finish();
@@ -78,6 +80,13 @@ class Trainer {
 
  private:
   bool leader() const { return team_.rank == 0; }
+
+  void take_weights() {
+    const NamedTensors model = setup_.model().state_dict();
+    const std::string arch = arch_of(options_.model);
+    restore(load_checkpoint(options_.weights, arch, model), arch, model);
+  }
+
   /// Whether ranks share this process.
   bool threads() const { return options_.workers == "thread"; }
   /// A wrapper that computes the loss in its replicas does not give outputs.
