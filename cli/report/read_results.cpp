@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const Json& at(const Json& from, const std::string& field) {
+const Json& at(const Json& from, const char* field) {
   require<DataError>(from.is_object() && from.contains(field), "results: field '", field, "' is missing");
   return from.at(field);
 }
