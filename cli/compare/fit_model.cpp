@@ -26,6 +26,9 @@ std::vector<double> rounds_us(const CellRounds& cell) {
   return us;
 }
 
+/// The row, not the cell that takes its steps apart.
+bool is_copies(const Cell& cell) { return cell.mode == Mode::copies && cell.use == Cell::Use::row; }
+
 class ModelFit {
  public:
   ModelFit(Results& results, const std::vector<CellRounds>& cells)
@@ -37,7 +40,7 @@ class ModelFit {
     if (!fit_step()) return;
     fit_parts();
     for (const CellRounds& cell : cells_)
-      if (cell.cell.mode == Mode::copies) fit_devices(cell);
+      if (is_copies(cell.cell)) fit_devices(cell);
     for (const CellRounds& cell : cells_)
       if (cell.cell.use == Cell::Use::collectives) fit_collectives(cell);
     std::sort(model_.slowdown.begin(), model_.slowdown.end(),
@@ -91,7 +94,7 @@ class ModelFit {
     if (compute > 0) model_.backward_share = parts.backward / compute;
     std::vector<double> spreads;
     for (const CellRounds& cell : cells_)
-      if (cell.cell.mode == Mode::copies)
+      if (is_copies(cell.cell))
         for (const Burst& burst : cell.bursts) spreads.push_back(burst.spread_share);
     if (!spreads.empty()) model_.step_spread_share = median(spreads);
   }

@@ -115,6 +115,16 @@ TEST_CASE("the terms that rounds of a drifting machine were made with are found 
   CHECK(model.break_even_batch.has_value());
 }
 
+TEST_CASE("steps that were taken apart give no second slow-down") {
+  Made made_up = made();
+  const Cell parts{.mode = Mode::copies, .devices = 2, .use = Cell::Use::parts};
+  made_up.cells.push_back(timed(parts, 3 * alone_us(64)));
+  fit_model(made_up.results, made_up.cells);
+  REQUIRE(made_up.results.model);
+  REQUIRE(made_up.results.model->slowdown.size() == 1);
+  CHECK(made_up.results.model->slowdown[0].factor == Approx(kSlowdown));
+}
+
 TEST_CASE("what dp takes on a smaller batch beyond its other terms is its overhead") {
   Made made_up = made();
   constexpr double kOverhead = 35;
