@@ -58,6 +58,26 @@ int fewest_fair(const CompareOptions& options, int cores) {
   return fewest;
 }
 
+/// dp, and ddp over every backend, on two smaller batches; none on 0 devices.
+void add_overhead_cells(const CompareOptions& options, int devices, std::vector<Cell>& cells) {
+  const std::set<std::int64_t> batches = {options.batch / 4, options.batch / 2};
+  for (const std::int64_t batch : batches) {
+    if (devices == 0 || batch < devices) continue;
+    Cell cell{.devices = devices, .threads_per_device = options.threads_per_device, .batch = batch};
+    cell.use = Cell::Use::overhead;
+    if (has_mode(options, Mode::dp)) {
+      cell.mode = Mode::dp;
+      cells.push_back(cell);
+    }
+    if (!has_mode(options, Mode::ddp)) continue;
+    cell.mode = Mode::ddp;
+    for (std::size_t i = 0; i < options.backends.size(); ++i) {
+      cell.backend = i == 0 ? "" : options.backends[i];
+      cells.push_back(cell);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
@@ -105,13 +125,7 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
       cells.push_back(
           {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
   cells.insert(cells.end(), collectives.begin(), collectives.end());
-  const int fewest = fewest_fair(options, cores);
-  if (fewest == 0 || !has_mode(options, Mode::dp)) return cells;
-  cells.push_back({.mode = Mode::dp,
-                   .devices = fewest,
-                   .threads_per_device = threads,
-                   .batch = std::max<std::int64_t>(options.batch / 4, fewest),
-                   .use = Cell::Use::dp_overhead});
+  add_overhead_cells(options, fewest_fair(options, cores), cells);
   return cells;
 }
 
@@ -132,11 +146,11 @@ std::string title(const Training& options, const Cell& cell) {
     return title(options, row) + ", parts";
   }
   if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
-  if (cell.use == Cell::Use::dp_overhead) return concat("dp ", cell.devices, ", batch ", cell.batch);
-  if (cell.use == Cell::Use::collectives)
-    return concat("all-reduces, ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
+  const std::string over = cell.backend.empty() ? "" : ", " + cell.backend;
+  if (cell.use == Cell::Use::overhead) return concat(name(cell.mode), " ", cell.devices, over, ", batch ", cell.batch);
+  if (cell.use == Cell::Use::collectives) return concat("all-reduces, ", cell.devices, over);
   if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";
-  return concat(name(cell.mode), " ", cell.devices, cell.backend.empty() ? "" : ", ", cell.backend);
+  return concat(name(cell.mode), " ", cell.devices, over);
 }
 
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {

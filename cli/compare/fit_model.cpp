@@ -53,7 +53,7 @@ class ModelFit {
       if (cell.cell.use == Cell::Use::collectives) fit_collectives(cell);
     std::sort(model_.slowdown.begin(), model_.slowdown.end(),
               [](const Slowdown& a, const Slowdown& b) { return a.devices < b.devices; });
-    fit_dp_overhead();
+    fit_overheads();
     fill_derived(model_);
     results_.model = std::move(model_);
   }
@@ -185,14 +185,22 @@ class ModelFit {
     if (us > 0) model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / us}};
   }
 
-  /// What dp takes on a smaller batch beyond its other terms.
-  void fit_dp_overhead() {
+  /// What dp and ddp take on smaller batches beyond the other terms.
+  void fit_overheads() {
+    if (model_.dp) model_.dp->overhead = fit_overhead(beyond_model(Mode::dp, ""));
+    for (MeasuredLink& link : model_.links) link.overhead = fit_overhead(beyond_model(Mode::ddp, link.backend));
+  }
+
+  std::vector<TimePoint> beyond_model(Mode mode, const std::string& backend) const {
+    std::vector<TimePoint> beyond;
     for (const CellRounds& cell : cells_) {
-      if (cell.cell.use != Cell::Use::dp_overhead || cell.bursts.empty() || !model_.dp) continue;
-      const SimulatedJob job{
-          .mode = Mode::dp, .devices = cell.cell.devices, .batch = static_cast<double>(cell.cell.batch)};
-      model_.dp->overhead_us = std::max(0.0, step_us(cell) - simulate_step(model_, job).total_us());
+      if (cell.cell.use != Cell::Use::overhead || cell.cell.mode != mode || cell.bursts.empty()) continue;
+      if (mode == Mode::ddp && run_over(cell.cell) != backend) continue;
+      const auto batch = static_cast<double>(cell.cell.batch);
+      const SimulatedJob job{.mode = mode, .devices = cell.cell.devices, .batch = batch, .backend = backend};
+      beyond.push_back({.at = batch, .us = step_us(cell) - simulate_step(model_, job).total_us()});
     }
+    return beyond;
   }
 
   Results& results_;

@@ -1,10 +1,18 @@
 #include "cli/model/cost_model.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace duet::cli {
 
 double StepCost::us(double batch) const {
+  const auto above =
+      std::find_if(measured.begin(), measured.end(), [batch](const TimePoint& point) { return point.at >= batch; });
+  if (above != measured.end() && above->at == batch) return above->us;
+  if (above != measured.end() && above != measured.begin()) {
+    const TimePoint& below = *std::prev(above);
+    return below.us + (above->us - below.us) * (batch - below.at) / (above->at - below.at);
+  }
   if (!knee || batch <= knee->batch) return fixed_us + per_sample_us * batch;
   return fixed_us + per_sample_us * knee->batch + knee->per_sample_us * (batch - knee->batch);
 }

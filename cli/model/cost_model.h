@@ -8,7 +8,13 @@
 
 namespace duet::cli {
 
-/// A whole step of single on one device as a line over the rows of its batch, or two lines that meet at a knee.
+/// A measured time, at a batch in rows or a size in bytes.
+struct TimePoint {
+  double at = 0, us = 0;
+};
+
+/// A whole step of single on one device as a line over the rows of its batch, or two lines that meet at a knee; between
+/// measured batches the line from one to the next.
 struct StepCost {
   struct Knee {
     double batch = 0;          // rows
@@ -16,7 +22,8 @@ struct StepCost {
   };
   double fixed_us = 0, per_sample_us = 0;
   std::optional<Knee> knee{};
-  double worst_error_share = 0;  // of the fit, at any measured batch
+  std::vector<TimePoint> measured{};  // by batch, ascending
+  double worst_error_share = 0;       // of the fit, at any measured batch
 
   double us(double batch) const;
 };
@@ -40,6 +47,13 @@ struct TransferCost {
   double us(double bytes) const { return latency_us + bytes / bytes_per_us; }
 };
 
+/// What a step takes beyond the other terms, by the rows of its batch on all devices.
+struct StepOverhead {
+  double fixed_us = 0, per_sample_us = 0;
+
+  double us(double batch) const { return fixed_us + per_sample_us * batch; }
+};
+
 inline constexpr double kLeastOverlap = -4;
 
 /// A whole all-reduce as it was measured among `ranks` ranks of one host.
@@ -50,6 +64,7 @@ struct MeasuredLink {
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
   // Of its time in which compute goes on; 0 where it needs the core of a device, below where they slow each other down.
   double overlap_share = 0;
+  StepOverhead overhead{};  // of ddp
 };
 
 /// What DataParallel copies between its first device and each of the others.
@@ -57,7 +72,7 @@ struct DpCopies {
   double scatter_bytes_per_sample = 0, gather_bytes_per_sample = 0;  // 0 where devices share memory
   double replicate_bytes = 0;                                        // 0 with persistent replicas
   double reduce_bytes = 0;                                           // gradients of one device
-  double overhead_us = 0;                                            // of a step: replicas start and join
+  StepOverhead overhead{};                                           // replicas start, join, and read other cores' rows
   TransferCost cost{};                                               // of one copy
 };
 

@@ -19,6 +19,10 @@ constexpr double kLargest = 1e15;  // of any number in the file
 
 Json or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
+Json json_of(const StepOverhead& overhead) {
+  return {{"fixed_us", overhead.fixed_us}, {"per_sample_us", overhead.per_sample_us}};
+}
+
 Json json_of(const CostModel& model) {
   Json slowdown = Json::array(), buckets = Json::array(), links = Json::array();
   for (const Slowdown& one : model.slowdown) slowdown.push_back({{"devices", one.devices}, {"factor", one.factor}});
@@ -33,16 +37,18 @@ Json json_of(const CostModel& model) {
                      {"latency_us", one.cost.latency_us},
                      {"bytes_per_us", or_null(one.cost.bytes_per_us)},
                      {"averaging", averaging},
-                     {"overlap_share", one.overlap_share}});
+                     {"overlap_share", one.overlap_share},
+                     {"overhead", json_of(one.overhead)}});
   }
-  Json knee, dp;
+  Json knee, dp, measured = Json::array();
+  for (const TimePoint& point : model.step.measured) measured.push_back({{"batch", point.at}, {"us", point.us}});
   if (const auto& one = model.step.knee) knee = {{"batch", one->batch}, {"per_sample_us", one->per_sample_us}};
   if (const auto& one = model.dp)
     dp = {{"scatter_bytes_per_sample", one->scatter_bytes_per_sample},
           {"gather_bytes_per_sample", one->gather_bytes_per_sample},
           {"replicate_bytes", one->replicate_bytes},
           {"reduce_bytes", one->reduce_bytes},
-          {"overhead_us", one->overhead_us},
+          {"overhead", json_of(one->overhead)},
           {"latency_us", one->cost.latency_us},
           {"bytes_per_us", or_null(one->cost.bytes_per_us)}};
   return {{"fixed_us", model.step.fixed_us},
@@ -50,6 +56,7 @@ Json json_of(const CostModel& model) {
           {"communication_us", model.communication_us},
           {"break_even_batch", model.break_even_batch ? Json(*model.break_even_batch) : Json(nullptr)},
           {"knee", knee},
+          {"measured", measured},
           {"worst_error_share", model.step.worst_error_share},
           {"input_per_sample_us", model.input_per_sample_us},
           {"update_us", model.update_us},
@@ -132,7 +139,17 @@ StepCost step_from(const Fields& model) {
     const Fields knee = model.object("knee");
     step.knee = {.batch = knee.number("batch"), .per_sample_us = knee.number("per_sample_us")};
   }
+  double least = 0;
+  for (const Fields& point : model.list("measured")) {
+    step.measured.push_back({.at = point.number("batch", least), .us = point.number("us")});
+    least = step.measured.back().at + 1;  // ascending
+  }
   return step;
+}
+
+StepOverhead overhead_from(const Fields& of) {
+  const Fields overhead = of.object("overhead");
+  return {.fixed_us = overhead.number("fixed_us"), .per_sample_us = overhead.number("per_sample_us")};
 }
 
 DpCopies copies_from(const Fields& dp) {
@@ -140,7 +157,7 @@ DpCopies copies_from(const Fields& dp) {
           .gather_bytes_per_sample = dp.number("gather_bytes_per_sample"),
           .replicate_bytes = dp.number("replicate_bytes"),
           .reduce_bytes = dp.number("reduce_bytes"),
-          .overhead_us = dp.number("overhead_us"),
+          .overhead = overhead_from(dp),
           .cost = dp.transfer()};
 }
 
@@ -163,7 +180,8 @@ CostModel model_from(const Fields& fields) {
     model.links.push_back({.backend = one.text("backend"),
                            .ranks = one.whole("ranks", 2),
                            .cost = one.transfer(),
-                           .overlap_share = one.number("overlap_share", kLeastOverlap, 1)});
+                           .overlap_share = one.number("overlap_share", kLeastOverlap, 1),
+                           .overhead = overhead_from(one)});
     if (!one.null("averaging")) model.links.back().averaging = one.object("averaging").transfer();
   }
   if (!fields.null("dp")) model.dp = copies_from(fields.object("dp"));

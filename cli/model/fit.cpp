@@ -124,6 +124,9 @@ Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points) {
   Fitted<StepCost> out{
       .value = StepCost{.fixed_us = line.values[0], .per_sample_us = line.values[1], .worst_error_share = line.worst},
       .note = line.note};
+  out.value->measured = points;
+  std::sort(out.value->measured.begin(), out.value->measured.end(),
+            [](const TimePoint& a, const TimePoint& b) { return a.at < b.at; });
   if (points.size() < 5 || line.worst <= 0.01) return out;
   std::set<double> batches;
   for (const TimePoint& point : points) batches.insert(point.at);
@@ -136,6 +139,7 @@ Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points) {
     out.value = {.fixed_us = lines.values[0],
                  .per_sample_us = lines.values[1],
                  .knee = StepCost::Knee{.batch = knee, .per_sample_us = lines.values[2]},
+                 .measured = std::move(out.value->measured),
                  .worst_error_share = lines.worst};
     out.note = lines.note;
   }
@@ -158,9 +162,19 @@ Fitted<double> fit_slowdown(const std::vector<SlowdownRound>& rounds) {
     factors.push_back(round.together_us / round.alone_us);
   }
   if (factors.empty()) return {.note = "no rounds"};
-  const double factor = median(factors);
-  if (factor >= 1) return {.value = factor};
-  return {.value = 1, .note = concat("the slow-down came out as ", shortest(factor), " and was clamped to 1")};
+  return {.value = median(factors)};
+}
+
+StepOverhead fit_overhead(const std::vector<TimePoint>& beyond) {
+  double sum_us = 0;
+  for (const TimePoint& point : beyond) sum_us += point.us;
+  const double mean_us = beyond.empty() ? 0 : std::max(0.0, sum_us / static_cast<double>(beyond.size()));
+  if (beyond.size() != 2 || beyond[0].at == beyond[1].at) return {.fixed_us = mean_us};
+  const double slope = (beyond[1].us - beyond[0].us) / (beyond[1].at - beyond[0].at);
+  const double fixed_us = beyond[0].us - slope * beyond[0].at;
+  if (slope <= 0) return {.fixed_us = mean_us};
+  if (fixed_us >= 0) return {.fixed_us = fixed_us, .per_sample_us = slope};
+  return {.per_sample_us = std::max(0.0, sum_us / (beyond[0].at + beyond[1].at))};
 }
 
 Fitted<double> fit_spread(const std::vector<double>& step_us) {

@@ -9,11 +9,6 @@
 
 namespace duet::cli {
 
-/// A measured time, at a batch in rows or a size in bytes.
-struct TimePoint {
-  double at = 0, us = 0;
-};
-
 /// A fit, or nothing; `note` then says why, and of a fit what was clamped.
 template <class T>
 struct Fitted {
@@ -35,11 +30,15 @@ Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points);
 Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points);
 
 /// The median over rounds of what a step takes next to others that never communicate, over what it takes alone in the
-/// same round; not below 1.
+/// same round. Below 1 where the part of the data that one of several devices reads fits its caches better.
 struct SlowdownRound {
   double alone_us = 0, together_us = 0;
 };
 Fitted<double> fit_slowdown(const std::vector<SlowdownRound>& rounds);
+
+/// fixed + per row, none of them negative, from what steps took beyond the other terms at 1 or 2 batches; of one batch
+/// nothing is per row.
+StepOverhead fit_overhead(const std::vector<TimePoint>& beyond);
 
 /// The standard deviation of one device's steps as a share of their median, from the quartiles (their distance is 1.349
 /// of it where times are normal), so that a few steps in which another program had the core do not count. Of 8 steps

@@ -86,7 +86,7 @@ void add_copies(const CostModel& model, const SimulatedJob& job, SimulatedStep& 
   step.replicate_us = to_all(copies.replicate_bytes);
   step.gather_us = to_all(copies.gather_bytes_per_sample * rows);
   step.reduce_us = to_all(copies.reduce_bytes);
-  step.overhead_us = copies.overhead_us;
+  step.overhead_us = copies.overhead.us(job.batch);
 }
 
 }  // namespace
@@ -169,6 +169,8 @@ SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
     add_copies(model, job, step);
   } else {
     step.communication_us = communication_us(model, job, slowest * model.backward_share * model.compute_us(rows));
+    if (job.mode == Mode::ddp && !job.link)
+      step.overhead_us = measured_link(model, job.backend, job.devices).overhead.us(job.batch);
   }
   return step;
 }

@@ -29,7 +29,7 @@ struct SimulatedStep {
   double uneven_us = 0;         // wait for the slowest device
   double communication_us = 0;  // all-reduces, beyond what backward hides
   double scatter_us = 0, replicate_us = 0, gather_us = 0, reduce_us = 0;  // of dp, through its first device
-  double overhead_us = 0;                                                 // of dp
+  double overhead_us = 0;                                                 // what the wrapper takes besides
   double undivided_us = 0;                                                // dp's input of the whole batch
 
   double total_us() const;

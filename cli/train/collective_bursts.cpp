@@ -27,7 +27,7 @@ namespace {
 constexpr std::int64_t kTracedSteps = 12;
 constexpr std::size_t kTraceEvents = 1 << 14;
 constexpr double kLongestPauseUs = 1000;
-constexpr double kShortestUs = 0.1;  // of a call: the pause before it can have been shorter than usual
+constexpr double kShortestUs = 0.1;  // of a call
 
 /// The all-reduces of a step, from backward's begin on. Backward ends when its last bucket is ready.
 struct TracedStep {
@@ -48,6 +48,18 @@ TracedStep traced(const RankStep& step) {
   if (!found.bytes.empty()) found.times.backward_us = found.times.ready_us.back();
   return found;
 }
+
+/// When calls began on the last rank, which others wait for, and when they ended.
+struct Calls {
+  std::vector<double> begins_us{}, ends_us{};
+
+  /// Of every `stride`-th call from `first` on: what they took without the wait.
+  double median_us(std::size_t first, std::size_t stride) const {
+    std::vector<double> us;
+    for (std::size_t i = first; i < ends_us.size(); i += stride) us.push_back(ends_us[i] - begins_us[i]);
+    return std::max(kShortestUs, median(us));
+  }
+};
 
 class CollectiveBursts {
  public:
@@ -112,19 +124,19 @@ class CollectiveBursts {
     chunk_us_ = std::max(1e-3, median(times));
   }
 
-  /// A pause in which this rank computes, and `call`. As in training, nothing but the calls themselves
-  /// keeps the ranks together: a rank that ends one late begins the next late.
+  /// `call` after a pause in which this rank computes. As in training, nothing but the calls themselves keeps the ranks
+  /// together: a rank that ends one late begins the next late.
   template <class Call>
-  double after_pause(const Call& call) {
-    const Clock::time_point begin = Clock::now();
+  void after_pause(Calls& calls, const Call& call) {
     compute(pause_us_);
+    calls.begins_us.push_back(static_cast<double>(monotonic_ns()) / 1e3);
     call();
-    return microseconds_since(begin);
+    calls.ends_us.push_back(static_cast<double>(monotonic_ns()) / 1e3);
   }
 
-  void pass(std::vector<double>& us) {
+  void pass(Calls& calls) {
     for (const std::int64_t count : counts_)
-      us.push_back(after_pause([&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); }));
+      after_pause(calls, [&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); });
   }
 
   /// A backward, with its buckets or without.
@@ -149,8 +161,8 @@ class CollectiveBursts {
   }
 
   /// As ddp::average_gradients(), of memory that the ranks do not share.
-  double average() {
-    return after_pause([&] {
+  void average(Calls& calls) {
+    after_pause(calls, [&] {
       std::span<float> rest = other_;
       for (const double bytes : times_.parameter_bytes) {
         const std::span<float> parameter = rest.first(static_cast<std::size_t>(bytes) / sizeof(float));
@@ -169,20 +181,22 @@ class CollectiveBursts {
   }
 
   struct Passes {
-    std::vector<double> calls, pauses, averages, additions, plain, sending;
+    Calls calls, averages;
+    std::vector<double> additions, plain, sending;
   };
 
   Passes measure(int passes) {
     Passes all;
     for (int i = 0; i < passes; ++i) {
       pass(all.calls);
-      all.pauses.push_back(after_pause([] {}));
-      all.averages.push_back(average());
+      average(all.averages);
       all.additions.push_back(add());
       all.plain.push_back(backward(false));
       all.sending.push_back(backward(true));
     }
-    for (std::vector<double>* const us : {&all.calls, &all.pauses, &all.averages, &all.plain, &all.sending})
+    for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us, &all.plain})
+      group_.all_reduce(std::span(*us), ddp::ReduceOp::max).wait();  // of the last rank, which the others wait for
+    for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us, &all.sending})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
     return all;
   }
@@ -193,16 +207,12 @@ class CollectiveBursts {
     const Clock::time_point begin = Clock::now();
     const Passes all = measure(passes);
     const double wall_us = microseconds_since(begin);
-    const double pause_us = median(all.pauses);
     times_.all_reduces.clear();
-    for (std::size_t size = 0; size < counts_.size(); ++size) {
-      std::vector<double> calls;
-      for (std::size_t i = size; i < all.calls.size(); i += counts_.size()) calls.push_back(all.calls[i]);
-      times_.all_reduces.push_back({.at = static_cast<double>(counts_[size]) * sizeof(float),
-                                    .us = std::max(kShortestUs, median(calls) - pause_us)});
-    }
+    for (std::size_t size = 0; size < counts_.size(); ++size)
+      times_.all_reduces.push_back(
+          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
     const auto bytes = static_cast<double>(gradients_.bytes());
-    times_.averaging = {.at = bytes, .us = std::max(kShortestUs, median(all.averages) - pause_us)};
+    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
     times_.addition = {.at = bytes, .us = median(all.additions)};
     times_.pass_us = wall_us / passes;
     times_.exposed_us = std::max(0.0, median(all.sending) - median(all.plain));
