@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include "lib/backend/average_pool.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
@@ -162,6 +163,10 @@ class Backend {
   // --- pooling: index (u8) is the place of the maximum inside its window, first in row-major order ---
   virtual void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) = 0;
   virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) = 0;
+
+  /// The mean of the pixels of each window: sums of rows of pixels first, then of these.
+  virtual void avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) = 0;
+  virtual void avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) = 0;
 
   // --- fused: dropout(relu(max_pool2d(conv2d(x)))); index is 255 where no gradient passes. The pool's windows do not
   // overlap and have no padding; y and dy may be plain or in conv2d_layout ---

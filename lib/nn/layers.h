@@ -83,10 +83,11 @@ class ReLU : public Module {
   using Module::forward;
 };
 
-/// torch.nn.MaxPool2d without padding; windows tile unless a stride is given.
+/// torch.nn.MaxPool2d: (N, C, H, W) -> (N, C, P, Q). Windows tile unless a stride is given (0: the kernel's size); the
+/// padding, of at most half the kernel, never is the maximum.
 class MaxPool2d : public Module {
  public:
-  explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0);
+  explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0, std::int64_t padding = 0);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
@@ -97,6 +98,38 @@ class MaxPool2d : public Module {
 
  private:
   Window2d window_;
+};
+
+/// torch.nn.AvgPool2d: (N, C, H, W) -> (N, C, P, Q), windows as MaxPool2d's; the mean counts the padding's zeros with
+/// `count_include_pad`.
+class AvgPool2d : public Module {
+ public:
+  explicit AvgPool2d(std::int64_t kernel_size, std::int64_t stride = 0, std::int64_t padding = 0,
+                     bool count_include_pad = true);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  Window2d window_;
+  bool count_include_pad_;
+};
+
+/// torch.nn.AdaptiveAvgPool2d((height, width)): (N, C, H, W) -> (N, C, height, width). Throws UsageError unless both
+/// are 1 or more.
+class AdaptiveAvgPool2d : public Module {
+ public:
+  AdaptiveAvgPool2d(std::int64_t height, std::int64_t width);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  std::int64_t height_, width_;
 };
 
 /// torch.nn.Flatten(start_dim=1).

@@ -1,4 +1,4 @@
-// Convolutions, max pooling, both fused with relu and dropout; batch norm.
+// Convolutions, alone and fused with max pooling, relu and dropout; batch norm.
 #include <cstdint>
 
 #include "lib/ops/ops.h"
@@ -20,18 +20,6 @@ struct Conv2dGradient {
     device.conv2d_backward_weights(x, dy, dw, db, window);
   }
   Tensor x, w;
-  Window2d window;
-};
-
-struct MaxPool2dGradient {
-  static constexpr const char* kName = "max_pool2d";
-  void backward(const Gradients& g) const {
-    Tensor dy = g.outputs[0];
-    dy.set_stamp(index.stamp());
-    backend(dy).max_pool2d_backward(dy, index, g.place(0, shape, dy.device(), index.layout()), window);
-  }
-  Tensor index;
-  Shape shape;
   Window2d window;
 };
 
@@ -94,23 +82,6 @@ Variable conv2d(const Variable& input, const Variable& w, const Variable& b, con
   const Tensor y = result_of(x, shape, layout);
   backend(y).conv2d_forward(x.value(), w.value(), value_or_none(b), y, window);
   return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{x.value(), w.value(), window}; });
-}
-
-Variable max_pool2d(const Variable& x, const Window2d& window) {
-  require_rank("max_pool2d", x, 4, "(N, C, H, W)");
-  require<ShapeError>(window.kernel_h > 0 && window.kernel_w > 0 && window.stride_h > 0 && window.stride_w > 0 &&
-                          window.kernel_h * window.kernel_w < 255 && 2 * window.pad_h <= window.kernel_h &&
-                          2 * window.pad_w <= window.kernel_w && window.pad_h >= 0 && window.pad_w >= 0 &&
-                          window.fits(x.shape()[2], x.shape()[3]),
-                      "max_pool2d: a window of ", window.kernel_h, "x", window.kernel_w, ", padding ", window.pad_h,
-                      "x", window.pad_w, " does not suit input ", x.shape());
-  const Layout layout = x.value().layout();
-  const Shape shape = {x.shape()[0], x.shape()[1], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
-  const Tensor y = result_of(x, shape, layout);
-  Tensor index = empty(shape, DType::u8, x.device(), layout);
-  index.set_stamp(x.value().stamp());
-  backend(y).max_pool2d_forward(x.value(), y, index, window);
-  return record(y, {&x}, [&] { return MaxPool2dGradient{index, x.shape(), window}; });
 }
 
 bool pool_tiles(const Window2d& pool) {

@@ -1,6 +1,8 @@
 // The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
 
@@ -48,6 +50,16 @@ Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const W
 /// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
 /// order. Windows of at most 254 pixels, padding of at most half the kernel.
 Variable max_pool2d(const Variable& x, const Window2d& window);
+
+/// The mean of each window: x (N, C, H, W) -> (N, C, P, Q), sizes as max_pool2d's. Zeros of the padding count as pixels
+/// with `count_include_pad`, else a window at the border is divided by its pixels in the image, as in PyTorch. Padding
+/// of at most half the kernel.
+Variable avg_pool2d(const Variable& x, const Window2d& window, bool count_include_pad = true);
+
+/// x (N, C, H, W) -> (N, C, height, width): output (p, q) is the mean of rows floor(p * H / height) up to
+/// ceil((p + 1) * H / height), and of such columns, as torch.nn.AdaptiveAvgPool2d; (1, 1) is the mean of the image. x
+/// itself if it has this size.
+Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_t width);
 
 struct BatchNorm2dOptions {
   bool training = true;

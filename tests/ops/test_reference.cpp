@@ -74,6 +74,15 @@ TEST_CASE("reference: pooling, relu and their fusion have their slopes") {
     CHECK(slope_error([&](const Array& v) { return dot(dy, reference::max_pool2d(v, window)); }, x,
                       reference::max_pool2d_backward(x, dy, window)) < kSlopeTolerance);
   }
+  for (const bool padding : {true, false}) {
+    const Window2d window = {3, 2, 2, 1, 1, 1};
+    const Array dy = random_array(reference::avg_pool2d(x, window, padding).shape, generator);
+    CHECK(slope_error([&](const Array& v) { return dot(dy, reference::avg_pool2d(v, window, padding)); }, x,
+                      reference::avg_pool2d_backward(x, dy, window, padding)) < kSlopeTolerance);
+  }
+  const Array mean_dy = random_array({2, 3, 3, 4}, generator);
+  CHECK(slope_error([&](const Array& v) { return dot(mean_dy, reference::adaptive_avg_pool2d(v, 3, 4)); }, x,
+                    reference::adaptive_avg_pool2d_backward(x, mean_dy)) < kSlopeTolerance);
   const Array dx = random_array(x.shape, generator);
   CHECK(slope_error([&](const Array& v) { return dot(dx, reference::relu(v)); }, x, reference::relu_backward(x, dx)) <
         kSlopeTolerance);
