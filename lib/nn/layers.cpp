@@ -152,6 +152,10 @@ Variable Flatten::forward(Context&, const Variable& x) const {
   return name_errors([&] { return ops::flatten(x); });
 }
 
+Variable Softmax::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::softmax(x); });
+}
+
 Variable LogSoftmax::forward(Context&, const Variable& x) const {
   return name_errors([&] { return ops::log_softmax(x); });
 }

@@ -146,6 +146,16 @@ class Flatten : public Module {
   std::string details() const override { return "start_dim=1, end_dim=-1"; }
 };
 
+/// torch.nn.Softmax(dim=1).
+class Softmax : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override { return "dim=1"; }
+};
+
 /// torch.nn.LogSoftmax(dim=1).
 class LogSoftmax : public Module {
  public:

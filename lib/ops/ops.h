@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
@@ -14,6 +16,16 @@ namespace duet::ops {
 
 /// a + b, of the same shape.
 Variable add(const Variable& a, const Variable& b);
+
+/// a * b, element by element, of the same shape.
+Variable mul(const Variable& a, const Variable& b);
+
+/// The parts one after the other along dimension 1: (N, C_i, ...) -> (N, sum of C_i, ...). One part or more, which
+/// agree in all other dimensions.
+Variable concat(std::span<const Variable> parts);
+inline Variable concat(std::initializer_list<Variable> parts) {
+  return concat(std::span<const Variable>(parts.begin(), parts.size()));
+}
 
 /// max(x, 0), any shape; the derivative at 0 is 0. A NaN stays one and passes its gradient, as in PyTorch.
 Variable relu(const Variable& x);
@@ -39,6 +51,10 @@ Variable dropout(const Variable& x, float p, Mt19937& generator);
 
 /// x w^T + b: x (N, I), w (O, I), b (O) or undefined -> (N, O).
 Variable linear(const Variable& x, const Variable& w, const Variable& b);
+
+/// exp(x) / sum(exp(x)) along dimension 1: (N, C) -> (N, C). A row with a NaN or +infinity, or of -infinity only, is
+/// NaN, as in PyTorch.
+Variable softmax(const Variable& x);
 
 /// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
 Variable log_softmax(const Variable& x);

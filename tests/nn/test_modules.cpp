@@ -65,6 +65,7 @@ TEST_CASE("layers print as PyTorch's") {
   CHECK(MaxPool2d(2).str() == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)");
   CHECK(MaxPool2d(3, 2).str() == "MaxPool2d(kernel_size=3, stride=2, padding=0, dilation=1, ceil_mode=False)");
   CHECK(Flatten().str() == "Flatten(start_dim=1, end_dim=-1)");
+  CHECK(Softmax().str() == "Softmax(dim=1)");
   CHECK(LogSoftmax().str() == "LogSoftmax(dim=1)");
   CHECK(Conv2d(3, 6, 5, {.stride = 2, .padding = 2, .bias = false}).str() ==
         "Conv2d(3, 6, kernel_size=(5, 5), stride=(2, 2), padding=(2, 2), bias=False)");

@@ -117,7 +117,7 @@ TEST_CASE("reference: the first of equal values takes the gradient of a window")
   CHECK(reference::relu_backward(zero, zero).values == std::vector<double>{0});
 }
 
-TEST_CASE("reference: linear, log_softmax and the losses have their slopes") {
+TEST_CASE("reference: linear, softmax, log_softmax and the losses have their slopes") {
   Mt19937 generator(3);
   const Array x = random_array({3, 5}, generator), w = random_array({4, 5}, generator),
               b = random_array({4}, generator);
@@ -131,6 +131,10 @@ TEST_CASE("reference: linear, log_softmax and the losses have their slopes") {
   const std::vector<std::int64_t> labels = {4, 0, 2};
   CHECK(slope_error([&](const Array& v) { return reference::nll_loss(v, labels); }, x,
                     reference::nll_loss_backward(x, labels)) < kSlopeTolerance);
+  CHECK(slope_error([&](const Array& v) { return dot(dx, reference::softmax(v)); }, x,
+                    reference::softmax_backward(x, dx)) < kSlopeTolerance);
+  CHECK(slope_error([&](const Array& v) { return reference::cross_entropy(v, labels, 0.3); }, x,
+                    reference::cross_entropy_backward(x, labels, 0.3)) < kSlopeTolerance);
   CHECK(slope_error([&](const Array& v) { return reference::mse_loss(v, dx); }, x,
                     reference::mse_loss_backward(x, dx)) < kSlopeTolerance);
 }

@@ -75,6 +75,16 @@ double mse_loss(const Array& x, const Array& target);
 Array mse_loss_backward(const Array& x, const Array& target);
 
 Array add(const Array& a, const Array& b);
+Array mul(const Array& a, const Array& b);
+/// Along dimension 1.
+Array concat(const std::vector<Array>& parts);
+
+Array softmax(const Array& x);
+Array softmax_backward(const Array& x, const Array& dy);
+
+/// Of logits, with label smoothing.
+double cross_entropy(const Array& x, const std::vector<std::int64_t>& labels, double smoothing);
+Array cross_entropy_backward(const Array& x, const std::vector<std::int64_t>& labels, double smoothing);
 
 struct BatchNorm {
   Array weight, bias, running_mean, running_var;  // (C)

@@ -1,7 +1,9 @@
-// Average pooling as plain loops in double.
+// Operators of image networks as plain loops in double.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "tests/support/reference.h"
 
@@ -92,6 +94,57 @@ Array adaptive_avg_pool2d_backward(const Array& x, const Array& dy) {
   for_each_adaptive(x.shape, dy.shape,
                     [&](std::int64_t to, std::int64_t from, double pixels) { dx[from] += dy[to] / pixels; });
   return dx;
+}
+
+Array mul(const Array& a, const Array& b) {
+  Array y = a;
+  for (std::size_t i = 0; i < y.values.size(); ++i) y.values[i] *= b.values[i];
+  return y;
+}
+
+Array concat(const std::vector<Array>& parts) {
+  std::int64_t channels = 0;
+  for (const Array& part : parts) channels += part.shape[1];
+  Array y(parts[0].shape.with(1, channels));
+  auto to = y.values.begin();
+  for (std::int64_t row = 0; row < y.shape[0]; ++row)
+    for (const Array& part : parts) {
+      const std::int64_t count = part.shape.count_from(1);
+      to = std::copy_n(part.values.begin() + row * count, count, to);
+    }
+  return y;
+}
+
+Array softmax(const Array& x) {
+  Array y = log_softmax(x);
+  for (double& value : y.values) value = std::exp(value);
+  return y;
+}
+
+Array softmax_backward(const Array& x, const Array& dy) {
+  const Array y = softmax(x);
+  const std::int64_t classes = x.shape[1];
+  Array dx(x.shape);
+  for (std::int64_t i = 0; i < x.shape.count(); ++i)
+    for (std::int64_t c = 0; c < classes; ++c) {
+      const std::int64_t j = i / classes * classes + c;
+      dx[i] += dy[j] * y[j] * ((i == j ? 1.0 : 0.0) - y[i]);
+    }
+  return dx;
+}
+
+double cross_entropy(const Array& x, const std::vector<std::int64_t>& labels, double smoothing) {
+  const Array y = log_softmax(x);
+  double total = 0;
+  for (const double value : y.values) total -= smoothing / static_cast<double>(x.shape[1]) * value;
+  return total / static_cast<double>(x.shape[0]) + (1 - smoothing) * nll_loss(y, labels);
+}
+
+Array cross_entropy_backward(const Array& x, const std::vector<std::int64_t>& labels, double smoothing) {
+  const Array y = log_softmax(x);
+  Array dy = nll_loss_backward(y, labels);
+  for (double& value : dy.values) value = (1 - smoothing) * value - smoothing / static_cast<double>(x.shape.count());
+  return log_softmax_backward(x, dy);
 }
 
 }  // namespace duet_test::reference

@@ -54,6 +54,7 @@ struct Kernels {
   void (*relu)(const float* x, float* y, std::int64_t n);
   void (*relu_backward)(const float* y, const float* dy, float* dx, std::int64_t n);
   void (*add)(const float* a, const float* b, float* y, std::int64_t n);
+  void (*mul)(const float* a, const float* b, float* y, std::int64_t n);
   void (*scale)(float* x, float factor, std::int64_t n);
   void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
   /// dx = dy * scale where y, which relu and dropout made, is positive or NaN, else 0.

@@ -9,6 +9,7 @@ constinit const Kernels table = {
     .relu = relu,
     .relu_backward = relu_backward,
     .add = add,
+    .mul = mul,
     .scale = scale,
     .mask_scale = mask_scale,
     .relu_dropout_backward = relu_dropout_backward,

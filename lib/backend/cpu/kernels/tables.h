@@ -10,6 +10,7 @@ namespace duet::cpu::DUET_ISA {
 void relu(const float* x, float* y, std::int64_t n);
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n);
 void add(const float* a, const float* b, float* y, std::int64_t n);
+void mul(const float* a, const float* b, float* y, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void mask_scale(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
 void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n);

@@ -18,6 +18,7 @@ namespace duet::cuda::kernels {
 void relu(const float* x, float* y, std::int64_t n, cudaStream_t stream);
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n, cudaStream_t stream);
 void add(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
+void mul(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
 void scale(float* x, float factor, std::int64_t n, cudaStream_t stream);
 void fill(float* x, float value, std::int64_t n, cudaStream_t stream);
 /// y = x * (mask ? factor : 0)
@@ -213,9 +214,20 @@ void mse_forward(const float* x, const float* target, float factor, float* loss,
 /// dx = 2 * factor * dloss * (x - target).
 void mse_backward(const float* dloss, const float* x, const float* target, float factor, float* dx, std::int64_t count,
                   cudaStream_t stream);
-/// correct = number of rows whose largest entry, the first among equals, is at their label.
-void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
-                   cudaStream_t stream);
+/// found = number of rows whose entry at the label is among the k first in the order of arithmetic::stands_before.
+void count_in_top(const float* x, const std::int64_t* labels, std::int64_t k, std::int64_t* found, std::int64_t rows,
+                  int classes, cudaStream_t stream);
+
+// --- softmax.cu: x, y (rows, classes), labels i64 (rows) ---
+void softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream);
+void softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes, cudaStream_t stream);
+/// Partial sums that add_sum needs, in floats.
+inline constexpr int kSumPartials = 256;
+/// total += factor * sum of x.
+void add_sum(const float* x, float factor, float* total, float* partials, std::int64_t count, cudaStream_t stream);
+/// dx of Backend::smoothed_nll_backward; 0 in rows whose label is out of bounds.
+void smoothed_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float smoothing,
+                           float factor, float* dx, std::int64_t rows, int classes, cudaStream_t stream);
 
 // --- batch_norm.cu: over rows and pixels of x (rows, channels, pixels) ---
 
