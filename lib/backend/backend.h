@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include "lib/backend/average_pool.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
@@ -149,7 +150,8 @@ class Backend {
   /// (N, C, H, W) from the plain layout to that of y.
   virtual void from_plain(const Tensor& x, const Tensor& y) = 0;
 
-  // --- convolution: x (N, C, H, W), w (K, C, R, S) plain, b (K) or undefined, y (N, K, P, Q) ---
+  // --- convolution: x (N, C, H, W), w (K, C / groups, R, S) plain, b (K) or undefined, y (N, K, P, Q). The shapes of x
+  // and w give the groups, into which K divides ---
   /// The layout of y that this backend prefers.
   virtual Layout conv2d_layout(const Shape& x, const Shape& w) const = 0;
   virtual void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -163,8 +165,12 @@ class Backend {
   virtual void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) = 0;
   virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) = 0;
 
-  // --- fused: dropout(relu(max_pool2d(conv2d(x)))); index is 255 where no gradient passes. The pool's windows do not
-  // overlap and have no padding; y and dy may be plain or in conv2d_layout ---
+  /// The mean of the pixels of each window: sums of rows of pixels first, then of these.
+  virtual void avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) = 0;
+  virtual void avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) = 0;
+
+  // --- fused: dropout(relu(max_pool2d(conv2d(x)))), without groups; index is 255 where no gradient passes. The pool's
+  // windows do not overlap and have no padding; y and dy may be plain or in conv2d_layout ---
   virtual void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                       const Tensor& index, const ConvPoolRelu& op) = 0;
   /// dx may be undefined (not needed). db may be undefined.
@@ -198,6 +204,7 @@ class Backend {
   /// y = x * mask * scale; serves backward too.
   virtual void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) = 0;
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
+  virtual void mul(const Tensor& a, const Tensor& b, const Tensor& y) = 0;
   virtual void scale(const Tensor& x, float factor) = 0;
   virtual void fill(const Tensor& x, float value) = 0;
   /// Adds 1 to an i64 scalar.
@@ -220,6 +227,8 @@ class Backend {
   /// y may be x.
   virtual void log_softmax_forward(const Tensor& x, const Tensor& y) = 0;
   virtual void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
+  virtual void softmax_forward(const Tensor& x, const Tensor& y) = 0;
+  virtual void softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
   /// loss = -sum x[i, label i] * factor. A label outside [0, C) throws ShapeError "Target 3 is out of bounds.".
   virtual void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) = 0;
   /// dx = -dloss * factor at the labels, else 0; dloss is a device scalar.
@@ -232,12 +241,21 @@ class Backend {
   /// dx = (exp(y) - one_hot(labels)) * dloss * factor, with the bits of the two above one by one.
   virtual void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                         const Tensor& dx) = 0;
+  /// Of log_softmax's output y: loss = -sum t[i, c] * y[i, c] * factor, where t is `smoothing` / C, and at the labels
+  /// 1 - smoothing more. Labels as nll_loss_forward's.
+  virtual void smoothed_nll_forward(const Tensor& y, const Tensor& labels, float smoothing, float factor,
+                                    const Tensor& loss) = 0;
+  /// From the labels to the logits: dx = (exp(y) - t) * dloss * factor.
+  virtual void smoothed_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float smoothing,
+                                     float factor, const Tensor& dx) = 0;
   /// loss = sum (x - target)^2 * factor.
   virtual void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) = 0;
   virtual void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
                                  const Tensor& dx) = 0;
-  /// Number of rows with the largest entry at their label.
-  virtual std::int64_t count_correct(const Tensor& x, const Tensor& labels) = 0;
+  /// Number of rows whose entry at the label is among the k largest: see ops::count_in_top.
+  virtual std::int64_t count_in_top(const Tensor& x, const Tensor& labels, std::int64_t k) = 0;
+  /// Number of rows with the largest entry, the first among equals, at their label.
+  std::int64_t count_correct(const Tensor& x, const Tensor& labels) { return count_in_top(x, labels, 1); }
 
   // --- update and reduction over flat buffers ---
   /// `share`/`shares`: only that part of the elements, so that devices which share memory can divide the work; the

@@ -1,4 +1,4 @@
-// Linear layers, alone, with relu and dropout, and with log_softmax; log_softmax.
+// Linear layers, alone, with relu and dropout, and with log_softmax; log_softmax and softmax.
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -47,6 +47,14 @@ struct LogSoftmaxGradient {
   Tensor y;
 };
 
+struct SoftmaxGradient {
+  static constexpr const char* kName = "softmax";
+  void backward(const Gradients& g) const {
+    backend(y).softmax_backward(y, g.outputs[0], g.place(0, y.shape(), y.device()));
+  }
+  Tensor y;
+};
+
 /// Checks the arguments of a linear layer; gives room for its output.
 Tensor linear_output(const char* op, const Variable& x, const Variable& w, const Variable& b) {
   require_one_device(op, {&x, &w, &b});
@@ -90,6 +98,13 @@ Variable log_softmax(const Variable& x) {
   const Tensor y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
   return record_log_softmax(y, x);
+}
+
+Variable softmax(const Variable& x) {
+  require_rank("softmax", x, 2, "(N, C)");
+  const Tensor y = result_of(x, x.shape());
+  backend(y).softmax_forward(x.value(), y);
+  return record(y, {&x}, [&] { return SoftmaxGradient{y}; });
 }
 
 const Edge* log_softmax_argument(const Variable& y) {

@@ -48,6 +48,15 @@ struct LogSoftmaxNllGradient {
   float factor = 0;
 };
 
+struct CrossEntropyGradient {
+  static constexpr const char* kName = "cross_entropy";
+  void backward(const Gradients& g) const {
+    backend(y).smoothed_nll_backward(g.outputs[0], y, labels, smoothing, factor, g.place(0, y.shape(), y.device()));
+  }
+  Tensor y, labels;  // y: log_softmax of the logits
+  float smoothing = 0, factor = 0;
+};
+
 struct MseLossGradient {
   static constexpr const char* kName = "mse_loss";
   void backward(const Gradients& g) const {
@@ -86,14 +95,17 @@ bool divide_by_batch(std::span<const Variable> losses) {
   return batch;
 }
 
+void require_labels(const char* op, const Variable& x, const Tensor& labels) {
+  require_rank(op, x, 2, "(N, C)");
+  require<ShapeError>(labels.shape() == Shape{x.shape()[0]} && labels.dtype() == DType::i64, op, ": labels ",
+                      labels.shape(), " ", name(labels.dtype()), ", expected [", x.shape()[0], "] i64");
+  require<DeviceError>(labels.device() == x.device(), op, ": input on ", x.device(), ", labels on ", labels.device());
+}
+
 }  // namespace
 
 Variable nll_loss(const Variable& x, const Tensor& labels) {
-  require_rank("nll_loss", x, 2, "(N, C)");
-  require<ShapeError>(labels.shape() == Shape{x.shape()[0]} && labels.dtype() == DType::i64, "nll_loss: labels ",
-                      labels.shape(), " ", name(labels.dtype()), ", expected [", x.shape()[0], "] i64");
-  require<DeviceError>(labels.device() == x.device(), "nll_loss: input on ", x.device(), ", labels on ",
-                       labels.device());
+  require_labels("nll_loss", x, labels);
   const Factors factors(x.value(), labels, 1);
   const Tensor loss = empty({}, DType::f32, x.device());
   if (const Edge* const logits = recorded({&x}) ? log_softmax_argument(x) : nullptr) {
@@ -106,6 +118,28 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
   backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
   const auto gradient = [&] { return NllLossGradient{labels, x.shape(), factors.gradient}; };
   return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing) {
+  constexpr const char* kOp = CrossEntropyGradient::kName;
+  require_labels(kOp, x, labels);
+  require<UsageError>(label_smoothing >= 0 && label_smoothing <= 1, kOp, ": label smoothing ", label_smoothing,
+                      ", expected 0 to 1");
+  if (label_smoothing == 0) return nll_loss(log_softmax(x), labels);
+  const auto smoothing = static_cast<float>(label_smoothing);
+  const Factors factors(x.value(), labels, 1);
+  const Tensor loss = empty({}, DType::f32, x.device()), y = result_of(x, x.shape());
+  backend(y).log_softmax_forward(x.value(), y);
+  backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss);
+  const auto gradient = [&] { return CrossEntropyGradient{y, labels, smoothing, factors.gradient}; };
+  return record(loss, {&x}, gradient, factors.normaliser);
+}
+
+std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k) {
+  require_labels("count_in_top", x, labels);
+  require<UsageError>(k >= 1 && k <= x.shape()[1], "count_in_top: the largest ", k, " of ", x.shape()[1],
+                      " classes, expected 1 to ", x.shape()[1]);
+  return backend(x.value()).count_in_top(x.value(), labels, k);
 }
 
 Variable mse_loss(const Variable& input, const Tensor& target) {

@@ -20,8 +20,19 @@ namespace duet::ops {
 /// gradient is made with the value.
 Variable nll_loss(const Variable& x, const Tensor& labels);
 
+/// nll_loss of log_softmax(x), with label smoothing as torch.nn.CrossEntropyLoss: x (N, C) logits, labels i64 (N) ->
+/// scalar, the mean over rows of -sum_c t_c log_softmax(x)_c, where t is label_smoothing / C, and at the label
+/// 1 - label_smoothing more. Throws UsageError unless 0 <= label_smoothing <= 1, ShapeError for a label outside [0, C).
+Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smoothing = 0);
+
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
+
+/// Number of rows of x (N, C) whose entry at labels (N) i64 is among the k largest of the row, 1 <= k <= C: k times
+/// accuracy's numerator of PyTorch's ImageNet program. Of equal entries the one with the lower class comes first, while
+/// torch.topk leaves that open; a NaN is larger than any number, as there. A label outside [0, C) is in no top. The
+/// host waits for the device.
+std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k);
 
 /// The mean over all rows of a batch from the means of its shards: sum of rows_i / rows * losses_i, a scalar on
 /// `device`; shards without rows count nothing. The losses above each get the whole gradient, as theirs is already the

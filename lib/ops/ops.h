@@ -1,6 +1,10 @@
 // The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
 
@@ -12,6 +16,16 @@ namespace duet::ops {
 
 /// a + b, of the same shape.
 Variable add(const Variable& a, const Variable& b);
+
+/// a * b, element by element, of the same shape.
+Variable mul(const Variable& a, const Variable& b);
+
+/// The parts one after the other along dimension 1: (N, C_i, ...) -> (N, sum of C_i, ...). One part or more, which
+/// agree in all other dimensions.
+Variable concat(std::span<const Variable> parts);
+inline Variable concat(std::initializer_list<Variable> parts) {
+  return concat(std::span<const Variable>(parts.begin(), parts.size()));
+}
 
 /// max(x, 0), any shape; the derivative at 0 is 0. A NaN stays one and passes its gradient, as in PyTorch.
 Variable relu(const Variable& x);
@@ -38,16 +52,32 @@ Variable dropout(const Variable& x, float p, Mt19937& generator);
 /// x w^T + b: x (N, I), w (O, I), b (O) or undefined -> (N, O).
 Variable linear(const Variable& x, const Variable& w, const Variable& b);
 
+/// exp(x) / sum(exp(x)) along dimension 1: (N, C) -> (N, C). A row with a NaN or +infinity, or of -infinity only, is
+/// NaN, as in PyTorch.
+Variable softmax(const Variable& x);
+
 /// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
 Variable log_softmax(const Variable& x);
 
-/// Cross-correlation: x (N, C, H, W), w (K, C, R, S), b (K) or undefined -> (N, K, P, Q).
-/// Throws ShapeError naming both shapes.
-Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window);
+/// Cross-correlation: x (N, C, H, W), w (K, C / groups, R, S), b (K) or undefined -> (N, K, P, Q). Output channel k
+/// reads the input channels of its group only: those from k / (K / groups) * (C / groups) on, as in PyTorch. Throws
+/// ShapeError naming both shapes.
+Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                std::int64_t groups = 1);
 
 /// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
 /// order. Windows of at most 254 pixels, padding of at most half the kernel.
 Variable max_pool2d(const Variable& x, const Window2d& window);
+
+/// The mean of each window: x (N, C, H, W) -> (N, C, P, Q), sizes as max_pool2d's. Zeros of the padding count as pixels
+/// with `count_include_pad`, else a window at the border is divided by its pixels in the image, as in PyTorch. Padding
+/// of at most half the kernel.
+Variable avg_pool2d(const Variable& x, const Window2d& window, bool count_include_pad = true);
+
+/// x (N, C, H, W) -> (N, C, height, width): output (p, q) is the mean of rows floor(p * H / height) up to
+/// ceil((p + 1) * H / height), and of such columns, as torch.nn.AdaptiveAvgPool2d; (1, 1) is the mean of the image. x
+/// itself if it has this size.
+Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_t width);
 
 struct BatchNorm2dOptions {
   bool training = true;

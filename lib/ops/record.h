@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <ostream>
+#include <span>
 #include <utility>
 
 #include "lib/autograd/check_finite.h"
@@ -26,15 +27,19 @@ struct OpNode final : Node {
 };
 
 /// Whether an operator with these inputs must be recorded.
-inline bool recorded(std::initializer_list<const Variable*> inputs) {
+inline bool recorded(std::span<const Variable* const> inputs) {
   if (!grad_enabled()) return false;
   for (const Variable* input : inputs)
     if (input->requires_grad()) return true;
   return false;
 }
 
+inline bool recorded(std::initializer_list<const Variable*> inputs) {
+  return recorded(std::span(inputs.begin(), inputs.size()));
+}
+
 /// For CheckFinite: the result, and those inputs that no operator made.
-inline void require_finite_step(const Node& op, const Tensor& result, std::initializer_list<const Variable*> inputs) {
+inline void require_finite_step(const Node& op, const Tensor& result, std::span<const Variable* const> inputs) {
   int number = 0;
   for (const Variable* input : inputs) {
     ++number;
@@ -52,14 +57,19 @@ inline void require_finite_step(const Node& op, const Tensor& result, std::initi
 /// The variable of an operator's result: on the tape behind an OpNode with what keep() returns, if `inputs` ask for
 /// gradients, else a constant. `normaliser`: of a loss.
 template <class Keep>
-Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Keep keep,
-                unsigned normaliser = 0) {
+Variable record(const Tensor& result, std::span<const Variable* const> inputs, Keep keep, unsigned normaliser = 0) {
   if (!recorded(inputs)) return Variable(result);
   auto node = make_pooled<OpNode<decltype(keep())>>(keep());
   for (const Variable* input : inputs) node->add_edge(input->defined() ? input->edge() : Edge{});
   if (normaliser != 0) node->set_normalisers(normaliser);
   if (checks_finite()) require_finite_step(*node, result, inputs);
   return Variable(result, std::move(node));
+}
+
+template <class Keep>
+Variable record(const Tensor& result, std::initializer_list<const Variable*> inputs, Keep keep,
+                unsigned normaliser = 0) {
+  return record(result, std::span(inputs.begin(), inputs.size()), std::move(keep), normaliser);
 }
 
 /// Room for an operator's result, with the stamp of x.

@@ -241,6 +241,8 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"conv2d_backward_weights", [&] { gpu.conv2d_backward_weights(image, image, w, c2, three); }},
       {"max_pool2d_forward", [&] { gpu.max_pool2d_forward(image, pooled, index2, two); }},
       {"max_pool2d_backward", [&] { gpu.max_pool2d_backward(pooled, index, image2, two); }},
+      {"avg_pool2d_forward", [&] { gpu.avg_pool2d_forward(image, image2, {}); }},
+      {"avg_pool2d_backward", [&] { gpu.avg_pool2d_backward(image2, image, {}); }},
       {"conv_pool_relu_forward", [&] { gpu.conv_pool_relu_forward(image, w, c, pooled, index2, op); }},
       {"conv_pool_relu_backward", [&] { gpu.conv_pool_relu_backward(pooled, index, image, w, image2, w, c, op); }},
       {"linear_forward",
@@ -283,7 +285,12 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
          gpu.all_reduce_devices({&c, 1}, {&c2, 1}, DeviceSum::tree);
        }},
       {"gather_images", [&] { gpu.gather_images(index, labels, labels2, 0, 1, image, {}); }},
-      {"count_correct", [&] { gpu.count_correct(rows, labels2); }}};
+      {"mul", [&] { gpu.mul(rows, rows2, rows); }},
+      {"softmax_forward", [&] { gpu.softmax_forward(rows, rows2); }},
+      {"softmax_backward", [&] { gpu.softmax_backward(rows, rows2, rows); }},
+      {"smoothed_nll_forward", [&] { gpu.smoothed_nll_forward(rows, labels2, 0.1f, 1, one); }},
+      {"smoothed_nll_backward", [&] { gpu.smoothed_nll_backward(one2, rows, labels, 0.1f, 1, rows); }},
+      {"count_in_top", [&] { gpu.count_in_top(rows, labels2, 1); }}};
   for (const auto& [name, call] : calls) {
     CAPTURE(name);
     CHECK_THROWS_AS(call(), DeviceError);

@@ -41,6 +41,13 @@ TEST_CASE("conv2d names both shapes that disagree") {
               "conv2d: a kernel of 3x3 does not fit into input [2, 3, 2, 2]");
   CHECK_ERROR(ops::conv2d(x, w, b, {3, 3, 0, 1, 0, 0}), ShapeError,
               "conv2d: a kernel of 3x3 does not fit into input [2, 3, 8, 8]");
+  CHECK_ERROR(ops::conv2d(x, w, b, kConv, 2), ShapeError,
+              "conv2d: input [2, 3, 8, 8] has 3 channels, weights [4, 3, 3, 3] expect 3 for each of 2 groups");
+  CHECK_ERROR(ops::conv2d(of({2, 9, 8, 8}), w, b, kConv, 3), ShapeError,
+              "conv2d: 4 output channels do not divide into 3 groups");
+  CHECK_ERROR(ops::conv2d(x, w, b, kConv, 0), ShapeError, "conv2d: 4 output channels do not divide into 0 groups");
+  CHECK_ERROR(ops::conv2d(of({2, 0, 8, 8}), of({4, 0, 3, 3}), b, kConv), ShapeError,
+              "conv2d: input [2, 0, 8, 8] has 0 channels, weights [4, 0, 3, 3] expect 0");
   CHECK_ERROR(ops::conv2d(x, elsewhere({4, 3, 3, 3}), b, kConv), DeviceError,
               "conv2d: arguments lie on cpu:0 and cpu:1, expected one device");
 }
@@ -161,6 +168,16 @@ TEST_CASE("losses check labels and targets") {
   CHECK_ERROR(ops::nll_loss(of({2, 4}), zeros({2})), ShapeError, "nll_loss: labels [2] f32, expected [2] i64");
   CHECK_ERROR(ops::nll_loss(of({2, 4}), labels.to({DeviceKind::cpu, 1})), DeviceError,
               "nll_loss: input on cpu:0, labels on cpu:1");
+  CHECK_ERROR(ops::cross_entropy(of({3, 4}), labels), ShapeError, "cross_entropy: labels [2] i64, expected [3] i64");
+  CHECK_THROWS_WITH(ops::cross_entropy(of({2, 3}), labels, 0.1),
+                    duet_test::ContainsSubstring("cross_entropy: Target 3 is out of bounds."));
+  CHECK_ERROR(ops::cross_entropy(of({2, 4}), labels, 1.5), UsageError,
+              "cross_entropy: label smoothing 1.5, expected 0 to 1");
+  CHECK_THROWS_AS(ops::cross_entropy(of({2, 4}), labels, -0.1), UsageError);
+  CHECK_ERROR(ops::count_in_top(of({2, 4}), labels, 5), UsageError,
+              "count_in_top: the largest 5 of 4 classes, expected 1 to 4");
+  CHECK_THROWS_AS(ops::count_in_top(of({2, 4}), labels, 0), UsageError);
+  CHECK_ERROR(ops::count_in_top(of({3, 4}), labels, 1), ShapeError, "count_in_top: labels [2] i64, expected [3] i64");
   CHECK_ERROR(ops::mse_loss(of({2, 4}), zeros({4, 2})), ShapeError, "mse_loss: input [2, 4] and target [4, 2] differ");
   CHECK_ERROR(ops::mse_loss(of({2, 4}), zeros({2, 4}, DType::f64)), ShapeError, "mse_loss: got f64, expected f32");
   CHECK_THROWS_AS(ops::mse_loss(Variable(), zeros({2, 4})), ShapeError);

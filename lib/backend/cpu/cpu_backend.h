@@ -70,6 +70,8 @@ class CpuBackend final : public Backend {
                                const Window2d& window) override;
   void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) override;
   void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) override;
+  void avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) override;
+  void avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) override;
   void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
                               const ConvPoolRelu& op) override;
   void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
@@ -90,6 +92,7 @@ class CpuBackend final : public Backend {
   void dropout_mask(const Tensor& mask, const DropoutKey& key) override;
   void dropout_apply(const Tensor& x, const Tensor& mask, float scale, const Tensor& y) override;
   void add(const Tensor& a, const Tensor& b, const Tensor& y) override;
+  void mul(const Tensor& a, const Tensor& b, const Tensor& y) override;
   void scale(const Tensor& x, float factor) override;
   void fill(const Tensor& x, float value) override;
   void increment(const Tensor& counter) override;
@@ -103,16 +106,22 @@ class CpuBackend final : public Backend {
 
   void log_softmax_forward(const Tensor& x, const Tensor& y) override;
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
+  void softmax_forward(const Tensor& x, const Tensor& y) override;
+  void softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;
   void nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) override;
   void nll_loss_backward(const Tensor& dloss, const Tensor& labels, float factor, const Tensor& dx) override;
   void log_softmax_nll_forward(const Tensor& y, const Tensor& labels, float factor, const Tensor& loss,
                                float gradient_factor, const Tensor& dx) override;
   void log_softmax_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float factor,
                                 const Tensor& dx) override;
+  void smoothed_nll_forward(const Tensor& y, const Tensor& labels, float smoothing, float factor,
+                            const Tensor& loss) override;
+  void smoothed_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float smoothing, float factor,
+                             const Tensor& dx) override;
   void mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) override;
   void mse_loss_backward(const Tensor& dloss, const Tensor& x, const Tensor& target, float factor,
                          const Tensor& dx) override;
-  std::int64_t count_correct(const Tensor& x, const Tensor& labels) override;
+  std::int64_t count_in_top(const Tensor& x, const Tensor& labels, std::int64_t k) override;
 
   void sgd_step(const Tensor& value, const Tensor& gradient, const Tensor& momentum, const SGDRule& rule, int share,
                 int shares) override;

@@ -1,4 +1,4 @@
-// log_softmax, losses and accuracy.
+// softmax, log_softmax, losses and accuracy.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -24,7 +24,43 @@ float sum_over_rows(const Tensor& batch, Value value) {
   return sum_by_tree(blocks, part);
 }
 
+void require_labels(const char* op, const Tensor& x, const Tensor& labels) {
+  const std::int64_t classes = x.size(1);
+  const std::int64_t* const label = labels.data<std::int64_t>();
+  for (std::int64_t row = 0; row < x.size(0); ++row)
+    require<ShapeError>(label[row] >= 0 && label[row] < classes, op, ": Target ", label[row],
+                        " is out of bounds. (row ", row, ", expected 0 to ", classes - 1, ")");
+}
+
 }  // namespace
+
+void CpuBackend::softmax_forward(const Tensor& x, const Tensor& y) {
+  const std::int64_t classes = x.size(1);
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* const from = x.data<float>() + row * classes;
+      float* const to = y.data<float>() + row * classes;
+      const float largest = *std::max_element(from, from + classes);
+      float total = 0;
+      for (std::int64_t c = 0; c < classes; ++c) total += to[c] = std::exp(from[c] - largest);
+      for (std::int64_t c = 0; c < classes; ++c) to[c] /= total;
+    }
+  });
+}
+
+void CpuBackend::softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
+  const std::int64_t classes = y.size(1);
+  for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* const out = y.data<float>() + row * classes;
+      const float* const gradient = dy.data<float>() + row * classes;
+      float* const to = dx.data<float>() + row * classes;
+      float total = 0;
+      for (std::int64_t c = 0; c < classes; ++c) total += out[c] * gradient[c];
+      for (std::int64_t c = 0; c < classes; ++c) to[c] = arithmetic::softmax_gradient(out[c], gradient[c], total);
+    }
+  });
+}
 
 void CpuBackend::log_softmax_forward(const Tensor& x, const Tensor& y) {
   const std::int64_t classes = x.size(1);
@@ -56,11 +92,9 @@ void CpuBackend::log_softmax_backward(const Tensor& y, const Tensor& dy, const T
 }
 
 void CpuBackend::nll_loss_forward(const Tensor& x, const Tensor& labels, float factor, const Tensor& loss) {
+  require_labels("nll_loss", x, labels);
   const std::int64_t classes = x.size(1);
   const std::int64_t* const label = labels.data<std::int64_t>();
-  for (std::int64_t row = 0; row < x.size(0); ++row)
-    require<ShapeError>(label[row] >= 0 && label[row] < classes, "nll_loss: Target ", label[row],
-                        " is out of bounds. (row ", row, ", expected 0 to ", classes - 1, ")");
   const float* const values = x.data<float>();
   *loss.data<float>() =
       -sum_over_rows(x, [&](std::int64_t row) { return values[row * classes + label[row]]; }) * factor;
@@ -98,6 +132,36 @@ void CpuBackend::logit_gradients(float gradient, const Tensor& y, const Tensor& 
   });
 }
 
+void CpuBackend::smoothed_nll_forward(const Tensor& y, const Tensor& labels, float smoothing, float factor,
+                                      const Tensor& loss) {
+  require_labels("cross_entropy", y, labels);
+  const std::int64_t classes = y.size(1);
+  const double spread = static_cast<double>(smoothing) / static_cast<double>(classes);
+  *loss.data<float>() = -factor * sum_over_rows(y, [&](std::int64_t row) {
+    const float* const values = y.data<float>() + row * classes;
+    const double at_label = static_cast<double>(values[labels.data<std::int64_t>()[row]]);
+    double total = 0;
+    for (std::int64_t c = 0; c < classes; ++c) total += static_cast<double>(values[c]);
+    return static_cast<float>((1 - static_cast<double>(smoothing)) * at_label + spread * total);
+  });
+}
+
+void CpuBackend::smoothed_nll_backward(const Tensor& dloss, const Tensor& y, const Tensor& labels, float smoothing,
+                                       float factor, const Tensor& dx) {
+  const std::int64_t classes = y.size(1);
+  const arithmetic::SmoothedTarget target = arithmetic::smoothed_target(smoothing, classes);
+  const float weight = *dloss.data<float>() * factor;
+  for_each_block(y, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t label = labels.data<std::int64_t>()[row];
+      const float* const out = y.data<float>() + row * classes;
+      float* const to = dx.data<float>() + row * classes;
+      for (std::int64_t c = 0; c < classes; ++c)
+        to[c] = arithmetic::smoothed_nll_gradient(out[c], c == label, target, weight);
+    }
+  });
+}
+
 void CpuBackend::mse_loss_forward(const Tensor& x, const Tensor& target, float factor, const Tensor& loss) {
   const std::int64_t columns = x.shape().count_from(1);
   const float *const a = x.data<float>(), *const b = target.data<float>();
@@ -116,14 +180,18 @@ void CpuBackend::mse_loss_backward(const Tensor& dloss, const Tensor& x, const T
   for (std::int64_t i = 0; i < x.count(); ++i) dx.data<float>()[i] = weight * (a[i] - b[i]);
 }
 
-std::int64_t CpuBackend::count_correct(const Tensor& x, const Tensor& labels) {
+std::int64_t CpuBackend::count_in_top(const Tensor& x, const Tensor& labels, std::int64_t k) {
   const std::int64_t classes = x.size(1);
-  std::int64_t correct = 0;
+  std::int64_t found = 0;
   for (std::int64_t row = 0; row < x.size(0); ++row) {
     const float* const from = x.data<float>() + row * classes;
-    correct += std::max_element(from, from + classes) - from == labels.data<std::int64_t>()[row];
+    const std::int64_t label = labels.data<std::int64_t>()[row];
+    if (label < 0 || label >= classes) continue;
+    std::int64_t before = 0;
+    for (std::int64_t c = 0; c < classes; ++c) before += arithmetic::stands_before(from[c], c, from[label], label);
+    found += before < k;
   }
-  return correct;
+  return found;
 }
 
 }  // namespace duet::cpu

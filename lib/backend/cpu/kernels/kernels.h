@@ -9,6 +9,7 @@
 
 #include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/average_pool.h"
 
 namespace duet::cpu {
 
@@ -53,6 +54,7 @@ struct Kernels {
   void (*relu)(const float* x, float* y, std::int64_t n);
   void (*relu_backward)(const float* y, const float* dy, float* dx, std::int64_t n);
   void (*add)(const float* a, const float* b, float* y, std::int64_t n);
+  void (*mul)(const float* a, const float* b, float* y, std::int64_t n);
   void (*scale)(float* x, float factor, std::int64_t n);
   void (*mask_scale)(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
   /// dx = dy * scale where y, which relu and dropout made, is positive or NaN, else 0.
@@ -68,6 +70,8 @@ struct Kernels {
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
   /// Adds dy to the places of the maxima; dx was set to zero.
   void (*max_pool_backward)(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+  void (*avg_pool)(const float* x, float* y, const AveragePool& pool, int block);
+  void (*avg_pool_backward)(const float* dy, float* dx, const AveragePool& pool, int block);
   /// relu of pooled values in place, and kNoGradient where the value is not positive.
   void (*relu_index)(float* y, std::uint8_t* index, std::int64_t n);
   /// dropout of pooled values in place, and kNoGradient where the mask is 0.

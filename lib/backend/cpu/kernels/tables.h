@@ -10,6 +10,7 @@ namespace duet::cpu::DUET_ISA {
 void relu(const float* x, float* y, std::int64_t n);
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n);
 void add(const float* a, const float* b, float* y, std::int64_t n);
+void mul(const float* a, const float* b, float* y, std::int64_t n);
 void scale(float* x, float factor, std::int64_t n);
 void mask_scale(const float* x, const std::uint8_t* mask, float scale, float* y, std::int64_t n);
 void relu_dropout_backward(const float* y, const float* dy, float scale, float* dx, std::int64_t n);
@@ -20,6 +21,8 @@ void adam(float* value, const float* gradient, float* first, float* second, std:
           const arithmetic::AdamFactors& factors);
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+void avg_pool(const float* x, float* y, const AveragePool& pool, int block);
+void avg_pool_backward(const float* dy, float* dx, const AveragePool& pool, int block);
 void relu_index(float* y, std::uint8_t* index, std::int64_t n);
 void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float scale, std::int64_t n);
 void unblock(const float* x, float* y, std::int64_t pixels, int block);

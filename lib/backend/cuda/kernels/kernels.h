@@ -10,6 +10,7 @@
 
 #include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/dropout.h"
+#include "lib/backend/average_pool.h"
 
 namespace duet::cuda::kernels {
 
@@ -17,6 +18,7 @@ namespace duet::cuda::kernels {
 void relu(const float* x, float* y, std::int64_t n, cudaStream_t stream);
 void relu_backward(const float* y, const float* dy, float* dx, std::int64_t n, cudaStream_t stream);
 void add(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
+void mul(const float* a, const float* b, float* y, std::int64_t n, cudaStream_t stream);
 void scale(float* x, float factor, std::int64_t n, cudaStream_t stream);
 void fill(float* x, float value, std::int64_t n, cudaStream_t stream);
 /// y = x * (mask ? factor : 0)
@@ -78,6 +80,11 @@ void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolS
 /// Every element of dx is written.
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
                        cudaStream_t stream);
+
+// --- average_pool.cu: over `images` images ---
+void avg_pool_forward(const float* x, float* y, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
+/// Every element of dx is written.
+void avg_pool_backward(const float* dy, float* dx, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
 
 // --- counter.cu ---
 void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);
@@ -207,9 +214,20 @@ void mse_forward(const float* x, const float* target, float factor, float* loss,
 /// dx = 2 * factor * dloss * (x - target).
 void mse_backward(const float* dloss, const float* x, const float* target, float factor, float* dx, std::int64_t count,
                   cudaStream_t stream);
-/// correct = number of rows whose largest entry, the first among equals, is at their label.
-void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
-                   cudaStream_t stream);
+/// found = number of rows whose entry at the label is among the k first in the order of arithmetic::stands_before.
+void count_in_top(const float* x, const std::int64_t* labels, std::int64_t k, std::int64_t* found, std::int64_t rows,
+                  int classes, cudaStream_t stream);
+
+// --- softmax.cu: x, y (rows, classes), labels i64 (rows) ---
+void softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream);
+void softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes, cudaStream_t stream);
+/// Partial sums that add_sum needs, in floats.
+inline constexpr int kSumPartials = 256;
+/// total += factor * sum of x.
+void add_sum(const float* x, float factor, float* total, float* partials, std::int64_t count, cudaStream_t stream);
+/// dx of Backend::smoothed_nll_backward; 0 in rows whose label is out of bounds.
+void smoothed_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float smoothing,
+                           float factor, float* dx, std::int64_t rows, int classes, cudaStream_t stream);
 
 // --- batch_norm.cu: over rows and pixels of x (rows, channels, pixels) ---
 

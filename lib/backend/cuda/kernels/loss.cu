@@ -142,24 +142,26 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) dx[i] = 2 * factor * *dloss * (x[i] - target[i]);
 }
 
-/// One block, a thread for each row in turn.
+/// One block, a warp for each row in turn.
 __global__ void __launch_bounds__(kSumThreads)
-    count_correct_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels,
-                         std::int64_t* __restrict__ correct, std::int64_t rows, int classes) {
-  int found = 0;
-  for (std::int64_t row = threadIdx.x; row < rows; row += kSumThreads) {
+    count_in_top_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels, std::int64_t k,
+                        std::int64_t* __restrict__ found, std::int64_t rows, int classes) {
+  constexpr int kWarps = kSumThreads / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  int mine = 0;
+  for (std::int64_t row = threadIdx.x / kWarp; row < rows; row += kWarps) {
+    const std::int64_t label = labels[row];
+    if (label < 0 || label >= classes) continue;  // whole warps
     const float* const from = x + row * classes;
-    int best = 0;
-    float largest = from[0];
-    for (int c = 1; c < classes; ++c) {
-      if (!(largest < from[c])) continue;
-      largest = from[c];
-      best = c;
-    }
-    found += best == labels[row] ? 1 : 0;
+    const float at_label = from[label];
+    int before = 0;
+    for (int c = lane; c < classes; c += kWarp)
+      before += arithmetic::stands_before(from[c], c, at_label, label) ? 1 : 0;
+    before = warp_sum(before);
+    mine += lane == 0 && before < k ? 1 : 0;
   }
-  found = block_sum<kSumThreads>(found);
-  if (threadIdx.x == 0) *correct = found;
+  mine = block_sum<kSumThreads>(mine);
+  if (threadIdx.x == 0) *found = mine;
 }
 
 }  // namespace
@@ -218,9 +220,9 @@ void mse_backward(const float* dloss, const float* x, const float* target, float
   launch(mse_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, x, target, factor, dx, count);
 }
 
-void count_correct(const float* x, const std::int64_t* labels, std::int64_t* correct, std::int64_t rows, int classes,
-                   cudaStream_t stream) {
-  launch(count_correct_kernel, dim3(1), dim3(kSumThreads), 0, stream, x, labels, correct, rows, classes);
+void count_in_top(const float* x, const std::int64_t* labels, std::int64_t k, std::int64_t* found, std::int64_t rows,
+                  int classes, cudaStream_t stream) {
+  launch(count_in_top_kernel, dim3(1), dim3(kSumThreads), 0, stream, x, labels, k, found, rows, classes);
 }
 
 }  // namespace duet::cuda::kernels

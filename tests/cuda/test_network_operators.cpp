@@ -1,0 +1,158 @@
+// Operators of image networks on a GPU, against the reference and to the CPU's bits: average pools, groups,
+// mul, concat, softmax, smoothed losses, top k.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "tests/cuda/gpu.h"
+
+using namespace duet;
+using namespace duet_test;
+
+TEST_CASE("cuda: avg_pool2d equals the reference, and the CPU to the bit") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(131);
+  struct Case {
+    Shape x;
+    Window2d window;
+  };
+  const Case cases[] = {{{1, 1, 2, 2}, {2, 2, 2, 2, 0, 0}}, {{3, 2, 7, 9}, {3, 3, 2, 2, 1, 1}},
+                        {{2, 3, 8, 7}, {3, 3, 1, 1, 1, 1}}, {{17, 1, 5, 6}, {3, 2, 2, 1, 1, 0}},
+                        {{1, 2, 9, 9}, {2, 2, 3, 3, 0, 0}}, {{2, 1, 6, 5}, {1, 4, 1, 2, 0, 2}}};
+  for (const Case& c : cases)
+    for (const bool padding : {false, true}) {
+      const Array x = random_array(c.x, generator), y = reference::avg_pool2d(x, c.window, padding),
+                  dy = random_array(y.shape, generator);
+      CAPTURE(c.x.str(), c.window.kernel_h, c.window.kernel_w, c.window.stride_h, c.window.pad_h, padding);
+      const Variable vx = gpu_leaf(x), vy = ops::avg_pool2d(vx, c.window, padding);
+      const Variable cx = leaf(x), cy = ops::avg_pool2d(cx, c.window, padding);
+      CHECK(gpu_error(vy.value(), y) < kTolerance);
+      CHECK(as_array(vy.value()).values == as_array(cy.value()).values);
+      vy.backward(on_gpu(dy));
+      cy.backward(to_tensor(dy));
+      CHECK(gpu_error(vx.grad(), reference::avg_pool2d_backward(x, dy, c.window, padding)) < kTolerance);
+      CHECK(as_array(vx.grad()).values == as_array(cx.grad()).values);
+    }
+}
+
+TEST_CASE("cuda: conv2d in groups equals the reference, in every precision") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(133);
+  struct Groups {
+    std::int64_t groups, in, out;  // channels of a group
+  };
+  for (const Groups& c : {Groups{2, 16, 8}, Groups{32, 1, 1}, Groups{4, 3, 5}})
+    for (const Precision precision : kPrecisions) {
+      const WithPrecision set(precision);
+      const double allowed = tolerance(precision);
+      const Window2d window = {3, 3, 2, 2, 1, 1};
+      const Array x = random_array({3, c.groups * c.in, 7, 9}, generator),
+                  w = random_array({c.groups * c.out, c.in, 3, 3}, generator),
+                  b = random_array({c.groups * c.out}, generator), y = reference::conv2d(x, w, b, window),
+                  dy = random_array(y.shape, generator);
+      const auto g = reference::conv2d_backward(x, w, dy, window);
+      CAPTURE(c.groups, c.in, c.out, name(precision));
+      const Variable vx = gpu_leaf(x), vw(gpu_view(w, 1), true), vb(gpu_view(b, 3), true);
+      const Variable vy = ops::conv2d(vx, vw, vb, window, c.groups);
+      CHECK(gpu_error(vy.value(), y) < allowed);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), g.x) < allowed);
+      CHECK(gpu_error(vw.grad(), g.w) < allowed);
+      CHECK(gpu_error(vb.grad(), g.b) < allowed);
+    }
+}
+
+TEST_CASE("cuda: adaptive_avg_pool2d equals the reference, and the CPU to the bit") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(132);
+  struct Case {
+    Shape x;
+    std::int64_t height, width;
+  };
+  for (const Case& c :
+       {Case{{2, 3, 7, 7}, 1, 1}, Case{{1, 2, 13, 9}, 6, 4}, Case{{3, 1, 2, 3}, 5, 7}, Case{{0, 2, 4, 4}, 1, 1}}) {
+    const Array x = random_array(c.x, generator), y = reference::adaptive_avg_pool2d(x, c.height, c.width),
+                dy = random_array(y.shape, generator);
+    CAPTURE(c.x.str(), c.height, c.width);
+    const Variable vx = gpu_leaf(x), vy = ops::adaptive_avg_pool2d(vx, c.height, c.width);
+    const Variable cx = leaf(x), cy = ops::adaptive_avg_pool2d(cx, c.height, c.width);
+    CHECK(gpu_error(vy.value(), y) < kTolerance);
+    CHECK(as_array(vy.value()).values == as_array(cy.value()).values);
+    vy.backward(on_gpu(dy));
+    cy.backward(to_tensor(dy));
+    CHECK(gpu_error(vx.grad(), reference::adaptive_avg_pool2d_backward(x, dy)) < kTolerance);
+    CHECK(as_array(vx.grad()).values == as_array(cx.grad()).values);
+  }
+}
+
+TEST_CASE("cuda: mul and concat equal the reference") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(134);
+  const Array a = random_array({3, 5, 4, 2}, generator), b = random_array(a.shape, generator),
+              c = random_array({3, 2, 4, 2}, generator), dy = random_array({3, 7, 4, 2}, generator);
+  const Variable va(gpu_view(a, 1), true), vb = gpu_leaf(b), vc = gpu_leaf(c);
+  const Variable product = ops::mul(va, vb), y = ops::concat({product, vc});
+  CHECK(gpu_error(product.value(), reference::mul(a, b)) < kTolerance);
+  CHECK(gpu_error(y.value(), reference::concat({reference::mul(a, b), c})) < kTolerance);
+  y.backward(on_gpu(dy));
+  const Variable ca = leaf(a), cb = leaf(b), cc = leaf(c);
+  ops::concat({ops::mul(ca, cb), cc}).backward(to_tensor(dy));
+  CHECK(as_array(va.grad()).values == as_array(ca.grad()).values);
+  CHECK(as_array(vb.grad()).values == as_array(cb.grad()).values);
+  CHECK(as_array(vc.grad()).values == as_array(cc.grad()).values);
+}
+
+TEST_CASE("cuda: softmax equals the reference, and makes NaN where the CPU does") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(135);
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 10}, Shape{5, 70}, Shape{0, 4}}) {
+    const Array x = random_array(shape, generator), dy = random_array(shape, generator);
+    CAPTURE(shape.str());
+    const Variable vx = gpu_leaf(x), vy = ops::softmax(vx);
+    CHECK(gpu_error(vy.value(), reference::softmax(x)) < kTolerance);
+    vy.backward(on_gpu(dy));
+    CHECK(gpu_error(vx.grad(), reference::softmax_backward(x, dy)) < kTolerance);
+  }
+  const float nan = std::nanf(""), inf = INFINITY;
+  const Array y = as_array(
+      ops::softmax(Variable(on_gpu(from_values<float>({4, 2}, {nan, 1, inf, 1, -inf, -inf, -inf, 5})))).value());
+  for (int i = 0; i < 6; ++i) CHECK(std::isnan(y[i]));
+  CHECK(y[6] == 0);
+  CHECK(y[7] == 1);
+}
+
+TEST_CASE("cuda: cross_entropy with label smoothing equals the reference and reports labels out of bounds") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(136);
+  for (const Shape& shape : {Shape{1, 3}, Shape{17, 10}, Shape{70, 100}}) {
+    const Array x = random_array(shape, generator);
+    const std::vector<std::int64_t> labels = random_labels(shape[0], shape[1], generator);
+    CAPTURE(shape.str());
+    const Variable vx = gpu_leaf(x), loss = ops::cross_entropy(vx, on_gpu(label_tensor(labels)), 0.1);
+    const double expected = reference::cross_entropy(x, labels, 0.1);
+    CHECK(std::abs(as_array(loss.value())[0] - expected) < kTolerance * expected);
+    loss.backward();
+    CHECK(gpu_error(vx.grad(), reference::cross_entropy_backward(x, labels, 0.1)) < kTolerance);
+  }
+  const Variable x(zeros({2, 3}, DType::f32, kGpu));
+  const auto wrong = [&] { return ops::cross_entropy(x, on_gpu(label_tensor({1, 3})), 0.1).item(); };
+  CHECK_THROWS_WITH(wrong(), ContainsSubstring("Target 3 is out of bounds."));
+}
+
+TEST_CASE("cuda: count_in_top counts as the CPU does, ties and NaN included") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(137);
+  for (const Shape& shape : {Shape{1, 2}, Shape{40, 10}, Shape{9, 70}}) {
+    const Tensor x = to_tensor(random_grid(shape, 3, 1, generator));
+    x.data<float>()[1] = std::nanf("");
+    std::vector<std::int64_t> classes = random_labels(shape[0], shape[1], generator);
+    classes.back() = -1;
+    const Tensor labels = label_tensor(classes);
+    for (std::int64_t k = 1; k <= 2; ++k) {
+      CAPTURE(shape.str(), k);
+      CHECK(ops::count_in_top(Variable(on_gpu(x)), on_gpu(labels), k) == ops::count_in_top(Variable(x), labels, k));
+    }
+  }
+}
