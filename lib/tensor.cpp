@@ -85,6 +85,13 @@ Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
   return Tensor(storage_, offset_ + static_cast<std::size_t>(begin) * size_of(dtype_), shape, dtype_);
 }
 
+Tensor Tensor::reinterpret(std::int64_t begin, const Shape& shape, DType dtype) const {
+  const auto end = begin + shape.count() * static_cast<std::int64_t>(size_of(dtype));
+  require<ShapeError>(begin >= 0 && end <= static_cast<std::int64_t>(bytes()), "bytes ", begin, " to ", end,
+                      " asked of a tensor of ", bytes());
+  return Tensor(storage_, offset_ + static_cast<std::size_t>(begin), shape, dtype);
+}
+
 Tensor Tensor::to(Device device) const {
   if (this->device() == device) return *this;
   Tensor moved = empty(shape_, dtype_, device, layout_);

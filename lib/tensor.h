@@ -125,6 +125,8 @@ class Tensor {
   Tensor reshape(const Shape& shape) const;
   /// `count` elements from element `begin` on, as a tensor of shape `shape`.
   Tensor slice(std::int64_t begin, const Shape& shape) const;
+  /// The bytes from byte `begin` on as a tensor of another shape and dtype.
+  Tensor reinterpret(std::int64_t begin, const Shape& shape, DType dtype) const;
   /// A copy on `device`, or this tensor itself if it is there already.
   Tensor to(Device device) const;
   /// The same memory as a tensor of `device`. Throws DeviceError unless the two devices share memory (cpu:0, cpu:1).

@@ -150,7 +150,7 @@ void Module::number(Numbering& next) {
 
 void Module::collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const {
   for (const OwnParameter& own : parameters_) slots.push_back({prefix + own.name, own.shape});
-  for (const NamedTensor& own : buffers_) buffers.push_back({prefix + own.name, own.tensor.clone()});
+  for (const NamedTensor& own : buffers_) buffers.push_back({prefix + own.name, own.tensor});
   for (const Child& own : children_) child(own).collect(prefix + own.name + ".", slots, buffers);
 }
 
@@ -161,7 +161,7 @@ void Module::make_values() {
   collect("", slots, buffers);
   Numbering numbering{.model_id = ++last_id};
   number(numbering);
-  store_ = std::make_unique<ParameterStore>(std::move(slots), std::move(buffers), Device{});
+  store_ = std::make_unique<ParameterStore>(std::move(slots), buffers, Device{});
   store_->set_model_id(model_id_);
   context_.store = store_.get();
 }
@@ -191,9 +191,7 @@ void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) 
 
 void Module::adopt_values(ParameterStore& store) const {
   for (int slot = 0; slot < range_.slots; ++slot) copy(store_->value(slot), store.value(range_.first_slot + slot));
-  for (int buffer = 0; buffer < range_.buffers; ++buffer)
-    copy(store_->buffers()[static_cast<std::size_t>(buffer)].tensor,
-         store.buffers()[static_cast<std::size_t>(range_.first_buffer + buffer)].tensor);
+  copy(store_->buffer_run(0, range_.buffers), store.buffer_run(range_.first_buffer, range_.buffers));
 }
 
 void Module::initialise(Mt19937& generator) {
