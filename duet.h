@@ -17,6 +17,7 @@
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/chain.h"
+#include "lib/nn/init.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/module.h"
 #include "lib/nn/simple_cnn.h"
