@@ -100,6 +100,8 @@ class Module {
   std::vector<NamedTensor> state_dict();
   /// Copies values in, as copy_by_name() does.
   void load_state_dict(const std::vector<NamedTensor>& state);
+  /// The same but for what does not fit, which is left out: see copy_what_fits().
+  LeftOut load_what_fits(const std::vector<NamedTensor>& state) { return copy_what_fits(state, state_dict()); }
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
   std::string str() const;

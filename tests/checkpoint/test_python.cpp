@@ -106,7 +106,7 @@ save_file(net.state_dict(), sys.argv[1] + "/state")
                      scratch.folder()));
   duet::nn::Sequential model;
   model.add<duet::nn::BatchNorm2d>(2);
-  duet::restore(duet::load_tensors(scratch.path("state")).tensors, model.state_dict(), "state");
+  duet::copy_by_name(duet::load_tensors(scratch.path("state")).tensors, model.state_dict(), "state");
   CHECK(*model.state_dict().back().tensor.data<std::int64_t>() == 2);
   const duet::NamedTensors values = duet::load_tensors(scratch.path("values")).tensors;
   model.eval();
@@ -168,7 +168,7 @@ save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n"
                                    {"empty", duet::zeros({0, 2}, duet::DType::f64)},
                                    {"u", duet::zeros({1}, duet::DType::u8)},
                                    {"h", duet::zeros({1}, duet::DType::f16)}};
-  duet::restore(file.tensors, into, "python.safetensors");
+  duet::copy_by_name(file.tensors, into, "python.safetensors");
   CHECK(into[0].tensor.data<float>()[2] == 2);
   CHECK(into[1].tensor.data<std::int64_t>()[0] == 5);
   CHECK(into[3].tensor.data<std::uint8_t>()[0] == 255);
