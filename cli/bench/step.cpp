@@ -20,7 +20,6 @@
 #include "cli/system/signals.h"
 #include "cli/train/setup.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
@@ -148,8 +147,7 @@ class Bench {
              [&](std::size_t i, int steps) {
                return i < cells_.size() ? burst(cells_[i], steps) : burst(torch_[i - cells_.size()], steps);
              },
-         .show = [&](const RoundState& state) { line_.show(concat("round ", state.round, "/", options_.repeats)); },
-         .now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; }});
+         .show = [&](const RoundState& state) { line_.show(concat("round ", state.round, "/", options_.repeats)); }});
     line_.clear();
   }
 

@@ -45,6 +45,10 @@ void show_progress(ProgressLine& line, const std::string& file, const std::strin
   if (from_line(read_file(file), progress)) line.show(what, progress);
 }
 
+bool has_mode(const CompareOptions& options, Mode mode) {
+  return std::find(options.modes.begin(), options.modes.end(), mode) != options.modes.end();
+}
+
 /// Devices above 1 that have cores of their own; 0: none.
 int fewest_fair(const CompareOptions& options, int cores) {
   int fewest = 0;
@@ -72,8 +76,7 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
         cells.push_back({mode, devices, threads, options.backends[i]});
     }
   }
-  const bool has_single = std::find(options.modes.begin(), options.modes.end(), Mode::single) != options.modes.end();
-  if (has_single && options.modes.size() > 1 && options.time_budget_s > 0)
+  if (has_mode(options, Mode::single) && options.modes.size() > 1 && options.time_budget_s > 0)
     for (const int devices : options.devices)
       if (devices > 1) cells.push_back({Mode::copies, devices, threads});
   if (options.scaling == "weak")
@@ -82,13 +85,12 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
 }
 
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
-  const bool has_single = std::find(options.modes.begin(), options.modes.end(), Mode::single) != options.modes.end();
-  if (!has_single || options.time_budget_s <= 0) return {};
+  if (!has_mode(options, Mode::single) || options.time_budget_s <= 0) return {};
   std::set<std::int64_t> batches = {options.batch / 8, options.batch / 4, options.batch / 2, 2 * options.batch};
   std::vector<Cell> cells, collectives;
   const int threads = options.threads_per_device;
   for (const int devices : options.devices) {
-    batches.insert((options.batch + devices - 1) / devices);  // of the largest shard
+    batches.insert(largest_shard(options.batch, devices));
     if (devices == 1 || devices * threads > cores) continue;
     if (options.device != DeviceKind::cpu || options.workers == "thread") continue;
     for (std::size_t i = 0; i < options.backends.size(); ++i)
@@ -104,8 +106,7 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
           {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
   cells.insert(cells.end(), collectives.begin(), collectives.end());
   const int fewest = fewest_fair(options, cores);
-  if (fewest == 0 || std::find(options.modes.begin(), options.modes.end(), Mode::dp) == options.modes.end())
-    return cells;
+  if (fewest == 0 || !has_mode(options, Mode::dp)) return cells;
   cells.push_back({.mode = Mode::dp,
                    .devices = fewest,
                    .threads_per_device = threads,

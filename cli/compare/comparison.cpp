@@ -18,7 +18,6 @@
 #include "cli/system/terminal.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
-#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
@@ -140,8 +139,7 @@ class Comparison {
     const RoundState end =
         run_rounds(timed, limits,
                    {.burst = [&](std::size_t cell, int steps) { return burst(numbers[cell], steps); },
-                    .show = [&](const RoundState& state) { line_.show(round_text(state)); },
-                    .now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; }});
+                    .show = [&](const RoundState& state) { line_.show(round_text(state)); }});
     line_.clear();
     say(round_text(end));
   }

@@ -26,6 +26,14 @@ std::vector<double> rounds_us(const CellRounds& cell) {
   return us;
 }
 
+/// Of a time that every round measured.
+template <class Field>
+double median_over(const std::vector<CollectiveTimes>& rounds, const Field& field) {
+  std::vector<double> us;
+  for (const CollectiveTimes& round : rounds) us.push_back(field(round));
+  return median(us);
+}
+
 /// The row, not the cell that takes its steps apart.
 bool is_copies(const Cell& cell) { return cell.mode == Mode::copies && cell.use == Cell::Use::row; }
 
@@ -60,14 +68,16 @@ class ModelFit {
     return std::move(fit.value);
   }
 
-  /// Times relative to single's in the same rounds: the machine's speed drifts.
+  /// A cell's step relative to single's in the same rounds: the machine's speed drifts.
+  double step_us(const CellRounds& cell) const {
+    return median(single_->rounds_us) * median(ratios_of(rounds_us(cell), single_->rounds_us));
+  }
+
   void sweep() {
-    const double alone = median(single_->rounds_us);
-    results_.batch_sweep = {{results_.settings.batch, alone}};
+    results_.batch_sweep = {{results_.settings.batch, median(single_->rounds_us)}};
     for (const CellRounds& cell : cells_) {
       if (cell.cell.use != Cell::Use::batch_sweep || cell.bursts.empty()) continue;
-      const std::vector<double> ratios = ratios_of(rounds_us(cell), single_->rounds_us);
-      results_.batch_sweep.push_back({cell.cell.batch, alone * median(ratios)});
+      results_.batch_sweep.push_back({cell.cell.batch, step_us(cell)});
     }
     std::sort(results_.batch_sweep.begin(), results_.batch_sweep.end(),
               [](const BatchTime& a, const BatchTime& b) { return a.batch < b.batch; });
@@ -102,7 +112,7 @@ class ModelFit {
   /// Single on the batch of one device of these.
   std::vector<double> alone_us(const Cell& copies) const {
     const std::int64_t batch = copies.batch > 0 ? copies.batch : results_.settings.batch;
-    const std::int64_t rows = (batch + copies.devices - 1) / copies.devices;
+    const std::int64_t rows = largest_shard(batch, copies.devices);
     if (rows == results_.settings.batch) return single_->rounds_us;
     for (const CellRounds& cell : cells_)
       if (cell.cell.use == Cell::Use::batch_sweep && cell.cell.batch == rows) return rounds_us(cell);
@@ -127,11 +137,10 @@ class ModelFit {
     if (model_.parameter_bytes.empty()) model_.parameter_bytes = first.parameter_bytes;
     if (!model_.dp) fit_dp(cell.collectives);
     std::vector<TimePoint> points;
-    for (std::size_t i = 0; i < first.all_reduces.size(); ++i) {
-      std::vector<double> us;
-      for (const CollectiveTimes& round : cell.collectives) us.push_back(round.all_reduces.at(i).us);
-      points.push_back({.at = first.all_reduces[i].at, .us = median(us)});
-    }
+    for (std::size_t i = 0; i < first.all_reduces.size(); ++i)
+      points.push_back({.at = first.all_reduces[i].at,
+                        .us = median_over(cell.collectives,
+                                          [i](const CollectiveTimes& round) { return round.all_reduces.at(i).us; })});
     const std::string of = concat("all-reduces of ", cell.cell.devices, " ranks over ", backend);
     if (const std::optional<TransferCost> cost = taken(of, fit_transfer(points)))
       model_.links.push_back({.backend = backend,
@@ -143,25 +152,20 @@ class ModelFit {
 
   /// With which all-reduces of this cost expose what the buckets did next to a device that computes.
   static double overlap_of(const std::vector<CollectiveTimes>& rounds, const TransferCost& cost) {
-    std::vector<double> shares;
-    for (const CollectiveTimes& round : rounds) {
-      if (round.buckets.empty() || round.buckets.front().ready_share >= 1) return 0;  // nothing is next to backward
+    return median_over(rounds, [&](const CollectiveTimes& round) {
+      if (round.buckets.empty() || round.buckets.front().ready_share >= 1) return 0.0;  // nothing is next to backward
       std::vector<BucketEvent> buckets;
-      const double end_us = round.backward_us, skipped_us = round.skipped_us;
       for (const GradientBucket& bucket : round.buckets)
-        buckets.push_back({.ready_us = std::max(0.0, bucket.ready_share * (end_us + skipped_us) - skipped_us),
-                           .us = cost.us(bucket.bytes)});
-      shares.push_back(overlap_share_of(round.exposed_us, end_us, buckets));
-    }
-    return median(shares);
+        buckets.push_back({.ready_us = round.ready_us(bucket), .us = cost.us(bucket.bytes)});
+      return overlap_share_of(round.exposed_us, round.backward_us, buckets);
+    });
   }
 
   /// With this latency of every parameter's call; none where they took less.
   static std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& rounds, double latency_us) {
-    std::vector<double> us;
-    for (const CollectiveTimes& round : rounds) us.push_back(round.averaging.us);
+    const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.averaging.us; });
     const auto calls = static_cast<double>(rounds.front().parameter_bytes.size());
-    const double moving_us = median(us) - calls * latency_us;
+    const double moving_us = us - calls * latency_us;
     if (moving_us <= 0) return std::nullopt;
     return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.at / moving_us};
   }
@@ -176,21 +180,18 @@ class ModelFit {
 
   /// CPU devices share memory: gradients are added up, nothing else moves.
   void fit_dp(const std::vector<CollectiveTimes>& rounds) {
-    std::vector<double> us;
-    for (const CollectiveTimes& round : rounds) us.push_back(round.addition.us);
+    const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.addition.us; });
     const double bytes = rounds.front().addition.at;
-    if (median(us) > 0)
-      model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / median(us)}};
+    if (us > 0) model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / us}};
   }
 
   /// What dp takes on a smaller batch beyond its other terms.
   void fit_dp_overhead() {
     for (const CellRounds& cell : cells_) {
       if (cell.cell.use != Cell::Use::dp_overhead || cell.bursts.empty() || !model_.dp) continue;
-      const double us = median(single_->rounds_us) * median(ratios_of(rounds_us(cell), single_->rounds_us));
       const SimulatedJob job{
           .mode = Mode::dp, .devices = cell.cell.devices, .batch = static_cast<double>(cell.cell.batch)};
-      model_.dp->overhead_us = std::max(0.0, us - simulate_step(model_, job).total_us());
+      model_.dp->overhead_us = std::max(0.0, step_us(cell) - simulate_step(model_, job).total_us());
     }
   }
 

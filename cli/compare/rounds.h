@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "lib/monotonic.h"
+
 namespace duet::cli {
 
 /// One of the cells.
@@ -35,7 +37,7 @@ struct RoundCalls {
   /// Before every burst.
   std::function<void(const RoundState&)> show = [](const RoundState&) {};
   /// Seconds.
-  std::function<double()> now_s;
+  std::function<double()> now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; };
 };
 
 /// Runs rounds, each in an order of its own drawn with a fixed seed. Ends when every interval is within 1 %, when the

@@ -1,5 +1,6 @@
 #include "cli/model/collective_times.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "lib/error.h"
@@ -14,6 +15,10 @@ Json json_of(const TimePoint& point) { return {point.at, point.us}; }
 TimePoint point_from(const Json& json) { return {.at = json.at(0), .us = json.at(1)}; }
 
 }  // namespace
+
+double CollectiveTimes::ready_us(const GradientBucket& bucket) const {
+  return std::max(0.0, bucket.ready_share * (backward_us + skipped_us) - skipped_us);
+}
 
 std::string to_json(const CollectiveTimes& times) {
   Json buckets = Json::array(), all_reduces = Json::array();

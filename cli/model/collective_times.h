@@ -20,6 +20,9 @@ struct CollectiveTimes {
   // Before that the devices compute for `skipped_us` less than in a step.
   double backward_us = 0, skipped_us = 0, exposed_us = 0;
   double pass_us = 0;  // all of this once
+
+  /// Of `backward_us`, when a bucket is ready.
+  double ready_us(const GradientBucket& bucket) const;
 };
 
 /// JSON, and back. Reading throws DataError.

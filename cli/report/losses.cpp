@@ -40,7 +40,7 @@ std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
   LossInputs inputs{
       .devices = run.devices, .single_us = single->step_us.sum() * share * run.devices, .step_us = run.step_us.sum()};
   if (inputs.single_us <= 0 || inputs.step_us <= 0) return std::nullopt;
-  const std::int64_t rows = (run.batch + run.devices - 1) / run.devices;  // of the largest shard
+  const std::int64_t rows = largest_shard(run.batch, run.devices);
   for (const BatchTime& time : results.batch_sweep)
     if (time.batch == rows) inputs.small_batch_us = time.step_us;
   if (rows == single->batch) inputs.small_batch_us = single->step_us.sum();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/report/batches.h"
+#include "cli/report/json_fields.h"
 #include "cli/report/results.h"
 #include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
@@ -14,21 +15,6 @@ namespace duet::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-const Json& at(const Json& from, const char* field) {
-  require<DataError>(from.is_object() && from.contains(field), "results: field '", field, "' is missing");
-  return from.at(field);
-}
-
-template <class T>
-void read(const Json& from, const char* field, T& value) {
-  const Json& item = at(from, field);
-  try {
-    value = item.get<T>();
-  } catch (const Json::exception& error) {
-    throw DataError(concat("results: field '", field, "' is ", item.dump(), ": ", error.what()));
-  }
-}
 
 Machine machine_from(const Json& json) {
   Machine machine;

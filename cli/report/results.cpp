@@ -7,6 +7,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "cli/report/json_fields.h"
 #include "cli/report/losses.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -115,20 +116,7 @@ std::string text_of(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-const Json& at(const Json& from, const char* field) {
-  require<DataError>(from.contains(field), "results: field '", field, "' is missing");
-  return from.at(field);
-}
-
-template <class T>
-void read(const Json& from, const char* field, T& value) {
-  const Json& item = at(from, field);
-  try {
-    value = item.get<T>();
-  } catch (const Json::exception& error) {
-    throw DataError(concat("results: field '", field, "' is ", item.dump(), ": ", error.what()));
-  }
-}
+using cli::read;  // and for types of results:
 
 /// Not-a-number and infinities are null in JSON.
 void read(const Json& from, const char* field, std::vector<double>& values) {

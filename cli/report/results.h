@@ -148,6 +148,9 @@ std::vector<double> speed_ratios(const Run& run, const Run& base);
 /// The share of a step of `base` that a step of `run` takes if its time is that of its rows, divided among its devices.
 double ideal_share(const Run& run, const Run& base);
 
+/// Rows of the largest of the shards that so many devices have of a batch.
+std::int64_t largest_shard(std::int64_t batch, int devices);
+
 /// What of each part of a step is waiting, at most the part itself; none where that was not measured.
 StepParts waiting_of(const Run& run);
 

@@ -124,6 +124,8 @@ Run with_parts(Run run, const std::vector<Run>& bursts) {
   return run;
 }
 
+std::int64_t largest_shard(std::int64_t batch, int devices) { return (batch + devices - 1) / devices; }
+
 bool all_cores_row(const Results& results, const Run& run) {
   return run.mode == "single" && run.threads_per_device > usual_threads(results);
 }

@@ -41,7 +41,7 @@ class BurstControl {
   BurstControl(std::string path, int ranks);
 
   const std::string& path() const { return path_; }
-  /// Whether all ranks wait for a command, after what they were told last.
+  /// Whether all ranks wait for the next command.
   bool parked() const;
   /// Returns when they do, or after `limit`.
   void wait_parked(std::chrono::nanoseconds limit) const;

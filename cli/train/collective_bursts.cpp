@@ -29,8 +29,6 @@ constexpr std::size_t kTraceEvents = 1 << 14;
 constexpr double kLongestPauseUs = 1000;
 constexpr double kShortestUs = 0.1;  // of a call: the pause before it can have been shorter than usual
 
-double us_since(std::int64_t begin_ns) { return static_cast<double>(monotonic_ns() - begin_ns) / 1e3; }
-
 /// The all-reduces of a step, from backward's begin on. Backward ends when its last bucket is ready.
 struct TracedStep {
   std::vector<double> bytes{};
@@ -92,8 +90,8 @@ class CollectiveBursts {
     times_ = collective_times_from_json(ddp::all_gather_texts(group_, to_json(times_)).at(0));  // the same on all ranks
     const double first_us = times_.buckets.empty() ? 0 : times_.buckets.front().ready_share * times_.backward_us;
     pause_us_ = std::min(times_.backward_us, kLongestPauseUs);
-    backward_us_ = times_.backward_us;
-    skipped_us_ = std::max(0.0, first_us - kLongestPauseUs);
+    times_.skipped_us = std::max(0.0, first_us - kLongestPauseUs);  // so that a pass does not take too long
+    times_.backward_us -= times_.skipped_us;
   }
 
   /// Computes for about so long, in the innermost cache: what calls leave in the others makes no difference.
@@ -107,9 +105,9 @@ class CollectiveBursts {
     std::vector<double> times;
     chunk_us_ = 1;
     for (int i = 0; i < 9; ++i) {
-      const std::int64_t begin_ns = monotonic_ns();
+      const Clock::time_point begin = Clock::now();
       compute(kChunks);
-      times.push_back(us_since(begin_ns) / kChunks);
+      times.push_back(microseconds_since(begin) / kChunks);
     }
     chunk_us_ = std::max(1e-3, median(times));
   }
@@ -118,10 +116,10 @@ class CollectiveBursts {
   /// keeps the ranks together: a rank that ends one late begins the next late.
   template <class Call>
   double after_pause(const Call& call) {
-    const std::int64_t begin_ns = monotonic_ns();
+    const Clock::time_point begin = Clock::now();
     compute(pause_us_);
     call();
-    return us_since(begin_ns);
+    return microseconds_since(begin);
   }
 
   void pass(std::vector<double>& us) {
@@ -131,12 +129,12 @@ class CollectiveBursts {
 
   /// A backward, with its buckets or without.
   double backward(bool sends) {
-    const std::int64_t begin_ns = monotonic_ns();
+    const Clock::time_point begin = Clock::now();
     std::vector<ddp::Work> sent;
     std::int64_t at = 0;
     double done_us = 0;
     for (const GradientBucket& bucket : times_.buckets) {
-      const double ready_us = std::max(0.0, bucket.ready_share * backward_us_ - skipped_us_);
+      const double ready_us = times_.ready_us(bucket);
       compute(ready_us - done_us);
       done_us = ready_us;
       const auto count = static_cast<std::int64_t>(bucket.bytes / sizeof(float));
@@ -145,9 +143,9 @@ class CollectiveBursts {
             gradients_.span<float>().subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)))));
       at += count;
     }
-    compute(backward_us_ - skipped_us_ - done_us);
+    compute(times_.backward_us - done_us);
     for (ddp::Work& work : sent) work.wait();
-    return us_since(begin_ns);
+    return microseconds_since(begin);
   }
 
   /// As ddp::average_gradients(), of memory that the ranks do not share.
@@ -163,11 +161,11 @@ class CollectiveBursts {
     });
   }
 
-  TimePoint add() {
+  double add() {
     const std::span<float> sums = gradients_.span<float>();
-    const std::int64_t begin_ns = monotonic_ns();
+    const Clock::time_point begin = Clock::now();
     std::transform(sums.begin(), sums.end(), other_.begin(), sums.begin(), [](float a, float b) { return a + b; });
-    return {.at = static_cast<double>(sums.size_bytes()), .us = us_since(begin_ns)};
+    return microseconds_since(begin);
   }
 
   struct Passes {
@@ -180,7 +178,7 @@ class CollectiveBursts {
       pass(all.calls);
       all.pauses.push_back(after_pause([] {}));
       all.averages.push_back(average());
-      all.additions.push_back(add().us);
+      all.additions.push_back(add());
       all.plain.push_back(backward(false));
       all.sending.push_back(backward(true));
     }
@@ -192,9 +190,9 @@ class CollectiveBursts {
   void burst(int passes, BurstPort& port) {
     calibrate();
     measure(1);  // not counted
-    const std::int64_t begin_ns = monotonic_ns();
+    const Clock::time_point begin = Clock::now();
     const Passes all = measure(passes);
-    const double wall_us = us_since(begin_ns);
+    const double wall_us = microseconds_since(begin);
     const double pause_us = median(all.pauses);
     times_.all_reduces.clear();
     for (std::size_t size = 0; size < counts_.size(); ++size) {
@@ -206,8 +204,6 @@ class CollectiveBursts {
     const auto bytes = static_cast<double>(gradients_.bytes());
     times_.averaging = {.at = bytes, .us = std::max(kShortestUs, median(all.averages) - pause_us)};
     times_.addition = {.at = bytes, .us = median(all.additions)};
-    times_.backward_us = backward_us_ - skipped_us_;
-    times_.skipped_us = skipped_us_;
     times_.pass_us = wall_us / passes;
     times_.exposed_us = std::max(0.0, median(all.sending) - median(all.plain));
     if (group_.rank() == 0) port.report(to_json(times_));
@@ -218,8 +214,7 @@ class CollectiveBursts {
   ddp::ProcessGroup& group_;
   Tensor gradients_;
   std::vector<float> other_;
-  std::vector<std::int64_t> counts_;         // floats
-  double backward_us_ = 0, skipped_us_ = 0;  // before the first bucket, so that a pass does not take too long
+  std::vector<std::int64_t> counts_;  // floats
   double pause_us_ = 0;
   double chunk_us_ = 1;
   std::array<float, 1024> work_{};

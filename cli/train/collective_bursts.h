@@ -8,7 +8,7 @@
 namespace duet::cli {
 
 /// Trains a few traced steps, which say what is sent when; then serves bursts of the file `options.bursts` whose steps
-/// are passes over all sizes, until it is told to end. For processes on CPU devices.
+/// are passes over all sizes, until the command to end. For processes on CPU devices.
 void serve_collectives(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group);
 
 }  // namespace duet::cli

@@ -13,10 +13,8 @@ std::atomic<bool> is_on{false};
 
 void TimedParts::turn_on() { is_on.store(true, std::memory_order_relaxed); }
 
-bool TimedParts::on() { return is_on.load(std::memory_order_relaxed); }
-
 void TimedParts::end_part(std::span<const Device> devices) {
-  if (!on()) return;
+  if (!is_on.load(std::memory_order_relaxed)) return;
   for (const Device device : devices) backend(device.kind).synchronize(device);
 }
 

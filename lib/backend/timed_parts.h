@@ -12,7 +12,6 @@ namespace duet {
 class TimedParts {
  public:
   static void turn_on();
-  static bool on();
   /// Waits for everything asked of these devices, if it is on.
   static void end_part(std::span<const Device> devices);
 };

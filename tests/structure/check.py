@@ -52,7 +52,7 @@ VENDORS = {
     r"boost/": r"ddp/.*\.cpp|ddp/store/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
-    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/.*\.cpp|tests/.*\.cpp",
+    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/report/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
