@@ -65,18 +65,21 @@ Conv2d::Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t
     : in_(in_channels),
       out_(out_channels),
       window_{kernel_size, kernel_size, options.stride, options.stride, options.padding, options.padding},
-      bias_(options.bias) {
+      bias_(options.bias),
+      groups_(options.groups) {
   require<UsageError>(in_ > 0 && out_ > 0 && kernel_size > 0 && options.stride > 0 && options.padding >= 0,
                       "Conv2d: ", in_, " to ", out_, " channels, kernel ", kernel_size, ", stride ", options.stride,
                       ", padding ", options.padding, " make no convolution");
-  const std::int64_t fan_in = in_ * kernel_size * kernel_size;
-  register_parameter("weight", {out_, in_, kernel_size, kernel_size},
+  require<UsageError>(groups_ > 0 && in_ % groups_ == 0 && out_ % groups_ == 0, "Conv2d: ", in_, " to ", out_,
+                      " channels in ", groups_, " groups, expected groups that divide both");
+  const std::int64_t fan_in = in_ / groups_ * kernel_size * kernel_size;
+  register_parameter("weight", {out_, in_ / groups_, kernel_size, kernel_size},
                      [fan_in](auto values, auto& g) { fill_weight(values, g, fan_in); });
   if (bias_) register_parameter("bias", {out_}, [fan_in](auto values, auto& g) { fill_bias(values, g, fan_in); });
 }
 
 Variable Conv2d::forward(Context& context, const Variable& x) const {
-  return name_errors([&] { return ops::conv2d(x, weight(context), bias(context), window_); });
+  return name_errors([&] { return ops::conv2d(x, weight(context), bias(context), window_, groups_); });
 }
 
 std::string Conv2d::details() const {
@@ -84,6 +87,7 @@ std::string Conv2d::details() const {
   std::string text =
       concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h), ", stride=", pair(window_.stride_h));
   if (window_.pad_h > 0) text += ", padding=" + pair(window_.pad_h);
+  if (groups_ > 1) text += concat(", groups=", groups_);
   if (!bias_) text += ", bias=False";
   return text;
 }

@@ -31,10 +31,12 @@ class Linear : public Module {
 struct Conv2dOptions {
   std::int64_t stride = 1, padding = 0;
   bool bias = true;
+  std::int64_t groups = 1;  // an output channel reads the in / groups channels of its group only
 };
 
-/// torch.nn.Conv2d with square kernels: (N, in, H, W) -> (N, out, P, Q). Initial weights and bias uniform within
-/// 1 / sqrt(in * kernel * kernel).
+/// torch.nn.Conv2d with square kernels: (N, in, H, W) -> (N, out, P, Q); weight (out, in / groups, kernel, kernel).
+/// Initial weights and bias uniform within 1 / sqrt(in / groups * kernel * kernel). Throws UsageError, with the
+/// numbers, for sizes that make no convolution.
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
@@ -44,6 +46,7 @@ class Conv2d : public Module {
 
   const Window2d& window() const { return window_; }
   bool has_bias() const { return bias_; }
+  std::int64_t groups() const { return groups_; }
   const Variable& weight(const Context& context) const { return parameter(context, 0); }
   /// Undefined without a bias.
   Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
@@ -55,6 +58,7 @@ class Conv2d : public Module {
   std::int64_t in_, out_;
   Window2d window_;
   bool bias_;
+  std::int64_t groups_;
 };
 
 /// torch.nn.Dropout: active in training only. Its random numbers are keyed by the context's seed, the batch's step, the

@@ -48,12 +48,18 @@ struct BatchNorm2dGradient {
   BatchSums* others = nullptr;
 };
 
-void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window) {
+void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                    std::int64_t groups = 1) {
   require_one_device(op, {&x, &w, &b});
   require_rank(op, x, 4, "(N, C, H, W)");
   require_rank(op, w, 4, "(K, C, R, S)");
-  require<ShapeError>(x.shape()[1] == w.shape()[1], op, ": input ", x.shape(), " has ", x.shape()[1],
-                      " channels, weights ", w.shape(), " expect ", w.shape()[1]);
+  require<ShapeError>(groups > 0 && w.shape()[0] % groups == 0, op, ": ", w.shape()[0],
+                      " output channels do not divide into ", groups, " groups");
+  const std::int64_t in = x.shape()[1], of_group = w.shape()[1];
+  require<ShapeError>(of_group > 0 && (groups > 1 || in == of_group), op, ": input ", x.shape(), " has ", in,
+                      " channels, weights ", w.shape(), " expect ", of_group);
+  require<ShapeError>(in == of_group * groups, op, ": input ", x.shape(), " has ", in, " channels, weights ", w.shape(),
+                      " expect ", of_group, " for each of ", groups, " groups");
   require<ShapeError>(window.kernel_h == w.shape()[2] && window.kernel_w == w.shape()[3], op, ": kernel size ",
                       window.kernel_h, "x", window.kernel_w, " for weights ", w.shape());
   require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
@@ -74,8 +80,9 @@ Variable conv2d_input(const Variable& x, Layout output) {
 
 }  // namespace
 
-Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window) {
-  require_conv2d("conv2d", input, w, b, window);
+Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window,
+                std::int64_t groups) {
+  require_conv2d("conv2d", input, w, b, window, groups);
   const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
   const Variable x = conv2d_input(input, layout);
   const Shape shape = {x.shape()[0], w.shape()[0], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};

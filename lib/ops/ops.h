@@ -43,9 +43,11 @@ Variable linear(const Variable& x, const Variable& w, const Variable& b);
 /// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
 Variable log_softmax(const Variable& x);
 
-/// Cross-correlation: x (N, C, H, W), w (K, C, R, S), b (K) or undefined -> (N, K, P, Q).
-/// Throws ShapeError naming both shapes.
-Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window);
+/// Cross-correlation: x (N, C, H, W), w (K, C / groups, R, S), b (K) or undefined -> (N, K, P, Q). Output channel k
+/// reads the input channels of its group only: those from k / (K / groups) * (C / groups) on, as in PyTorch. Throws
+/// ShapeError naming both shapes.
+Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                std::int64_t groups = 1);
 
 /// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
 /// order. Windows of at most 254 pixels, padding of at most half the kernel.

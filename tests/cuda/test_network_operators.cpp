@@ -1,4 +1,4 @@
-// Operators of image networks on a GPU, against the reference and to the CPU's bits: average pools.
+// Operators of image networks on a GPU, against the reference and to the CPU's bits: average pools, groups.
 #include <cstdint>
 #include <vector>
 
@@ -31,6 +31,33 @@ TEST_CASE("cuda: avg_pool2d equals the reference, and the CPU to the bit") {
       cy.backward(to_tensor(dy));
       CHECK(gpu_error(vx.grad(), reference::avg_pool2d_backward(x, dy, c.window, padding)) < kTolerance);
       CHECK(as_array(vx.grad()).values == as_array(cx.grad()).values);
+    }
+}
+
+TEST_CASE("cuda: conv2d in groups equals the reference, in every precision") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(133);
+  struct Groups {
+    std::int64_t groups, in, out;  // channels of a group
+  };
+  for (const Groups& c : {Groups{2, 16, 8}, Groups{32, 1, 1}, Groups{4, 3, 5}})
+    for (const Precision precision : kPrecisions) {
+      const WithPrecision set(precision);
+      const double allowed = tolerance(precision);
+      const Window2d window = {3, 3, 2, 2, 1, 1};
+      const Array x = random_array({3, c.groups * c.in, 7, 9}, generator),
+                  w = random_array({c.groups * c.out, c.in, 3, 3}, generator),
+                  b = random_array({c.groups * c.out}, generator), y = reference::conv2d(x, w, b, window),
+                  dy = random_array(y.shape, generator);
+      const auto g = reference::conv2d_backward(x, w, dy, window);
+      CAPTURE(c.groups, c.in, c.out, name(precision));
+      const Variable vx = gpu_leaf(x), vw(gpu_view(w, 1), true), vb(gpu_view(b, 3), true);
+      const Variable vy = ops::conv2d(vx, vw, vb, window, c.groups);
+      CHECK(gpu_error(vy.value(), y) < allowed);
+      vy.backward(on_gpu(dy));
+      CHECK(gpu_error(vx.grad(), g.x) < allowed);
+      CHECK(gpu_error(vw.grad(), g.w) < allowed);
+      CHECK(gpu_error(vb.grad(), g.b) < allowed);
     }
 }
 

@@ -43,6 +43,7 @@ struct Gradients {
   Array x, w, b;
 };
 
+/// w (K, C / groups, R, S): the shapes give the groups.
 Array conv2d(const Array& x, const Array& w, const Array& b, const duet::Window2d& window);
 Gradients conv2d_backward(const Array& x, const Array& w, const Array& dy, const duet::Window2d& window);
 

@@ -44,8 +44,12 @@ std::string CpuBackend::libraries() const {
 
 Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
   const int block = kernels_.channel_block;
-  // oneDNN reads plain images of 1 or 3 channels into blocked ones; any other mixture takes a slow path.
-  const bool blocked = w[0] % block == 0 && (x[1] == 1 || x[1] == 3 || x[1] % block == 0);
+  const std::int64_t groups = x[1] / w[1];
+  // oneDNN reads plain images of 1 or 3 channels into blocked ones; any other mixture takes a slow path. Blocks do not
+  // reach into two groups, unless each group is one channel of input and output.
+  const bool blocked = groups == 1 ? w[0] % block == 0 && (x[1] == 1 || x[1] == 3 || x[1] % block == 0)
+                       : w[0] == groups && w[1] == 1 ? groups % block == 0
+                                                     : w[0] / groups % block == 0 && w[1] % block == 0;
   return !blocked ? Layout::plain : block == 16 ? Layout::blocked16 : Layout::blocked8;
 }
 
@@ -59,8 +63,8 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan =
-        worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window, end - begin));
+    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window,
+                                              end - begin, x.size(1) / w.size(1)));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, bias, rows_of(y, begin)});
   });
@@ -72,8 +76,8 @@ void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const T
   for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.size(0), dy.layout(), window, end - begin));
+    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.size(0), dy.layout(),
+                                              window, end - begin, dx.size(1) / w.size(1)));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(dy, begin), ready, rows_of(dx, begin)});
   });
@@ -91,8 +95,8 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
     Worker& worker = device.worker(id);
     if (reads_plain_image(x, dy.layout()))
       return gradients.run_plain(kernels_, leaf, worker, x, begin, end, rows_of(dy, begin), window);
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0), dy.layout(), window, end - begin));
+    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0),
+                                              dy.layout(), window, end - begin, x.size(1) / dw.size(1)));
     gradients.run(leaf, plan, worker, rows_of(x, begin), rows_of(dy, begin));
   });
   gradients.sum_to_plain(kernels_);

@@ -20,8 +20,8 @@ inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
 }
 
 inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, std::int64_t out_channels, Layout y_layout,
-                      const Window2d& window, std::int64_t rows) {
-  return {pass, rows, x[1], x[2], x[3], out_channels, window, x_layout, y_layout};
+                      const Window2d& window, std::int64_t rows, std::int64_t groups = 1) {
+  return {pass, rows, x[1], x[2], x[3], out_channels, window, x_layout, y_layout, groups};
 }
 
 /// Weights in the plan's preferred format, reordered once per call, worker and plan.
