@@ -285,10 +285,8 @@ DistributedDataParallel::~DistributedDataParallel() = default;
 
 void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int root) const {
   const Range& range = module_.range();
-  for (int i = 0; i < range.buffers; ++i) {
-    const int number = range.first_buffer + i - context.first_buffer;
-    group_.broadcast(context.store->buffers()[static_cast<std::size_t>(number)].tensor, root).wait();
-  }
+  if (range.buffers == 0) return;
+  group_.broadcast(context.store->buffer_run(range.first_buffer - context.first_buffer, range.buffers), root).wait();
 }
 
 WrapperTimes DistributedDataParallel::times() const { return synchroniser_->times(); }

@@ -251,8 +251,9 @@ void Replicas::replicate(const nn::Context& model, int count) {
     if (i >= count && site_ == nullptr) return;
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
     if (lacks_values(context)) copy(values, context.store->values());
-    for (int b = 0; i > 0 && b < range.buffers; ++b)
-      copy(model.buffer(range.first_buffer + b), context.buffer(range.first_buffer + b));
+    if (i > 0 && range.buffers > 0)
+      copy(model.store->buffer_run(range.first_buffer - model.first_buffer, range.buffers),
+           context.store->buffer_run(0, range.buffers));
   });
   if (site_ == nullptr || holds) return;
   has_values_ = true;

@@ -65,12 +65,12 @@ SineCosine cephes_sine_cosine(float angle) {
 }
 
 /// 16 uniforms to 16 normals in place (DistributionTemplates.h, NormalFill16).
-void box_muller16(float* values) {
+void box_muller16(float* values, float mean, float deviation) {
   for (int j = 0; j < 8; ++j) {
     const float radius = std::sqrt(-2 * cephes_log(1 - values[j]));
     const auto [sine, cosine] = cephes_sine_cosine(2 * std::numbers::pi_v<float> * values[j + 8]);
-    values[j] = radius * cosine + 0.0f;  // times deviation plus mean: -0 becomes 0
-    values[j + 8] = radius * sine + 0.0f;
+    values[j] = std::fma(radius * cosine, deviation, mean);
+    values[j + 8] = std::fma(radius * sine, deviation, mean);
   }
 }
 
@@ -152,7 +152,7 @@ void Mt19937::bernoulli(std::span<std::uint8_t> mask, double p) {
   for (std::uint8_t& kept : mask) kept = bernoulli(p);
 }
 
-double Mt19937::normal() {
+double Mt19937::standard_normal() {
   if (has_kept_normal_) {
     has_kept_normal_ = false;
     return kept_normal_;
@@ -164,20 +164,23 @@ double Mt19937::normal() {
   return radius * std::cos(theta);
 }
 
-void Mt19937::randn(std::span<float> out) {
+void Mt19937::normal(std::span<float> out, double mean, double deviation) {
   constexpr std::size_t kGroup = 16;
   if (out.size() < kGroup) {
-    for (float& value : out) value = static_cast<float>(normal());
+    for (float& value : out) value = static_cast<float>(standard_normal() * deviation + mean);
     return;
   }
   const auto fill = [&](std::span<float> part) {
     for (float& value : part) value = uniform_float();
   };
+  const auto transform = [&](float* group) {
+    box_muller16(group, static_cast<float>(mean), static_cast<float>(deviation));
+  };
   fill(out);
-  for (std::size_t i = 0; i + kGroup <= out.size(); i += kGroup) box_muller16(out.data() + i);
+  for (std::size_t i = 0; i + kGroup <= out.size(); i += kGroup) transform(out.data() + i);
   if (out.size() % kGroup) {  // the last 16 are drawn again
     fill(out.last(kGroup));
-    box_muller16(out.data() + out.size() - kGroup);
+    transform(out.data() + out.size() - kGroup);
   }
 }
 

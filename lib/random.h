@@ -60,14 +60,16 @@ class Mt19937 {
   /// A mask of zeros and ones.
   void bernoulli(std::span<std::uint8_t> mask, double p);
 
-  /// torch.randn, bit for bit as on CPUs with AVX2 and newer; on others 61 % of PyTorch's own values have these bits,
-  /// and the largest difference is 2.4e-6. Below 16 elements all agree, and the second half of a pair is kept for the
-  /// next call.
-  void randn(std::span<float> out);
+  /// float `tensor.normal_(mean, deviation)`, bit for bit as on CPUs with AVX2 and newer; on others 61 % of
+  /// torch.randn's own values have these bits, and the largest difference is 2.4e-6. Below 16 elements all agree, and
+  /// the second half of a pair is kept for the next call.
+  void normal(std::span<float> out, double mean, double deviation);
+  /// torch.randn.
+  void randn(std::span<float> out) { normal(out, 0, 1); }
 
  private:
   float uniform_float() { return static_cast<float>(engine_() & 0xffffffU) * 0x1p-24f; }
-  double normal();
+  double standard_normal();
 
   MersenneTwister engine_;
   double kept_normal_ = 0;

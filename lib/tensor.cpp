@@ -4,6 +4,7 @@
 #include <iterator>
 #include <map>
 #include <ostream>
+#include <string_view>
 #include <utility>
 
 #include "lib/pool.h"
@@ -85,6 +86,13 @@ Tensor Tensor::slice(std::int64_t begin, const Shape& shape) const {
   return Tensor(storage_, offset_ + static_cast<std::size_t>(begin) * size_of(dtype_), shape, dtype_);
 }
 
+Tensor Tensor::reinterpret(std::int64_t begin, const Shape& shape, DType dtype) const {
+  const auto end = begin + shape.count() * static_cast<std::int64_t>(size_of(dtype));
+  require<ShapeError>(begin >= 0 && end <= static_cast<std::int64_t>(bytes()), "bytes ", begin, " to ", end,
+                      " asked of a tensor of ", bytes());
+  return Tensor(storage_, offset_ + static_cast<std::size_t>(begin), shape, dtype);
+}
+
 Tensor Tensor::to(Device device) const {
   if (this->device() == device) return *this;
   Tensor moved = empty(shape_, dtype_, device, layout_);
@@ -135,23 +143,87 @@ void copy(const Tensor& source, const Tensor& destination) {
   allocator(to.kind == DeviceKind::cpu ? from : to).copy(destination.raw(), to, source.raw(), from, source.bytes());
 }
 
-void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
-  std::map<std::string, Tensor> found;
-  for (const auto& [name, tensor] : from) found[name] = tensor;
-  for (const auto& [name, tensor] : into) {
-    const auto match = found.find(name);
-    if (match == found.end() && is_optional(name)) continue;
-    require<DataError>(match != found.end(), source, " is of another model: it has no tensor \"", name, "\"");
-    const Tensor& other = match->second;
-    require<DataError>(other.shape() == tensor.shape() && other.dtype() == tensor.dtype(), source,
-                       " is of another model: \"", name, "\" is ", other.dtype(), other.shape(), ", expected ",
-                       tensor.dtype(), tensor.shape());
+std::string without_wrappers(const std::string& name) {
+  constexpr std::string_view kWrapper = "module.";
+  std::string inner = name;
+  for (std::size_t at = 0; (at = inner.find(kWrapper, at)) != std::string::npos;) {
+    if (at == 0 || inner[at - 1] == '.')
+      inner.erase(at, kWrapper.size());
+    else
+      at += kWrapper.size();
   }
-  for (const auto& entry : found)
-    require<DataError>(std::ranges::any_of(into, [&](const NamedTensor& own) { return own.name == entry.first; }),
-                       source, " is of another model: it has the tensor \"", entry.first, "\" that this one lacks");
+  return inner;
+}
+
+namespace {
+
+bool fits(const Tensor& from, const Tensor& into) {
+  return from.shape() == into.shape() && from.dtype() == into.dtype();
+}
+
+/// Finds tensors of one side by the names of the other.
+class Names {
+ public:
+  Names(const NamedTensors& from, const NamedTensors& into) {
+    const auto without_doubles = [this](const NamedTensors& all) { return by_name(all).size() == all.size(); };
+    inner_ = without_doubles(from) && without_doubles(into);
+    from_ = by_name(from);
+    into_ = by_name(into);
+  }
+  /// Null where there is none.
+  const Tensor* in_from(const std::string& name) const { return find(from_, name); }
+  const Tensor* in_into(const std::string& name) const { return find(into_, name); }
+
+ private:
+  using ByName = std::map<std::string, const Tensor*>;
+  ByName by_name(const NamedTensors& all) const {
+    ByName found;
+    for (const auto& [name, tensor] : all) found[key(name)] = &tensor;
+    return found;
+  }
+  std::string key(const std::string& name) const { return inner_ ? without_wrappers(name) : name; }
+  const Tensor* find(const ByName& all, const std::string& name) const {
+    const auto found = all.find(key(name));
+    return found == all.end() ? nullptr : found->second;
+  }
+
+  bool inner_ = true;
+  ByName from_, into_;
+};
+
+}  // namespace
+
+void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
+  const Names names(from, into);
+  for (const auto& [name, tensor] : into) {
+    const Tensor* const match = names.in_from(name);
+    if (match == nullptr && is_optional(name)) continue;
+    require<DataError>(match != nullptr, source, " is of another model: it has no tensor \"", name, "\"");
+    require<DataError>(fits(*match, tensor), source, " is of another model: \"", name, "\" is ", match->dtype(),
+                       match->shape(), ", expected ", tensor.dtype(), tensor.shape());
+  }
+  for (const auto& [name, tensor] : from)
+    require<DataError>(names.in_into(name) != nullptr, source, " is of another model: it has the tensor \"", name,
+                       "\" that this one lacks");
   for (const auto& [name, tensor] : into)
-    if (const auto match = found.find(name); match != found.end()) copy(match->second, tensor);
+    if (const Tensor* const match = names.in_from(name)) copy(*match, tensor);
+}
+
+LeftOut copy_what_fits(const NamedTensors& from, const NamedTensors& into) {
+  const Names names(from, into);
+  LeftOut left;
+  for (const auto& [name, tensor] : into) {
+    const Tensor* const match = names.in_from(name);
+    if (match != nullptr && fits(*match, tensor))
+      copy(*match, tensor);
+    else
+      left.kept.push_back(name);
+  }
+  for (const auto& [name, tensor] : from) {
+    const Tensor* const own = names.in_into(name);
+    if (own == nullptr || !fits(tensor, *own)) left.unused.push_back(name);
+  }
+  return left;
 }
 
 }  // namespace duet

@@ -125,6 +125,8 @@ class Tensor {
   Tensor reshape(const Shape& shape) const;
   /// `count` elements from element `begin` on, as a tensor of shape `shape`.
   Tensor slice(std::int64_t begin, const Shape& shape) const;
+  /// The bytes from byte `begin` on as a tensor of another shape and dtype.
+  Tensor reinterpret(std::int64_t begin, const Shape& shape, DType dtype) const;
   /// A copy on `device`, or this tensor itself if it is there already.
   Tensor to(Device device) const;
   /// The same memory as a tensor of `device`. Throws DeviceError unless the two devices share memory (cpu:0, cpu:1).
@@ -180,9 +182,22 @@ using NamedTensors = std::vector<NamedTensor>;
 /// and of duet did not keep.
 inline bool is_optional(std::string_view name) { return name.ends_with("num_batches_tracked"); }
 
-/// Copies `from` into the memory of `into`, by name. Throws DataError that names `source` and the first tensor that is
-/// missing, left over, or of another shape or dtype; then nothing was copied. Tensors that is_optional() names may be
-/// missing, and stay.
+/// The name without the "module" that wrapped modules have in PyTorch: "features.0.weight" for
+/// "module.features.module.0.weight".
+std::string without_wrappers(const std::string& name);
+
+/// Copies `from` into the memory of `into`, by their names without_wrappers(). Throws DataError that names `source` and
+/// the first tensor that is missing, left over, or of another shape or dtype; then nothing was copied. Tensors that
+/// is_optional() names may be missing, and stay. Where two tensors of one side differ by wrappers only, names must be
+/// equal.
 void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std::string& source);
+
+/// Names of tensors that copy_what_fits() left out.
+struct LeftOut {
+  std::vector<std::string> kept;    // of `into`: missing in `from`, or there of another shape or dtype
+  std::vector<std::string> unused;  // of `from`
+};
+/// Copies what copy_by_name() would, but leaves out what does not fit, such as a classifier of other classes.
+LeftOut copy_what_fits(const NamedTensors& from, const NamedTensors& into);
 
 }  // namespace duet

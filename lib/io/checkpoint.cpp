@@ -22,7 +22,6 @@ constexpr std::string_view kStem = "checkpoint-";
 constexpr std::string_view kEnding = ".safetensors";
 constexpr std::string_view kBest = "model_best.safetensors";
 constexpr std::string_view kOptimizer = "optimizer.";
-constexpr std::string_view kWrapper = "module.";  // restore() drops it
 constexpr std::string_view kSetting = "setting.";
 constexpr std::size_t kKept = 2;
 
@@ -90,12 +89,15 @@ void check_arch(const std::string& path, const std::string& arch, const std::str
 
 /// Throws DataError for a tensor that neither the model nor its optimizer has. restore() finds those that are missing.
 void check_tensors(const std::string& path, std::span<const TensorInfo> tensors, const NamedTensors& model) {
+  NamedTensors inner = model;
+  for (NamedTensor& own : inner) own.name = without_wrappers(own.name);
   for (const TensorInfo& given : tensors) {
     const bool of_optimizer = given.name.starts_with(kOptimizer);
-    std::string_view name = without(kWrapper, without(kOptimizer, given.name));
+    std::string name(without(kOptimizer, given.name));
     if (of_optimizer) name = name.substr(0, name.rfind('.'));  // "conv1.weight.exp_avg"
-    const auto own = std::find_if(model.begin(), model.end(), [&](const NamedTensor& one) { return one.name == name; });
-    require<DataError>(own != model.end(), path, " is of another model: it has the tensor \"", given.name,
+    name = without_wrappers(name);
+    const auto own = std::ranges::find(inner, name, &NamedTensor::name);
+    require<DataError>(own != inner.end(), path, " is of another model: it has the tensor \"", given.name,
                        "\" that this one lacks");
     if (given.name.ends_with(".step") && of_optimizer) continue;  // a number, which the optimizer checks
     require<DataError>(own->tensor.shape() == given.shape && own->tensor.dtype() == given.dtype, path,
@@ -232,7 +234,7 @@ LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::s
 
 void restore(const LoadedCheckpoint& loaded, const std::string& arch, const NamedTensors& model) {
   check_arch(loaded.path, loaded.checkpoint.arch, arch);
-  restore(loaded.checkpoint.model, model, loaded.path);
+  copy_by_name(loaded.checkpoint.model, model, loaded.path);
 }
 
 }  // namespace duet

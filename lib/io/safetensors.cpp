@@ -316,13 +316,4 @@ TensorFile load_tensors(const std::string& path, Checksum checksum, const Header
   return file;
 }
 
-void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source) {
-  constexpr std::string_view kWrapper = "module.";
-  const auto wrapped = [&](const NamedTensor& named) { return named.name.starts_with(kWrapper); };
-  if (!std::ranges::all_of(from, wrapped)) return copy_by_name(from, into, source);
-  NamedTensors inner = from;
-  for (NamedTensor& named : inner) named.name.erase(0, kWrapper.size());
-  copy_by_name(inner, into, source);
-}
-
 }  // namespace duet

@@ -42,7 +42,4 @@ TensorFile load_tensors(const std::string& path, Checksum checksum = Checksum::i
 
 inline constexpr const char* kChecksumKey = "duet.sha256";
 
-/// copy_by_name(); but a "module." before all of from's names, as wrapped models in Python write them, is dropped.
-void restore(const NamedTensors& from, const NamedTensors& into, const std::string& source);
-
 }  // namespace duet

@@ -43,13 +43,14 @@ class Sequential : public Module {
     append(std::move(child));
     return reference;
   }
+  /// The same with a child that exists.
+  void append(std::unique_ptr<Module> child);
   std::size_t size() const { return children_.size(); }
   const Module& operator[](std::size_t i) const { return *children_.at(i); }
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
  private:
-  void append(std::unique_ptr<Module> child);
   std::vector<std::unique_ptr<Module>> children_;
   std::vector<LayerRef> layers_;  // the same
 };

@@ -80,11 +80,18 @@ class Dropout : public Module {
   double p_;
 };
 
-/// torch.nn.ReLU.
+/// torch.nn.ReLU. `inplace` is in its text only: results and gradients are the same with it and without it.
 class ReLU : public Module {
  public:
+  explicit ReLU(bool inplace = false) : inplace_(inplace) {}
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
+
+ protected:
+  std::string details() const override { return inplace_ ? "inplace=True" : ""; }
+
+ private:
+  bool inplace_;
 };
 
 /// torch.nn.MaxPool2d: (N, C, H, W) -> (N, C, P, Q). Windows tile unless a stride is given (0: the kernel's size); the

@@ -50,6 +50,13 @@ Context& Module::context() {
   return context_;
 }
 
+std::int64_t Module::parameter_count() const {
+  std::int64_t count = 0;
+  for (const OwnParameter& own : parameters_) count += own.shape.count();
+  for (const Child& own : children_) count += child(own).parameter_count();
+  return count;
+}
+
 void Module::require_can_register(const char* kind, const std::string& name) const {
   const auto has_name = [&](const auto& own) { return own.name == name; };
   require<UsageError>(!is_wrapper(), type_name(), " wraps a module: it has nothing of its own such as '", name, "'");
@@ -92,6 +99,18 @@ void Module::wrap_module(std::string name, Module& child) {
   require<UsageError>(parameters_.empty() && buffers_.empty() && children_.empty(), type_name(),
                       " has something of its own: it wraps no module such as '", name, "'");
   children_.push_back({.name = std::move(name), .module = &child, .wrapped = true});
+}
+
+void Module::wrap_child(const std::string& name, Module& wrapper) {
+  const auto own = std::ranges::find(children_, name, &Child::name);
+  require<UsageError>(own != children_.end(), label(), " has no module '", name, "' to be wrapped");
+  require<UsageError>(
+      wrapper.is_wrapper() && wrapper.parent_ == nullptr && wrapper.children_.front().module == own->module, "module '",
+      name, "' of ", label(), " gives its place to a wrapper of it only, got ", wrapper.type_name());
+  require<UsageError>(root().store_ == nullptr, "module '", name, "' of ", label(),
+                      " is wrapped after the values of its model were made");
+  own->module = &wrapper;
+  wrapper.set_parent(*this);
 }
 
 void Module::set_parent(Module& parent) {
@@ -150,7 +169,7 @@ void Module::number(Numbering& next) {
 
 void Module::collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const {
   for (const OwnParameter& own : parameters_) slots.push_back({prefix + own.name, own.shape});
-  for (const NamedTensor& own : buffers_) buffers.push_back({prefix + own.name, own.tensor.clone()});
+  for (const NamedTensor& own : buffers_) buffers.push_back({prefix + own.name, own.tensor});
   for (const Child& own : children_) child(own).collect(prefix + own.name + ".", slots, buffers);
 }
 
@@ -161,7 +180,7 @@ void Module::make_values() {
   collect("", slots, buffers);
   Numbering numbering{.model_id = ++last_id};
   number(numbering);
-  store_ = std::make_unique<ParameterStore>(std::move(slots), std::move(buffers), Device{});
+  store_ = std::make_unique<ParameterStore>(std::move(slots), buffers, Device{});
   store_->set_model_id(model_id_);
   context_.store = store_.get();
 }
@@ -179,21 +198,28 @@ void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) 
     context_.store = nullptr;
     if (adopt) return;
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor drawn = empty(parameters_[i].shape);
-    parameters_[i].fill(drawn.span<float>(), generator);
-    copy(drawn, store.value(range_.first_slot + static_cast<int>(i)));
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) draw(store, i, parameters_[i].fill, generator);
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     copy(buffers_[i].tensor, store.buffers()[static_cast<std::size_t>(range_.first_buffer) + i].tensor);
   for (const Child& own : children_) child(own).fill_values(store, generator, adopt);
+  if (redraw_) draw_over(store, generator, redraw_);
+}
+
+void Module::draw(ParameterStore& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const {
+  const Tensor drawn = empty(parameters_[parameter].shape);
+  fill(drawn.span<float>(), generator);
+  copy(drawn, store.value(range_.first_slot + static_cast<int>(parameter)));
+}
+
+void Module::draw_over(ParameterStore& store, Mt19937& generator, const Redraw& redraw) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (const Fill fill = redraw(*this, parameters_[i].name, parameters_[i].shape)) draw(store, i, fill, generator);
+  for (const Child& own : children_) child(own).draw_over(store, generator, redraw);
 }
 
 void Module::adopt_values(ParameterStore& store) const {
   for (int slot = 0; slot < range_.slots; ++slot) copy(store_->value(slot), store.value(range_.first_slot + slot));
-  for (int buffer = 0; buffer < range_.buffers; ++buffer)
-    copy(store_->buffers()[static_cast<std::size_t>(buffer)].tensor,
-         store.buffers()[static_cast<std::size_t>(range_.first_buffer + buffer)].tensor);
+  copy(store_->buffer_run(0, range_.buffers), store.buffer_run(range_.first_buffer, range_.buffers));
 }
 
 void Module::initialise(Mt19937& generator) {

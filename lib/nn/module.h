@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/nn/init.h"
 #include "lib/nn/parameters.h"
 #include "lib/nn/value.h"
 #include "lib/random.h"
@@ -78,6 +79,8 @@ class Module {
   ParameterStore& parameters() { return *context().store; }
   /// The context of the whole model.
   Context& context();
+  /// Elements of all parameters of this module and its parts; makes no values.
+  std::int64_t parameter_count() const;
   /// Draws all initial values, in PyTorch's order (semantics of torch.nn.init for each layer). Values that exist are
   /// overwritten in place, so optimizers and wrappers stay valid (momentum stays as it is), and gradients are dropped.
   /// Throws UsageError for a part of a model.
@@ -97,6 +100,8 @@ class Module {
   std::vector<NamedTensor> state_dict();
   /// Copies values in, as copy_by_name() does.
   void load_state_dict(const std::vector<NamedTensor>& state);
+  /// The same but for what does not fit, which is left out: see copy_what_fits().
+  LeftOut load_what_fits(const std::vector<NamedTensor>& state) { return copy_what_fits(state, state_dict()); }
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
   std::string str() const;
@@ -119,12 +124,19 @@ class Module {
   const Range& range() const { return is_wrapper() ? child(children_.front()).range() : range_; }
 
  protected:
-  using Fill = std::function<void(std::span<float>, Mt19937&)>;
+  using Fill = init::Fill;
   /// Returns the number to be given to parameter(). `fill` draws the initial values.
   int register_parameter(std::string name, const Shape& shape, Fill fill);
   /// `initial`: on cpu:0, kept.
   int register_buffer(std::string name, const Tensor& initial);
   void register_module(std::string name, Module& child);
+  /// Gives the new initial values of one of `layer`'s own parameters, or an empty Fill: it keeps those that it has.
+  using Redraw = std::function<Fill(const Module& layer, const std::string& parameter, const Shape& shape)>;
+  /// For a network whose constructor in PyTorch draws over what its layers have drawn: after all its parts have drawn
+  /// their initial values, `redraw` is called for each parameter of them, in the order of PyTorch's modules().
+  void draw_over(Redraw redraw) { redraw_ = std::move(redraw); }
+  /// Registers `wrapper`, which wraps the child `name`, in its place: `model.features = DataParallel(model.features)`.
+  void wrap_child(const std::string& name, Module& wrapper);
   /// For a wrapper such as DataParallel: `child` runs inside this module, but keeps its values and stays a model of its
   /// own, unless this wrapper becomes part of another module. A wrapper registers nothing else.
   void wrap_module(std::string name, Module& child);
@@ -190,6 +202,8 @@ class Module {
   void collect(const std::string& prefix, std::vector<Slot>& slots, std::vector<NamedTensor>& buffers) const;
   void fill_values(ParameterStore& store, Mt19937& generator, bool adopt);
   void adopt_values(ParameterStore& store) const;
+  void draw(ParameterStore& store, std::size_t parameter, const Fill& fill, Mt19937& generator) const;
+  void draw_over(ParameterStore& store, Mt19937& generator, const Redraw& redraw) const;
   void append_state(const std::string& prefix, const Context& own, std::vector<NamedTensor>& state) const;
   void append_text(std::string& text, int indent) const;
   [[noreturn]] void rethrow_named(const Error& error) const;
@@ -199,6 +213,7 @@ class Module {
   std::vector<OwnParameter> parameters_;
   std::vector<NamedTensor> buffers_;  // their initial values
   std::vector<Child> children_;
+  Redraw redraw_;
   Module* parent_ = nullptr;
   std::uint64_t model_id_ = 0;  // that of the model's values; 0: not numbered
   Range range_;

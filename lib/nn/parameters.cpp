@@ -112,11 +112,10 @@ Tensor run_of(const Tensor& flat, const std::vector<Slot>& slots, int first, int
 
 }  // namespace
 
-ParameterStore::ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Device device)
-    : ParameterStore(slots, std::move(buffers), flat_memory(slots, device), flat_memory(slots, device)) {}
+ParameterStore::ParameterStore(std::vector<Slot> slots, const std::vector<NamedTensor>& buffers, Device device)
+    : ParameterStore(slots, FlatBuffers(buffers, device), flat_memory(slots, device), flat_memory(slots, device)) {}
 
-ParameterStore::ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values,
-                               Tensor gradients)
+ParameterStore::ParameterStore(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients)
     : slots_(std::move(slots)),
       buffers_(std::move(buffers)),
       values_(std::move(values)),
@@ -163,7 +162,7 @@ std::string ParameterStore::holders() const {
 void ParameterStore::move_to(Device device) {
   const Tensor moved = flat_memory(slots_, device);
   copy(values_, moved);
-  for (NamedTensor& buffer : buffers_) buffer.tensor = buffer.tensor.to(device);
+  buffers_.move_to(device);
   values_ = moved;
   gradients_ = flat_memory(slots_, device);
   zero_grad();
@@ -283,12 +282,7 @@ Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
 std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const ReplicaPart& part) const {
   const auto slot = slots_.begin() + part.first_slot;
   std::vector<Slot> slots(slot, slot + part.slots);
-  std::vector<NamedTensor> buffers;
-  for (int i = 0; i < part.buffers; ++i) {
-    const NamedTensor& buffer = buffers_[static_cast<std::size_t>(part.first_buffer + i)];
-    const Tensor& tensor = buffer.tensor;
-    buffers.push_back({buffer.name, part.share_buffers ? tensor.alias(device) : tensor.clone().to(device)});
-  }
+  FlatBuffers buffers(buffers_, part.first_buffer, part.buffers, device, part.share_buffers);
   const Tensor own = values_of(part.first_slot, part.slots);
   Tensor values = part.share_values ? own.alias(device) : flat_memory(slots, device);
   if (!part.share_values) copy(own, values);

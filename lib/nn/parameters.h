@@ -1,4 +1,4 @@
-// The values of a model: one flat buffer of parameter values, one of their gradients, and the buffers.
+// The values of a model: one flat buffer of parameter values, one of their gradients, and one of the buffers.
 //
 // Note [Flat order]: slots lie in the flat buffers in reverse order of registration, which is about the order in which
 // backward completes their gradients. So a bucket of a reduction is a contiguous run, nothing is copied into it, and an
@@ -27,6 +27,7 @@
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/thread_pool.h"
+#include "lib/nn/flat_buffers.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
@@ -85,8 +86,8 @@ class UpdateSite {
 /// Used by one thread at a time.
 class ParameterStore final : public BackwardListener {
  public:
-  /// Slots in registration order; their offsets are set here. `buffers` are tensors on `device`.
-  ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Device device);
+  /// Slots in registration order; their offsets are set here. The buffers begin as copies of `buffers`.
+  ParameterStore(std::vector<Slot> slots, const std::vector<NamedTensor>& buffers, Device device);
   ~ParameterStore() override;
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
@@ -94,7 +95,9 @@ class ParameterStore final : public BackwardListener {
   Device device() const { return values_.device(); }
   const std::vector<Slot>& slots() const { return slots_; }
   int slot_count() const { return static_cast<int>(slots_.size()); }
-  const std::vector<NamedTensor>& buffers() const { return buffers_; }
+  const std::vector<NamedTensor>& buffers() const { return buffers_.all(); }
+  /// The bytes (u8) of the buffers from number `first` on, in one piece.
+  Tensor buffer_run(int first, int count) const { return buffers_.run(first, count); }
 
   /// Which modules' values these are: every model has a number of its own, and so have its replicas; 0: none.
   std::uint64_t model_id() const { return model_id_; }
@@ -193,7 +196,7 @@ class ParameterStore final : public BackwardListener {
  private:
   class SlotLeaf;
   struct Hooks;
-  ParameterStore(std::vector<Slot> slots, std::vector<NamedTensor> buffers, Tensor values, Tensor gradients);
+  ParameterStore(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients);
   Tensor view(const Tensor& flat, int slot) const;
   const Tensor& checked_gradients() const;
   void grad_ready(int slot);
@@ -201,7 +204,7 @@ class ParameterStore final : public BackwardListener {
   void make_variables();
 
   std::vector<Slot> slots_;
-  std::vector<NamedTensor> buffers_;
+  FlatBuffers buffers_;
   Tensor values_, gradients_;
   std::vector<char> filled_;
   std::uint64_t zero_grad_count_ = 0;

@@ -48,10 +48,7 @@ TutorialLinear::TutorialLinear(std::int64_t input_size, std::int64_t output_size
 
 Variable TutorialLinear::forward(Context& context, const Variable& x) const { return fc_.forward(context, x); }
 
-LinearClassifier::LinearClassifier(std::uint64_t seed) {
-  register_module("fc", fc_);
-  initialise(seed);
-}
+LinearClassifier::LinearClassifier(std::uint64_t seed) : LinearClassifier() { initialise(seed); }
 
 Variable LinearClassifier::forward(Context& context, const Variable& x) const {
   return chain(context, x, {flatten_, fc_, log_softmax_});

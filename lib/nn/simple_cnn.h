@@ -19,6 +19,8 @@ struct SimpleCnnWidths {
 ///   linear 128 -> 10, log_softmax. Other widths make it smaller or larger.
 class SimpleCNN : public Module {
  public:
+  /// Without values, which initialise() draws.
+  explicit SimpleCNN(SimpleCnnWidths widths);
   /// Initial weights as torch.manual_seed(seed); SimpleCNN() draws them.
   explicit SimpleCNN(std::uint64_t seed, SimpleCnnWidths widths = {});
   /// The same from a generator, which is left where PyTorch's would be.
@@ -27,8 +29,6 @@ class SimpleCNN : public Module {
   using Module::forward;
 
  private:
-  explicit SimpleCNN(SimpleCnnWidths widths);
-
   Conv2d conv1_, conv2_;
   Dropout dropout1_{0.25}, dropout2_{0.5};
   Linear fc1_, fc2_;
@@ -67,6 +67,8 @@ class TutorialLinear : public Module {
 /// A linear classifier of images: (N, 1, 28, 28) -> log-probabilities (N, 10).
 class LinearClassifier : public Module {
  public:
+  /// Without values, which initialise() draws.
+  LinearClassifier() { register_module("fc", fc_); }
   explicit LinearClassifier(std::uint64_t seed);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;

@@ -8,6 +8,7 @@
 #include "lib/io/checkpoint.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
+#include "lib/nn/networks.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
@@ -106,7 +107,7 @@ save_file(net.state_dict(), sys.argv[1] + "/state")
                      scratch.folder()));
   duet::nn::Sequential model;
   model.add<duet::nn::BatchNorm2d>(2);
-  duet::restore(duet::load_tensors(scratch.path("state")).tensors, model.state_dict(), "state");
+  duet::copy_by_name(duet::load_tensors(scratch.path("state")).tensors, model.state_dict(), "state");
   CHECK(*model.state_dict().back().tensor.data<std::int64_t>() == 2);
   const duet::NamedTensors values = duet::load_tensors(scratch.path("values")).tensors;
   model.eval();
@@ -122,6 +123,42 @@ from safetensors.torch import load_file
 net = torch.nn.Sequential(torch.nn.BatchNorm2d(2))
 net.load_state_dict(load_file(sys.argv[1] + "/back"))
 assert net[0].num_batches_tracked == 3, net[0].num_batches_tracked
+)",
+                   scratch.folder()));
+}
+
+TEST_CASE("a ResNet's state goes from torchvision to duet and back") {
+  if (!has("safetensors.torch, torchvision")) DUET_SKIP("no Python with safetensors and torchvision");
+  const duet_test::Scratch scratch;
+  REQUIRE(run_python(R"(
+import sys, torch, torchvision
+from safetensors.torch import save_file
+torch.manual_seed(1)
+net = torchvision.models.resnet18(num_classes=3)
+x = torch.randn(4, 3, 64, 64)
+net(x)
+save_file({"x": x, "y": net.eval()(x).detach()}, sys.argv[1] + "/values")
+save_file(net.state_dict(), sys.argv[1] + "/state")
+)",
+                     scratch.folder()));
+  const duet::NamedTensors state = duet::load_tensors(scratch.path("state")).tensors;
+  const auto model = duet::nn::make_network("resnet18", {.classes = 3});
+  model->load_state_dict(state);
+  const duet::NamedTensors values = duet::load_tensors(scratch.path("values")).tensors;
+  model->eval();
+  const duet::Variable y = (*model)(values[0].tensor);
+  for (std::int64_t i = 0; i < y.value().count(); ++i)
+    CHECK(y.value().data<float>()[i] == duet_test::Approx(values[1].tensor.data<float>()[i]).epsilon(1e-4));
+  model->train();
+  (*model)(values[0].tensor);
+  duet::save_tensors(scratch.path("back"), model->state_dict());
+  CHECK(run_python(R"(
+import sys, torch, torchvision
+from safetensors.torch import load_file
+net = torchvision.models.resnet18(num_classes=3)
+net.load_state_dict(load_file(sys.argv[1] + "/back"), strict=True)
+assert net.bn1.num_batches_tracked == 2, net.bn1.num_batches_tracked
+assert torch.equal(net.fc.weight, load_file(sys.argv[1] + "/state")["fc.weight"])
 )",
                    scratch.folder()));
 }
@@ -168,7 +205,7 @@ save_file({"module.conv1.bias": numpy.arange(3, dtype=numpy.float32), "module.n"
                                    {"empty", duet::zeros({0, 2}, duet::DType::f64)},
                                    {"u", duet::zeros({1}, duet::DType::u8)},
                                    {"h", duet::zeros({1}, duet::DType::f16)}};
-  duet::restore(file.tensors, into, "python.safetensors");
+  duet::copy_by_name(file.tensors, into, "python.safetensors");
   CHECK(into[0].tensor.data<float>()[2] == 2);
   CHECK(into[1].tensor.data<std::int64_t>()[0] == 5);
   CHECK(into[3].tensor.data<std::uint8_t>()[0] == 255);

@@ -98,7 +98,7 @@ TEST_CASE("a batch norm's state is read from a file with PyTorch's names") {
   Sequential model;
   model.add<BatchNorm2d>(2);
   const NamedTensors file = load_tensors(path).tensors;
-  restore(file, model.state_dict(), path);
+  copy_by_name(file, model.state_dict(), path);
   CHECK(count_of(model) == 9);
   CHECK(model.state_dict()[2].tensor.data<float>()[1] == 6);
   Sequential other;
@@ -119,10 +119,10 @@ TEST_CASE("states from before the count leave it as it is, as PyTorch's do") {
   CHECK(count_of(model) == 1);
   CHECK(model.state_dict()[3].tensor.data<float>()[0] == 4);
   model(some_rows());
-  restore(state, model.state_dict(), "file");
+  copy_by_name(state, model.state_dict(), "file");
   CHECK(count_of(model) == 2);
   CHECK(model.state_dict()[3].tensor.data<float>()[0] == 4);
   state.erase(state.begin() + 2);
-  CHECK_THROWS_AS(restore(state, model.state_dict(), "file"), DataError);
+  CHECK_THROWS_AS(copy_by_name(state, model.state_dict(), "file"), DataError);
   CHECK_THROWS_WITH(model.load_state_dict(state), "the state is of another model: it has no tensor \"0.running_mean\"");
 }

@@ -1,0 +1,39 @@
+// Networks of convolutions ("features"), an average pool and linear layers ("classifier"), as torchvision's AlexNet and
+// VGG are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "lib/nn/chain.h"
+#include "lib/nn/layers.h"
+#include "lib/nn/network_options.h"
+
+namespace duet::nn {
+
+/// (N, channels, H, W) -> logits (N, classes).
+class FeatureNetwork : public Module {
+ public:
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+  Sequential& features() { return features_; }
+  /// `model.features = DataParallel(model.features)`: from now on `wrapper`, which wraps features(), runs in its place,
+  /// and their names in state_dict() begin with "features.module.". Throws UsageError for another module, and after the
+  /// values were made.
+  void wrap_features(std::unique_ptr<Module> wrapper);
+
+ protected:
+  /// The average pool's result has `pooled` x `pooled` pixels. The derived class fills features_ and classifier_.
+  explicit FeatureNetwork(std::int64_t pooled);
+
+  Sequential features_;
+  AdaptiveAvgPool2d avgpool_;
+  Sequential classifier_;
+
+ private:
+  Flatten flatten_;
+  std::unique_ptr<Module> wrapper_;  // of features_
+};
+
+}  // namespace duet::nn

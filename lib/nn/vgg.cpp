@@ -1,0 +1,67 @@
+#include "lib/nn/vgg.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+
+#include "lib/error.h"
+#include "lib/nn/layers.h"
+
+namespace duet::nn {
+namespace {
+
+constexpr std::int64_t kPooled = 7;  // pixels in height and width
+
+struct Plan {
+  int depth;
+  std::array<int, 5> convs;  // between the pools
+};
+constexpr Plan kPlans[] = {{11, {1, 1, 2, 2, 2}}, {13, {2, 2, 2, 2, 2}}, {16, {2, 2, 3, 3, 3}}, {19, {2, 2, 4, 4, 4}}};
+constexpr std::array<std::int64_t, 5> kChannels = {1, 2, 4, 8, 8};  // times the width
+
+const Plan& plan_of(int depth) {
+  const auto* const plan = std::ranges::find(kPlans, depth, &Plan::depth);
+  require<UsageError>(plan != std::end(kPlans), "VGG: depth ", depth, ", expected 11, 13, 16 or 19");
+  return *plan;
+}
+
+}  // namespace
+
+VGG::VGG(int depth, bool batch_norm, const NetworkOptions& options) : FeatureNetwork(kPooled) {
+  require<UsageError>(options.stem == Stem::imagenet && !options.zero_init_residual,
+                      "VGG has one stem, and no residual blocks");
+  require<UsageError>(batch_norm || !options.sync_batch_norm, "VGG: sync_batch_norm without batch norms");
+  const Plan& plan = plan_of(depth);
+  std::int64_t in = options.in_channels.value_or(3);
+  for (std::size_t part = 0; part < plan.convs.size(); ++part) {
+    const std::int64_t out = kChannels[part] * options.width;
+    for (int i = 0; i < plan.convs[part]; ++i, in = out) {
+      features_.add<Conv2d>(in, out, 3, Conv2dOptions{.padding = 1});
+      if (batch_norm && options.sync_batch_norm)
+        features_.add<SyncBatchNorm>(out);
+      else if (batch_norm)
+        features_.add<BatchNorm2d>(out);
+      features_.add<ReLU>(true);
+    }
+    features_.add<MaxPool2d>(2, 2);
+  }
+  const std::int64_t hidden = 64 * options.width;
+  classifier_.add<Linear>(in * kPooled * kPooled, hidden);
+  classifier_.add<ReLU>(true);
+  classifier_.add<Dropout>(options.dropout);
+  classifier_.add<Linear>(hidden, hidden);
+  classifier_.add<ReLU>(true);
+  classifier_.add<Dropout>(options.dropout);
+  classifier_.add<Linear>(hidden, options.classes.value_or(1000));
+  draw_over([](const Module& layer, const std::string& name, const Shape& shape) -> Fill {
+    const bool conv = dynamic_cast<const Conv2d*>(&layer) != nullptr;
+    if (!conv && dynamic_cast<const Linear*>(&layer) == nullptr) return {};
+    if (name == "bias") return init::constant(0);
+    return conv ? init::kaiming_normal_fan_out(shape) : init::normal(0, 0.01);
+  });
+}
+
+}  // namespace duet::nn
