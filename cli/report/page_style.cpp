@@ -22,7 +22,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top:
   linear-gradient(to left, var(--page) 35%, transparent) 100% 0 / 48px 100% no-repeat local, linear-gradient(to right, var(--shade), transparent) 0 0 / 16px 100% no-repeat scroll,
   linear-gradient(to left, var(--shade), transparent) 100% 0 / 16px 100% no-repeat scroll; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .8rem; width: 100%; }
-th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
+th, td { padding: .3rem .33rem; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 table.numbers :is(th, td):last-child { text-align: right; } th:first-child, td:first-child, th:last-child, td:last-child, td.why { text-align: left; } td.why { color: var(--bad); white-space: normal; }
 td.yes { color: var(--good); } td.no { color: var(--bad); } dt { color: var(--soft); } dd { margin: 0 0 .5rem 0; overflow-wrap: anywhere; }
 li, h1, p { overflow-wrap: anywhere; max-width: 64rem; } dl.words { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; } dl.words dd { margin: 0; overflow-wrap: break-word; }

@@ -62,11 +62,12 @@ class Panel {
                   "label ink-" + label);
     }
     std::sort(labels.begin(), labels.end());
-    double last = -100;
-    for (const auto& [at, label] : labels) {
-      last = std::max(at, last + 15);
-      svg_.text(kWidth - kRight + 12, last + 4, label, "start", "label ink-" + label);
-    }
+    double above = -100, below = top_ + kPanel + 15;  // where the axis has its name
+    for (auto& [at, label] : labels) above = at = std::max(at, above + 15);
+    std::for_each(labels.rbegin(), labels.rend(),
+                  [&](auto& label) { below = label.first = std::min(label.first, below - 15); });
+    for (const auto& [at, label] : labels)
+      svg_.text(kWidth - kRight + 12, at + 4, label, "start", "label ink-" + label);
   }
 
  private:
