@@ -45,6 +45,25 @@ struct PlainConv {
   std::int64_t kernel_h, kernel_w, stride_h, stride_w;
 };
 
+/// Rows of a batch (N, C, H, W) as batch norm walks over them. A group is `block` channels of one image, `run` numbers
+/// without a gap; a channel alone where the layout is plain.
+struct NormRows {
+  std::int64_t count, pitch;  // rows, and numbers of a row
+  std::int64_t groups, run;
+  int block;
+};
+
+/// Numbers that batch norm computes at once: whole blocks of channels.
+inline constexpr int kNormLanes = 16;
+
+/// Constants of one group of channels, for each of kNormLanes numbers.
+struct NormLanes {
+  float factor[kNormLanes], shift[kNormLanes];  // y = x * factor + shift
+  float mean[kNormLanes];
+  // dx = ((x - mean) * slope + (dy - mean_dy)) * scale
+  float slope[kNormLanes], mean_dy[kNormLanes], scale[kNormLanes];
+};
+
 struct Kernels {
   const char* name;   // as people write it: "AVX-512"
   int channel_block;  // adjacent channels in the layout that suits this instruction set
@@ -63,6 +82,20 @@ struct Kernels {
               float dampening, float weight_decay, bool nesterov, bool first);
   void (*adam)(float* value, const float* gradient, float* first, float* second, std::int64_t n,
                const arithmetic::AdamFactors& factors);
+
+  // batch norm; `lanes`: of each group. Sums are (2, channels)
+  /// Of x and of its squares.
+  void (*norm_sums)(const NormRows& rows, const float* x, double* sums);
+  /// `other` is added to the result, unless it is null; relu comes last.
+  void (*norm_forward)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* other, bool relu,
+                       float* y);
+  /// Of the gradient behind relu and of its products with x - mean. Where relu followed an addition, its result y
+  /// decides, and the gradient goes to `passed`; else both are null.
+  void (*norm_backward_sums)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                             const float* y, float* passed, double* sums);
+  /// `relu`: no addition was before it. Not `centred`: the statistics did not depend on x, and dx = dy * scale.
+  void (*norm_backward)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                        bool centred, float* dx);
 
   // pooling of one image (height, width, block) to (out_height, out_width, block)
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);

@@ -18,6 +18,13 @@ void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, f
          float dampening, float weight_decay, bool nesterov, bool first);
 void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
           const arithmetic::AdamFactors& factors);
+void norm_sums(const NormRows& rows, const float* x, double* sums);
+void norm_forward(const NormRows& rows, const NormLanes* lanes, const float* x, const float* other, bool relu,
+                  float* y);
+void norm_backward_sums(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                        const float* y, float* passed, double* sums);
+void norm_backward(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                   bool centred, float* dx);
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
 void relu_index(float* y, std::uint8_t* index, std::int64_t n);
