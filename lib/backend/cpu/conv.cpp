@@ -16,6 +16,19 @@ void use_one_openmp_thread() {
   static_cast<void>(done);
 }
 
+namespace {
+
+/// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
+/// the same on all devices of a batch, whatever rows they hold.
+bool has_small_images(const Tensor& x, const Tensor& dy, const Kernels& kernels) {
+  constexpr std::int64_t kMostPixels = 512;  // of a block of the batch
+  const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
+  return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() &&
+         rows * dy.size(2) * dy.size(3) <= kMostPixels;
+}
+
+}  // namespace
+
 std::string CpuBackend::libraries() const {
   const dnnl_version_t& version = *dnnl_version();
   return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch);
@@ -32,7 +45,7 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
                                 const Window2d& window) {
   const float* const bias = b.defined() ? b.data<float>() : nullptr;
   CpuDevice& device = this->device(x);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
@@ -45,7 +58,7 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
 
 void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) {
   CpuDevice& device = this->device(dy);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
@@ -60,6 +73,17 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x);
+  if (has_small_images(x, dy, kernels_) && !db.defined()) {
+    const BlockedConv g = {x.size(1),       x.size(2),       x.size(3),       dy.size(1),
+                           dy.size(2),      dy.size(3),      window.kernel_h, window.kernel_w,
+                           window.stride_h, window.stride_w, window.pad_h,    window.pad_w};
+    const Leaves leaves = leaves_of(blocks);
+    return device.pool().run(static_cast<int>(dy.size(1) / kernels_.channel_block), [&](int out_block, int id) {
+      kernels_.small_backward_weights(
+          g, x.data<float>(), dy.data<float>(), leaves, out_block, dw.data<float>(),
+          device.worker(id).formatted.floats(kernels_.small_weights_scratch_floats(g, leaves)));
+    });
+  }
   ConvWeightGradient gradient(device, kernels_, blocks, x, dy.layout(), window, dw, db);
   gradient.run([&](Blocks::Range rows, int) { return rows_of(dy, rows.begin); });
 }

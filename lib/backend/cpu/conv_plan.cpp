@@ -93,6 +93,22 @@ std::unique_ptr<PreparedCall> reorder(const dnnl::engine& engine, const Desc& fr
                                 {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
 }
 
+/// Finds whether the preferred format is one of whole blocks of inputs and outputs.
+void find_block(const Descs& d, ConvPlan& plan) {
+  struct Format {
+    Tag tag;
+    int block;
+    bool outputs_last;
+  };
+  for (const auto& [tag, block, outputs_last] : {Format{Tag::OIhw16i16o, 16, true}, Format{Tag::OIhw16o16i, 16, false},
+                                                 Format{Tag::OIhw8i8o, 8, true}, Format{Tag::OIhw8o8i, 8, false}}) {
+    if (d.w_dims[0] % block != 0 || d.w_dims[1] % block != 0) continue;
+    if (plan.weights != Desc(d.w_dims, kF32, tag)) continue;
+    plan.block = block;
+    plan.outputs_last = outputs_last;
+  }
+}
+
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
 
 }  // namespace
@@ -170,6 +186,7 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
   }
   const bool writes_weights = key.pass == ConvPass::backward_weights;
   plan.weights = w;
+  find_block(d, plan);
   plan.reorder = writes_weights ? reorder(engine_, w, d.w_plain) : reorder(engine_, d.w_plain, w);
   return plan;
 }

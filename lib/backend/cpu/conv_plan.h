@@ -53,6 +53,9 @@ struct ConvPlan {
   /// forward: x, w, y, b; backward_data: dy, w, dx; backward_weights: x, dy, dw, db. The bias may be left out.
   std::unique_ptr<PreparedCall> convolve;
   std::unique_ptr<PreparedCall> reorder;  // plain weights to preferred, or for backward_weights back
+  /// Not 0: the preferred format is (K / block, C / block, R, S) blocks, of an input's outputs or the other way round.
+  int block = 0;
+  bool outputs_last = false;
 
   /// Floats of the weights in the preferred format.
   std::int64_t weight_floats() const { return static_cast<std::int64_t>(weights.get_size() / sizeof(float)); }

@@ -14,7 +14,7 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
   const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
   if (has_pooled_kernels(f, x, op)) return pooled_forward(x, w, b, y, index, op);
   const Rows stamp = x.stamp_or_self();
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
@@ -70,7 +70,7 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
   const bool scaled = op.dropout.p > 0;
   const Blocks blocks = blocks_of(x);
   ConvWeightGradient gradients(device, kernels_, blocks, x, f.layout, op.conv, dw, db);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   gradients.run([&](Blocks::Range rows, int id) -> const float* {
     const auto [begin, end] = rows;
     Worker& worker = device.worker(id);

@@ -27,16 +27,24 @@ inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, std::int64
 /// Weights in the plan's preferred format, reordered once per call, worker and plan.
 class Weights {
  public:
-  explicit Weights(const Tensor& plain) : plain_(plain.data<float>()) {}
+  Weights(const Kernels& kernels, const Tensor& plain) : kernels_(&kernels), plain_(&plain) {}
   const float* get(const ConvPlan& plan, Worker& worker) {
     float* const ready = worker.weights.floats(plan.weight_floats() + 16);
-    if (plan_ != &plan) plan.reorder->run(worker.plans.stream(), {plain_, ready});
+    if (plan_ == &plan) return ready;
+    const float* const w = plain_->data<float>();
+    if (plan.block > 0) {  // oneDNN 2.6 takes ten times as long
+      kernels_->block_weights(w, ready, plain_->size(0), plain_->size(1), plain_->shape().count_from(2), plan.block,
+                              plan.outputs_last);
+    } else {
+      plan.reorder->run(worker.plans.stream(), {w, ready});
+    }
     plan_ = &plan;
     return ready;
   }
 
  private:
-  const float* plain_;
+  const Kernels* kernels_;
+  const Tensor* plain_;
   const ConvPlan* plan_ = nullptr;
 };
 

@@ -33,6 +33,8 @@ void unblock(const float* x, float* y, std::int64_t pixels, int block);
 void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+void block_weights(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
+                   bool outputs_last);
 void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 std::int64_t winograd_weight_floats(const PooledConv& g);
@@ -50,6 +52,9 @@ void nonzero_backward(const PooledConv& g, const float* x, const float* dy, cons
                       std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
 void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                             float* db);
+std::int64_t small_weights_scratch_floats(const BlockedConv& g, const Leaves& leaves);
+void small_backward_weights(const BlockedConv& g, const float* x, const float* dy, const Leaves& leaves,
+                            std::int64_t out_block, float* dw, float* scratch);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                   std::uint32_t layer, std::uint32_t threshold);
 std::int64_t linear_forward_scratch_bytes(std::int64_t in, std::int64_t out);
