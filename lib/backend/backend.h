@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include "lib/backend/average_pool.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
 
@@ -160,7 +161,8 @@ class Backend {
   /// (N, C, H, W) from the plain layout to that of y.
   virtual void from_plain(const Tensor& x, const Tensor& y) = 0;
 
-  // --- convolution: x (N, C, H, W), w (K, C, R, S) plain, b (K) or undefined, y (N, K, P, Q) ---
+  // --- convolution: x (N, C, H, W), w (K, C / groups, R, S) plain, b (K) or undefined, y (N, K, P, Q). The shapes of x
+  // and w give the groups, into which K divides ---
   /// The layout of y that this backend prefers.
   virtual Layout conv2d_layout(const Shape& x, const Shape& w) const = 0;
   virtual void conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
@@ -174,8 +176,12 @@ class Backend {
   virtual void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) = 0;
   virtual void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) = 0;
 
-  // --- fused: dropout(relu(max_pool2d(conv2d(x)))); index is 255 where no gradient passes. The pool's windows do not
-  // overlap and have no padding; y and dy may be plain or in conv2d_layout ---
+  /// The mean of the pixels of each window: sums of rows of pixels first, then of these.
+  virtual void avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) = 0;
+  virtual void avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) = 0;
+
+  // --- fused: dropout(relu(max_pool2d(conv2d(x)))), without groups; index is 255 where no gradient passes. The pool's
+  // windows do not overlap and have no padding; y and dy may be plain or in conv2d_layout ---
   virtual void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                       const Tensor& index, const ConvPoolRelu& op) = 0;
   /// dx may be undefined (not needed). db may be undefined.

@@ -39,7 +39,8 @@ FusedRun run_conv(const Conv2d& conv, Context& context, const Variable& x, Layer
   const bool relu_first = exactly<ReLU>(layers, 1) != nullptr;
   const MaxPool2d* const pool = exactly<MaxPool2d>(layers, relu_first ? 2 : 1);
   if (pool == nullptr || (!relu_first && exactly<ReLU>(layers, 2) == nullptr)) return {};
-  if (!conv.has_bias() || !ops::pool_tiles(pool->window()) || !pool_fits(x, conv.window(), pool->window())) return {};
+  if (!conv.has_bias() || conv.groups() != 1) return {};
+  if (!ops::pool_tiles(pool->window()) || !pool_fits(x, conv.window(), pool->window())) return {};
   const Dropout* const dropout = exactly<Dropout>(layers, 3);
   const std::size_t count = dropout != nullptr ? 4 : 3;
   const bool plain_output = exactly<Flatten>(layers, count) != nullptr;

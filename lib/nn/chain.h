@@ -18,10 +18,11 @@ using LayerRef = std::reference_wrapper<const Module>;
 
 /// Runs layers one after the other: what Sequential::forward does, for a network whose layers are members of its own.
 ///   return chain(context, x, {conv_, pool_, relu_, flatten_, fc_, log_softmax_});
-/// ReLU, MaxPool2d, Flatten and LogSoftmax have no values and need no registration.
+/// Layers without values (ReLU, pools, Flatten, LogSoftmax) need no registration.
 ///
 /// These runs of layers are one operator each (Context::fuse):
-///   Conv2d with a bias, MaxPool2d whose windows tile, ReLU, and Dropout if there is one (ops::conv_pool_relu); also
+///   Conv2d with a bias and without groups, MaxPool2d whose windows tile, ReLU, and Dropout if there is one
+///   (ops::conv_pool_relu); also
 ///     with ReLU before MaxPool2d;
 ///   Linear, ReLU, and Dropout if there is one (ops::linear_relu_dropout);
 ///   Linear, LogSoftmax (ops::linear_log_softmax);

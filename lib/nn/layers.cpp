@@ -38,6 +38,12 @@ std::string python_text(T value) {
   return shown.find_first_of(".e") == std::string::npos ? shown + ".0" : shown;
 }
 
+/// Of a pooling layer: a stride of 0 is the kernel's size.
+Window2d square_window(std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+  const std::int64_t step = stride != 0 ? stride : kernel;
+  return {kernel, kernel, step, step, padding, padding};
+}
+
 }  // namespace
 
 Linear::Linear(std::int64_t in_features, std::int64_t out_features, bool bias)
@@ -60,18 +66,21 @@ Conv2d::Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t
     : in_(in_channels),
       out_(out_channels),
       window_{kernel_size, kernel_size, options.stride, options.stride, options.padding, options.padding},
-      bias_(options.bias) {
+      bias_(options.bias),
+      groups_(options.groups) {
   require<UsageError>(in_ > 0 && out_ > 0 && kernel_size > 0 && options.stride > 0 && options.padding >= 0,
                       "Conv2d: ", in_, " to ", out_, " channels, kernel ", kernel_size, ", stride ", options.stride,
                       ", padding ", options.padding, " make no convolution");
-  const std::int64_t fan_in = in_ * kernel_size * kernel_size;
-  register_parameter("weight", {out_, in_, kernel_size, kernel_size},
+  require<UsageError>(groups_ > 0 && in_ % groups_ == 0 && out_ % groups_ == 0, "Conv2d: ", in_, " to ", out_,
+                      " channels in ", groups_, " groups, expected groups that divide both");
+  const std::int64_t fan_in = in_ / groups_ * kernel_size * kernel_size;
+  register_parameter("weight", {out_, in_ / groups_, kernel_size, kernel_size},
                      [fan_in](auto values, auto& g) { fill_weight(values, g, fan_in); });
   if (bias_) register_parameter("bias", {out_}, [fan_in](auto values, auto& g) { fill_bias(values, g, fan_in); });
 }
 
 Variable Conv2d::forward(Context& context, const Variable& x) const {
-  return name_errors([&] { return ops::conv2d(x, weight(context), bias(context), window_); });
+  return name_errors([&] { return ops::conv2d(x, weight(context), bias(context), window_, groups_); });
 }
 
 std::string Conv2d::details() const {
@@ -79,6 +88,7 @@ std::string Conv2d::details() const {
   std::string text =
       concat(in_, ", ", out_, ", kernel_size=", pair(window_.kernel_h), ", stride=", pair(window_.stride_h));
   if (window_.pad_h > 0) text += ", padding=" + pair(window_.pad_h);
+  if (groups_ > 1) text += concat(", groups=", groups_);
   if (!bias_) text += ", bias=False";
   return text;
 }
@@ -105,19 +115,39 @@ Variable ReLU::forward(Context&, const Variable& x) const {
   return name_errors([&] { return ops::relu(x); });
 }
 
-MaxPool2d::MaxPool2d(std::int64_t kernel_size, std::int64_t stride) {
-  const std::int64_t step = stride > 0 ? stride : kernel_size;
-  window_ = {kernel_size, kernel_size, step, step, 0, 0};
-}
+MaxPool2d::MaxPool2d(std::int64_t kernel_size, std::int64_t stride, std::int64_t padding)
+    : window_(square_window(kernel_size, stride, padding)) {}
 
 Variable MaxPool2d::forward(Context&, const Variable& x) const {
   return name_errors([&] { return ops::max_pool2d(x, window_); });
 }
 
 std::string MaxPool2d::details() const {
-  return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h,
-                ", padding=0, dilation=1, ceil_mode=False");
+  return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h, ", padding=", window_.pad_h,
+                ", dilation=1, ceil_mode=False");
 }
+
+AvgPool2d::AvgPool2d(std::int64_t kernel_size, std::int64_t stride, std::int64_t padding, bool count_include_pad)
+    : window_(square_window(kernel_size, stride, padding)), count_include_pad_(count_include_pad) {}
+
+Variable AvgPool2d::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::avg_pool2d(x, window_, count_include_pad_); });
+}
+
+std::string AvgPool2d::details() const {
+  return concat("kernel_size=", window_.kernel_h, ", stride=", window_.stride_h, ", padding=", window_.pad_h);
+}
+
+AdaptiveAvgPool2d::AdaptiveAvgPool2d(std::int64_t height, std::int64_t width) : height_(height), width_(width) {
+  require<UsageError>(height > 0 && width > 0, "AdaptiveAvgPool2d: an output of ", height, "x", width,
+                      " pixels, expected 1x1 or more");
+}
+
+Variable AdaptiveAvgPool2d::forward(Context&, const Variable& x) const {
+  return name_errors([&] { return ops::adaptive_avg_pool2d(x, height_, width_); });
+}
+
+std::string AdaptiveAvgPool2d::details() const { return concat("output_size=(", height_, ", ", width_, ")"); }
 
 Variable Flatten::forward(Context&, const Variable& x) const {
   return name_errors([&] { return ops::flatten(x); });

@@ -31,10 +31,12 @@ class Linear : public Module {
 struct Conv2dOptions {
   std::int64_t stride = 1, padding = 0;
   bool bias = true;
+  std::int64_t groups = 1;  // an output channel reads the in / groups channels of its group only
 };
 
-/// torch.nn.Conv2d with square kernels: (N, in, H, W) -> (N, out, P, Q). Initial weights and bias uniform within
-/// 1 / sqrt(in * kernel * kernel).
+/// torch.nn.Conv2d with square kernels: (N, in, H, W) -> (N, out, P, Q); weight (out, in / groups, kernel, kernel).
+/// Initial weights and bias uniform within 1 / sqrt(in / groups * kernel * kernel). Throws UsageError, with the
+/// numbers, for sizes that make no convolution.
 class Conv2d : public Module {
  public:
   Conv2d(std::int64_t in_channels, std::int64_t out_channels, std::int64_t kernel_size,
@@ -44,6 +46,7 @@ class Conv2d : public Module {
 
   const Window2d& window() const { return window_; }
   bool has_bias() const { return bias_; }
+  std::int64_t groups() const { return groups_; }
   const Variable& weight(const Context& context) const { return parameter(context, 0); }
   /// Undefined without a bias.
   Variable bias(const Context& context) const { return bias_ ? parameter(context, 1) : Variable(); }
@@ -55,6 +58,7 @@ class Conv2d : public Module {
   std::int64_t in_, out_;
   Window2d window_;
   bool bias_;
+  std::int64_t groups_;
 };
 
 /// torch.nn.Dropout: active in training only. Its random numbers are keyed by the context's seed, the batch's step, the
@@ -83,10 +87,11 @@ class ReLU : public Module {
   using Module::forward;
 };
 
-/// torch.nn.MaxPool2d without padding; windows tile unless a stride is given.
+/// torch.nn.MaxPool2d: (N, C, H, W) -> (N, C, P, Q). Windows tile unless a stride is given (0: the kernel's size); the
+/// padding, of at most half the kernel, never is the maximum.
 class MaxPool2d : public Module {
  public:
-  explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0);
+  explicit MaxPool2d(std::int64_t kernel_size, std::int64_t stride = 0, std::int64_t padding = 0);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
@@ -97,6 +102,38 @@ class MaxPool2d : public Module {
 
  private:
   Window2d window_;
+};
+
+/// torch.nn.AvgPool2d: (N, C, H, W) -> (N, C, P, Q), windows as MaxPool2d's; the mean counts the padding's zeros with
+/// `count_include_pad`.
+class AvgPool2d : public Module {
+ public:
+  explicit AvgPool2d(std::int64_t kernel_size, std::int64_t stride = 0, std::int64_t padding = 0,
+                     bool count_include_pad = true);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  Window2d window_;
+  bool count_include_pad_;
+};
+
+/// torch.nn.AdaptiveAvgPool2d((height, width)): (N, C, H, W) -> (N, C, height, width). Throws UsageError unless both
+/// are 1 or more.
+class AdaptiveAvgPool2d : public Module {
+ public:
+  AdaptiveAvgPool2d(std::int64_t height, std::int64_t width);
+  Variable forward(Context& context, const Variable& x) const override;
+  using Module::forward;
+
+ protected:
+  std::string details() const override;
+
+ private:
+  std::int64_t height_, width_;
 };
 
 /// torch.nn.Flatten(start_dim=1).

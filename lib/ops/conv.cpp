@@ -1,4 +1,4 @@
-// Convolutions, max pooling, both fused with relu and dropout; batch norm.
+// Convolutions, alone and fused with max pooling, relu and dropout; batch norm.
 #include <cstdint>
 
 #include "lib/ops/ops.h"
@@ -20,18 +20,6 @@ struct Conv2dGradient {
     device.conv2d_backward_weights(x, dy, dw, db, window);
   }
   Tensor x, w;
-  Window2d window;
-};
-
-struct MaxPool2dGradient {
-  static constexpr const char* kName = "max_pool2d";
-  void backward(const Gradients& g) const {
-    Tensor dy = g.outputs[0];
-    dy.set_stamp(index.stamp());
-    backend(dy).max_pool2d_backward(dy, index, g.place(0, shape, dy.device(), index.layout()), window);
-  }
-  Tensor index;
-  Shape shape;
   Window2d window;
 };
 
@@ -67,12 +55,18 @@ struct BatchNorm2dGradient {
   BatchNorm2dOptions options;
 };
 
-void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window) {
+void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                    std::int64_t groups = 1) {
   require_one_device(op, {&x, &w, &b});
   require_rank(op, x, 4, "(N, C, H, W)");
   require_rank(op, w, 4, "(K, C, R, S)");
-  require<ShapeError>(x.shape()[1] == w.shape()[1], op, ": input ", x.shape(), " has ", x.shape()[1],
-                      " channels, weights ", w.shape(), " expect ", w.shape()[1]);
+  require<ShapeError>(groups > 0 && w.shape()[0] % groups == 0, op, ": ", w.shape()[0],
+                      " output channels do not divide into ", groups, " groups");
+  const std::int64_t in = x.shape()[1], of_group = w.shape()[1];
+  require<ShapeError>(of_group > 0 && (groups > 1 || in == of_group), op, ": input ", x.shape(), " has ", in,
+                      " channels, weights ", w.shape(), " expect ", of_group);
+  require<ShapeError>(in == of_group * groups, op, ": input ", x.shape(), " has ", in, " channels, weights ", w.shape(),
+                      " expect ", of_group, " for each of ", groups, " groups");
   require<ShapeError>(window.kernel_h == w.shape()[2] && window.kernel_w == w.shape()[3], op, ": kernel size ",
                       window.kernel_h, "x", window.kernel_w, " for weights ", w.shape());
   require<ShapeError>(!b.defined() || b.shape() == Shape{w.shape()[0]}, op, ": bias ", ShapeText{b}, ", expected [",
@@ -93,31 +87,15 @@ Variable conv2d_input(const Variable& x, Layout output) {
 
 }  // namespace
 
-Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window) {
-  require_conv2d("conv2d", input, w, b, window);
+Variable conv2d(const Variable& input, const Variable& w, const Variable& b, const Window2d& window,
+                std::int64_t groups) {
+  require_conv2d("conv2d", input, w, b, window, groups);
   const Layout layout = backend(w.value()).conv2d_layout(input.shape(), w.shape());
   const Variable x = conv2d_input(input, layout);
   const Shape shape = {x.shape()[0], w.shape()[0], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
   const Tensor y = result_of(x, shape, layout);
   backend(y).conv2d_forward(x.value(), w.value(), value_or_none(b), y, window);
   return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{x.value(), w.value(), window}; });
-}
-
-Variable max_pool2d(const Variable& x, const Window2d& window) {
-  require_rank("max_pool2d", x, 4, "(N, C, H, W)");
-  require<ShapeError>(window.kernel_h > 0 && window.kernel_w > 0 && window.stride_h > 0 && window.stride_w > 0 &&
-                          window.kernel_h * window.kernel_w < 255 && 2 * window.pad_h <= window.kernel_h &&
-                          2 * window.pad_w <= window.kernel_w && window.pad_h >= 0 && window.pad_w >= 0 &&
-                          window.fits(x.shape()[2], x.shape()[3]),
-                      "max_pool2d: a window of ", window.kernel_h, "x", window.kernel_w, ", padding ", window.pad_h,
-                      "x", window.pad_w, " does not suit input ", x.shape());
-  const Layout layout = x.value().layout();
-  const Shape shape = {x.shape()[0], x.shape()[1], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
-  const Tensor y = result_of(x, shape, layout);
-  Tensor index = empty(shape, DType::u8, x.device(), layout);
-  index.set_stamp(x.value().stamp());
-  backend(y).max_pool2d_forward(x.value(), y, index, window);
-  return record(y, {&x}, [&] { return MaxPool2dGradient{index, x.shape(), window}; });
 }
 
 bool pool_tiles(const Window2d& pool) {

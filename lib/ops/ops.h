@@ -1,6 +1,8 @@
 // The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients.
 #pragma once
 
+#include <cstdint>
+
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
 
@@ -41,13 +43,25 @@ Variable linear(const Variable& x, const Variable& w, const Variable& b);
 /// x - log(sum(exp(x))) along dimension 1: (N, C) -> (N, C).
 Variable log_softmax(const Variable& x);
 
-/// Cross-correlation: x (N, C, H, W), w (K, C, R, S), b (K) or undefined -> (N, K, P, Q).
-/// Throws ShapeError naming both shapes.
-Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window);
+/// Cross-correlation: x (N, C, H, W), w (K, C / groups, R, S), b (K) or undefined -> (N, K, P, Q). Output channel k
+/// reads the input channels of its group only: those from k / (K / groups) * (C / groups) on, as in PyTorch. Throws
+/// ShapeError naming both shapes.
+Variable conv2d(const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
+                std::int64_t groups = 1);
 
 /// x (N, C, H, W) -> (N, C, P, Q); sizes are floored (7 -> 3). Ties send the gradient to the first maximum in row-major
 /// order. Windows of at most 254 pixels, padding of at most half the kernel.
 Variable max_pool2d(const Variable& x, const Window2d& window);
+
+/// The mean of each window: x (N, C, H, W) -> (N, C, P, Q), sizes as max_pool2d's. Zeros of the padding count as pixels
+/// with `count_include_pad`, else a window at the border is divided by its pixels in the image, as in PyTorch. Padding
+/// of at most half the kernel.
+Variable avg_pool2d(const Variable& x, const Window2d& window, bool count_include_pad = true);
+
+/// x (N, C, H, W) -> (N, C, height, width): output (p, q) is the mean of rows floor(p * H / height) up to
+/// ceil((p + 1) * H / height), and of such columns, as torch.nn.AdaptiveAvgPool2d; (1, 1) is the mean of the image. x
+/// itself if it has this size.
+Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_t width);
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel: x (N, C, H, W); weight, bias, running_mean,
 /// running_var (C). In training the statistics are the batch's (its rows on this device alone, unless options.others is

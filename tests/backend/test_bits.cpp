@@ -113,6 +113,58 @@ TEST_CASE("weight gradients of convolutions of 2, 4 and 8 shards sum to the very
       }
 }
 
+TEST_CASE("a convolution in groups has the same bits in shards: outputs, and gradients of inputs and weights") {
+  Mt19937 generator(32);
+  const auto random = [&](const Shape& shape, Layout layout) {
+    Tensor x = empty(shape);
+    generator.uniform(x.span<float>(), -1, 1);
+    return in_layout(x, layout);
+  };
+  struct Groups {
+    std::int64_t groups, in, out;  // channels of a group
+  };
+  for (const Groups& c : {Groups{2, 16, 16}, Groups{32, 1, 1}, Groups{8, 4, 4}, Groups{3, 2, 5}, Groups{16, 1, 2}})
+    for (const std::int64_t rows : {3, 8, 21}) {
+      const Window2d window = {3, 3, 1, 1, 1, 1};
+      const Tensor w = random({c.groups * c.out, c.in, 3, 3}, Layout::plain);
+      Backend& kernels = backend(w);
+      const Shape in = {rows, c.groups * c.in, 6, 7}, out = {rows, c.groups * c.out, 6, 7};
+      const Layout layout = kernels.conv2d_layout(in, w.shape());
+      Tensor x = random(in, layout), dy = random(out, layout);
+      const auto run = [&](const Tensor& image, const Tensor& gradient) {
+        const std::vector<Tensor> results = {empty(gradient.shape(), DType::f32, w.device(), layout),
+                                             empty(image.shape(), DType::f32, w.device(), layout), empty(w.shape()),
+                                             empty({w.size(0)})};
+        Tensor y = results[0];
+        y.set_stamp(image.stamp());
+        kernels.conv2d_forward(image, w, {}, y, window);
+        kernels.conv2d_backward_data(gradient, w, results[1], window);
+        kernels.conv2d_backward_weights(image, gradient, results[2], results[3], window);
+        return results;
+      };
+      x.set_stamp({0, 0, rows});
+      dy.set_stamp({0, 0, rows});
+      const std::vector<Tensor> whole = run(x, dy);
+      for (const int shards : {2, 4, 8}) {
+        CAPTURE(c.groups, c.in, c.out, rows, shards);
+        std::vector<Tensor> weights, biases;
+        for (int i = 0; i < shards; ++i) {
+          const std::int64_t begin = block_begin(i, rows, shards), end = block_begin(i + 1, rows, shards);
+          const std::vector<Tensor> part = run(x.rows(begin, end), dy.rows(begin, end));
+          CHECK(same_bits(whole[0].rows(begin, end), part[0]));
+          CHECK(same_bits(whole[1].rows(begin, end), part[1]));
+          weights.push_back(part[2]);
+          biases.push_back(part[3]);
+        }
+        const Tensor dw = empty(w.shape()), db = empty({w.size(0)});
+        kernels.sum_devices(weights, dw, false, 0, 1);
+        kernels.sum_devices(biases, db, false, 0, 1);
+        CHECK(same_bits(whole[2], dw));
+        CHECK(same_bits(whole[3], db));
+      }
+    }
+}
+
 TEST_CASE("other numbers of shards give the same gradients to rounding") {
   nn::SimpleCNN model(1234);
   for (const std::int64_t rows : {2, 7, 50, 100}) {

@@ -271,6 +271,8 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
       {"conv2d_backward_weights", [&] { gpu.conv2d_backward_weights(image, image, w, c2, three); }},
       {"max_pool2d_forward", [&] { gpu.max_pool2d_forward(image, pooled, index2, two); }},
       {"max_pool2d_backward", [&] { gpu.max_pool2d_backward(pooled, index, image2, two); }},
+      {"avg_pool2d_forward", [&] { gpu.avg_pool2d_forward(image, image2, {}); }},
+      {"avg_pool2d_backward", [&] { gpu.avg_pool2d_backward(image2, image, {}); }},
       {"conv_pool_relu_forward", [&] { gpu.conv_pool_relu_forward(image, w, c, pooled, index2, op); }},
       {"conv_pool_relu_backward", [&] { gpu.conv_pool_relu_backward(pooled, index, image, w, image2, w, c, op); }},
       {"linear_forward",

@@ -153,7 +153,12 @@ TEST_CASE("layers that no fused operator covers run one by one") {
   };
   const Case cases[] = {
       {"no bias", {layer<Conv2d>(1, 4, 3, kNoBias), pool, relu}, image, "conv2d max_pool2d relu"},
+      {"groups",
+       {layer<Conv2d>(4, 4, 3, Conv2dOptions{.groups = 2}), pool, relu},
+       {2, 4, 40, 40},
+       "conv2d max_pool2d relu"},
       {"windows that overlap", {conv, layer<MaxPool2d>(3, 2), relu}, image, "conv2d max_pool2d relu"},
+      {"windows with padding", {conv, relu, layer<MaxPool2d>(2, 2, 1)}, image, "conv2d relu max_pool2d"},
       {"windows with gaps", {conv, relu, layer<MaxPool2d>(2, 3)}, image, "conv2d relu max_pool2d"},
       {"no pool", {conv, relu, layer<Conv2d>(4, 4, 3)}, image, "conv2d relu conv2d"},
       {"no relu", {conv, pool}, image, "conv2d max_pool2d"},

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "lib/base/sha256.h"
+#include "lib/nn/chain.h"
+#include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
@@ -62,6 +64,23 @@ TEST_CASE("SimpleCNN's initial weights are PyTorch's, bit for bit") {
     for (std::size_t i = 0; i < bits.size(); ++i)
       CHECK(std::bit_cast<std::uint32_t>(model.parameters().value(slot).data<float>()[i]) == bits[i]);
   CHECK(digest(model) == "1f737b7c2591f10bec1c931484487411ef2af95110eb529c15bbe83a8a50db91");
+}
+
+TEST_CASE("a convolution in groups has PyTorch's initial weights, bit for bit, and its values") {
+  // torch.manual_seed(1234); c = Conv2d(6, 9, 3, stride=2, padding=1, groups=3);
+  // y = c(torch.sin(torch.arange(192.)).view(2, 6, 4, 4)), torch 2.15.0
+  nn::Sequential model;
+  model.add<nn::Conv2d>(6, 9, 3, nn::Conv2dOptions{.stride = 2, .padding = 1, .groups = 3});
+  model.initialise(std::uint64_t{1234});
+  CHECK(digest(model) == "fc4da9f421df249767d83dce3738a56e01cbb66dc368fba185f95f2350be07fb");
+  Tensor x = empty({2, 6, 4, 4});
+  for (std::int64_t i = 0; i < x.count(); ++i) x.data<float>()[i] = std::sin(static_cast<float>(i));
+  const Variable y = model(x);
+  const float first[] = {.1366618424f, -.1128721535f, .0652181580f, .1128433421f};
+  for (int i = 0; i < 4; ++i) CHECK(std::abs(y.value().data<float>()[i] - first[i]) < 1e-6f);
+  double total = 0;
+  for (const float value : y.value().span<float>()) total += std::abs(static_cast<double>(value));
+  CHECK(total == Approx(23.681549564).epsilon(1e-6));
 }
 
 TEST_CASE("the same without fused rounding are those of PyTorch for processors without AVX2") {

@@ -52,6 +52,10 @@ TEST_CASE("layers print as PyTorch's") {
   CHECK(Conv2d(1, 32, 3, {.padding = 1}).str() == "Conv2d(1, 32, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))");
   CHECK(Conv2d(3, 6, 5, {.stride = 2, .bias = false}).str() ==
         "Conv2d(3, 6, kernel_size=(5, 5), stride=(2, 2), bias=False)");
+  CHECK(Conv2d(4, 8, 3, {.stride = 2, .padding = 1, .groups = 2}).str() ==
+        "Conv2d(4, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2)");
+  CHECK(Conv2d(4, 8, 3, {.bias = false, .groups = 4}).str() ==
+        "Conv2d(4, 8, kernel_size=(3, 3), stride=(1, 1), groups=4, bias=False)");
   CHECK(Dropout(0.25).str() == "Dropout(p=0.25, inplace=False)");
   CHECK(Dropout().str() == "Dropout(p=0.5, inplace=False)");
   CHECK(Dropout(1.0 / 3).str() == "Dropout(p=0.3333333333333333, inplace=False)");
@@ -218,6 +222,10 @@ TEST_CASE("a module belongs to one parent, and only whole models are initialised
   CHECK_THROWS_WITH(ModuleList()(zeros({1, 1})), "ModuleList has no forward: call its children one by one");
   CHECK_THROWS_AS(Linear(0, 2), UsageError);
   CHECK_THROWS_AS(Conv2d(1, 1, 0), UsageError);
+  CHECK_THROWS_WITH(Conv2d(6, 8, 3, {.groups = 4}),
+                    "Conv2d: 6 to 8 channels in 4 groups, expected groups that divide both");
+  CHECK_THROWS_AS(Conv2d(4, 6, 3, {.groups = 4}), UsageError);
+  CHECK_THROWS_AS(Conv2d(4, 4, 3, {.groups = 0}), UsageError);
   CHECK_THROWS_AS(Dropout(1.0), UsageError);
 }
 

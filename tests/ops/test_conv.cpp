@@ -78,6 +78,36 @@ TEST_CASE("weight gradients of small images with many channels equal the referen
   }
 }
 
+TEST_CASE("conv2d in groups equals the reference, in every layout of its input") {
+  Mt19937 generator(15);
+  struct Groups {
+    std::int64_t groups, in, out;  // channels of a group
+  };
+  const Groups cases[] = {{2, 1, 1},  {3, 1, 1},  {3, 1, 8},  {2, 3, 5},   {4, 8, 2},  {2, 16, 16}, {2, 8, 16},
+                          {3, 16, 8}, {32, 1, 1}, {48, 1, 1}, {32, 1, 2},  {8, 4, 4},  {2, 16, 32}, {2, 32, 16},
+                          {16, 1, 1}, {8, 1, 1},  {16, 2, 1}, {1, 16, 16}, {16, 4, 4}, {2, 64, 48}};
+  for (const Groups& c : cases)
+    for (const Window2d& window : {Window2d{3, 3, 1, 1, 1, 1}, Window2d{3, 3, 2, 2, 1, 1}, Window2d{1, 1, 1, 1, 0, 0},
+                                   Window2d{5, 2, 2, 3, 2, 0}}) {
+      const bool with_bias = generator.randint(0, 2) > 0;
+      const Array x = random_array({3, c.groups * c.in, 7, 9}, generator),
+                  w = random_array({c.groups * c.out, c.in, window.kernel_h, window.kernel_w}, generator),
+                  b = with_bias ? random_array({c.groups * c.out}, generator) : Array();
+      const Array y = reference::conv2d(x, w, b, window), dy = random_array(y.shape, generator);
+      const auto g = reference::conv2d_backward(x, w, dy, window);
+      for (const Layout layout : layouts_of(x.shape[1])) {
+        CAPTURE(c.groups, c.in, c.out, window.kernel_h, window.stride_h, name(layout));
+        const Variable vx = leaf(x), vw = leaf(w), vb = with_bias ? leaf(b) : Variable();
+        const Variable vy = ops::conv2d(ops::to_layout(vx, layout), vw, vb, window, c.groups);
+        CHECK(relative_error(vy.value(), y) < kTolerance);
+        backward(vy, dy);
+        CHECK(relative_error(vx.grad(), g.x) < kTolerance);
+        CHECK(relative_error(vw.grad(), g.w) < kTolerance);
+        if (with_bias) CHECK(relative_error(vb.grad(), g.b) < kTolerance);
+      }
+    }
+}
+
 TEST_CASE("conv2d gives only the gradients that are wanted") {
   Mt19937 generator(12);
   const Array x = random_array({3, 8, 6, 6}, generator), w = random_array({16, 8, 3, 3}, generator),

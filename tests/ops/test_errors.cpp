@@ -41,6 +41,13 @@ TEST_CASE("conv2d names both shapes that disagree") {
               "conv2d: a kernel of 3x3 does not fit into input [2, 3, 2, 2]");
   CHECK_ERROR(ops::conv2d(x, w, b, {3, 3, 0, 1, 0, 0}), ShapeError,
               "conv2d: a kernel of 3x3 does not fit into input [2, 3, 8, 8]");
+  CHECK_ERROR(ops::conv2d(x, w, b, kConv, 2), ShapeError,
+              "conv2d: input [2, 3, 8, 8] has 3 channels, weights [4, 3, 3, 3] expect 3 for each of 2 groups");
+  CHECK_ERROR(ops::conv2d(of({2, 9, 8, 8}), w, b, kConv, 3), ShapeError,
+              "conv2d: 4 output channels do not divide into 3 groups");
+  CHECK_ERROR(ops::conv2d(x, w, b, kConv, 0), ShapeError, "conv2d: 4 output channels do not divide into 0 groups");
+  CHECK_ERROR(ops::conv2d(of({2, 0, 8, 8}), of({4, 0, 3, 3}), b, kConv), ShapeError,
+              "conv2d: input [2, 0, 8, 8] has 0 channels, weights [4, 0, 3, 3] expect 0");
   CHECK_ERROR(ops::conv2d(x, elsewhere({4, 3, 3, 3}), b, kConv), DeviceError,
               "conv2d: arguments lie on cpu:0 and cpu:1, expected one device");
 }

@@ -50,11 +50,20 @@ TEST_CASE("reference: a convolution by hand") {
   CHECK(reference::conv2d(x, w, b, {2, 2, 2, 2, 1, 1}).values == std::vector<double>{45, 65, 65, 45});
 }
 
-TEST_CASE("reference: convolution's gradients are its slopes") {
+TEST_CASE("reference: a convolution in groups reads the channels of its group") {
+  Array x({1, 4, 1, 1}), w({2, 2, 1, 1});
+  x.values = {1, 2, 3, 4};
+  w.values = {10, 20, 30, 40};
+  CHECK(reference::conv2d(x, w, Array(), {1, 1, 1, 1, 0, 0}).values == std::vector<double>{50, 250});
+}
+
+TEST_CASE("reference: convolution's gradients are its slopes, in groups too") {
   Mt19937 generator(1);
   for (const Window2d& window : {Window2d{3, 3, 1, 1, 1, 1}, Window2d{2, 3, 2, 1, 0, 2}}) {
-    const Array x = random_array({2, 3, 5, 4}, generator),
-                w = random_array({2, 3, window.kernel_h, window.kernel_w}, generator), b = random_array({2}, generator);
+    const std::int64_t groups = window.kernel_h - 1;  // 2, then 1
+    const Array x = random_array({2, 4, 5, 4}, generator),
+                w = random_array({2, 4 / groups, window.kernel_h, window.kernel_w}, generator),
+                b = random_array({2}, generator);
     const Array dy = random_array(reference::conv2d(x, w, b, window).shape, generator);
     const auto g = reference::conv2d_backward(x, w, dy, window);
     CHECK(slope_error([&](const Array& v) { return dot(dy, reference::conv2d(v, w, b, window)); }, x, g.x) <
@@ -74,6 +83,15 @@ TEST_CASE("reference: pooling, relu and their fusion have their slopes") {
     CHECK(slope_error([&](const Array& v) { return dot(dy, reference::max_pool2d(v, window)); }, x,
                       reference::max_pool2d_backward(x, dy, window)) < kSlopeTolerance);
   }
+  for (const bool padding : {true, false}) {
+    const Window2d window = {3, 2, 2, 1, 1, 1};
+    const Array dy = random_array(reference::avg_pool2d(x, window, padding).shape, generator);
+    CHECK(slope_error([&](const Array& v) { return dot(dy, reference::avg_pool2d(v, window, padding)); }, x,
+                      reference::avg_pool2d_backward(x, dy, window, padding)) < kSlopeTolerance);
+  }
+  const Array mean_dy = random_array({2, 3, 3, 4}, generator);
+  CHECK(slope_error([&](const Array& v) { return dot(mean_dy, reference::adaptive_avg_pool2d(v, 3, 4)); }, x,
+                    reference::adaptive_avg_pool2d_backward(x, mean_dy)) < kSlopeTolerance);
   const Array dx = random_array(x.shape, generator);
   CHECK(slope_error([&](const Array& v) { return dot(dx, reference::relu(v)); }, x, reference::relu_backward(x, dx)) <
         kSlopeTolerance);

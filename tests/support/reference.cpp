@@ -37,9 +37,11 @@ namespace {
 /// Calls visit(n, k, p, q, c, r, s, h, w) for every product of a convolution.
 template <class Visit>
 void for_each_product(const Array& x, const Array& w, const duet::Shape& y, const Window2d& window, Visit visit) {
+  const std::int64_t groups = x.shape[1] / w.shape[1];
+  const auto first_of = [&](std::int64_t k) { return k / (y[1] / groups) * w.shape[1]; };  // channel of its group
   for (std::int64_t n = 0; n < y[0]; ++n)
     for (std::int64_t k = 0; k < y[1]; ++k)
-      for (std::int64_t c = 0; c < x.shape[1]; ++c)
+      for (std::int64_t c = 0; c < w.shape[1]; ++c)
         for (std::int64_t p = 0; p < y[2]; ++p)
           for (std::int64_t r = 0; r < window.kernel_h; ++r) {
             const std::int64_t h = p * window.stride_h - window.pad_h + r;
@@ -48,7 +50,8 @@ void for_each_product(const Array& x, const Array& w, const duet::Shape& y, cons
               for (std::int64_t s = 0; s < window.kernel_w; ++s) {
                 const std::int64_t v = q * window.stride_w - window.pad_w + s;
                 if (v < 0 || v >= x.shape[3]) continue;
-                visit(((n * y[1] + k) * y[2] + p) * y[3] + q, ((n * x.shape[1] + c) * x.shape[2] + h) * x.shape[3] + v,
+                visit(((n * y[1] + k) * y[2] + p) * y[3] + q,
+                      ((n * x.shape[1] + first_of(k) + c) * x.shape[2] + h) * x.shape[3] + v,
                       ((k * w.shape[1] + c) * w.shape[2] + r) * w.shape[3] + s);
               }
           }

@@ -43,12 +43,18 @@ struct Gradients {
   Array x, w, b;
 };
 
+/// w (K, C / groups, R, S): the shapes give the groups.
 Array conv2d(const Array& x, const Array& w, const Array& b, const duet::Window2d& window);
 Gradients conv2d_backward(const Array& x, const Array& w, const Array& dy, const duet::Window2d& window);
 
 /// Ties go to the first maximum in row-major order.
 Array max_pool2d(const Array& x, const duet::Window2d& window);
 Array max_pool2d_backward(const Array& x, const Array& dy, const duet::Window2d& window);
+
+Array avg_pool2d(const Array& x, const duet::Window2d& window, bool count_include_pad);
+Array avg_pool2d_backward(const Array& x, const Array& dy, const duet::Window2d& window, bool count_include_pad);
+Array adaptive_avg_pool2d(const Array& x, std::int64_t height, std::int64_t width);
+Array adaptive_avg_pool2d_backward(const Array& x, const Array& dy);
 
 Array relu(const Array& x);
 Array relu_backward(const Array& x, const Array& dy);

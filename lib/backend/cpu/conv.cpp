@@ -20,10 +20,10 @@ namespace {
 
 /// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
 /// the same on all devices of a batch, whatever rows they hold.
-bool has_small_images(const Tensor& x, const Tensor& dy, const Kernels& kernels) {
+bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels) {
   constexpr std::int64_t kMostPixels = 512;  // of a block of the batch
   const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
-  return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() &&
+  return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() && dw.size(1) == x.size(1) &&
          rows * dy.size(2) * dy.size(3) <= kMostPixels;
 }
 
@@ -36,8 +36,12 @@ std::string CpuBackend::libraries() const {
 
 Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
   const int block = kernels_.channel_block;
-  // oneDNN reads plain images of 1 or 3 channels into blocked ones; any other mixture takes a slow path.
-  const bool blocked = w[0] % block == 0 && (x[1] == 1 || x[1] == 3 || x[1] % block == 0);
+  const std::int64_t groups = x[1] / w[1];
+  // oneDNN reads plain images of 1 or 3 channels into blocked ones; any other mixture takes a slow path. Blocks do not
+  // reach into two groups, unless each group is one channel of input and output.
+  const bool blocked = groups == 1 ? w[0] % block == 0 && (x[1] == 1 || x[1] == 3 || x[1] % block == 0)
+                       : w[0] == groups && w[1] == 1 ? groups % block == 0
+                                                     : w[0] / groups % block == 0 && w[1] % block == 0;
   return !blocked ? Layout::plain : block == 16 ? Layout::blocked16 : Layout::blocked8;
 }
 
@@ -50,7 +54,7 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window, end - begin, b.defined()));
+        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), y.layout(), window, end - begin, b.defined()));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, rows_of(y, begin), bias});
   });
@@ -63,7 +67,7 @@ void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const T
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.size(0), dy.layout(), window, end - begin, false));
+        key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.shape(), dy.layout(), window, end - begin, false));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(dy, begin), ready, rows_of(dx, begin)});
   });
@@ -73,7 +77,7 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x);
-  if (has_small_images(x, dy, kernels_) && !db.defined()) {
+  if (has_small_images(x, dy, dw, kernels_) && !db.defined()) {
     const BlockedConv g = {x.size(1),       x.size(2),       x.size(3),       dy.size(1),
                            dy.size(2),      dy.size(3),      window.kernel_h, window.kernel_w,
                            window.stride_h, window.stride_w, window.pad_h,    window.pad_w};

@@ -61,15 +61,21 @@ Tag tag_of(Layout layout) {
   return Tag::nchw;
 }
 
+dnnl::memory::dims weight_dims(const ConvKey& key) {
+  const std::int64_t in = key.in_channels / key.groups, h = key.window.kernel_h, w = key.window.kernel_w;
+  if (key.groups == 1) return {key.out_channels, in, h, w};
+  return {key.groups, key.out_channels / key.groups, in, h, w};
+}
+
 /// Shapes of one convolution as oneDNN's descriptors.
 struct Descs {
   explicit Descs(const ConvKey& key)
       : x({key.batch, key.in_channels, key.height, key.width}, kF32, tag_of(key.x_layout)),
         y({key.batch, key.out_channels, key.window.out_h(key.height), key.window.out_w(key.width)}, kF32,
           tag_of(key.y_layout)),
-        w_dims{key.out_channels, key.in_channels, key.window.kernel_h, key.window.kernel_w},
+        w_dims(weight_dims(key)),
         w_any(w_dims, kF32, Tag::any),
-        w_plain(w_dims, kF32, Tag::oihw),
+        w_plain(w_dims, kF32, key.groups == 1 ? Tag::oihw : Tag::goihw),
         b(key.bias ? Desc({key.out_channels}, kF32, Tag::x) : Desc()),
         strides{key.window.stride_h, key.window.stride_w},
         padding{key.window.pad_h, key.window.pad_w} {}
@@ -102,7 +108,7 @@ void find_block(const Descs& d, ConvPlan& plan) {
   };
   for (const auto& [tag, block, outputs_last] : {Format{Tag::OIhw16i16o, 16, true}, Format{Tag::OIhw16o16i, 16, false},
                                                  Format{Tag::OIhw8i8o, 8, true}, Format{Tag::OIhw8o8i, 8, false}}) {
-    if (d.w_dims[0] % block != 0 || d.w_dims[1] % block != 0) continue;
+    if (d.w_dims.size() != 4 || d.w_dims[0] % block != 0 || d.w_dims[1] % block != 0) continue;
     if (plan.weights != Desc(d.w_dims, kF32, tag)) continue;
     plan.block = block;
     plan.outputs_last = outputs_last;
@@ -143,7 +149,7 @@ ConvPlans::ConvPlans() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
 std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
   std::size_t hash = static_cast<std::size_t>(key.pass);
   for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels,
-                                  key.window.kernel_h, key.window.stride_h, key.window.pad_h})
+                                  key.window.kernel_h, key.window.stride_h, key.window.pad_h, key.groups})
     hash = hash * 1000003 + static_cast<std::size_t>(part);
   return hash;
 }

@@ -21,6 +21,7 @@ struct ConvKey {
   std::int64_t batch, in_channels, height, width, out_channels;
   Window2d window;
   Layout x_layout, y_layout;
+  std::int64_t groups;
   bool bias;
 
   bool operator==(const ConvKey&) const = default;

@@ -19,7 +19,7 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::forward, x.shape(), x.layout(), f.channels, f.layout, op.conv, end - begin, true));
+        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), f.layout, op.conv, end - begin, true));
     float* const image = worker.image.floats((end - begin) * f.channels * f.height * f.width);
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, image, b.data<float>()});
@@ -97,7 +97,7 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
     }
     if (!dx.defined()) return gradient;
     ConvPlan& data_plan = worker.plans.plan(
-        key_of(ConvPass::backward_data, x.shape(), dx.layout(), f.channels, f.layout, op.conv, end - begin, false));
+        key_of(ConvPass::backward_data, x.shape(), dx.layout(), w.shape(), f.layout, op.conv, end - begin, false));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(data_plan, worker);
     data_plan.convolve->run(worker.plans.stream(), {gradient, ready, rows_of(dx, begin)});
     return gradient;

@@ -19,9 +19,9 @@ inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
   return tensor.data<float>() + begin * tensor.shape().count_from(1);
 }
 
-inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, std::int64_t out_channels, Layout y_layout,
+inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, const Shape& w, Layout y_layout,
                       const Window2d& window, std::int64_t rows, bool bias) {
-  return {pass, rows, x[1], x[2], x[3], out_channels, window, x_layout, y_layout, bias};
+  return {pass, rows, x[1], x[2], x[3], w[0], window, x_layout, y_layout, x[1] / w[1], bias};
 }
 
 /// Weights in the plan's preferred format, reordered once per call, worker and plan.

@@ -106,7 +106,7 @@ ConvWeightGradient::ConvWeightGradient(CpuDevice& device, const Kernels& kernels
 }
 
 ConvKey ConvWeightGradient::key(Blocks::Range rows) const {
-  return key_of(ConvPass::backward_weights, x_.shape(), x_.layout(), dw_.size(0), dy_layout_, window_, rows.rows(),
+  return key_of(ConvPass::backward_weights, x_.shape(), x_.layout(), dw_.shape(), dy_layout_, window_, rows.rows(),
                 db_.defined());
 }
 

@@ -1,4 +1,4 @@
-// Max pooling.
+// Max and average pooling.
 #include <cstdint>
 
 #include "lib/backend/cpu/conv_support.h"
@@ -42,6 +42,26 @@ void CpuBackend::max_pool2d_backward(const Tensor& dy, const Tensor& index, cons
     for (std::int64_t i = begin * images; i < end * images; ++i)
       kernels_.max_pool_backward(dy.data<float>() + i * out, index.data<std::uint8_t>() + i * out,
                                  dx.data<float>() + i * in, g, block);
+  });
+}
+
+void CpuBackend::avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) {
+  const int block = block_of(x.layout());
+  const std::int64_t images = x.size(1) / block, in = pool.h.size * pool.w.size * block,
+                     out = pool.h.out * pool.w.out * block;
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin * images; i < end * images; ++i)
+      kernels_.avg_pool(x.data<float>() + i * in, y.data<float>() + i * out, pool, block);
+  });
+}
+
+void CpuBackend::avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) {
+  const int block = block_of(dx.layout());
+  const std::int64_t images = dx.size(1) / block, in = pool.h.size * pool.w.size * block,
+                     out = pool.h.out * pool.w.out * block;
+  for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin * images; i < end * images; ++i)
+      kernels_.avg_pool_backward(dy.data<float>() + i * out, dx.data<float>() + i * in, pool, block);
   });
 }
 

@@ -38,8 +38,8 @@ void ConvResult::finish(CudaDevice& device) const {
 
 void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w, const Window2d& window,
               const ConvOperand& a, const ConvOperand& b, const Tensor& result) {
-  ConvPlan& plan = device.conv_plans().plan(
-      device.cudnn(), {pass, x[0], x[1], x[2], x[3], w[0], window, device.precision(), device.deterministic()});
+  ConvPlan& plan = device.conv_plans().plan(device.cudnn(), {pass, x[0], x[1], x[2], x[3], w[0], x[1] / w[1], window,
+                                                             device.precision(), device.deterministic()});
   const ConvResult place(result);
   plan.run(device, a.data(), b.data(), place.data());
   place.finish(device);

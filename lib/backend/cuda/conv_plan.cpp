@@ -62,13 +62,15 @@ ConvPlan::ConvPlan(cudnnHandle_t handle, const ConvKey& key) : key_(key) {
   set(x_, key.in_channels, key.height, key.width);
   set(y_, key.out_channels, window.out_h(key.height), window.out_w(key.width));
   check(cudnnSetFilter4dDescriptor(w_.get(), CUDNN_DATA_FLOAT, CUDNN_TENSOR_NCHW,
-                                   to_int(key.out_channels, "output channels"), to_int(key.in_channels, "channels"),
+                                   to_int(key.out_channels, "output channels"),
+                                   to_int(key.in_channels / key.groups, "channels"),
                                    to_int(window.kernel_h, "kernel height"), to_int(window.kernel_w, "kernel width")),
         op);
   check(cudnnSetConvolution2dDescriptor(conv_.get(), to_int(window.pad_h, "padding"), to_int(window.pad_w, "padding"),
                                         to_int(window.stride_h, "stride"), to_int(window.stride_w, "stride"), 1, 1,
                                         CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
         op);
+  check(cudnnSetConvolutionGroupCount(conv_.get(), to_int(key.groups, "groups")), op);
   // CUDNN_DEFAULT_MATH lets floats pass through TF32. Numbers rounded to bfloat16 pass through TF32 unchanged.
   check(
       cudnnSetConvolutionMathType(conv_.get(), key.precision == Precision::fp32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH),
@@ -225,7 +227,7 @@ void ConvPlan::run(CudaDevice& device, const float* a, const float* b, float* re
 
 std::size_t ConvKeyHash::operator()(const ConvKey& key) const {
   std::size_t hash = static_cast<std::size_t>(key.pass) * 4 + static_cast<std::size_t>(key.precision);
-  for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels,
+  for (const std::int64_t part : {key.batch, key.in_channels, key.height, key.width, key.out_channels, key.groups,
                                   key.window.kernel_h, key.window.stride_h, key.window.pad_h})
     hash = hash * 1000003 + static_cast<std::size_t>(part);
   return hash;

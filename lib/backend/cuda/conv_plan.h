@@ -14,7 +14,7 @@ enum class ConvPass { forward, backward_data, backward_weights };
 
 struct ConvKey {
   ConvPass pass;
-  std::int64_t batch, in_channels, height, width, out_channels;
+  std::int64_t batch, in_channels, height, width, out_channels, groups;
   Window2d window;
   Precision precision;
   bool deterministic;

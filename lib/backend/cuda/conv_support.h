@@ -35,7 +35,8 @@ class ConvResult {
   Tensor copy_;
 };
 
-/// One pass of the convolution of x (N, C, H, W) with w (K, C, R, S). N > 0. For a, b and the result see ConvPlan::run.
+/// One pass of the convolution of x (N, C, H, W) with w (K, C / groups, R, S). N > 0. For a, b and the result see
+/// ConvPlan::run.
 void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w, const Window2d& window,
               const ConvOperand& a, const ConvOperand& b, const Tensor& result);
 

@@ -70,6 +70,8 @@ class CudaBackend final : public Backend {
                                const Window2d& window) override;
   void max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) override;
   void max_pool2d_backward(const Tensor& dy, const Tensor& index, const Tensor& dx, const Window2d& window) override;
+  void avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) override;
+  void avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) override;
   void conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
                               const ConvPoolRelu& op) override;
   void conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,

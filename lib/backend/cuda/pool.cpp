@@ -1,4 +1,4 @@
-// Max pooling.
+// Max and average pooling.
 #include <cstdint>
 
 #include "lib/backend/cuda/cuda_backend.h"
@@ -36,6 +36,18 @@ void CudaBackend::max_pool2d_backward(const Tensor& dy, const Tensor& index, con
   CudaDevice& device = on(dy);
   kernels::max_pool_backward(dy.data<float>(), index.data<std::uint8_t>(), dx.data<float>(), geometry(dx, dy, window),
                              device.stream());
+}
+
+void CudaBackend::avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) {
+  same_device("avg_pool2d_forward", {{"x", x}, {"y", y}});
+  CudaDevice& device = on(x);
+  kernels::avg_pool_forward(x.data<float>(), y.data<float>(), pool, x.size(0) * x.size(1), device.stream());
+}
+
+void CudaBackend::avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) {
+  same_device("avg_pool2d_backward", {{"dy", dy}, {"dx", dx}});
+  CudaDevice& device = on(dy);
+  kernels::avg_pool_backward(dy.data<float>(), dx.data<float>(), pool, dx.size(0) * dx.size(1), device.stream());
 }
 
 }  // namespace duet::cuda

@@ -168,11 +168,12 @@ cublasStatus_t multiply(const char* function, const cublasContext& handle, bool 
 
 }  // namespace
 
-/// x (N, C, H, W), w (K, C, R, S) and y (N, K, P, Q) belong together.
+/// x (N, C, H, W), w (K, C / groups, R, S) and y (N, K, P, Q) belong together.
 bool fits_together(const Convolution& c) {
   const int p = (c.x.h + 2 * c.how.pad_h - c.w.h) / c.how.stride_h + 1,
             q = (c.x.w + 2 * c.how.pad_w - c.w.w) / c.how.stride_w + 1;
-  return c.x.c == c.w.c && c.y.n == c.x.n && c.y.c == c.w.n && c.y.h == p && c.y.w == q;
+  return c.x.c == c.w.c * c.how.groups && c.w.n % c.how.groups == 0 && c.y.n == c.x.n && c.y.c == c.w.n && c.y.h == p &&
+         c.y.w == q;
 }
 
 cudnnStatus_t ask_workspace(const Convolution& shapes, int algorithm, size_t* bytes) {
@@ -222,12 +223,16 @@ void cudnnGetLastErrorString(char* message, size_t max_size) { std::snprintf(mes
 cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, int pad_h, int pad_w, int stride_h,
                                               int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
                                               cudnnDataType_t) {
-  *d = {pad_h, pad_w, stride_h, stride_w, CUDNN_DEFAULT_MATH};
+  *d = {pad_h, pad_w, stride_h, stride_w, CUDNN_DEFAULT_MATH, 1};
   return dilation_h == 1 && dilation_w == 1 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED;
 }
 cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math) {
   d->math = math;
   return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t d, int groups) {
+  d->groups = groups;
+  return groups > 0 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 
 cublasStatus_t cublasCreate(cublasHandle_t* handle) {

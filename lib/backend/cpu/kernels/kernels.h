@@ -9,6 +9,7 @@
 
 #include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/average_pool.h"
 
 namespace duet::cpu {
 
@@ -108,6 +109,8 @@ struct Kernels {
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
   /// Adds dy to the places of the maxima; dx was set to zero.
   void (*max_pool_backward)(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+  void (*avg_pool)(const float* x, float* y, const AveragePool& pool, int block);
+  void (*avg_pool_backward)(const float* dy, float* dx, const AveragePool& pool, int block);
   /// relu of pooled values in place, and kNoGradient where the value is not positive.
   void (*relu_index)(float* y, std::uint8_t* index, std::int64_t n);
   /// dropout of pooled values in place, and kNoGradient where the mask is 0.

@@ -27,6 +27,8 @@ void norm_backward(const NormRows& rows, const NormLanes* lanes, const float* x,
                    bool centred, float* dx);
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
+void avg_pool(const float* x, float* y, const AveragePool& pool, int block);
+void avg_pool_backward(const float* dy, float* dx, const AveragePool& pool, int block);
 void relu_index(float* y, std::uint8_t* index, std::int64_t n);
 void drop_index(float* y, std::uint8_t* index, const std::uint8_t* mask, float scale, std::int64_t n);
 void unblock(const float* x, float* y, std::int64_t pixels, int block);

@@ -10,6 +10,7 @@
 
 #include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/dropout.h"
+#include "lib/backend/average_pool.h"
 
 namespace duet::cuda::kernels {
 
@@ -78,6 +79,11 @@ void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolS
 /// Every element of dx is written.
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
                        cudaStream_t stream);
+
+// --- average_pool.cu: over `images` images ---
+void avg_pool_forward(const float* x, float* y, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
+/// Every element of dx is written.
+void avg_pool_backward(const float* dy, float* dx, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
 
 // --- counter.cu ---
 void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);

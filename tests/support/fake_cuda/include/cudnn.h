@@ -62,6 +62,7 @@ struct cudnnFilterStruct : cudnnTensorStruct {};
 struct cudnnConvolutionStruct {
   int pad_h, pad_w, stride_h, stride_w;
   cudnnMathType_t math;
+  int groups;
 };
 typedef struct cudnnContext* cudnnHandle_t;
 typedef cudnnTensorStruct* cudnnTensorDescriptor_t;
@@ -172,6 +173,7 @@ cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t d, in
                                               int stride_w, int dilation_h, int dilation_w, cudnnConvolutionMode_t,
                                               cudnnDataType_t);
 cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t d, cudnnMathType_t math);
+cudnnStatus_t cudnnSetConvolutionGroupCount(cudnnConvolutionDescriptor_t d, int groups);
 
 constexpr auto cudnnGetConvolutionForwardAlgorithm_v7 = &duet_sim::Forward::list;
 constexpr auto cudnnGetConvolutionForwardWorkspaceSize = &duet_sim::Forward::workspace;
