@@ -107,6 +107,17 @@ class BatchSums {
   virtual bool weighted_by_rows() const { return false; }
 };
 
+/// Settings of a batch norm.
+struct BatchNorm2dOptions {
+  bool training = true;   // statistics of the batch, which move the running ones; else the running ones
+  float momentum = 0.1f;  // how far the running statistics move towards the batch's
+  float eps = 1e-5f;
+  /// Where set, the batch has rows on other devices, too, and the statistics are those of all rows; only devices that
+  /// share_memory() have to do that. It must outlive the tape.
+  BatchSums* others = nullptr;
+  bool relu = false;  // of the result, a residual included
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -210,18 +221,18 @@ class Backend {
   /// Adds 1 to an i64 scalar.
   virtual void increment(const Tensor& counter) = 0;
 
-  // --- batch norm over (N, H, W) of each channel; mean, inverse_std, running_*, weight, bias, their gradients: (C).
-  // `others`: the batch has rows on other devices, too, null where it has not; only devices that share_memory() have
-  // to do that ---
-  /// training: statistics of the batch, running_* are moved by `momentum`; else running_* are used.
-  virtual void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
+  // --- batch norm over (N, H, W) of each channel, and what may follow it: y = relu(norm(x) + residual); mean,
+  // inverse_std, running_*, weight, bias, their gradients: (C); the images have x's layout ---
+  /// `residual` may be undefined.
+  virtual void batch_norm2d_forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                                     const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
-                                    const Tensor& inverse_std, const Tensor& y, bool training, float momentum,
-                                    float eps, BatchSums* others) = 0;
-  /// dweight and dbias are those of this device's rows.
-  virtual void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
-                                     const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight,
-                                     const Tensor& dbias, bool training, BatchSums* others) = 0;
+                                    const Tensor& inverse_std, const Tensor& y, const BatchNorm2dOptions& options) = 0;
+  /// dweight and dbias are those of this device's rows. dx may be undefined. y is defined where options.relu is set,
+  /// and dresidual where besides there was a residual.
+  virtual void batch_norm2d_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& weight,
+                                     const Tensor& bias, const Tensor& mean, const Tensor& inverse_std,
+                                     const Tensor& dx, const Tensor& dresidual, const Tensor& dweight,
+                                     const Tensor& dbias, const BatchNorm2dOptions& options) = 0;
 
   // --- losses: x (N, C); labels i64 (N); loss f32 scalar ---
   /// y may be x.

@@ -66,9 +66,17 @@ FusedRun run_linear(const Linear& linear, Context& context, const Variable& x, L
   });
 }
 
+/// BatchNorm2d or SyncBatchNorm, then ReLU.
+FusedRun run_norm(const BatchNorm2d& norm, Context& context, const Variable& x, Layers layers) {
+  if (exactly<ReLU>(layers, 1) == nullptr) return {};
+  return {2, norm.forward_relu(context, x)};
+}
+
 FusedRun run_fused(Context& context, const Variable& x, Layers layers) {
   if (const Conv2d* const conv = exactly<Conv2d>(layers, 0)) return run_conv(*conv, context, x, layers);
   if (const Linear* const linear = exactly<Linear>(layers, 0)) return run_linear(*linear, context, x, layers);
+  if (const BatchNorm2d* const norm = exactly<BatchNorm2d>(layers, 0)) return run_norm(*norm, context, x, layers);
+  if (const SyncBatchNorm* const norm = exactly<SyncBatchNorm>(layers, 0)) return run_norm(*norm, context, x, layers);
   return {};
 }
 

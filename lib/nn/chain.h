@@ -25,7 +25,8 @@ using LayerRef = std::reference_wrapper<const Module>;
 ///   (ops::conv_pool_relu); also
 ///     with ReLU before MaxPool2d;
 ///   Linear, ReLU, and Dropout if there is one (ops::linear_relu_dropout);
-///   Linear, LogSoftmax (ops::linear_log_softmax).
+///   Linear, LogSoftmax (ops::linear_log_softmax);
+///   BatchNorm2d or SyncBatchNorm, ReLU (BatchNorm2d::forward_relu).
 /// A subclass of a layer runs its own forward.
 Variable chain(Context& context, const Variable& x, std::span<const LayerRef> layers);
 inline Variable chain(Context& context, const Variable& x, std::initializer_list<LayerRef> layers) {

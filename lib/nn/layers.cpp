@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/autograd/check_finite.h"
 #include "lib/error.h"
 #include "lib/ops/ops.h"
 
@@ -170,21 +171,27 @@ BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
   register_buffer("num_batches_tracked", zeros({}, DType::i64));
 }
 
-Variable BatchNorm2d::normalise(Context& context, const Variable& x, BatchSums* others) const {
-  Variable y =
-      ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0), buffer(context, 1),
-                        {.training = context.training, .momentum = momentum_, .eps = eps_, .others = others});
+Variable BatchNorm2d::normalise(Context& context, const Variable& x, bool relu, const Variable& residual) const {
+  const BatchNorm2dOptions options = {
+      .training = context.training, .momentum = momentum_, .eps = eps_, .others = sums(context), .relu = relu};
+  Variable y = ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0),
+                                 buffer(context, 1), options, residual);
   const Tensor& batches = buffer(context, 2);
   if (context.training) backend(batches).increment(batches);
   return y;
 }
 
 Variable BatchNorm2d::forward(Context& context, const Variable& x) const {
-  return name_errors([&] { return normalise(context, x, nullptr); });
+  return name_errors([&] { return normalise(context, x, false, {}); });
 }
 
-Variable SyncBatchNorm::forward(Context& context, const Variable& x) const {
-  return name_errors([&] { return normalise(context, x, context.batch_sums); });
+Variable BatchNorm2d::forward_relu(Context& context, const Variable& x, const Variable& residual) const {
+  return name_errors([&] {
+    // One by one CheckFinite sees a result of -infinity, which relu would hide.
+    if (context.fuse && !checks_finite()) return normalise(context, x, true, residual);
+    const Variable y = normalise(context, x, false, {});
+    return ops::relu(residual.defined() ? ops::add(y, residual) : y);
+  });
 }
 
 std::string BatchNorm2d::details() const {

@@ -179,12 +179,18 @@ class BatchNorm2d : public Module {
   explicit BatchNorm2d(std::int64_t features, float eps = 1e-5f, float momentum = 0.1f);
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
+  /// relu(forward(x)), or relu(forward(x) + residual) as at the end of a residual block, by one operator where
+  /// Context::fuse is set: the same values and gradients, on CPU to the last bit.
+  Variable forward_relu(Context& context, const Variable& x, const Variable& residual = {}) const;
 
  protected:
   std::string details() const override;
-  Variable normalise(Context& context, const Variable& x, BatchSums* others) const;
+  /// What makes the statistics those of all devices; null: of one.
+  virtual BatchSums* sums(const Context&) const { return nullptr; }
 
  private:
+  Variable normalise(Context& context, const Variable& x, bool relu, const Variable& residual) const;
+
   std::int64_t features_;
   float eps_, momentum_;
 };
@@ -195,8 +201,9 @@ class BatchNorm2d : public Module {
 class SyncBatchNorm : public BatchNorm2d {
  public:
   using BatchNorm2d::BatchNorm2d;
-  Variable forward(Context& context, const Variable& x) const override;
-  using Module::forward;
+
+ protected:
+  BatchSums* sums(const Context& context) const override { return context.batch_sums; }
 };
 
 }  // namespace duet::nn

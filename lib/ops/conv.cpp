@@ -38,14 +38,21 @@ struct ConvPoolReluGradient {
 struct BatchNorm2dGradient {
   static constexpr const char* kName = "batch_norm2d";
   void backward(const Gradients& g) const {
-    const Tensor dx = g.wanted(0) ? g.place(0, x.shape(), x.device()) : Tensor();
-    backend(x).batch_norm2d_backward(x, g.outputs[0], weight, mean, inverse_std, dx,
+    Tensor dx, dresidual;
+    if (g.wanted(0)) dx = g.place(0, x.shape(), x.device(), x.layout());
+    if (with_residual && options.relu) {
+      dresidual = g.wanted(3) ? g.place(3, x.shape(), x.device(), x.layout())
+                              : empty(x.shape(), DType::f32, x.device(), x.layout());
+    } else if (with_residual) {
+      g.inputs[3] = g.outputs[0];
+    }
+    backend(x).batch_norm2d_backward(x, y, g.outputs[0], weight, bias, mean, inverse_std, dx, dresidual,
                                      g.place(1, weight.shape(), x.device()), g.place(2, weight.shape(), x.device()),
-                                     training, others);
+                                     options);
   }
-  Tensor x, weight, mean, inverse_std;
-  bool training = true;
-  BatchSums* others = nullptr;
+  Tensor x, y, weight, bias, mean, inverse_std;  // y where relu follows
+  bool with_residual = false;
+  BatchNorm2dOptions options;
 };
 
 void require_conv2d(const char* op, const Variable& x, const Variable& w, const Variable& b, const Window2d& window,
@@ -116,22 +123,29 @@ Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable
   return record(y, {&x, &w, &b}, [&] { return ConvPoolReluGradient{x.value(), w.value(), index, op}; });
 }
 
-Variable batch_norm2d(const Variable& input, const Variable& weight, const Variable& bias, const Tensor& running_mean,
-                      const Tensor& running_var, const BatchNorm2dOptions& options) {
-  require_one_device("batch_norm2d", {&input, &weight, &bias});
-  require_rank("batch_norm2d", input, 4, "(N, C, H, W)");
-  const Shape channels = {input.shape()[1]};
+Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
+                      const Tensor& running_var, const BatchNorm2dOptions& options, const Variable& summand) {
+  require_one_device("batch_norm2d", {&x, &weight, &bias, &summand});
+  require_rank("batch_norm2d", x, 4, "(N, C, H, W)");
+  const Shape channels = {x.shape()[1]};
   for (const Shape& shape : {weight.shape(), bias.shape(), running_mean.shape(), running_var.shape()})
-    require<ShapeError>(shape == channels, "batch_norm2d: per-channel tensor ", shape, " for input ", input.shape());
-  require<ShapeError>(!options.training || options.others != nullptr || input.shape().count() > channels[0],
-                      "batch_norm2d: expected more than 1 value per channel when training, got input ", input.shape());
-  const Variable x = to_plain(input);
-  const Tensor y = result_of(x, x.shape());
+    require<ShapeError>(shape == channels, "batch_norm2d: per-channel tensor ", shape, " for input ", x.shape());
+  require<ShapeError>(!options.training || options.others != nullptr || x.shape().count() > channels[0],
+                      "batch_norm2d: expected more than 1 value per channel when training, got input ", x.shape());
+  const bool with_residual = summand.defined();
+  if (with_residual) require_floats("batch_norm2d", summand);
+  require<ShapeError>(!with_residual || summand.shape() == x.shape(), "batch_norm2d: residual ", ShapeText{summand},
+                      " for input ", x.shape());
+  const Layout layout = x.value().layout();
+  const Variable residual = with_residual ? to_layout(summand, layout) : summand;
+  const Tensor y = result_of(x, x.shape(), layout);
   const Tensor mean = empty(channels, DType::f32, x.device()), inverse_std = empty(channels, DType::f32, x.device());
-  backend(y).batch_norm2d_forward(x.value(), weight.value(), bias.value(), running_mean, running_var, mean, inverse_std,
-                                  y, options.training, options.momentum, options.eps, options.others);
-  return record(y, {&x, &weight, &bias}, [&] {
-    return BatchNorm2dGradient{x.value(), weight.value(), mean, inverse_std, options.training, options.others};
+  backend(y).batch_norm2d_forward(x.value(), value_or_none(residual), weight.value(), bias.value(), running_mean,
+                                  running_var, mean, inverse_std, y, options);
+  return record(y, {&x, &weight, &bias, &residual}, [&] {
+    return BatchNorm2dGradient{
+        x.value(), options.relu ? y : Tensor(), weight.value(), bias.value(), mean, inverse_std, with_residual,
+        options};
   });
 }
 

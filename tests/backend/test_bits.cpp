@@ -68,6 +68,51 @@ TEST_CASE("a row of a linear layer has the same bits whatever the other rows of 
     }
 }
 
+TEST_CASE("weight gradients of convolutions of 2, 4 and 8 shards sum to the very bits of the whole batch") {
+  struct Case {
+    std::int64_t in, out, size, kernel, stride;
+  };
+  Mt19937 generator(31);
+  const auto random = [&](const Shape& shape) {
+    Tensor x = empty(shape);
+    generator.uniform(x.span<float>(), -1, 1);
+    return x;
+  };
+  // Images of few pixels, and of so many that oneDNN takes them; the plain images of a first layer.
+  for (const Case& c :
+       {Case{16, 32, 3, 3, 1}, {32, 16, 5, 1, 2}, {16, 16, 24, 3, 2}, {32, 32, 24, 1, 1}, {3, 16, 9, 7, 2}})
+    for (const std::int64_t rows : {5, 8, 19})
+      for (const bool with_bias : {true, false}) {
+        const Tensor w = random({c.out, c.in, c.kernel, c.kernel});
+        const Window2d window = {c.kernel, c.kernel, c.stride, c.stride, c.kernel / 2, c.kernel / 2};
+        const std::int64_t out_size = window.out_h(c.size);
+        Backend& kernels = backend(w);
+        const Layout layout = kernels.conv2d_layout({rows, c.in, c.size, c.size}, w.shape());
+        Tensor x = in_layout(random({rows, c.in, c.size, c.size}), c.in == 3 ? Layout::plain : layout);
+        Tensor dy = in_layout(random({rows, c.out, out_size, out_size}), layout);
+        x.set_stamp({3, 0, rows});
+        dy.set_stamp({3, 0, rows});
+        // The gradients of weights and bias in one tensor.
+        const auto gradient = [&](std::int64_t begin, std::int64_t end) {
+          const Tensor all = zeros({w.count() + c.out});
+          if (begin == end) return all;
+          kernels.conv2d_backward_weights(x.rows(begin, end), dy.rows(begin, end), all.slice(0, w.shape()),
+                                          with_bias ? all.slice(w.count(), {c.out}) : Tensor(), window);
+          return all;
+        };
+        const Tensor whole = gradient(0, rows);
+        for (const int shards : {2, 4, 8}) {
+          std::vector<Tensor> parts;
+          for (int i = 0; i < shards; ++i)
+            parts.push_back(gradient(block_begin(i, rows, shards), block_begin(i + 1, rows, shards)));
+          const Tensor sum = empty(whole.shape());
+          kernels.sum_devices(parts, sum, false, 0, 1);
+          CAPTURE(c.in, c.out, c.size, c.kernel, rows, with_bias, shards);
+          CHECK(same_bits(whole, sum));
+        }
+      }
+}
+
 TEST_CASE("a convolution in groups has the same bits in shards: outputs, and gradients of inputs and weights") {
   Mt19937 generator(32);
   const auto random = [&](const Shape& shape, Layout layout) {

@@ -9,6 +9,7 @@
 
 #include "lib/ops/ops.h"
 #include "tests/cuda/gpu.h"
+#include "tests/support/difference.h"
 
 using namespace duet;
 using namespace duet_test;
@@ -196,6 +197,35 @@ TEST_CASE("cuda: dropout applies its mask in both directions") {
   CHECK(gpu_error(vx.grad(), reference::dropout(dy, bytes_of(mask), key.p)) < kTolerance);
 }
 
+TEST_CASE("cuda: batch_norm2d with relu and a residual has the values and gradients of the operators one by one") {
+  DUET_NEEDS_CUDA();
+  Mt19937 generator(117);
+  const Shape shape = {3, 5, 4, 3};
+  const Array x = random_array(shape, generator), second = random_array(shape, generator),
+              dy = random_array(shape, generator), scale = random_array({5}, generator);
+  for (const bool with_residual : {true, false})
+    for (const bool training : {true, false}) {
+      const auto run = [&](bool fused) {
+        const Variable vx = gpu_leaf(x), residual = gpu_leaf(second), weight = gpu_leaf(scale), bias = gpu_leaf(scale);
+        const Tensor mean = on_gpu(Array({5})), variance = on_gpu(scale);
+        backend(variance).fill(variance, 2);
+        Variable y = ops::batch_norm2d(vx, weight, bias, mean, variance, {.training = training, .relu = fused},
+                                       fused && with_residual ? residual : Variable());
+        if (!fused) y = ops::relu(with_residual ? ops::add(y, residual) : y);
+        y.backward(on_gpu(dy));
+        std::vector<Tensor> all = {y.value(), vx.grad(), weight.grad(), bias.grad()};
+        if (with_residual) all.push_back(residual.grad());
+        return all;
+      };
+      const std::vector<Tensor> fused = run(true), plain = run(false);
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        CAPTURE(with_residual, training, i);
+        const Tensor got = fused[i].to(Device{}), expected = plain[i].to(Device{});
+        CHECK(relative_difference(got.span<float>(), expected.span<float>()) < kTolerance);
+      }
+    }
+}
+
 TEST_CASE("cuda: batch_norm2d equals the reference in training and evaluation") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(115);
@@ -263,9 +293,8 @@ TEST_CASE("cuda: every operator refuses arguments of two devices, and says which
        }},
       {"relu_forward", [&] { gpu.relu_forward(rows, rows2); }},
       {"relu_backward", [&] { gpu.relu_backward(rows, rows, rows2); }},
-      {"batch_norm2d_forward",
-       [&] { gpu.batch_norm2d_forward(image, c, c, c2, c, c, c, image, true, 0.1f, 1e-5f, nullptr); }},
-      {"batch_norm2d_backward", [&] { gpu.batch_norm2d_backward(image, image, c, c, c, image, c2, c, true, nullptr); }},
+      {"batch_norm2d_forward", [&] { gpu.batch_norm2d_forward(image, {}, c, c, c2, c, c, c, image, {}); }},
+      {"batch_norm2d_backward", [&] { gpu.batch_norm2d_backward(image, {}, image, c, c, c, c, image, {}, c2, c, {}); }},
       {"log_softmax_forward", [&] { gpu.log_softmax_forward(rows, rows2); }},
       {"log_softmax_backward", [&] { gpu.log_softmax_backward(rows, rows2, rows); }},
       {"nll_loss_forward", [&] { gpu.nll_loss_forward(rows, labels2, 1, one); }},

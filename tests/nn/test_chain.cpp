@@ -93,6 +93,9 @@ const Layers kLinears = {layer<Linear>(40, 24),        layer<ReLU>(), layer<Drop
                          layer<LogSoftmax>()};
 const Layers kLargeWindows = {layer<Conv2d>(3, 5, 5, Conv2dOptions{.stride = 2}), layer<MaxPool2d>(3), layer<ReLU>()};
 
+const Layers kNorms = {layer<Conv2d>(3, 16, 3, kNoBias), layer<BatchNorm2d>(16), layer<ReLU>(),
+                       layer<SyncBatchNorm>(16),         layer<ReLU>(),          layer<BatchNorm2d>(16)};
+
 /// A user's layer that computes something else than its base.
 struct OwnLinear : Linear {
   using Linear::Linear;
@@ -117,6 +120,7 @@ TEST_CASE("a Sequential runs layers as the fused operators that cover them") {
   CHECK(operators(kConvolutions, {4, 1, 12, 12}) == "conv_pool_relu conv_pool_relu");
   CHECK(operators(kLinears, {4, 40}) == "linear_relu_dropout linear_relu_dropout linear log_softmax");
   CHECK(operators(kLargeWindows, {4, 3, 21, 21}) == "conv_pool_relu");
+  CHECK(operators(kNorms, {4, 3, 9, 9}) == "conv2d batch_norm2d batch_norm2d batch_norm2d");
 }
 
 TEST_CASE("a user's Sequential has SimpleCNN's operators, values and gradients") {
@@ -177,8 +181,10 @@ TEST_CASE("fused layers have the values and gradients of the layers one by one")
     Shape input;
     double tolerance;  // of convolutions: their fused kernels sum in another order
   };
-  const Case cases[] = {
-      {kLinears, {9, 40}, 0}, {kConvolutions, {9, 1, 12, 12}, 2e-6}, {kLargeWindows, {9, 3, 21, 21}, 2e-6}};
+  const Case cases[] = {{kLinears, {9, 40}, 0},
+                        {kNorms, {9, 3, 9, 9}, 0},
+                        {kConvolutions, {9, 1, 12, 12}, 2e-6},
+                        {kLargeWindows, {9, 3, 21, 21}, 2e-6}};
   for (const Case& c : cases)
     for (const bool training : {true, false}) {
       Net net(c.layers);
@@ -194,6 +200,25 @@ TEST_CASE("fused layers have the values and gradients of the layers one by one")
         CHECK(difference(fused[i], plain[i]) <= c.tolerance);
       }
     }
+}
+
+TEST_CASE("the end of a residual block has the values and gradients of norm, addition and relu") {
+  struct Block : Module {
+    Block() { register_module("norm", norm_), initialise(std::uint64_t{7}); }
+    Variable forward(Context& context, const Variable& x) const override { return norm_.forward_relu(context, x, x); }
+    using Module::forward;
+    BatchNorm2d norm_{5};
+  };
+  Block fused, plain;
+  plain.context().fuse = false;
+  const Shape input = {3, 5, 4, 4};
+  CHECK(operators(fused(random_input(input))) == "batch_norm2d");
+  CHECK(operators(plain(random_input(input))) == "batch_norm2d add relu");
+  const std::vector<Tensor> a = results(fused, input), b = results(plain, input);
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::memcmp(a[i].raw(), b[i].raw(), b[i].bytes()) == 0);
+  const CheckFinite check;
+  CHECK(operators(fused(random_input(input))) == "batch_norm2d add relu");
 }
 
 TEST_CASE("a fused dropout has the key of its layer") {

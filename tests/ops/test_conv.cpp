@@ -62,6 +62,22 @@ TEST_CASE("conv2d equals the reference for random shapes, in every layout of its
   }
 }
 
+TEST_CASE("weight gradients of small images with many channels equal the reference") {
+  Mt19937 generator(13);
+  for (int i = 0; i < 40; ++i) {
+    Case c = random_case(generator, 1000000);
+    c.x = {generator.randint(1, 20), 16 * generator.randint(1, 3), generator.randint(1, 9), generator.randint(1, 9)};
+    c.w = {16 * generator.randint(1, 3), c.x[1], c.window.kernel_h, c.window.kernel_w};
+    if (!c.window.fits(c.x[2], c.x[3])) continue;
+    const Array x = random_array(c.x, generator), w = random_array(c.w, generator);
+    const Array dy = random_array(reference::conv2d(x, w, Array(), c.window).shape, generator);
+    CAPTURE(i, c.x.str(), c.w.str(), c.window.stride_h, c.window.pad_h, c.window.stride_w, c.window.pad_w);
+    const Variable vw = leaf(w);
+    backward(ops::conv2d(to_tensor(x), vw, Variable(), c.window), dy);
+    CHECK(relative_error(vw.grad(), reference::conv2d_backward(x, w, dy, c.window).w) < kTolerance);
+  }
+}
+
 TEST_CASE("conv2d in groups equals the reference, in every layout of its input") {
   Mt19937 generator(15);
   struct Groups {

@@ -191,4 +191,6 @@ TEST_CASE("batch_norm2d checks its per-channel tensors and the number of values"
   CHECK_ERROR(run({1, 3, 1, 1}, {3}, true), ShapeError,
               "batch_norm2d: expected more than 1 value per channel when training, got input [1, 3, 1, 1]");
   CHECK_NOTHROW(run({1, 3, 1, 1}, {3}, false));
+  CHECK_ERROR(ops::batch_norm2d(of({2, 3, 4, 4}), of({3}), of({3}), zeros({3}), zeros({3}), {}, of({2, 3, 4, 5})),
+              ShapeError, "batch_norm2d: residual [2, 3, 4, 5] for input [2, 3, 4, 4]");
 }

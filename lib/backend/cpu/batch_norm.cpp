@@ -6,46 +6,76 @@
 #include <cstdint>
 #include <span>
 
-#include "lib/backend/cpu/cpu_backend.h"
-#include "lib/backend/cpu/cpu_device.h"
+#include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {
 namespace {
 
-/// One channel of a tensor (N, C, H, W).
-struct Channel {
-  Blocks blocks;
-  std::int64_t rows = 0, row_count = 0, pixels = 0;
-
-  explicit Channel(const Tensor& x)
-      : blocks(blocks_of(x)), rows(x.size(0)), row_count(x.shape().count_from(1)), pixels(x.shape().count_from(2)) {}
-
-  /// Calls visit(offset) for all elements, from the place of the first.
-  template <class Visit>
-  void for_each(std::int64_t first_row, std::int64_t last_row, Visit visit) const {
-    for (std::int64_t row = first_row; row < last_row; ++row)
-      for (std::int64_t i = row * row_count; i < row * row_count + pixels; ++i) visit(i);
+/// A tensor (N, C, H, W) of any layout: its blocks of rows, and its channels.
+class NormBatch {
+ public:
+  NormBatch(const Tensor& x, CpuDevice& device)
+      : blocks_(blocks_of(x)),
+        device_(device),
+        channels_(static_cast<std::size_t>(x.size(1))),
+        samples_(static_cast<double>(x.size(0) * x.size(2) * x.size(3))) {
+    const int block = block_of(x.layout());
+    rows_ = {0, x.shape().count_from(1), x.size(1) / block, x.size(2) * x.size(3) * block, block};
   }
 
-  /// term(offset) summed up over each block of rows.
-  template <class Term>
-  std::array<double, kBlocks> block_sums(Term term) const {
-    std::array<double, kBlocks> sums{};
-    for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
-      const auto [begin, end] = blocks.leaf(leaf);
-      for_each(begin, end, [&](std::int64_t i) { sums[static_cast<std::size_t>(leaf)] += term(i); });
-    }
-    return sums;
+  std::size_t channels() const { return channels_; }
+  /// Numbers of each channel on this device.
+  double samples() const { return samples_; }
+
+  /// Calls task(rows, first row, leaf) for the rows of each block, on the device's threads.
+  template <class Task>
+  void for_each_block(Task task) const {
+    device_.pool().run(blocks_.leaf_count, [&](int leaf, int) {
+      NormRows rows = rows_;
+      rows.count = blocks_.leaf(leaf).rows();
+      task(rows, blocks_.leaf(leaf).begin, static_cast<std::size_t>(leaf));
+    });
   }
 
-  /// The blocks' sums, each rounded to T, by the tree.
+  /// The constants of all groups; set(lanes, lane, channel) sets those of one lane.
+  template <class Set>
+  PooledVector<NormLanes> lanes(Set set) const {
+    PooledVector<NormLanes> all(static_cast<std::size_t>(rows_.groups));
+    for (std::size_t group = 0; group < all.size(); ++group)
+      for (std::size_t lane = 0; lane < kNormLanes; ++lane) {
+        const auto block = static_cast<std::size_t>(rows_.block);
+        set(all[group], lane, group * block + lane % block);
+      }
+    return all;
+  }
+
+  /// Number `i` of each block's sums, times `factor` and rounded to T, by the tree.
   template <class T>
-  T total(const std::array<double, kBlocks>& block_sums) const {
+  T total(const PooledVector<double>& sums, std::size_t i, double factor = 1) const {
     std::array<T, kBlocks> part{};
-    std::transform(block_sums.begin(), block_sums.end(), part.begin(), [](double sum) { return static_cast<T>(sum); });
-    return sum_by_tree(blocks, part);
+    for (std::size_t leaf = 0; leaf < static_cast<std::size_t>(blocks_.leaf_count); ++leaf)
+      part[leaf] = static_cast<T>(sums[leaf * 2 * channels_ + i] * factor);
+    return sum_by_tree(blocks_, part);
   }
+  /// Room for two sums of each channel and block.
+  PooledVector<double> room() const {
+    return PooledVector<double>(static_cast<std::size_t>(blocks_.leaf_count) * 2 * channels_);
+  }
+
+ private:
+  Blocks blocks_;
+  CpuDevice& device_;
+  std::size_t channels_;
+  double samples_;
+  NormRows rows_;
 };
+
+/// y = x * factor + shift, the same forward and backward: there its sign decides what relu stops.
+void set_factors(NormLanes& lanes, std::size_t lane, float mean, float inverse_std, float weight, float bias) {
+  lanes.factor[lane] = inverse_std * weight;
+  lanes.shift[lane] = bias - mean * lanes.factor[lane];
+  lanes.mean[lane] = mean;
+}
 
 /// Sums of gradients, and as the last element the samples that they are of.
 void sum_over_devices(std::span<double> sums, BatchSums& others) {
@@ -56,97 +86,100 @@ void sum_over_devices(std::span<double> sums, BatchSums& others) {
   for (double& sum : of_gradients) sum /= sums.back();
 }
 
+float* rows_or_null(const Tensor& tensor, std::int64_t begin) {
+  return tensor.defined() ? rows_of(tensor, begin) : nullptr;
+}
+
 }  // namespace
 
-void CpuBackend::batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias,
+void CpuBackend::batch_norm2d_forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                                       const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
-                                      const Tensor& inverse_std, const Tensor& y, bool training, float momentum,
-                                      float eps, BatchSums* others) {
-  const Channel channel(x);
-  const auto channels = static_cast<std::size_t>(x.size(1));
-  const auto all_channels = [&](auto&& task) {
-    device(x).pool().run(static_cast<int>(channels),
-                         [&](int c, int) { task(static_cast<std::size_t>(c), x.data<float>() + c * channel.pixels); });
-  };
-  PooledVector<double> averages(channels), squares(channels), totals(channels + 1);
-  double samples = static_cast<double>(channel.rows * channel.pixels);
-  if (training) {
-    all_channels([&](std::size_t c, const float* from) {
-      totals[c] = channel.total<double>(channel.block_sums([&](std::int64_t i) { return double{from[i]}; }));
+                                      const Tensor& inverse_std, const Tensor& y, const BatchNorm2dOptions& options) {
+  const NormBatch batch(x, device(x));
+  const std::size_t channels = batch.channels();
+  PooledVector<double> totals(2 * channels + 1);  // of x, of its squares, samples
+  if (options.training) {
+    PooledVector<double> sums = batch.room();
+    batch.for_each_block([&](const NormRows& rows, std::int64_t begin, std::size_t leaf) {
+      kernels_.norm_sums(rows, rows_of(x, begin), &sums[leaf * 2 * channels]);
     });
-    totals[channels] = samples;
-    if (others != nullptr) others->sum(totals);
-    samples = totals[channels];
-    require<ShapeError>(samples > 1, "batch_norm2d: expected more than 1 value per channel when training, got ",
-                        samples, " on all devices");
-    all_channels([&](std::size_t c, const float* from) {
-      averages[c] = totals[c] / samples;
-      squares[c] = channel.total<double>(channel.block_sums([&](std::int64_t i) {
-        const double difference = from[i] - averages[c];
-        return difference * difference;
-      }));
-    });
-    if (others != nullptr) others->sum(squares);
+    for (std::size_t i = 0; i < 2 * channels; ++i) totals[i] = batch.total<double>(sums, i);
+    totals.back() = batch.samples();
+    if (options.others != nullptr) options.others->sum(totals);
+    require<ShapeError>(totals.back() > 1, "batch_norm2d: expected more than 1 value per channel when training, got ",
+                        totals.back(), " on all devices");
   }
-  all_channels([&](std::size_t c, const float* from) {
+  const double samples = totals.back(), momentum = double{options.momentum};
+  for (std::size_t c = 0; c < channels; ++c) {
     float& run_mean = running_mean.data<float>()[c];
     float& run_var = running_var.data<float>()[c];
-    const double average = training ? averages[c] : double{run_mean};
-    const double variance = training ? squares[c] / samples : double{run_var};
-    if (training) {
+    double average = double{run_mean}, variance = double{run_var};
+    if (options.training) {
+      average = totals[c] / samples;
+      // A square of a float is exact in double, so that this cancels no more than the mean of the floats themselves.
+      const double difference = totals[channels + c] / samples - average * average;
+      variance = difference < 0 ? 0 : difference;
       run_mean = static_cast<float>((1 - momentum) * double{run_mean} + momentum * average);
-      run_var = static_cast<float>((1 - momentum) * double{run_var} + momentum * (squares[c] / (samples - 1)));
+      run_var = static_cast<float>((1 - momentum) * double{run_var} + momentum * (variance * samples / (samples - 1)));
     }
-    const double inverse = 1 / std::sqrt(variance + eps);
     mean.data<float>()[c] = static_cast<float>(average);
-    inverse_std.data<float>()[c] = static_cast<float>(inverse);
-    const float factor = static_cast<float>(inverse) * weight.data<float>()[c];
-    const float shift = bias.data<float>()[c] - static_cast<float>(average) * factor;
-    float* const to = y.data<float>() + (from - x.data<float>());
-    channel.for_each(0, channel.rows, [&](std::int64_t i) { to[i] = from[i] * factor + shift; });
+    inverse_std.data<float>()[c] = static_cast<float>(1 / std::sqrt(variance + double{options.eps}));
+  }
+  const auto lanes = batch.lanes([&](NormLanes& to, std::size_t lane, std::size_t c) {
+    set_factors(to, lane, mean.data<float>()[c], inverse_std.data<float>()[c], weight.data<float>()[c],
+                bias.data<float>()[c]);
+  });
+  batch.for_each_block([&](const NormRows& rows, std::int64_t begin, std::size_t) {
+    kernels_.norm_forward(rows, lanes.data(), rows_of(x, begin), rows_or_null(residual, begin), options.relu,
+                          rows_of(y, begin));
   });
 }
 
-void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
-                                       const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight,
-                                       const Tensor& dbias, bool training, BatchSums* others) {
-  const Channel channel(x);
-  const auto channels = static_cast<std::size_t>(x.size(1));
-  const auto all_channels = [&](auto&& task) {
-    device(x).pool().run(static_cast<int>(channels), [&](int c, int) {
-      const auto at = static_cast<std::size_t>(c);
-      task(at, c * channel.pixels, double{mean.data<float>()[at]}, double{inverse_std.data<float>()[at]});
+void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& weight,
+                                       const Tensor& bias, const Tensor& mean, const Tensor& inverse_std,
+                                       const Tensor& dx, const Tensor& dresidual, const Tensor& dweight,
+                                       const Tensor& dbias, const BatchNorm2dOptions& options) {
+  const NormBatch batch(x, device(x));
+  const std::size_t channels = batch.channels();
+  const float* const inverse = inverse_std.data<float>();
+  PooledVector<double> totals(2 * channels + 1);  // of dy, of dy times the normalised x, samples; then the constants
+  const auto constants = [&] {
+    return batch.lanes([&](NormLanes& to, std::size_t lane, std::size_t c) {
+      set_factors(to, lane, mean.data<float>()[c], inverse[c], weight.data<float>()[c], bias.data<float>()[c]);
+      to.scale[lane] = to.factor[lane];
+      to.mean_dy[lane] = static_cast<float>(totals[c]);
+      to.slope[lane] = static_cast<float>(totals[channels + c]);
     });
   };
-  PooledVector<double> sums(2 * channels + 1);  // of dy, of dy times the normalised x, samples
-  all_channels([&](std::size_t c, std::int64_t offset, double average, double inverse) {
-    const float* const from = x.data<float>() + offset;
-    const float* const gradient = dy.data<float>() + offset;
-    const auto of_dy = channel.block_sums([&](std::int64_t i) { return double{gradient[i]}; });
-    const auto of_dy_x =
-        channel.block_sums([&](std::int64_t i) { return gradient[i] * (from[i] - average) * inverse; });
-    dbias.data<float>()[c] = channel.total<float>(of_dy);
-    dweight.data<float>()[c] = channel.total<float>(of_dy_x);
-    sums[2 * c] = channel.total<double>(of_dy);
-    sums[2 * c + 1] = channel.total<double>(of_dy_x);
+  PooledVector<NormLanes> lanes = constants();
+  PooledVector<double> sums = batch.room();
+  batch.for_each_block([&](const NormRows& rows, std::int64_t begin, std::size_t leaf) {
+    kernels_.norm_backward_sums(rows, lanes.data(), rows_of(x, begin), rows_of(dy, begin), options.relu,
+                                dresidual.defined() ? rows_of(y, begin) : nullptr, rows_or_null(dresidual, begin),
+                                &sums[leaf * 2 * channels]);
   });
-  const double own_samples = static_cast<double>(channel.rows * channel.pixels);
-  sums[2 * channels] = own_samples;
-  if (others != nullptr && training) sum_over_devices(sums, *others);
+  for (std::size_t c = 0; c < channels; ++c) {
+    dbias.data<float>()[c] = batch.total<float>(sums, c);
+    dweight.data<float>()[c] = batch.total<float>(sums, channels + c, double{inverse[c]});
+    totals[c] = batch.total<double>(sums, c);
+    totals[channels + c] = batch.total<double>(sums, channels + c, double{inverse[c]});
+  }
+  totals.back() = batch.samples();
+  if (options.others != nullptr && options.training) sum_over_devices(totals, *options.others);
   if (!dx.defined()) return;
   // Of a mean over own rows the gradient is larger by all samples / own samples, and so must be what is taken from it.
-  const bool weighted = others != nullptr && others->weighted_by_rows();
-  const double samples = weighted ? own_samples : sums[2 * channels];
-  all_channels([&](std::size_t c, std::int64_t offset, double average, double inverse) {
-    const float* const from = x.data<float>() + offset;
-    const float* const gradient = dy.data<float>() + offset;
-    float* const to = dx.data<float>() + offset;
-    const double factor = inverse * weight.data<float>()[c];
-    channel.for_each(0, channel.rows, [&](std::int64_t i) {
-      const double normal = (from[i] - average) * inverse;
-      const double centred = training ? gradient[i] - (sums[2 * c] + normal * sums[2 * c + 1]) / samples : gradient[i];
-      to[i] = static_cast<float>(factor * centred);
-    });
+  const bool weighted = options.others != nullptr && options.others->weighted_by_rows();
+  const double samples = weighted ? batch.samples() : totals.back();
+  for (std::size_t c = 0; c < channels; ++c) {
+    totals[c] /= samples;
+    totals[channels + c] *= -double{inverse[c]} / samples;
+  }
+  lanes = constants();
+  // Behind an addition relu's gradient lies in dresidual already.
+  const Tensor& passed = dresidual.defined() ? dresidual : dy;
+  batch.for_each_block([&](const NormRows& rows, std::int64_t begin, std::size_t) {
+    kernels_.norm_backward(rows, lanes.data(), rows_of(x, begin), rows_of(passed, begin),
+                           options.relu && !dresidual.defined(), options.training, rows_of(dx, begin));
   });
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lib/backend/cpu/conv_support.h"
+#include "lib/backend/cpu/leaf_gradients.h"
 
 extern "C" void omp_set_num_threads(int threads);
 
@@ -15,27 +16,18 @@ void use_one_openmp_thread() {
   static_cast<void>(done);
 }
 
-void LeafGradients::run_plain(const Kernels& kernels, int leaf, Worker& worker, const Tensor& x, std::int64_t begin,
-                              std::int64_t end, const float* dy, const Window2d& window) {
-  const std::int64_t h = x.size(2), w = x.size(3), images = (end - begin) * x.size(1);
-  const PlainConv g = {.in_channels = x.size(1),
-                       .height = h + 2 * window.pad_h,
-                       .width = w + 2 * window.pad_w,
-                       .out_channels = channels_,
-                       .out_height = window.out_h(h),
-                       .out_width = window.out_w(w),
-                       .kernel_h = window.kernel_h,
-                       .kernel_w = window.kernel_w,
-                       .stride_h = window.stride_h,
-                       .stride_w = window.stride_w};
-  float* const padded = worker.formatted.floats(images * g.height * g.width);
-  std::fill_n(padded, images * g.height * g.width, 0.0f);
-  for (std::int64_t i = 0; i < images; ++i)
-    for (std::int64_t row = 0; row < h; ++row)
-      std::copy_n(rows_of(x, begin) + (i * h + row) * w, w,
-                  padded + (i * g.height + row + window.pad_h) * g.width + window.pad_w);
-  kernels.plain_backward_weights(g, padded, dy, end - begin, weights(leaf), bias(leaf));
+namespace {
+
+/// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
+/// the same on all devices of a batch, whatever rows they hold.
+bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels) {
+  constexpr std::int64_t kMostPixels = 512;  // of a block of the batch
+  const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
+  return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() && dw.size(1) == x.size(1) &&
+         rows * dy.size(2) * dy.size(3) <= kMostPixels;
 }
+
+}  // namespace
 
 std::string CpuBackend::libraries() const {
   const dnnl_version_t& version = *dnnl_version();
@@ -55,29 +47,27 @@ Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
 
 void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                 const Window2d& window) {
-  Tensor no_bias;
-  if (!b.defined()) no_bias = zeros({w.size(0)});
-  const float* const bias = (b.defined() ? b : no_bias).data<float>();
+  const float* const bias = b.defined() ? b.data<float>() : nullptr;
   CpuDevice& device = this->device(x);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.size(0), y.layout(), window,
-                                              end - begin, x.size(1) / w.size(1)));
+    ConvPlan& plan = worker.plans.plan(
+        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), y.layout(), window, end - begin, b.defined()));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, bias, rows_of(y, begin)});
+    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, rows_of(y, begin), bias});
   });
 }
 
 void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) {
   CpuDevice& device = this->device(dy);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.size(0), dy.layout(),
-                                              window, end - begin, dx.size(1) / w.size(1)));
+    ConvPlan& plan = worker.plans.plan(
+        key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.shape(), dy.layout(), window, end - begin, false));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
     plan.convolve->run(worker.plans.stream(), {rows_of(dy, begin), ready, rows_of(dx, begin)});
   });
@@ -87,19 +77,19 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x);
-  LeafGradients gradients(device, blocks, dw, db);
-  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaf(leaf);
-    if (begin == end) return;
-    use_one_openmp_thread();
-    Worker& worker = device.worker(id);
-    if (reads_plain_image(x, dy.layout()))
-      return gradients.run_plain(kernels_, leaf, worker, x, begin, end, rows_of(dy, begin), window);
-    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_weights, x.shape(), x.layout(), dw.size(0),
-                                              dy.layout(), window, end - begin, x.size(1) / dw.size(1)));
-    gradients.run(leaf, plan, worker, rows_of(x, begin), rows_of(dy, begin));
-  });
-  gradients.sum_to_plain(kernels_);
+  if (has_small_images(x, dy, dw, kernels_) && !db.defined()) {
+    const BlockedConv g = {x.size(1),       x.size(2),       x.size(3),       dy.size(1),
+                           dy.size(2),      dy.size(3),      window.kernel_h, window.kernel_w,
+                           window.stride_h, window.stride_w, window.pad_h,    window.pad_w};
+    const Leaves leaves = leaves_of(blocks);
+    return device.pool().run(static_cast<int>(dy.size(1) / kernels_.channel_block), [&](int out_block, int id) {
+      kernels_.small_backward_weights(
+          g, x.data<float>(), dy.data<float>(), leaves, out_block, dw.data<float>(),
+          device.worker(id).formatted.floats(kernels_.small_weights_scratch_floats(g, leaves)));
+    });
+  }
+  ConvWeightGradient gradient(device, kernels_, blocks, x, dy.layout(), window, dw, db);
+  gradient.run([&](Blocks::Range rows, int) { return rows_of(dy, rows.begin); });
 }
 
 }  // namespace duet::cpu

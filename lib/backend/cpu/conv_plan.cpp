@@ -76,7 +76,7 @@ struct Descs {
         w_dims(weight_dims(key)),
         w_any(w_dims, kF32, Tag::any),
         w_plain(w_dims, kF32, key.groups == 1 ? Tag::oihw : Tag::goihw),
-        b({key.out_channels}, kF32, Tag::x),
+        b(key.bias ? Desc({key.out_channels}, kF32, Tag::x) : Desc()),
         strides{key.window.stride_h, key.window.stride_w},
         padding{key.window.pad_h, key.window.pad_w} {}
 
@@ -99,6 +99,22 @@ std::unique_ptr<PreparedCall> reorder(const dnnl::engine& engine, const Desc& fr
                                 {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
 }
 
+/// Finds whether the preferred format is one of whole blocks of inputs and outputs.
+void find_block(const Descs& d, ConvPlan& plan) {
+  struct Format {
+    Tag tag;
+    int block;
+    bool outputs_last;
+  };
+  for (const auto& [tag, block, outputs_last] : {Format{Tag::OIhw16i16o, 16, true}, Format{Tag::OIhw16o16i, 16, false},
+                                                 Format{Tag::OIhw8i8o, 8, true}, Format{Tag::OIhw8o8i, 8, false}}) {
+    if (d.w_dims.size() != 4 || d.w_dims[0] % block != 0 || d.w_dims[1] % block != 0) continue;
+    if (plan.weights != Desc(d.w_dims, kF32, tag)) continue;
+    plan.block = block;
+    plan.outputs_last = outputs_last;
+  }
+}
+
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
 
 }  // namespace
@@ -109,9 +125,11 @@ PreparedCall::PreparedCall(const dnnl::primitive& primitive, const Desc& scratch
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   memories_.reserve(arguments.size() + 1);
   for (const Argument& argument : arguments) {
+    if (argument.desc.get_size() == 0) continue;
     memories_.emplace_back(argument.desc, engine, nullptr);
     arguments_.push_back({argument.name, memories_.back().get()});
   }
+  given_ = memories_.size();
   if (scratchpad.get_size() > 0) {
     memories_.emplace_back(scratchpad, engine);
     arguments_.push_back({DNNL_ARG_SCRATCHPAD, memories_.back().get()});
@@ -119,8 +137,7 @@ PreparedCall::PreparedCall(const dnnl::primitive& primitive, const Desc& scratch
 }
 
 void PreparedCall::run(const dnnl::stream& stream, std::initializer_list<const void*> addresses) const {
-  std::size_t i = 0;
-  for (const void* address : addresses) memories_[i++].set_data_handle(const_cast<void*>(address));
+  for (std::size_t i = 0; i < given_; ++i) memories_[i].set_data_handle(const_cast<void*>(addresses.begin()[i]));
   // The C call: the C++ one builds a map of its arguments each time.
   const dnnl_status_t status =
       dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(arguments_.size()), arguments_.data());
@@ -153,7 +170,7 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
     case ConvPass::forward:
       w = forward.weights_desc();
       plan.convolve = prepare<dnnl::convolution_forward>(
-          forward, {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_BIAS, d.b}, {DNNL_ARG_DST, d.y}});
+          forward, {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DST, d.y}, {DNNL_ARG_BIAS, d.b}});
       break;
     case ConvPass::backward_data: {
       const auto backward = describe_backward<dnnl::convolution_backward_data>(engine_, forward, kDirect, d.x, d.w_any,
@@ -174,7 +191,8 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
     }
   }
   const bool writes_weights = key.pass == ConvPass::backward_weights;
-  plan.weight_bytes = w.get_size();
+  plan.weights = w;
+  find_block(d, plan);
   plan.reorder = writes_weights ? reorder(engine_, w, d.w_plain) : reorder(engine_, d.w_plain, w);
   return plan;
 }

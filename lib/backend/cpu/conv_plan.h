@@ -21,7 +21,8 @@ struct ConvKey {
   std::int64_t batch, in_channels, height, width, out_channels;
   Window2d window;
   Layout x_layout, y_layout;
-  std::int64_t groups = 1;
+  std::int64_t groups;
+  bool bias;
 
   bool operator==(const ConvKey&) const = default;
 };
@@ -33,23 +34,32 @@ class PreparedCall {
     int name;  // DNNL_ARG_...
     dnnl::memory::desc desc;
   };
+  /// The last argument is left out if its desc is empty.
   PreparedCall(const dnnl::primitive& primitive, const dnnl::memory::desc& scratchpad,
                std::initializer_list<Argument> arguments);
-  /// Runs with one address per argument, in the order of the constructor.
+  /// Runs with one address per argument, in the order of the constructor; the address of one that is left out is not
+  /// read.
   void run(const dnnl::stream& stream, std::initializer_list<const void*> addresses) const;
 
  private:
   dnnl::primitive primitive_;
+  std::size_t given_ = 0;               // arguments with addresses
   std::vector<dnnl::memory> memories_;  // arguments, then the scratchpad if there is one
   std::vector<dnnl_exec_arg_t> arguments_;
 };
 
 /// A convolution pass over one block. Its weights (or their gradient) have oneDNN's preferred format inside.
 struct ConvPlan {
-  std::size_t weight_bytes = 0;  // size of the weights in the preferred format
-  std::unique_ptr<PreparedCall>
-      convolve;  // forward: x, w, b, y; backward_data: dy, w, dx; backward_weights: x, dy, dw, db
+  dnnl::memory::desc weights;  // the preferred format
+  /// forward: x, w, y, b; backward_data: dy, w, dx; backward_weights: x, dy, dw, db. The bias may be left out.
+  std::unique_ptr<PreparedCall> convolve;
   std::unique_ptr<PreparedCall> reorder;  // plain weights to preferred, or for backward_weights back
+  /// Not 0: the preferred format is (K / block, C / block, R, S) blocks, of an input's outputs or the other way round.
+  int block = 0;
+  bool outputs_last = false;
+
+  /// Floats of the weights in the preferred format.
+  std::int64_t weight_floats() const { return static_cast<std::int64_t>(weights.get_size() / sizeof(float)); }
 };
 
 /// The plans of one worker thread of one device.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "lib/backend/cpu/conv_support.h"
+#include "lib/backend/cpu/leaf_gradients.h"
 
 namespace duet::cpu {
 
@@ -13,15 +14,15 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
   const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
   if (has_pooled_kernels(f, x, op)) return pooled_forward(x, w, b, y, index, op);
   const Rows stamp = x.stamp_or_self();
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan =
-        worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), f.channels, f.layout, op.conv, end - begin));
+    ConvPlan& plan = worker.plans.plan(
+        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), f.layout, op.conv, end - begin, true));
     float* const image = worker.image.floats((end - begin) * f.channels * f.height * f.width);
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, b.data<float>(), image});
+    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, image, b.data<float>()});
     float* const pooled = worker.row.floats(f.pixels * f.block);
     std::uint8_t* const places = worker.index.bytes(f.pixels * f.block);
     for (std::int64_t row = begin; row < end; ++row) {
@@ -68,12 +69,10 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
   CpuDevice& device = this->device(x);
   const bool scaled = op.dropout.p > 0;
   const Blocks blocks = blocks_of(x);
-  LeafGradients gradients(device, blocks, dw, db);
-  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(w));
-  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaf(leaf);
-    if (begin == end) return;
-    use_one_openmp_thread();
+  ConvWeightGradient gradients(device, kernels_, blocks, x, f.layout, op.conv, dw, db);
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
+  gradients.run([&](Blocks::Range rows, int id) -> const float* {
+    const auto [begin, end] = rows;
     Worker& worker = device.worker(id);
     float* const gradient = worker.gradient.floats((end - begin) * f.channels * f.height * f.width);
     float* const pooled = worker.row.floats(f.pixels * f.block);
@@ -96,20 +95,13 @@ void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, 
                                    f.pool, f.block);
       }
     }
-    if (reads_plain_image(x, f.layout)) {
-      gradients.run_plain(kernels_, leaf, worker, x, begin, end, gradient, op.conv);
-    } else {
-      ConvPlan& plan = worker.plans.plan(
-          key_of(ConvPass::backward_weights, x.shape(), x.layout(), f.channels, f.layout, op.conv, end - begin));
-      gradients.run(leaf, plan, worker, rows_of(x, begin), gradient);
-    }
-    if (!dx.defined()) return;
+    if (!dx.defined()) return gradient;
     ConvPlan& data_plan = worker.plans.plan(
-        key_of(ConvPass::backward_data, x.shape(), dx.layout(), f.channels, f.layout, op.conv, end - begin));
+        key_of(ConvPass::backward_data, x.shape(), dx.layout(), w.shape(), f.layout, op.conv, end - begin, false));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(data_plan, worker);
     data_plan.convolve->run(worker.plans.stream(), {gradient, ready, rows_of(dx, begin)});
+    return gradient;
   });
-  gradients.sum_to_plain(kernels_);
 }
 
 }  // namespace duet::cpu

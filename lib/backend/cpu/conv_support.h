@@ -19,24 +19,32 @@ inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
   return tensor.data<float>() + begin * tensor.shape().count_from(1);
 }
 
-inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, std::int64_t out_channels, Layout y_layout,
-                      const Window2d& window, std::int64_t rows, std::int64_t groups = 1) {
-  return {pass, rows, x[1], x[2], x[3], out_channels, window, x_layout, y_layout, groups};
+inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, const Shape& w, Layout y_layout,
+                      const Window2d& window, std::int64_t rows, bool bias) {
+  return {pass, rows, x[1], x[2], x[3], w[0], window, x_layout, y_layout, x[1] / w[1], bias};
 }
 
 /// Weights in the plan's preferred format, reordered once per call, worker and plan.
 class Weights {
  public:
-  explicit Weights(const Tensor& plain) : plain_(plain.data<float>()) {}
+  Weights(const Kernels& kernels, const Tensor& plain) : kernels_(&kernels), plain_(&plain) {}
   const float* get(const ConvPlan& plan, Worker& worker) {
-    float* const ready = worker.weights.floats(static_cast<std::int64_t>(plan.weight_bytes / sizeof(float)) + 16);
-    if (plan_ != &plan) plan.reorder->run(worker.plans.stream(), {plain_, ready});
+    float* const ready = worker.weights.floats(plan.weight_floats() + 16);
+    if (plan_ == &plan) return ready;
+    const float* const w = plain_->data<float>();
+    if (plan.block > 0) {  // oneDNN 2.6 takes ten times as long
+      kernels_->block_weights(w, ready, plain_->size(0), plain_->size(1), plain_->shape().count_from(2), plan.block,
+                              plan.outputs_last);
+    } else {
+      plan.reorder->run(worker.plans.stream(), {w, ready});
+    }
     plan_ = &plan;
     return ready;
   }
 
  private:
-  const float* plain_;
+  const Kernels* kernels_;
+  const Tensor* plain_;
   const ConvPlan* plan_ = nullptr;
 };
 
@@ -85,50 +93,5 @@ inline bool has_pooled_kernels(const Fused& f, const Tensor& x, const ConvPoolRe
 inline bool reads_plain_image(const Tensor& x, Layout y_layout) {
   return x.layout() == Layout::plain && y_layout == Layout::blocked8;
 }
-
-/// The gradients of weights and bias of each leaf of a batch, then their sum by the tree.
-class LeafGradients {
- public:
-  LeafGradients(CpuDevice& device, const Blocks& blocks, const Tensor& dw, const Tensor& db)
-      : blocks_(blocks), dw_(dw), db_(db), channels_(dw.size(0)) {
-    base_ = device.leaves().floats((channels_ + dw.count()) * blocks.leaf_count);
-  }
-  float* bias(int leaf) { return base_ + leaf * (channels_ + dw_.count()); }
-  float* weights(int leaf) { return bias(leaf) + channels_; }
-
-  /// Runs the plan for a leaf and brings its weights from the plan's format to plain, on the worker that made the plan.
-  void run(int leaf, const ConvPlan& plan, Worker& worker, const float* x, const float* dy) {
-    float* const formatted = worker.formatted.floats(static_cast<std::int64_t>(plan.weight_bytes / sizeof(float)));
-    plan.convolve->run(worker.plans.stream(), {x, dy, formatted, bias(leaf)});
-    plan.reorder->run(worker.plans.stream(), {formatted, weights(leaf)});
-  }
-
-  /// The same by own loops, where reads_plain_image() holds.
-  void run_plain(const Kernels& kernels, int leaf, Worker& worker, const Tensor& x, std::int64_t begin,
-                 std::int64_t end, const float* dy, const Window2d& window);
-
-  /// Sums the leaves; writes the bias and returns the sum of the weights, in the format of the leaves.
-  const float* sum(const Kernels& kernels) {
-    const std::int64_t count = channels_ + dw_.count();
-    for (int leaf = 0; leaf < blocks_.leaf_count; ++leaf)
-      if (blocks_.leaf(leaf).rows() == 0) std::fill_n(bias(leaf), count, 0.0f);
-    for (int i = 0; i < blocks_.addition_count; ++i) {
-      const auto [to, from] = blocks_.addition(i);
-      kernels.add(bias(to), bias(from), bias(to), count);
-    }
-    if (blocks_.add_zero)
-      for (std::int64_t i = 0; i < count; ++i) base_[i] += 0.0f;
-    if (db_.defined()) std::copy_n(bias(0), channels_, db_.data<float>());
-    return weights(0);
-  }
-  void sum_to_plain(const Kernels& kernels) { std::copy_n(sum(kernels), dw_.count(), dw_.data<float>()); }
-
- private:
-  const Blocks& blocks_;
-  const Tensor& dw_;
-  const Tensor& db_;
-  std::int64_t channels_;
-  float* base_ = nullptr;
-};
 
 }  // namespace duet::cpu

@@ -97,12 +97,13 @@ class CpuBackend final : public Backend {
   void fill(const Tensor& x, float value) override;
   void increment(const Tensor& counter) override;
 
-  void batch_norm2d_forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
-                            const Tensor& running_var, const Tensor& mean, const Tensor& inverse_std, const Tensor& y,
-                            bool training, float momentum, float eps, BatchSums* others) override;
-  void batch_norm2d_backward(const Tensor& x, const Tensor& dy, const Tensor& weight, const Tensor& mean,
-                             const Tensor& inverse_std, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                             bool training, BatchSums* others) override;
+  void batch_norm2d_forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                            const Tensor& running_mean, const Tensor& running_var, const Tensor& mean,
+                            const Tensor& inverse_std, const Tensor& y, const BatchNorm2dOptions& options) override;
+  void batch_norm2d_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Tensor& weight,
+                             const Tensor& bias, const Tensor& mean, const Tensor& inverse_std, const Tensor& dx,
+                             const Tensor& dresidual, const Tensor& dweight, const Tensor& dbias,
+                             const BatchNorm2dOptions& options) override;
 
   void log_softmax_forward(const Tensor& x, const Tensor& y) override;
   void log_softmax_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override;

@@ -1,9 +1,11 @@
 // A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, or directly
 // from plain images of few channels; backward over nonzero gradients only. Images are padded row by row, in the cache.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "lib/backend/cpu/conv_support.h"
+#include "lib/backend/cpu/leaf_gradients.h"
 
 namespace duet::cpu {
 namespace {
@@ -93,19 +95,18 @@ void CpuBackend::nonzero_backward(const Tensor& dy, const Tensor& index, const T
   const Fused f(x, w, dy, op, x.layout());
   const PooledConv g = geometry(f, x, dy, op);
   const Blocks blocks = blocks_of(x);
-  LeafGradients gradients(device, blocks, dw, db);
+  LeafGradients gradients(device, kernels_, blocks, dw.count(), f.channels);
   const Tensor taps = empty({f.channels, 9, g.in_channels});
   if (dx.defined()) block_inputs(w.data<float>(), taps.data<float>(), f.channels, g.in_channels, f.block);
-  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaf(leaf);
-    const std::int64_t rows = end - begin;
-    if (rows == 0) return;
-    kernels_.nonzero_backward(
-        g, rows_of(x, begin), rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count, rows,
-        taps.data<float>(), dx.defined() ? rows_of(dx, begin) : nullptr, gradients.weights(leaf), gradients.bias(leaf),
-        device.worker(id).gradient.bytes(kernels_.nonzero_scratch_bytes(g)));
+  gradients.run([&](Blocks::Range rows, int id, float* weights, float* bias) {
+    const std::int64_t begin = rows.begin;
+    kernels_.nonzero_backward(g, rows_of(x, begin), rows_of(dy, begin),
+                              index.data<std::uint8_t>() + begin * f.row_count, rows.rows(), taps.data<float>(),
+                              dx.defined() ? rows_of(dx, begin) : nullptr, weights, bias,
+                              device.worker(id).gradient.bytes(kernels_.nonzero_scratch_bytes(g)));
   });
-  taps_last(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
+  if (db.defined()) std::copy_n(gradients.bias(), f.channels, db.data<float>());
+  taps_last(gradients.weights(), dw.data<float>(), f.channels, g.in_channels);
 }
 
 void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw,
@@ -114,19 +115,18 @@ void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, co
   const Fused f(x, dw, dy, op, dy.layout());
   const PooledConv g = geometry(f, x, dy, op);
   const Blocks blocks = blocks_of(x);
-  LeafGradients gradients(device, blocks, dw, db);
-  device.pool().run(blocks.leaf_count, [&](int leaf, int id) {
-    const auto [begin, end] = blocks.leaf(leaf);
-    const std::int64_t planes = (end - begin) * g.in_channels;
-    if (planes == 0) return;
+  LeafGradients gradients(device, kernels_, blocks, dw.count(), f.channels);
+  gradients.run([&](Blocks::Range rows, int id, float* weights, float* bias) {
+    const std::int64_t begin = rows.begin, planes = rows.rows() * g.in_channels;
     Worker& worker = device.worker(id);
     float* const images = worker.image.floats(planes * (f.height + 2) * (f.width + 2));
     kernels_.pad(rows_of(x, begin), images, planes, f.height, f.width, 1);
-    kernels_.plain_pooled_backward_weights(
-        g, images, rows_of(dy, begin), index.data<std::uint8_t>() + begin * f.row_count, end - begin,
-        gradients.weights(leaf), gradients.bias(leaf), worker.gradient.floats(kernels_.plain_pooled_scratch_floats(g)));
+    kernels_.plain_pooled_backward_weights(g, images, rows_of(dy, begin),
+                                           index.data<std::uint8_t>() + begin * f.row_count, rows.rows(), weights, bias,
+                                           worker.gradient.floats(kernels_.plain_pooled_scratch_floats(g)));
   });
-  outputs_first(gradients.sum(kernels_), dw.data<float>(), f.channels, g.in_channels);
+  if (db.defined()) std::copy_n(gradients.bias(), f.channels, db.data<float>());
+  outputs_first(gradients.weights(), dw.data<float>(), f.channels, g.in_channels);
 }
 
 }  // namespace duet::cpu

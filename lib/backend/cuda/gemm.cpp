@@ -62,8 +62,6 @@ void multiply_both(CudaDevice& device, const Tensor& dy, const Tensor& x, const 
   if (dx.defined()) data();
 }
 
-float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
-
 // Layers that own kernels compute, within a launch or two. Their backward adds up rows with few threads.
 constexpr std::int64_t kMostSmallWeights = 4096, kMostSmallRows = 1024;
 

@@ -46,6 +46,32 @@ struct PlainConv {
   std::int64_t kernel_h, kernel_w, stride_h, stride_w;
 };
 
+/// A convolution whose images, in and out, are blocked by channel_block channels.
+struct BlockedConv {
+  std::int64_t in_channels, height, width;
+  std::int64_t out_channels, out_height, out_width;
+  std::int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+};
+
+/// Rows of a batch (N, C, H, W) as batch norm walks over them. A group is `block` channels of one image, `run` numbers
+/// without a gap; a channel alone where the layout is plain.
+struct NormRows {
+  std::int64_t count, pitch;  // rows, and numbers of a row
+  std::int64_t groups, run;
+  int block;
+};
+
+/// Numbers that batch norm computes at once: whole blocks of channels.
+inline constexpr int kNormLanes = 16;
+
+/// Constants of one group of channels, for each of kNormLanes numbers.
+struct NormLanes {
+  float factor[kNormLanes], shift[kNormLanes];  // y = x * factor + shift
+  float mean[kNormLanes];
+  // dx = ((x - mean) * slope + (dy - mean_dy)) * scale
+  float slope[kNormLanes], mean_dy[kNormLanes], scale[kNormLanes];
+};
+
 struct Kernels {
   const char* name;   // as people write it: "AVX-512"
   int channel_block;  // adjacent channels in the layout that suits this instruction set
@@ -66,6 +92,20 @@ struct Kernels {
   void (*adam)(float* value, const float* gradient, float* first, float* second, std::int64_t n,
                const arithmetic::AdamFactors& factors);
 
+  // batch norm; `lanes`: of each group. Sums are (2, channels)
+  /// Of x and of its squares.
+  void (*norm_sums)(const NormRows& rows, const float* x, double* sums);
+  /// `other` is added to the result, unless it is null; relu comes last.
+  void (*norm_forward)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* other, bool relu,
+                       float* y);
+  /// Of the gradient behind relu and of its products with x - mean. Where relu followed an addition, its result y
+  /// decides, and the gradient goes to `passed`; else both are null.
+  void (*norm_backward_sums)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                             const float* y, float* passed, double* sums);
+  /// `relu`: no addition was before it. Not `centred`: the statistics did not depend on x, and dx = dy * scale.
+  void (*norm_backward)(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                        bool centred, float* dx);
+
   // pooling of one image (height, width, block) to (out_height, out_width, block)
   void (*max_pool)(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
   /// Adds dy to the places of the maxima; dx was set to zero.
@@ -81,6 +121,10 @@ struct Kernels {
   void (*unblock_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
   void (*block)(const float* x, float* y, std::int64_t pixels, int block);
   void (*block_bytes)(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+  /// Plain weights w (outs, ins, taps) to (outs / block, ins / block, taps, input, output), or with the last two the
+  /// other way round.
+  void (*block_weights)(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
+                        bool outputs_last);
   /// Copies images (h, w, block) into ones with a border of one zero pixel, or back.
   void (*pad)(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
   void (*crop)(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
@@ -113,6 +157,13 @@ struct Kernels {
   /// dw (out_channels, in_channels, kernel_h, kernel_w) and db = sums over `rows` rows.
   void (*plain_backward_weights)(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                                  float* db);
+
+  /// Floats of scratch memory that small_backward_weights takes.
+  std::int64_t (*small_weights_scratch_floats)(const BlockedConv& g, const Leaves& leaves);
+  /// The channel_block outputs from out_block * channel_block on of dw (out_channels, in_channels, kernel_h, kernel_w)
+  /// = sums over rows as `leaves` says. Fast where the leaves' images are small.
+  void (*small_backward_weights)(const BlockedConv& g, const float* x, const float* dy, const Leaves& leaves,
+                                 std::int64_t out_block, float* dw, float* scratch);
 
   // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,

@@ -98,6 +98,18 @@ void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, in
   block == 16 ? turn<Bytes, 16, true>(x, y, pixels) : turn<Bytes, 8, true>(x, y, pixels);
 }
 
+void block_weights(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
+                   bool outputs_last) {
+  const std::int64_t row = ins * taps, out_step = outputs_last ? 1 : block, in_step = outputs_last ? block : 1;
+  for (std::int64_t out = 0; out < outs; out += block)
+    for (std::int64_t in = 0; in < ins; in += block)
+      for (std::int64_t tap = 0; tap < taps; ++tap, to += block * block) {
+        const float* const from = w + out * row + in * taps + tap;
+        for (std::int64_t i = 0; i < block; ++i)
+          for (std::int64_t o = 0; o < block; ++o) to[i * in_step + o * out_step] = from[o * row + i * taps];
+      }
+}
+
 void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block) {
   const std::int64_t pitch = (w + 2) * block;
   for (std::int64_t i = 0; i < images; ++i, padded += (h + 2) * pitch) {

@@ -19,6 +19,13 @@ void sgd(float* value, const float* gradient, float* momentum, std::int64_t n, f
          float dampening, float weight_decay, bool nesterov, bool first);
 void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
           const arithmetic::AdamFactors& factors);
+void norm_sums(const NormRows& rows, const float* x, double* sums);
+void norm_forward(const NormRows& rows, const NormLanes* lanes, const float* x, const float* other, bool relu,
+                  float* y);
+void norm_backward_sums(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                        const float* y, float* passed, double* sums);
+void norm_backward(const NormRows& rows, const NormLanes* lanes, const float* x, const float* dy, bool relu,
+                   bool centred, float* dx);
 void max_pool(const float* x, float* y, std::uint8_t* index, const PoolGeometry& g, int block);
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolGeometry& g, int block);
 void avg_pool(const float* x, float* y, const AveragePool& pool, int block);
@@ -29,6 +36,8 @@ void unblock(const float* x, float* y, std::int64_t pixels, int block);
 void unblock_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
+void block_weights(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
+                   bool outputs_last);
 void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 std::int64_t winograd_weight_floats(const PooledConv& g);
@@ -46,6 +55,9 @@ void nonzero_backward(const PooledConv& g, const float* x, const float* dy, cons
                       std::int64_t rows, const float* w, float* dx, float* dw, float* db, void* scratch);
 void plain_backward_weights(const PlainConv& g, const float* x, const float* dy, std::int64_t rows, float* dw,
                             float* db);
+std::int64_t small_weights_scratch_floats(const BlockedConv& g, const Leaves& leaves);
+void small_backward_weights(const BlockedConv& g, const float* x, const float* dy, const Leaves& leaves,
+                            std::int64_t out_block, float* dw, float* scratch);
 void dropout_mask(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                   std::uint32_t layer, std::uint32_t threshold);
 std::int64_t linear_forward_scratch_bytes(std::int64_t in, std::int64_t out);

@@ -238,12 +238,14 @@ struct BatchNormShape {
 };
 
 /// training: mean and inverse_std are the batch's and running_* move by `momentum`; else they come from running_*.
-void batch_norm_forward(const float* x, const float* weight, const float* bias, float* running_mean, float* running_var,
-                        float* mean, float* inverse_std, float* y, const BatchNormShape& shape, bool training,
-                        float momentum, float eps, cudaStream_t stream);
-/// dx may be null.
-void batch_norm_backward(const float* x, const float* dy, const float* weight, const float* mean,
-                         const float* inverse_std, float* dx, float* dweight, float* dbias, const BatchNormShape& shape,
-                         bool training, cudaStream_t stream);
+/// `residual` is added to the result, unless it is null; relu comes last.
+void batch_norm_forward(const float* x, const float* residual, const float* weight, const float* bias,
+                        float* running_mean, float* running_var, float* mean, float* inverse_std, float* y,
+                        const BatchNormShape& shape, bool training, bool relu, float momentum, float eps,
+                        cudaStream_t stream);
+/// dx may be null. y: of relu, null without one. dresidual may be null.
+void batch_norm_backward(const float* x, const float* y, const float* dy, const float* weight, const float* mean,
+                         const float* inverse_std, float* dx, float* dresidual, float* dweight, float* dbias,
+                         const BatchNormShape& shape, bool training, cudaStream_t stream);
 
 }  // namespace duet::cuda::kernels
