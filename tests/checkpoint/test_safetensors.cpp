@@ -324,24 +324,3 @@ TEST_CASE("a file of an earlier version, whose checksum is of its bytes, loads")
     CHECK_THROWS_AS(duet::load_tensors(scratch.path("flipped"), Checksum::required), DataError);
   }
 }
-
-TEST_CASE("tensors are copied by name, or the first difference is named and nothing is copied") {
-  const NamedTensors from = {{"a", duet::from_values<float>({2}, {1, 2})}, {"b", duet::from_values<float>({1}, {3})}};
-  NamedTensors into = {{"b", duet::zeros({1})}, {"a", duet::zeros({2})}};
-  duet::copy_by_name(from, into, "file");
-  CHECK(into[0].tensor.data<float>()[0] == 3);
-  CHECK(into[1].tensor.data<float>()[1] == 2);
-
-  const NamedTensors wrapped = {{"module.a", from[0].tensor}, {"module.b", from[1].tensor}};
-  CHECK_NOTHROW(duet::copy_by_name(wrapped, into, "file"));
-
-  NamedTensors other = {{"b", duet::zeros({1})}, {"a", duet::zeros({3})}};
-  CHECK_THROWS_WITH(duet::copy_by_name(from, other, "file"),
-                    ContainsSubstring("file is of another model: \"a\" is f32[2], expected f32[3]"));
-  CHECK(other[0].tensor.data<float>()[0] == 0);
-  CHECK_THROWS_WITH(duet::copy_by_name(from, {{"a", duet::zeros({2}, duet::DType::i32)}, into[0]}, "file"),
-                    ContainsSubstring("expected i32[2]"));
-  CHECK_THROWS_WITH(duet::copy_by_name(from, {{"c", duet::zeros({2})}}, "file"), ContainsSubstring("no tensor \"c\""));
-  CHECK_THROWS_WITH(duet::copy_by_name(from, {{"a", duet::zeros({2})}}, "file"),
-                    ContainsSubstring("the tensor \"b\" that this one lacks"));
-}

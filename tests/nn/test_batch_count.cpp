@@ -1,10 +1,12 @@
 // num_batches_tracked of batch norms: PyTorch's name, place and meaning.
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
+#include "ddp/group/process_group.h"
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
 #include "lib/autograd/grad_mode.h"
@@ -32,6 +34,25 @@ Tensor some_rows() {
   generator.uniform(x.span<float>(), -1.0, 1.0);
   return x;
 }
+
+/// One rank that counts its broadcasts.
+class CountingGroup final : public ddp::ProcessGroup {
+ public:
+  CountingGroup() : ProcessGroup(0, 1) {}
+  const char* backend() const override { return "counting"; }
+  int broadcasts = 0;
+
+ protected:
+  ddp::Work start(const ddp::Call& call) override {
+    broadcasts += call.op == ddp::Collective::broadcast;
+    if (call.out.count > 0)
+      copy(borrow(call.in.data, {call.in.count}, call.in.dtype),
+           borrow(call.out.data, {call.out.count}, call.out.dtype));
+    return {};
+  }
+  std::unique_ptr<ProcessGroup> connect_subset(const ddp::Subset&) const override { return nullptr; }
+  bool takes(DeviceKind) const override { return true; }
+};
 
 }  // namespace
 
@@ -85,6 +106,17 @@ TEST_CASE("under DistributedDataParallel the count is that of rank 0") {
     });
     CHECK(counts == std::vector<std::int64_t>{13, broadcast ? 13 : 18});
   }
+}
+
+TEST_CASE("DistributedDataParallel broadcasts all buffers of a model at once") {
+  Sequential model;
+  model.add<BatchNorm2d>(2);
+  model.add<BatchNorm2d>(2);
+  CountingGroup group;
+  ddp::DistributedDataParallel net(model, group);
+  const int before = group.broadcasts;
+  net(some_rows());
+  CHECK(group.broadcasts == before + 1);
 }
 
 TEST_CASE("a batch norm's state is read from a file with PyTorch's names") {

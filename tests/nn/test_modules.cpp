@@ -208,6 +208,19 @@ TEST_CASE("slots lie in reverse order of registration, at multiples of 16 bytes,
   CHECK_THROWS_AS(store.value(8), UsageError);
 }
 
+TEST_CASE("buffers of all types lie in one piece, in the order of registration, at multiples of 16 bytes") {
+  Sequential model;
+  model.add<BatchNorm2d>(3);
+  model.add<BatchNorm2d>(2);
+  const ParameterStore& store = model.parameters();
+  const Tensor all = store.buffer_run(0, 6), second = store.buffer_run(3, 3);
+  CHECK(all.bytes() == 6 * 16);
+  CHECK(second.bytes() == 3 * 16);
+  for (std::size_t i = 0; i < 6; ++i) CHECK(store.buffers()[i].tensor.raw() == all.data<std::uint8_t>() + 16 * i);
+  CHECK(second.raw() == store.buffers()[3].tensor.raw());
+  CHECK(all.data<std::uint8_t>()[12] == 0);  // padding
+}
+
 TEST_CASE("a module belongs to one parent, and only whole models are initialised") {
   struct Twice : Module {
     explicit Twice(Module& child) {

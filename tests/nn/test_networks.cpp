@@ -285,6 +285,20 @@ TEST_CASE("networks refuse names and options that they do not have") {
   CHECK_THROWS_AS(ResNet(18, {.width = 0}), UsageError);
 }
 
+TEST_CASE("a classifier of another size is an error that names it, or is left out") {
+  ResNet large(18, {.classes = 9, .width = 4}), small(18, {.classes = 5, .width = 4});
+  large.initialise(std::uint64_t{1});
+  CHECK_THROWS_WITH(small.load_state_dict(large.state_dict()),
+                    "the state is of another model: \"fc.weight\" is f32[9, 32], expected f32[5, 32]");
+  const std::string own = values_digest(small);
+  const LeftOut left = small.load_what_fits(large.state_dict());
+  CHECK(left.kept == std::vector<std::string>{"fc.weight", "fc.bias"});
+  CHECK(left.unused == std::vector<std::string>{"fc.weight", "fc.bias"});
+  CHECK(values_digest(small) != own);
+  CHECK(sha256_hex(std::as_bytes(small.state_dict()[0].tensor.span<float>())) ==
+        sha256_hex(std::as_bytes(large.state_dict()[0].tensor.span<float>())));
+}
+
 TEST_CASE("the networks for MNIST have names, too") {
   const std::unique_ptr<Module> cnn = make_network("simple_cnn", {.classes = 10, .in_channels = 1});
   CHECK(cnn->parameter_count() == 421642);
