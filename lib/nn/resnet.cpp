@@ -5,7 +5,6 @@
 #include <string>
 
 #include "lib/error.h"
-#include "lib/ops/ops.h"
 
 namespace duet::nn {
 namespace {
@@ -25,9 +24,10 @@ void fill_downsample(Sequential& downsample, std::int64_t in, std::int64_t out, 
   downsample.append(make_norm(out, sync));
 }
 
-/// relu(y + x), x through `downsample` if there is any.
-Variable add_input(Context& context, const Variable& y, const Variable& x, const Sequential& downsample) {
-  return ops::relu(ops::add(y, downsample.size() > 0 ? downsample.forward(context, x) : x));
+/// A block's end: relu(norm(y) + x), x through `downsample` if there is any.
+Variable add_input(Context& context, const BatchNorm2d& norm, const Variable& y, const Variable& x,
+                   const Sequential& downsample) {
+  return norm.forward_relu(context, y, downsample.size() > 0 ? downsample.forward(context, x) : x);
 }
 
 struct Plan {
@@ -66,8 +66,8 @@ BasicBlock::BasicBlock(std::int64_t in, std::int64_t planes, std::int64_t stride
 
 Variable BasicBlock::forward(Context& context, const Variable& x) const {
   return name_errors([&] {
-    const Variable y = chain(context, x, {conv1_, *bn1_, relu_, conv2_, *bn2_});
-    return add_input(context, y, x, downsample_);
+    const Variable y = chain(context, x, {conv1_, *bn1_, relu_, conv2_});
+    return add_input(context, *bn2_, y, x, downsample_);
   });
 }
 
@@ -91,8 +91,8 @@ Bottleneck::Bottleneck(std::int64_t in, std::int64_t planes, std::int64_t stride
 
 Variable Bottleneck::forward(Context& context, const Variable& x) const {
   return name_errors([&] {
-    const Variable y = chain(context, x, {conv1_, *bn1_, relu_, conv2_, *bn2_, relu_, conv3_, *bn3_});
-    return add_input(context, y, x, downsample_);
+    const Variable y = chain(context, x, {conv1_, *bn1_, relu_, conv2_, *bn2_, relu_, conv3_});
+    return add_input(context, *bn3_, y, x, downsample_);
   });
 }
 
