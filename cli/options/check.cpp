@@ -17,8 +17,8 @@ namespace {
 constexpr int kMaxDevices = 1024;
 
 void check_training(const Training& training) {
-  require<UsageError>(training.device == DeviceKind::cuda || training.precision == Precision::fp32, "--precision is ",
-                      name(training.precision), ", but CPU devices compute in fp32");
+  require<UsageError>(training.device == DeviceKind::cuda || training.precision != Precision::tf32,
+                      "--precision is tf32, but CPU devices compute in fp32 or bf16");
   require<UsageError>(training.device == DeviceKind::cpu || training.threads_per_device == 1,
                       "--threads-per-device is ", training.threads_per_device, ", but one thread drives a GPU");
   require<UsageError>(training.device == DeviceKind::cuda || training.graph != "on",

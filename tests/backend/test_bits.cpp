@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
+#include "lib/error.h"
 #include "lib/random.h"
 #include "tests/backend/bits.h"
 #include "tests/support/catch2.h"
@@ -17,6 +18,18 @@ namespace {
 /// Relative to the largest entry of `expected`.
 double difference(const Tensor& got, const Tensor& expected) {
   return relative_difference(got.span<float>(), expected.span<float>());
+}
+
+/// Those in which this machine's CPU computes.
+std::vector<Precision> precisions() {
+  Backend& cpu = backend(DeviceKind::cpu);
+  try {
+    cpu.set_precision(Precision::bf16);
+  } catch (const UsageError&) {
+    return {Precision::fp32};
+  }
+  cpu.set_precision(Precision::fp32);
+  return {Precision::fp32, Precision::bf16};
 }
 
 }  // namespace
@@ -68,49 +81,73 @@ TEST_CASE("a row of a linear layer has the same bits whatever the other rows of 
     }
 }
 
+namespace {
+
+struct ConvCase {
+  std::int64_t in, out, size, kernel, stride;
+};
+
+/// The gradients of weights and bias, if there is one, of rows of a batch, in one tensor.
+struct ConvBatch {
+  ConvBatch(const ConvCase& c, std::int64_t rows, bool has_bias, Mt19937& generator)
+      : w({c.out, c.in, c.kernel, c.kernel}),
+        window{c.kernel, c.kernel, c.stride, c.stride, c.kernel / 2, c.kernel / 2},
+        with_bias(has_bias) {
+    const auto random = [&](const Shape& shape) {
+      Tensor values = empty(shape);
+      generator.uniform(values.span<float>(), -1, 1);
+      return values;
+    };
+    const Shape image = {rows, c.in, c.size, c.size};
+    const Layout layout = backend(DeviceKind::cpu).conv2d_layout(image, w);
+    x = in_layout(random(image), c.in == 3 ? Layout::plain : layout);
+    dy = in_layout(random({rows, c.out, window.out_h(c.size), window.out_w(c.size)}), layout);
+    x.set_stamp({3, 0, rows});
+    dy.set_stamp({3, 0, rows});
+  }
+
+  Tensor gradient(std::int64_t begin, std::int64_t end) const {
+    const Tensor all = zeros({w.count() + w[0]});
+    if (begin == end) return all;
+    backend(x).conv2d_backward_weights(x.rows(begin, end), dy.rows(begin, end), all.slice(0, w),
+                                       with_bias ? all.slice(w.count(), {w[0]}) : Tensor(), window);
+    return all;
+  }
+
+  Tensor gradient_in_shards(int shards) const {
+    std::vector<Tensor> parts;
+    for (int i = 0; i < shards; ++i)
+      parts.push_back(gradient(block_begin(i, x.size(0), shards), block_begin(i + 1, x.size(0), shards)));
+    const Tensor sum = empty(parts[0].shape());
+    backend(sum).sum_devices(parts, sum, false, 0, 1);
+    return sum;
+  }
+
+  Shape w;
+  Window2d window;
+  bool with_bias;
+  Tensor x, dy;
+};
+
+}  // namespace
+
 TEST_CASE("weight gradients of convolutions of 2, 4 and 8 shards sum to the very bits of the whole batch") {
-  struct Case {
-    std::int64_t in, out, size, kernel, stride;
-  };
   Mt19937 generator(31);
-  const auto random = [&](const Shape& shape) {
-    Tensor x = empty(shape);
-    generator.uniform(x.span<float>(), -1, 1);
-    return x;
-  };
   // Images of few pixels, and of so many that oneDNN takes them; the plain images of a first layer.
-  for (const Case& c :
-       {Case{16, 32, 3, 3, 1}, {32, 16, 5, 1, 2}, {16, 16, 24, 3, 2}, {32, 32, 24, 1, 1}, {3, 16, 9, 7, 2}})
+  for (const ConvCase& c :
+       {ConvCase{16, 32, 3, 3, 1}, {32, 16, 5, 1, 2}, {16, 16, 24, 3, 2}, {32, 32, 24, 1, 1}, {3, 16, 9, 7, 2}})
     for (const std::int64_t rows : {5, 8, 19})
-      for (const bool with_bias : {true, false}) {
-        const Tensor w = random({c.out, c.in, c.kernel, c.kernel});
-        const Window2d window = {c.kernel, c.kernel, c.stride, c.stride, c.kernel / 2, c.kernel / 2};
-        const std::int64_t out_size = window.out_h(c.size);
-        Backend& kernels = backend(w);
-        const Layout layout = kernels.conv2d_layout({rows, c.in, c.size, c.size}, w.shape());
-        Tensor x = in_layout(random({rows, c.in, c.size, c.size}), c.in == 3 ? Layout::plain : layout);
-        Tensor dy = in_layout(random({rows, c.out, out_size, out_size}), layout);
-        x.set_stamp({3, 0, rows});
-        dy.set_stamp({3, 0, rows});
-        // The gradients of weights and bias in one tensor.
-        const auto gradient = [&](std::int64_t begin, std::int64_t end) {
-          const Tensor all = zeros({w.count() + c.out});
-          if (begin == end) return all;
-          kernels.conv2d_backward_weights(x.rows(begin, end), dy.rows(begin, end), all.slice(0, w.shape()),
-                                          with_bias ? all.slice(w.count(), {c.out}) : Tensor(), window);
-          return all;
-        };
-        const Tensor whole = gradient(0, rows);
-        for (const int shards : {2, 4, 8}) {
-          std::vector<Tensor> parts;
-          for (int i = 0; i < shards; ++i)
-            parts.push_back(gradient(block_begin(i, rows, shards), block_begin(i + 1, rows, shards)));
-          const Tensor sum = empty(whole.shape());
-          kernels.sum_devices(parts, sum, false, 0, 1);
-          CAPTURE(c.in, c.out, c.size, c.kernel, rows, with_bias, shards);
-          CHECK(same_bits(whole, sum));
+      for (const bool with_bias : {true, false})
+        for (const Precision precision : precisions()) {
+          const ConvBatch batch(c, rows, with_bias, generator);
+          backend(DeviceKind::cpu).set_precision(precision);
+          const Tensor whole = batch.gradient(0, rows);
+          for (const int shards : {2, 4, 8}) {
+            CAPTURE(c.in, c.out, c.size, c.kernel, rows, with_bias, name(precision), shards);
+            CHECK(same_bits(whole, batch.gradient_in_shards(shards)));
+          }
+          backend(DeviceKind::cpu).set_precision(Precision::fp32);
         }
-      }
 }
 
 TEST_CASE("a convolution in groups has the same bits in shards: outputs, and gradients of inputs and weights") {

@@ -20,11 +20,16 @@ namespace {
 
 /// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
 /// the same on all devices of a batch, whatever rows they hold.
-bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels) {
-  constexpr std::int64_t kMostPixels = 512;  // of a block of the batch
+bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const Kernels& kernels, bool bf16) {
+  const std::int64_t most_pixels = bf16 ? 128 : 512;  // of a block of the batch
   const std::int64_t rows = (x.stamp_or_self().global + kBlocks - 1) / kBlocks;
   return block_of(x.layout()) == kernels.channel_block && dy.layout() == x.layout() && dw.size(1) == x.size(1) &&
-         rows * dy.size(2) * dy.size(3) <= kMostPixels;
+         rows * dy.size(2) * dy.size(3) <= most_pixels;
+}
+
+PlanImages images_of(const Kernels& kernels, const ConvPlan& plan, Scratch& scratch, const Tensor& x,
+                     std::int64_t rows) {
+  return {kernels, plan, scratch, rows, x.size(1), x.size(2) * x.size(3), x.layout()};
 }
 
 }  // namespace
@@ -32,6 +37,10 @@ bool has_small_images(const Tensor& x, const Tensor& dy, const Tensor& dw, const
 std::string CpuBackend::libraries() const {
   const dnnl_version_t& version = *dnnl_version();
   return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch);
+}
+
+bool CpuBackend::rounds(const Tensor& x, const Tensor& w, const Tensor& y) const {
+  return precision_ == Precision::bf16 && block_of(y.layout()) == kernels_.channel_block && w.size(1) == x.size(1);
 }
 
 Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
@@ -48,28 +57,38 @@ Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {
 void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
                                 const Window2d& window) {
   const float* const bias = b.defined() ? b.data<float>() : nullptr;
+  const bool bf16 = rounds(x, w, y);
   CpuDevice& device = this->device(x);
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), y.layout(), window, end - begin, b.defined()));
+    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), y.layout(), window,
+                                              end - begin, b.defined(), bf16));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
-    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, rows_of(y, begin), bias});
+    const PlanImages from = images_of(kernels_, plan, worker.image, x, end - begin);
+    const PlanImages to = images_of(kernels_, plan, worker.gradient, y, end - begin);
+    float* const out = to.place(rows_of(y, begin));
+    plan.convolve->run(worker.plans.stream(), {from.read(rows_of(x, begin)), ready, out, bias});
+    to.store(out, rows_of(y, begin));
   });
 }
 
 void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const Tensor& dx, const Window2d& window) {
   CpuDevice& device = this->device(dy);
+  const bool bf16 = rounds(dx, w, dy);
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int id) {
     use_one_openmp_thread();
     Worker& worker = device.worker(id);
-    ConvPlan& plan = worker.plans.plan(
-        key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.shape(), dy.layout(), window, end - begin, false));
+    ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.shape(), dy.layout(),
+                                              window, end - begin, false, bf16));
     const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
-    plan.convolve->run(worker.plans.stream(), {rows_of(dy, begin), ready, rows_of(dx, begin)});
+    const PlanImages from = images_of(kernels_, plan, worker.gradient, dy, end - begin);
+    const PlanImages to = images_of(kernels_, plan, worker.image, dx, end - begin);
+    float* const out = to.place(rows_of(dx, begin));
+    plan.convolve->run(worker.plans.stream(), {from.read(rows_of(dy, begin)), ready, out});
+    to.store(out, rows_of(dx, begin));
   });
 }
 
@@ -77,7 +96,8 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
                                          const Window2d& window) {
   CpuDevice& device = this->device(x);
   const Blocks blocks = blocks_of(x);
-  if (has_small_images(x, dy, dw, kernels_) && !db.defined()) {
+  const bool bf16 = rounds(x, dw, dy);
+  if (has_small_images(x, dy, dw, kernels_, bf16) && !db.defined()) {
     const BlockedConv g = {x.size(1),       x.size(2),       x.size(3),       dy.size(1),
                            dy.size(2),      dy.size(3),      window.kernel_h, window.kernel_w,
                            window.stride_h, window.stride_w, window.pad_h,    window.pad_w};
@@ -88,7 +108,7 @@ void CpuBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, cons
           device.worker(id).formatted.floats(kernels_.small_weights_scratch_floats(g, leaves)));
     });
   }
-  ConvWeightGradient gradient(device, kernels_, blocks, x, dy.layout(), window, dw, db);
+  ConvWeightGradient gradient(device, kernels_, blocks, x, dy.layout(), window, dw, db, bf16);
   gradient.run([&](Blocks::Range rows, int) { return rows_of(dy, rows.begin); });
 }
 

@@ -67,22 +67,28 @@ dnnl::memory::dims weight_dims(const ConvKey& key) {
   return {key.groups, key.out_channels / key.groups, in, h, w};
 }
 
-/// Shapes of one convolution as oneDNN's descriptors.
+/// Shapes of one convolution as oneDNN's descriptors: x, y and w as they are read, and as they are written.
 struct Descs {
   explicit Descs(const ConvKey& key)
-      : x({key.batch, key.in_channels, key.height, key.width}, kF32, tag_of(key.x_layout)),
-        y({key.batch, key.out_channels, key.window.out_h(key.height), key.window.out_w(key.width)}, kF32,
-          tag_of(key.y_layout)),
+      : read_type(key.bf16 ? dnnl::memory::data_type::bf16 : kF32),
+        x_dims{key.batch, key.in_channels, key.height, key.width},
+        y_dims{key.batch, key.out_channels, key.window.out_h(key.height), key.window.out_w(key.width)},
         w_dims(weight_dims(key)),
-        w_any(w_dims, kF32, Tag::any),
+        x(x_dims, read_type, key.bf16 ? Tag::nhwc : tag_of(key.x_layout)),
+        y(y_dims, read_type, key.bf16 ? Tag::nhwc : tag_of(key.y_layout)),
+        x_written(x_dims, kF32, key.bf16 ? Tag::nhwc : tag_of(key.x_layout)),
+        y_written(y_dims, kF32, key.bf16 ? Tag::nhwc : tag_of(key.y_layout)),
+        w_any(w_dims, read_type, Tag::any),
+        w_written(w_dims, kF32, Tag::any),
         w_plain(w_dims, kF32, key.groups == 1 ? Tag::oihw : Tag::goihw),
         b(key.bias ? Desc({key.out_channels}, kF32, Tag::x) : Desc()),
         strides{key.window.stride_h, key.window.stride_w},
         padding{key.window.pad_h, key.window.pad_w} {}
 
-  Desc x, y;
-  dnnl::memory::dims w_dims;
-  Desc w_any, w_plain, b;
+  dnnl::memory::data_type read_type;
+  dnnl::memory::dims x_dims, y_dims, w_dims;
+  Desc x, y, x_written, y_written;
+  Desc w_any, w_written, w_plain, b;
   dnnl::memory::dims strides, padding;
 };
 
@@ -162,27 +168,28 @@ ConvPlan& ConvPlans::plan(const ConvKey& key) {
 
 ConvPlan ConvPlans::make(const ConvKey& key) const {
   const Descs d(key);
-  const auto forward = describe_forward<dnnl::convolution_forward>(
-      engine_, dnnl::prop_kind::forward_training, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
+  const auto forward =
+      describe_forward<dnnl::convolution_forward>(engine_, dnnl::prop_kind::forward_training, kDirect, d.x, d.w_any,
+                                                  d.b, d.y_written, d.strides, d.padding, d.padding);
   ConvPlan plan;
   Desc w;
   switch (key.pass) {
     case ConvPass::forward:
       w = forward.weights_desc();
       plan.convolve = prepare<dnnl::convolution_forward>(
-          forward, {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DST, d.y}, {DNNL_ARG_BIAS, d.b}});
+          forward, {{DNNL_ARG_SRC, d.x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DST, d.y_written}, {DNNL_ARG_BIAS, d.b}});
       break;
     case ConvPass::backward_data: {
-      const auto backward = describe_backward<dnnl::convolution_backward_data>(engine_, forward, kDirect, d.x, d.w_any,
-                                                                               d.y, d.strides, d.padding, d.padding);
+      const auto backward = describe_backward<dnnl::convolution_backward_data>(
+          engine_, forward, kDirect, d.x_written, d.w_any, d.y, d.strides, d.padding, d.padding);
       w = backward.weights_desc();
       plan.convolve = prepare<dnnl::convolution_backward_data>(
-          backward, {{DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DIFF_SRC, d.x}});
+          backward, {{DNNL_ARG_DIFF_DST, d.y}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DIFF_SRC, d.x_written}});
       break;
     }
     case ConvPass::backward_weights: {
       const auto backward = describe_backward<dnnl::convolution_backward_weights>(
-          engine_, forward, kDirect, d.x, d.w_any, d.b, d.y, d.strides, d.padding, d.padding);
+          engine_, forward, kDirect, d.x, d.w_written, d.b, d.y, d.strides, d.padding, d.padding);
       w = backward.diff_weights_desc();
       plan.convolve = prepare<dnnl::convolution_backward_weights>(
           backward,
@@ -192,6 +199,7 @@ ConvPlan ConvPlans::make(const ConvKey& key) const {
   }
   const bool writes_weights = key.pass == ConvPass::backward_weights;
   plan.weights = w;
+  plan.bf16 = key.bf16;
   find_block(d, plan);
   plan.reorder = writes_weights ? reorder(engine_, w, d.w_plain) : reorder(engine_, d.w_plain, w);
   return plan;

@@ -23,6 +23,7 @@ struct ConvKey {
   Layout x_layout, y_layout;
   std::int64_t groups;
   bool bias;
+  bool bf16 = false;  // images that are read are bf16, those written are floats, and a pixel's channels are adjacent
 
   bool operator==(const ConvKey&) const = default;
 };
@@ -57,6 +58,7 @@ struct ConvPlan {
   /// Not 0: the preferred format is (K / block, C / block, R, S) blocks, of an input's outputs or the other way round.
   int block = 0;
   bool outputs_last = false;
+  bool bf16 = false;  // as in the key
 
   /// Floats of the weights in the preferred format.
   std::int64_t weight_floats() const { return static_cast<std::int64_t>(weights.get_size() / sizeof(float)); }

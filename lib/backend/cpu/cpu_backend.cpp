@@ -36,7 +36,10 @@ void CpuBackend::set_threads_per_device(int threads) {
 }
 
 void CpuBackend::set_precision(Precision precision) {
-  require<UsageError>(precision == Precision::fp32, "precision ", name(precision), " on CPU, expected fp32");
+  require<UsageError>(precision != Precision::tf32, "precision tf32 on CPU, expected fp32 or bf16");
+  require<UsageError>(precision != Precision::bf16 || has_bf16(), "precision bf16 on CPU, but ", kernels_.name,
+                      " here has no instructions for bf16, which AVX512-BF16 or AMX has");
+  precision_ = precision;
 }
 
 void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,

@@ -34,6 +34,9 @@ class HostAllocator final : public Allocator {
   std::unordered_map<std::size_t, std::vector<void*>> free_;  // by rounded size
 };
 
+/// Under Precision::bf16 convolutions in one group to layouts in blocks round what they multiply, but not the weight
+/// gradients of small images; other convolutions, conv_pool_relu and linear layers compute in fp32.
+///
 /// A kernel on device cpu:i runs on `threads_per_device` workers, pinned to cores i * threads and up where there are
 /// enough; worker 0 is the thread that calls it. Several threads may call kernels of one device at the same time, each
 /// with workers and scratch memory of its own; only those of the first are pinned.
@@ -52,7 +55,7 @@ class CpuBackend final : public Backend {
   void* stream(Device) override { return nullptr; }
   StepRecorder* recorder(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
-  Precision precision() const override { return Precision::fp32; }
+  Precision precision() const override { return precision_; }
   void set_deterministic(bool) override {}
   DeviceUse use(Device) override { return {}; }
   bool copies_directly(Device, Device) override { return true; }
@@ -146,6 +149,8 @@ class CpuBackend final : public Backend {
   void divide_update(const Tensor& value, int share, int shares,
                      FunctionRef<void(std::int64_t begin, std::int64_t end)> update);
 
+  /// Whether a convolution rounds what it multiplies to bf16.
+  bool rounds(const Tensor& x, const Tensor& w, const Tensor& y) const;
   /// The gradient of log_softmax's argument, where that of nll_loss at the labels is `gradient`.
   void logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx);
   /// Dropout of one row of a fused operator's output.
@@ -164,6 +169,7 @@ class CpuBackend final : public Backend {
   const Kernels& kernels_;
   HostAllocator memory_;
   std::atomic<int> threads_per_device_{1};
+  std::atomic<Precision> precision_{Precision::fp32};
 };
 
 /// A batch's blocks as the kernels take them.

@@ -85,7 +85,8 @@ void LeafGradients::run(FunctionRef<void(Blocks::Range rows, int worker, float* 
 }
 
 ConvWeightGradient::ConvWeightGradient(CpuDevice& device, const Kernels& kernels, const Blocks& blocks, const Tensor& x,
-                                       Layout dy_layout, const Window2d& window, const Tensor& dw, const Tensor& db)
+                                       Layout dy_layout, const Window2d& window, const Tensor& dw, const Tensor& db,
+                                       bool bf16)
     : device_(device),
       kernels_(kernels),
       blocks_(blocks),
@@ -93,7 +94,8 @@ ConvWeightGradient::ConvWeightGradient(CpuDevice& device, const Kernels& kernels
       dy_layout_(dy_layout),
       window_(window),
       dw_(dw),
-      db_(db) {
+      db_(db),
+      bf16_(bf16) {
   if (reads_plain_image(x, dy_layout)) return;
   for (int leaf = 0; leaf < blocks.leaf_count; ++leaf) {
     if (blocks.leaf(leaf).rows() == 0) continue;
@@ -107,7 +109,7 @@ ConvWeightGradient::ConvWeightGradient(CpuDevice& device, const Kernels& kernels
 
 ConvKey ConvWeightGradient::key(Blocks::Range rows) const {
   return key_of(ConvPass::backward_weights, x_.shape(), x_.layout(), dw_.shape(), dy_layout_, window_, rows.rows(),
-                db_.defined());
+                db_.defined(), bf16_);
 }
 
 void ConvWeightGradient::compute(Blocks::Range rows, Worker& worker, const float* dy, float* weights,
@@ -115,12 +117,12 @@ void ConvWeightGradient::compute(Blocks::Range rows, Worker& worker, const float
   if (reads_plain_image(x_, dy_layout_)) return compute_plain(rows, worker, dy, weights, bias);
   const ConvPlan& plan = worker.plans.plan(key(rows));
   float* const formatted = format_ != nullptr ? weights : worker.formatted.floats(plan.weight_floats());
-  const float* const from = rows_of(x_, rows.begin);
-  if (db_.defined()) {
-    plan.convolve->run(worker.plans.stream(), {from, dy, formatted, bias});
-  } else {
-    plan.convolve->run(worker.plans.stream(), {from, dy, formatted});
-  }
+  const PlanImages image = {kernels_,   plan, worker.image, rows.rows(), x_.size(1), x_.size(2) * x_.size(3),
+                            x_.layout()};
+  const PlanImages gradient = {kernels_,    plan,        worker.gradient,
+                               rows.rows(), dw_.size(0), window_.out_h(x_.size(2)) * window_.out_w(x_.size(3)),
+                               dy_layout_};
+  plan.convolve->run(worker.plans.stream(), {image.read(rows_of(x_, rows.begin)), gradient.read(dy), formatted, bias});
   if (format_ == nullptr) plan.reorder->run(worker.plans.stream(), {formatted, weights});
 }
 

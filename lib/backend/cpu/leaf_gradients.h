@@ -55,7 +55,7 @@ class LeafGradients {
 class ConvWeightGradient {
  public:
   ConvWeightGradient(CpuDevice& device, const Kernels& kernels, const Blocks& blocks, const Tensor& x, Layout dy_layout,
-                     const Window2d& window, const Tensor& dw, const Tensor& db);
+                     const Window2d& window, const Tensor& dw, const Tensor& db, bool bf16 = false);
   /// Calls gradient(rows, worker) for every block: the address of dy's rows.
   void run(FunctionRef<const float*(Blocks::Range rows, int worker)> gradient);
 
@@ -72,6 +72,7 @@ class ConvWeightGradient {
   const Window2d& window_;
   const Tensor& dw_;
   const Tensor& db_;
+  const bool bf16_;
   const ConvPlan* format_ = nullptr;  // a plan with the format of all blocks; null: they are plain
 };
 

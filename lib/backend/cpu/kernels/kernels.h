@@ -125,6 +125,10 @@ struct Kernels {
   /// other way round.
   void (*block_weights)(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
                         bool outputs_last);
+  /// Images (channels / block, pixels, block) to (pixels, channels), rounded to the nearest bf16 numbers; and floats
+  /// back.
+  void (*to_bf16_pixels)(const float* x, std::uint16_t* y, std::int64_t channels, std::int64_t pixels, int block);
+  void (*from_pixels)(const float* x, float* y, std::int64_t channels, std::int64_t pixels, int block);
   /// Copies images (h, w, block) into ones with a border of one zero pixel, or back.
   void (*pad)(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
   void (*crop)(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
@@ -195,5 +199,8 @@ struct Kernels {
 /// The best set for this machine, or the one that DUET_ISA names (amx, avx512, avx2, generic). Throws UsageError when
 /// the machine lacks the named one, or its operating system refuses it.
 const Kernels& kernels();
+
+/// Whether this machine multiplies bf16 numbers, and kernels() is a set that goes with it.
+bool has_bf16();
 
 }  // namespace duet::cpu

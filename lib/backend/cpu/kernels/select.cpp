@@ -58,4 +58,13 @@ const Kernels& kernels() {
   return chosen;
 }
 
+bool has_bf16() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return kernels().channel_block == 16 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace duet::cpu

@@ -38,6 +38,8 @@ void block(const float* x, float* y, std::int64_t pixels, int block);
 void block_bytes(const std::uint8_t* x, std::uint8_t* y, std::int64_t pixels, int block);
 void block_weights(const float* w, float* to, std::int64_t outs, std::int64_t ins, std::int64_t taps, int block,
                    bool outputs_last);
+void to_bf16_pixels(const float* x, std::uint16_t* y, std::int64_t channels, std::int64_t pixels, int block);
+void from_pixels(const float* x, float* y, std::int64_t channels, std::int64_t pixels, int block);
 void pad(const float* x, float* padded, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 void crop(const float* padded, float* x, std::int64_t images, std::int64_t h, std::int64_t w, int block);
 std::int64_t winograd_weight_floats(const PooledConv& g);

@@ -1,0 +1,73 @@
+// Convolutions under Precision::bf16 on CPU: products of numbers rounded to bf16, sums in float.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/backend/backend.h"
+#include "lib/error.h"
+#include "lib/half.h"
+#include "lib/ops/ops.h"
+#include "tests/ops/check.h"
+
+using namespace duet;
+using namespace duet_test;
+
+namespace {
+
+/// While it lives, CPU devices compute in this precision.
+struct WithPrecision {
+  explicit WithPrecision(Precision precision) { backend(DeviceKind::cpu).set_precision(precision); }
+  ~WithPrecision() { backend(DeviceKind::cpu).set_precision(Precision::fp32); }
+  WithPrecision(const WithPrecision&) = delete;
+  WithPrecision& operator=(const WithPrecision&) = delete;
+};
+
+bool machine_has_bf16() {
+  try {
+    const WithPrecision set(Precision::bf16);
+    return true;
+  } catch (const UsageError& error) {
+    CHECK_THAT(error.what(), ContainsSubstring("no instructions for bf16"));
+    return false;
+  }
+}
+
+Array rounded(Array x) {
+  for (double& value : x.values) value = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(value))));
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("CPU devices refuse TF32") {
+  CHECK_THROWS_WITH(backend(DeviceKind::cpu).set_precision(Precision::tf32),
+                    ContainsSubstring("expected fp32 or bf16"));
+}
+
+TEST_CASE("under bf16 conv2d has the values and gradients of rounded numbers") {
+  if (!machine_has_bf16()) DUET_SKIP("this machine has no instructions for bf16");
+  struct Case {
+    Shape x, w;
+    Window2d window;
+  };
+  Mt19937 generator(41);
+  for (const Case& c : {Case{{9, 32, 12, 13}, {16, 32, 3, 3}, {3, 3, 1, 1, 1, 1}},
+                        Case{{8, 16, 28, 28}, {32, 16, 1, 1}, {1, 1, 2, 2, 0, 0}},
+                        Case{{10, 3, 20, 20}, {16, 3, 7, 7}, {7, 7, 2, 2, 3, 3}}})
+    for (const bool with_bias : {true, false}) {
+      CAPTURE(c.x.str(), c.w.str(), with_bias);
+      const Array x = random_array(c.x, generator), w = random_array(c.w, generator);
+      const Array b = with_bias ? random_array({c.w[0]}, generator) : Array();
+      const Array y = reference::conv2d(rounded(x), rounded(w), b, c.window), dy = random_array(y.shape, generator);
+      const WithPrecision set(Precision::bf16);
+      CHECK(backend(DeviceKind::cpu).precision() == Precision::bf16);
+      const Variable vx = leaf(x), vw = leaf(w), vb = with_bias ? leaf(b) : Variable();
+      const Variable vy = ops::conv2d(vx, vw, vb, c.window);
+      CHECK(relative_error(vy.value(), y) < kTolerance);
+      backward(vy, dy);
+      const auto g = reference::conv2d_backward(rounded(x), rounded(w), rounded(dy), c.window);
+      CHECK(relative_error(vx.grad(), g.x) < kTolerance);
+      CHECK(relative_error(vw.grad(), g.w) < kTolerance);
+      if (with_bias) CHECK(relative_error(vb.grad(), g.b) < kTolerance);
+    }
+}
