@@ -29,6 +29,9 @@
 
 // Data and the order in which it is read.
 #include "lib/data/dataset.h"
+#include "lib/data/images/drawn_images.h"
+#include "lib/data/images/image_file.h"
+#include "lib/data/images/image_folder.h"
 #include "lib/data/loader.h"
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/data/mnist/mnist.h"

@@ -104,7 +104,8 @@ Subset::Subset(const Dataset& all, std::vector<std::int64_t> indices) : all_(all
   }
 }
 
-void Subset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
+void Subset::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                            const Tensor& labels) const {
   check(indices);
   std::array<std::int64_t, 256> mapped;  // in pieces of a fixed size: a step allocates nothing
   for (std::size_t begin = 0; begin < indices.size(); begin += mapped.size()) {
@@ -112,8 +113,8 @@ void Subset::fetch(std::span<const std::int64_t> indices, const Tensor& samples,
     std::transform(part.begin(), part.end(), mapped.begin(),
                    [&](std::int64_t i) { return indices_[static_cast<std::size_t>(i)]; });
     const auto from = static_cast<std::int64_t>(begin), to = from + static_cast<std::int64_t>(part.size());
-    all_.fetch(std::span(mapped).first(part.size()), samples.rows(from, to),
-               has_labels() ? labels.rows(from, to) : labels);
+    all_.fetch_in_epoch(epoch, std::span(mapped).first(part.size()), samples.rows(from, to),
+                        has_labels() ? labels.rows(from, to) : labels);
   }
 }
 

@@ -24,6 +24,13 @@ class Dataset {
   /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
   /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
+  /// The same in an epoch, counted from 0, as loaders ask for it: sets that draw changes of their samples draw anew in
+  /// each; to the others it means nothing.
+  virtual void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                              const Tensor& labels) const {
+    static_cast<void>(epoch);
+    fetch(indices, samples, labels);
+  }
 
  protected:
   void check(std::span<const std::int64_t> indices) const;
@@ -101,7 +108,11 @@ class Subset : public Dataset {
   Shape sample_shape() const override { return all_.sample_shape(); }
   bool has_labels() const override { return all_.has_labels(); }
   Device device() const override { return all_.device(); }
-  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
+    fetch_in_epoch(0, indices, samples, labels);
+  }
+  void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                      const Tensor& labels) const override;
 
   const std::vector<std::int64_t>& indices() const { return indices_; }
 

@@ -219,7 +219,7 @@ Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
 Batch Loader::make(std::int64_t step) const {
   const StepIndices part = sampler_->step(step);
   const Batch batch = blank(static_cast<std::int64_t>(part.indices.size()), stamp_of(part, step));
-  dataset_.fetch(part.indices, batch.images, batch.labels);
+  dataset_.fetch_in_epoch(epoch_, part.indices, batch.images, batch.labels);
   return batch;
 }
 

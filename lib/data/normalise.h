@@ -22,6 +22,7 @@ class Normaliser {
   /// Throws UsageError unless both numbers are finite and the deviation is above 0.
   explicit Normaliser(const PixelStatistics& pixels);
   const PixelStatistics& pixels() const { return pixels_; }
+  float operator()(std::uint8_t byte) const { return table_[byte]; }
 
   /// out[i] = row indices[i] of `rows` (row_bytes bytes each). The indices are not checked.
   void gather(const std::uint8_t* rows, std::size_t row_bytes, std::span<const std::int64_t> indices, float* out) const;

@@ -36,7 +36,7 @@ MAY_INCLUDE = {
 # not listed belongs to the folder above it.
 ORDER = {
     "lib": ("lib", "lib/base", "lib/io", "lib/backend", "lib/autograd", "lib/ops", "lib/nn", "lib/optim"),
-    "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist"),
+    "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist", "lib/data/images"),
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),
     "cli": ("cli/system", "cli/options", "cli/model", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
@@ -52,6 +52,7 @@ VENDORS = {
     r"boost/": r"ddp/.*\.cpp|ddp/store/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
+    r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
     r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/report/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",

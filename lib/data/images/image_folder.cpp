@@ -1,0 +1,211 @@
+#include "lib/data/images/image_folder.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cctype>
+#include <iostream>
+#include <memory>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/data/images/image_file.h"
+#include "lib/data/images/resizer.h"
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kEndings[] = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
+
+bool is_image_name(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+/// Names of what is in a folder: sub-folders, links to folders too, and the rest.
+struct Listing {
+  std::vector<std::string> folders, files;
+};
+
+Listing list(const fs::path& folder) {
+  Listing listing;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code unknown;  // of a link that leads nowhere: a file, as for torchvision
+    const bool is_folder = entry->is_directory(unknown);
+    (is_folder ? listing.folders : listing.files).push_back(entry->path().filename().string());
+  }
+  require<DataError>(!error, folder.string(), ": cannot be listed: ", error.message());
+  std::sort(listing.folders.begin(), listing.folders.end());
+  std::sort(listing.files.begin(), listing.files.end());
+  return listing;
+}
+
+using FolderId = std::pair<dev_t, ino_t>;
+
+/// All files below root / folder by their folder, in the order of os.walk's sorted paths. `around`: the folders above.
+void walk(const fs::path& root, const std::string& folder, std::vector<FolderId>& around,
+          std::map<std::string, std::vector<std::string>>& files) {
+  const fs::path path = root / folder;
+  struct stat status {};
+  require<DataError>(::stat(path.c_str(), &status) == 0, path.string(), ": ", last_errno);
+  const FolderId id{status.st_dev, status.st_ino};
+  require<DataError>(std::find(around.begin(), around.end(), id) == around.end(), path.string(),
+                     ": is a link to a folder that it lies in");
+  around.push_back(id);
+  Listing listing = list(path);
+  std::erase_if(listing.files, [](const std::string& name) { return !is_image_name(name); });
+  files[folder] = std::move(listing.files);
+  for (const std::string& inner : listing.folders) walk(root, folder + '/' + inner, around, files);
+  around.pop_back();
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+void warn(const ImageFolderOptions& options, const std::string& message) {
+  if (options.warn)
+    options.warn(message);
+  else
+    std::cerr << concat("duet: skipped a broken image: ", message, '\n') << std::flush;
+}
+
+/// `crop` of an image that was shrunk.
+Region shrunk(const Region& crop, std::int64_t divisor) {
+  const std::int64_t x = crop.x / divisor, y = crop.y / divisor;
+  return {x, y, (crop.x + crop.width + divisor - 1) / divisor - x, (crop.y + crop.height + divisor - 1) / divisor - y};
+}
+
+}  // namespace
+
+/// Memory of one call of fetch.
+class ImageFolder::Workspace {
+ public:
+  std::vector<std::uint8_t> content;
+  Pixels pixels;
+  Resizer resizer;
+};
+
+ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options)
+    : root_(root),
+      options_(options),
+      side_(std::visit([](const auto& transform) { return transform.size; }, options.transform)),
+      normalisers_{Normaliser(options.pixels[0]), Normaliser(options.pixels[1]), Normaliser(options.pixels[2])} {
+  std::visit([](const auto& transform) { data::check(transform); }, options.transform);
+  require<DataError>(has_image_codecs(), root.string(),
+                     ": this duet was built without images (libjpeg-turbo and libpng, Meson option `images`)");
+  std::error_code error;
+  require<DataError>(fs::is_directory(root, error), root.string(),
+                     ": is not a folder; expected one with a folder of images for each class");
+  classes_ = list(root).folders;
+  require<DataError>(!classes_.empty(), root.string(), ": has no folders; expected a folder of images for each class");
+  std::vector<std::string> empty;
+  for (const std::string& name : classes_) {
+    begins_.push_back(size());
+    add_class(name);
+    if (begins_.back() == size()) empty.push_back(name);
+  }
+  begins_.push_back(size());
+  require<DataError>(empty.empty(), root.string(), ": no images in the classes ", joined(empty),
+                     "; expected files that end in ", joined({std::begin(kEndings), std::end(kEndings)}));
+}
+
+void ImageFolder::add_class(const std::string& name) {
+  std::map<std::string, std::vector<std::string>> folders;
+  std::vector<FolderId> around;
+  walk(root_, name, around, folders);
+  for (const auto& [folder, files] : folders) {
+    for (const std::string& file : files) {
+      names_ += folder + '/' + file;
+      ends_.push_back(names_.size());
+      labels_.push_back(static_cast<std::int32_t>(begins_.size()) - 1);
+    }
+  }
+}
+
+fs::path ImageFolder::path(std::int64_t index) const {
+  const auto at = static_cast<std::size_t>(index);
+  const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
+  return root_ / names_.substr(begin, ends_[at] - begin);
+}
+
+std::vector<std::string> ImageFolder::broken() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> all;
+  for (const auto& entry : broken_) all.push_back(entry.second);
+  return all;
+}
+
+View ImageFolder::view_of(std::int64_t width, std::int64_t height, std::int64_t epoch, std::int64_t index) const {
+  if (const auto* const random = std::get_if<RandomResizedCrop>(&options_.transform))
+    return data::view_of(*random, width, height, epoch, index);
+  return data::view_of(std::get<ResizeCentreCrop>(options_.transform), width, height);
+}
+
+void ImageFolder::make_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index,
+                              float* out) const {
+  const auto image = ImageFile::open(work.content, path(file).string());
+  View view = view_of(image->width(), image->height(), epoch, index);
+  if (options_.scaled_decoding) {
+    int divisor = 8;
+    while (divisor > 1 && (view.crop.width < divisor * view.width || view.crop.height < divisor * view.height))
+      divisor /= 2;
+    view.crop = shrunk(view.crop, image->shrink(divisor));
+  }
+  image->read(work.resizer.prepare(view), work.pixels);
+  const std::uint8_t* const bytes = work.resizer.run(work.pixels);
+  const std::int64_t step = view.mirrored ? -3 : 3, plane = side_ * side_;
+  for (std::int64_t y = 0; y < side_; ++y) {
+    const std::uint8_t* pixel = bytes + 3 * (y * side_ + (view.mirrored ? side_ - 1 : 0));
+    for (float* const end = out + side_; out < end; ++out, pixel += step) {
+      for (std::int64_t c = 0; c < 3; ++c) out[c * plane] = normalisers_[static_cast<std::size_t>(c)](pixel[c]);
+    }
+  }
+}
+
+bool ImageFolder::try_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index,
+                             float* out) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.contains(file)) return false;
+  }
+  read_content(path(file), work.content);
+  try {
+    make_sample(work, file, epoch, index, out);
+    return true;
+  } catch (const DataError& error) {
+    if (!options_.skip_broken) throw;
+    const std::lock_guard lock(mutex_);
+    if (broken_.emplace(file, error.what()).second) warn(options_, error.what());
+    return false;
+  }
+}
+
+void ImageFolder::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                                 const Tensor& labels) const {
+  check(indices);
+  Workspace work;
+  float* out = samples.data<float>();
+  for (std::size_t row = 0; row < indices.size(); ++row, out += 3 * side_ * side_) {
+    const std::int64_t index = indices[row], of = label(index);
+    const std::int64_t begin = begins_[static_cast<std::size_t>(of)];
+    const std::int64_t count = begins_[static_cast<std::size_t>(of) + 1] - begin;
+    std::int64_t tried = 0;
+    while (tried < count && !try_sample(work, begin + (index - begin + tried) % count, epoch, index, out)) ++tried;
+    require<DataError>(tried < count, (root_ / classes_[static_cast<std::size_t>(of)]).string(), ": all ", count,
+                       " images of this class are broken");
+    labels.data<std::int64_t>()[row] = of;
+  }
+}
+
+}  // namespace duet::data

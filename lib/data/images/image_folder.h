@@ -1,0 +1,93 @@
+// Images in folders, a folder a class.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lib/data/dataset.h"
+#include "lib/data/images/view.h"
+#include "lib/data/normalise.h"
+
+namespace duet::data {
+
+/// Of red, green and blue.
+using ChannelStatistics = std::array<PixelStatistics, 3>;
+/// As all of torchvision's networks were trained with.
+inline constexpr ChannelStatistics kImageNetPixels = {{{0.485f, 0.229f}, {0.456f, 0.224f}, {0.406f, 0.225f}}};
+
+struct ImageFolderOptions {
+  std::variant<ResizeCentreCrop, RandomResizedCrop> transform = ResizeCentreCrop{};
+  ChannelStatistics pixels = kImageNetPixels;
+  /// Reads JPEGs at a half, a quarter or an eighth where the crop still has at least the pixels of the sample: several
+  /// times faster for photographs of several megapixels. The pixels are then not Pillow's.
+  bool scaled_decoding = false;
+  /// In place of an image that cannot be decoded takes the next one of its class that can, also behind its last the
+  /// first. This depends on the files alone, so all ranks, workers and epochs agree, and sizes stay. An evaluation
+  /// counts the stand-in twice. Without it such an image is a DataError. A file that cannot be read at all is one in
+  /// any case.
+  bool skip_broken = false;
+  /// Called once for each image that is skipped, by the thread that reads it; unset: one line on the standard error.
+  std::function<void(const std::string&)> warn{};
+};
+
+/// torchvision's ImageFolder: DIR/CLASS/**/NAME. Classes are the folders in DIR by name; samples are the files of each
+/// whose names end, in any case, in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in torchvision's order;
+/// links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h); the others are errors
+/// when they are met, and not left out in silence. Labels are the classes' numbers.
+///
+/// fetch decodes, crops, resizes and normalises: f32 (n, 3, size, size), with the bits of torchvision on Pillow 13.0.0
+/// for the same crop. Random crops are keyed by (seed, epoch, number of the sample). Give the loader worker threads.
+class ImageFolder : public Dataset {
+ public:
+  /// Lists the folder; reads no image. Throws DataError: no folder, no class in it, a class without images, a folder
+  /// that cannot be listed, a link that leads back to a folder around it, or a duet that was built without images;
+  /// UsageError as check(transform) and Normaliser.
+  explicit ImageFolder(const std::filesystem::path& root, const ImageFolderOptions& options = {});
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(labels_.size()); }
+  Shape sample_shape() const override { return {3, side_, side_}; }
+  /// In epoch 0.
+  void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
+    fetch_in_epoch(0, indices, samples, labels);
+  }
+  /// Throws DataError that names the file, for an image that cannot be read.
+  void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
+                      const Tensor& labels) const override;
+
+  const std::vector<std::string>& classes() const { return classes_; }
+  /// Of a sample.
+  std::filesystem::path path(std::int64_t index) const;
+  std::int64_t label(std::int64_t index) const { return labels_[static_cast<std::size_t>(index)]; }
+  /// What was skipped so far, in the order of the samples: file and reason.
+  std::vector<std::string> broken() const;
+
+ private:
+  class Workspace;
+  void add_class(const std::string& name);
+  View view_of(std::int64_t width, std::int64_t height, std::int64_t epoch, std::int64_t index) const;
+  void make_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index, float* out) const;
+  bool try_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index, float* out) const;
+
+  std::filesystem::path root_;
+  ImageFolderOptions options_;
+  std::int64_t side_;
+  std::array<Normaliser, 3> normalisers_;
+  std::vector<std::string> classes_;
+  std::vector<std::int64_t> begins_;  // first sample of each class, and the number of samples
+  std::string names_;                 // of the files, relative to the root: millions of strings would be large
+  std::vector<std::size_t> ends_;     // of each in names_
+  std::vector<std::int32_t> labels_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::int64_t, std::string> broken_;  // by sample
+};
+
+}  // namespace duet::data

@@ -1,0 +1,209 @@
+// JPEG by libjpeg-turbo.
+// clang-format off
+#include <stdio.h>  // jpeglib.h needs it, and does not include it
+#include <jpeglib.h>
+#include <jerror.h>
+// clang-format on
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/data/images/codecs.h"
+#include "lib/error.h"
+
+namespace duet::data {
+namespace {
+
+using Bytes = std::span<const std::uint8_t>;
+
+// Pillow has no such limit; without one a small progressive file can take minutes.
+constexpr int kMostScans = 500;
+
+/// Where libjpeg jumps to when it gives up: its functions must not return then.
+struct Failure {
+  jpeg_error_mgr manager;  // first: libjpeg hands out its address
+  std::jmp_buf jump;
+  char reason[JMSG_LENGTH_MAX];
+};
+
+[[noreturn]] void give_up(j_common_ptr info) {
+  auto* const failure = reinterpret_cast<Failure*>(info->err);
+  info->err->format_message(info, failure->reason);
+  std::longjmp(failure->jump, 1);
+}
+
+/// Warnings are passed over, as Pillow does, but that the data ended: libjpeg would fill in the rest.
+void note(j_common_ptr info, int level) {
+  if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) give_up(info);
+}
+
+void count_scans(j_common_ptr info) {
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMostScans) return;
+  auto* const failure = reinterpret_cast<Failure*>(info->err);
+  std::snprintf(failure->reason, sizeof failure->reason, "more than %d scans", kMostScans);
+  std::longjmp(failure->jump, 1);
+}
+
+void prepare(Failure& failure) {
+  jpeg_std_error(&failure.manager);
+  failure.manager.error_exit = give_up;
+  failure.manager.emit_message = note;
+}
+
+/// Runs an action that calls libjpeg and owns nothing: a jump out of it destroys nothing. Returns whether it ended.
+template <class Action>
+bool completes(Failure& failure, const Action& action) {
+  if (setjmp(failure.jump) != 0) return false;
+  action();
+  return true;
+}
+
+/// Four inks, inverted, to three colours in place, as Pillow rounds them.
+void inks_to_colours(const std::uint8_t* inks, std::int64_t width, std::uint8_t* out) {
+  for (std::int64_t i = 0; i < width; ++i, inks += 4, out += 3) {
+    const int white = inks[3];
+    for (int c = 0; c < 3; ++c) {
+      const int product = (255 - inks[c]) * white + 128;
+      out[c] = static_cast<std::uint8_t>(std::max(white - ((product + (product >> 8)) >> 8), 0));
+    }
+  }
+}
+
+class JpegFile : public ImageFile {
+ public:
+  JpegFile(Bytes content, std::string name, std::int64_t most_pixels)
+      : ImageFile(std::move(name)),
+        ends_whole_(content.size() >= 2 && content[content.size() - 2] == 0xff && content.back() == JPEG_EOI) {
+    prepare(failure_);
+    info_.err = &failure_.manager;
+    check(completes(failure_, [&] { jpeg_create_decompress(&info_); }));
+    try {
+      progress_.progress_monitor = count_scans;
+      info_.progress = &progress_;
+      check(completes(failure_, [&] {
+        jpeg_mem_src(&info_, content.data(), content.size());
+        jpeg_read_header(&info_, TRUE);
+      }));
+      require<DataError>(info_.num_components == 1 || info_.num_components == 3 || info_.num_components == 4, name_,
+                         ": has ", info_.num_components, " components, expected 1, 3 or 4");
+      set_size(info_.image_width, info_.image_height, most_pixels);
+    } catch (...) {
+      jpeg_destroy_decompress(&info_);
+      throw;
+    }
+    info_.out_color_space = info_.num_components == 4 ? JCS_CMYK : JCS_RGB;
+  }
+  ~JpegFile() override { jpeg_destroy_decompress(&info_); }
+
+  int shrink(int divisor) override {
+    require<UsageError>(divisor == 1 || divisor == 2 || divisor == 4 || divisor == 8,
+                        "an image shrinks by 1, 2, 4 or 8, got ", divisor);
+    info_.scale_num = 1;
+    info_.scale_denom = static_cast<unsigned>(divisor);
+    check(completes(failure_, [&] { jpeg_calc_output_dimensions(&info_); }));
+    width_ = info_.output_width;
+    height_ = info_.output_height;
+    return divisor;
+  }
+
+  void read(const Region& wanted, Pixels& out) override {
+    // Chroma of the outermost column is not interpolated, so a column more is read on either side, and whole blocks.
+    constexpr std::int64_t kMargin = 2;
+    const std::int64_t left = std::max<std::int64_t>(wanted.x - kMargin, 0);
+    const std::int64_t right = std::min(wanted.x + wanted.width + kMargin, width_);
+    JDIMENSION x = static_cast<JDIMENSION>(left), width = static_cast<JDIMENSION>(right - left);
+    check(completes(failure_, [&] {
+      jpeg_start_decompress(&info_);
+      if (right - left < width_) jpeg_crop_scanline(&info_, &x, &width);
+      if (wanted.y > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(wanted.y));
+    }));
+    out.lay_out({x, wanted.y, width, wanted.height});
+    line_.resize(4 * static_cast<std::size_t>(width));
+    check(completes(failure_, [&] { read_rows(out); }));
+  }
+
+ private:
+  void check(bool completed) const { require<DataError>(completed, name_, ": ", failure_.reason); }
+
+  void read_rows(Pixels& out) {
+    const bool inks = info_.num_components == 4;
+    for (std::int64_t row = 0; row < out.region.height; ++row) {
+      std::uint8_t* const to = out.bytes.data() + static_cast<std::size_t>(row) * out.row_bytes();
+      JSAMPROW line = inks ? line_.data() : to;
+      jpeg_read_scanlines(&info_, &line, 1);
+      if (inks) inks_to_colours(line, out.region.width, to);
+    }
+    // A file that ends with its last marker was not cut. Of others the end is read, too; the last row is not skipped,
+    // because libjpeg skips to the end without a look at the data.
+    const JDIMENSION left = info_.output_height - info_.output_scanline;
+    if (ends_whole_ || left == 0) return;
+    if (left > 1) jpeg_skip_scanlines(&info_, left - 1);
+    JSAMPROW line = line_.data();
+    jpeg_read_scanlines(&info_, &line, 1);
+  }
+
+  bool ends_whole_;
+  Failure failure_;
+  jpeg_progress_mgr progress_{};
+  jpeg_decompress_struct info_{};
+  std::vector<std::uint8_t> line_;  // of inks, or of no use
+};
+
+}  // namespace
+
+std::unique_ptr<ImageFile> open_jpeg(Bytes content, std::string name, std::int64_t most_pixels) {
+  return std::make_unique<JpegFile>(content, std::move(name), most_pixels);
+}
+
+bool has_image_codecs() { return true; }
+
+std::vector<std::uint8_t> encode_jpeg(const Pixels& pixels, int quality) {
+  require<UsageError>(1 <= quality && quality <= 100, "a JPEG's quality is 1 to 100, got ", quality);
+  const Region& region = pixels.region;
+  require<DataError>(1 <= region.width && region.width <= JPEG_MAX_DIMENSION && 1 <= region.height &&
+                         region.height <= JPEG_MAX_DIMENSION,
+                     "a JPEG has 1 to ", JPEG_MAX_DIMENSION, " rows and columns, got ", region.height, " x ",
+                     region.width);
+  struct Encoder {
+    Failure failure;
+    jpeg_compress_struct info{};
+    unsigned char* memory = nullptr;
+    unsigned long bytes = 0;
+    ~Encoder() {
+      jpeg_destroy_compress(&info);
+      std::free(memory);
+    }
+  } encoder;
+  prepare(encoder.failure);
+  encoder.info.err = &encoder.failure.manager;
+  const bool complete = completes(encoder.failure, [&] {
+    jpeg_compress_struct& info = encoder.info;
+    jpeg_create_compress(&info);
+    jpeg_mem_dest(&info, &encoder.memory, &encoder.bytes);
+    info.image_width = static_cast<JDIMENSION>(region.width);
+    info.image_height = static_cast<JDIMENSION>(region.height);
+    info.input_components = 3;
+    info.in_color_space = JCS_RGB;
+    jpeg_set_defaults(&info);
+    jpeg_set_quality(&info, quality, TRUE);
+    jpeg_start_compress(&info, TRUE);
+    for (std::int64_t y = 0; y < region.height; ++y) {
+      JSAMPROW row = const_cast<JSAMPROW>(pixels.at(region.x, region.y + y));
+      jpeg_write_scanlines(&info, &row, 1);
+    }
+    jpeg_finish_compress(&info);
+  });
+  require<DataError>(complete, "a JPEG cannot be made: ", encoder.failure.reason);
+  return {encoder.memory, encoder.memory + encoder.bytes};
+}
+
+}  // namespace duet::data

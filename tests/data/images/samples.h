@@ -1,0 +1,26 @@
+// Small image files of many kinds, with what Pillow makes of them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tests/data/files.h"
+
+namespace duet_test {
+
+struct ImageSample {
+  const char* name;
+  int width, height;
+  const char* hash;  // first 16 digits of the SHA-256 of the pixels: Image.open(file).convert('RGB').tobytes()
+  const char* base64;
+  Bytes content() const;
+};
+
+/// JPEGs first.
+std::span<const ImageSample> image_samples();
+
+/// First 16 digits of the SHA-256.
+std::string short_hash(std::span<const std::uint8_t> bytes);
+
+}  // namespace duet_test

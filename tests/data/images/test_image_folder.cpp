@@ -1,0 +1,237 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/data/images/image_file.h"
+#include "lib/data/images/image_folder.h"
+#include "lib/data/images/resizer.h"
+#include "lib/data/loader.h"
+#include "lib/error.h"
+#include "samplers/batch.h"
+#include "samplers/sequential.h"
+#include "tests/data/files.h"
+#include "tests/data/images/samples.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::data;
+using duet_test::ContainsSubstring;
+using duet_test::TemporaryFolder;
+namespace fs = std::filesystem;
+using Longs = std::vector<std::int64_t>;
+
+namespace {
+
+constexpr ResizeCentreCrop kSmall{.resize = 10, .size = 8};
+
+/// A small image, another one for every number.
+void put(const fs::path& path, int number) {
+  fs::create_directories(path.parent_path());
+  const auto samples = duet_test::image_samples();
+  duet_test::write_file(path, samples[static_cast<std::size_t>(number) % samples.size()].content());
+}
+
+std::vector<std::string> names(const ImageFolder& images, const fs::path& root) {
+  std::vector<std::string> all;
+  for (std::int64_t i = 0; i < images.size(); ++i)
+    all.push_back(std::to_string(images.label(i)) + ' ' + images.path(i).lexically_relative(root).string());
+  return all;
+}
+
+struct Fetched {
+  std::vector<float> values;
+  Longs labels;
+  bool operator==(const Fetched&) const = default;
+};
+
+Fetched fetched(const Dataset& set, const Longs& indices, std::int64_t epoch = 0) {
+  const auto n = static_cast<std::int64_t>(indices.size());
+  Shape shape{n};
+  for (const std::int64_t size : set.sample_shape()) shape.append(size);
+  const Tensor samples = empty(shape), labels = empty({n}, DType::i64);
+  set.fetch_in_epoch(epoch, indices, samples, labels);
+  const auto values = samples.span<float>();
+  const auto numbers = labels.span<std::int64_t>();
+  return {{values.begin(), values.end()}, {numbers.begin(), numbers.end()}};
+}
+
+/// Three classes of four images.
+void put_classes(const TemporaryFolder& root) {
+  for (int i = 0; i < 12; ++i)
+    put(root / (std::string(1, static_cast<char>('a' + i / 4)) + '/' + std::to_string(i) + ".png"), i);
+}
+
+}  // namespace
+
+TEST_CASE("folders are classes, in torchvision's order of samples") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root, elsewhere;
+  for (const char* const name : {"b/2.JPG", "b/10.png", "b/sub/1.jpeg", "b/sub-1/0.png", "b/sub/deep/x.webp",
+                                 "B/z.tiff", ".c/a.bmp", "not-a-class.jpg", "b/.jpg"})
+    put(root / name, 0);
+  duet_test::write_file(root / "b/notes.txt", {});
+  duet_test::write_file(root / "b/jpg", {});
+  put(elsewhere / "far/y.ppm", 0);
+  fs::create_directory_symlink(elsewhere / "far", root / "linked");
+  fs::create_symlink(elsewhere / "gone.png", root / "linked/gone.pgm");
+  const ImageFolder images(root.path());
+  CHECK(images.classes() == std::vector<std::string>{".c", "B", "b", "linked"});
+  // As torchvision 0.29.2 lists this folder.
+  CHECK(names(images, root.path()) ==
+        std::vector<std::string>{"0 .c/a.bmp", "1 B/z.tiff", "2 b/.jpg", "2 b/10.png", "2 b/2.JPG", "2 b/sub/1.jpeg",
+                                 "2 b/sub-1/0.png", "2 b/sub/deep/x.webp", "3 linked/gone.pgm", "3 linked/y.ppm"});
+  CHECK(images.size() == 10);
+  CHECK(images.sample_shape() == Shape{3, 224, 224});
+}
+
+TEST_CASE("folders that hold no classes of images are errors that name them") {
+  const TemporaryFolder root;
+  if (!has_image_codecs()) {
+    CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring("built without images"));
+    return;
+  }
+  CHECK_THROWS_WITH(ImageFolder(root / "absent"), ContainsSubstring("absent: is not a folder"));
+  CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring(root.path().string() + ": has no folders"));
+  put(root / "a/1.png", 0);
+  fs::create_directories(root / "x/inner");
+  fs::create_directories(root / "y");
+  CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring("no images in the classes x, y; expected"));
+  put(root / "x/inner/1.png", 0);
+  put(root / "y/1.png", 0);
+  CHECK(ImageFolder(root.path()).size() == 3);
+  fs::create_directory_symlink("..", root / "x/inner/loop");
+  CHECK_THROWS_WITH(ImageFolder(root.path()), ContainsSubstring("x/inner/loop: is a link to a folder that it lies in"));
+  CHECK_THROWS_AS(ImageFolder(root.path(), {.transform = ResizeCentreCrop{.size = 300}}), UsageError);
+}
+
+TEST_CASE("samples are normalised views, as planes") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  const ImageFolder images(root.path(), {.transform = kSmall});
+  const Fetched got = fetched(images, {5, 0});
+  CHECK(got.labels == Longs{1, 0});
+  const Pixels whole = read_image(images.path(0));
+  Resizer resizer;
+  resizer.prepare(view_of(kSmall, whole.region.width, whole.region.height));
+  const std::uint8_t* const bytes = resizer.run(whole);
+  bool same = true;
+  for (std::size_t i = 0; i < 64; ++i) {
+    for (std::size_t c = 0; c < 3; ++c) {
+      const auto [mean, deviation] = kImageNetPixels[c];
+      const float expected = (static_cast<float>(bytes[3 * i + c]) / 255.0f - mean) / deviation;
+      same = same && got.values[192 + c * 64 + i] == expected;
+    }
+  }
+  CHECK(same);
+  CHECK_THROWS_AS(fetched(images, {12}), DataError);
+}
+
+TEST_CASE("images are mirrored, all or none") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  RandomResizedCrop crop{.size = 9, .flip = 0};
+  const Fetched plain = fetched(ImageFolder(root.path(), {.transform = crop}), {3, 9});
+  crop.flip = 1;
+  Fetched mirrored = fetched(ImageFolder(root.path(), {.transform = crop}), {3, 9});
+  CHECK(mirrored != plain);
+  for (std::size_t row = 0; row < mirrored.values.size(); row += 9)
+    std::reverse(mirrored.values.begin() + static_cast<std::ptrdiff_t>(row),
+                 mirrored.values.begin() + static_cast<std::ptrdiff_t>(row + 9));
+  CHECK(mirrored == plain);
+}
+
+TEST_CASE("random crops change with the epoch, and with nothing else") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  const ImageFolder images(root.path(), {.transform = RandomResizedCrop{.size = 8, .seed = 3}});
+  const Fetched first = fetched(images, {0, 1, 2, 3, 4});
+  CHECK(first == fetched(images, {0, 1, 2, 3, 4}, 0));
+  CHECK(first.values != fetched(images, {0, 1, 2, 3, 4}, 1).values);
+  const Fetched alone = fetched(Subset(images, {3, 4}), {1}, 0);
+  CHECK(std::equal(alone.values.begin(), alone.values.end(), first.values.end() - 192));
+  CHECK(fetched(Subset(images, {3, 4}), {1}, 1) == fetched(images, {4}, 1));
+
+  // Through the loader, with any number of workers.
+  const auto epochs = [&](int workers) {
+    Loader loader(images,
+                  std::make_unique<samplers::BlockedBatches>(std::make_unique<samplers::SequentialSampler>(12),
+                                                             samplers::BlockedOptions{.global_batch = 5}),
+                  {.workers = workers});
+    std::vector<std::vector<float>> all;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (const Batch& batch : loader) {
+        const auto values = batch.images.span<float>();
+        all.emplace_back(values.begin(), values.end());
+      }
+    }
+    return all;
+  };
+  const auto expected = epochs(0);
+  REQUIRE(expected.size() == 6);
+  CHECK(expected[0] == first.values);
+  CHECK(expected[3] == fetched(images, {0, 1, 2, 3, 4}, 1).values);
+  CHECK(epochs(1) == expected);
+  CHECK(epochs(3) == expected);
+}
+
+TEST_CASE("broken images are errors, or skipped, named and counted") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  duet_test::write_file(root / "b/6.png", {'P', 'N', 'G'});  // number 2 of class b: 4, 5, 6, 7
+  duet_test::write_file(root / "b/7.png", {});
+  const Longs all = {0, 5, 6, 7};
+  CHECK_THROWS_WITH(fetched(ImageFolder(root.path(), {.transform = kSmall}), all),
+                    ContainsSubstring("b/6.png: is no JPEG"));
+
+  std::vector<std::string> said;
+  const ImageFolder images(
+      root.path(),
+      {.transform = kSmall, .skip_broken = true, .warn = [&](const std::string& message) { said.push_back(message); }});
+  const Fetched expected = fetched(images, {0, 5, 4, 4});
+  CHECK(images.broken().empty());
+  CHECK(fetched(images, all) == expected);
+  CHECK(fetched(images, {7, 6}).labels == Longs{1, 1});
+  REQUIRE(said.size() == 2);
+  CHECK(images.broken() == said);
+  CHECK_THAT(said[0], ContainsSubstring("b/6.png: is no JPEG"));
+  CHECK_THAT(said[1], ContainsSubstring("b/7.png: is empty"));
+
+  duet_test::write_file(root / "b/4.png", {});
+  duet_test::write_file(root / "b/5.png", {});
+  CHECK_THROWS_WITH(fetched(images, {4}), ContainsSubstring("/b: all 4 images of this class are broken"));
+  // A file that is gone is not a broken image: other ranks may still see it.
+  fs::remove(root / "a/0.png");
+  CHECK_THROWS_WITH(fetched(images, {0}), ContainsSubstring("a/0.png"));
+}
+
+TEST_CASE("large images are decoded at a smaller scale if that is wanted") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  Pixels pixels;
+  pixels.lay_out({0, 0, 200, 160});
+  for (std::int64_t y = 0; y < 160; ++y) {
+    for (std::int64_t x = 0; x < 200; ++x) std::fill_n(pixels.at(x, y), 3, static_cast<std::uint8_t>(x / 2 + y));
+  }
+  fs::create_directories(root / "a");
+  duet_test::write_file(root / "a/1.jpg", encode_jpeg(pixels));
+  put(root / "a/2.png", 18);
+  ImageFolderOptions options{.transform = ResizeCentreCrop{.resize = 30, .size = 24}};
+  const Fetched exact = fetched(ImageFolder(root.path(), options), {0, 1});
+  options.scaled_decoding = true;
+  const Fetched scaled = fetched(ImageFolder(root.path(), options), {0, 1});
+  CHECK(scaled != exact);
+  float worst = 0;
+  for (std::size_t i = 0; i < exact.values.size(); ++i)
+    worst = std::max(worst, std::abs(scaled.values[i] - exact.values[i]));
+  CHECK(worst < 0.1f);  // 6 of 255
+  CHECK(std::equal(scaled.values.begin() + 3 * 24 * 24, scaled.values.end(), exact.values.begin() + 3 * 24 * 24));
+}
