@@ -25,7 +25,7 @@ namespace {
 
 /// Nothing of the machine's own data is seen.
 MnistOptions in(const TemporaryFolder& folder) {
-  return {.environment = "", .here = folder.path(), .cache = folder / "cache"};
+  return {.environment = "", .here = folder.path(), .cache = folder / "cache", .packaged = folder / "packaged"};
 }
 
 MnistOptions with_data(const TemporaryFolder& folder, const std::string& data) {
@@ -165,6 +165,23 @@ TEST_CASE("Fashion-MNIST has its own folder") {
   CHECK_THROWS_AS(load_mnist(options), DataError);
   options.kind = MnistKind::fashion_mnist;
   CHECK_THAT(load_mnist(options).origin, ContainsSubstring("Fashion-MNIST, 5 + 3"));
+}
+
+TEST_CASE("Fashion-MNIST is found where Debian's package puts it, after the other places") {
+  const TemporaryFolder folder;
+  MnistOptions options = in(folder);
+  options.kind = MnistKind::fashion_mnist;
+  duet_test::write_small_mnist(folder / "packaged/fashion-mnist", true);
+  CHECK_THAT(load_mnist(options).origin, ContainsSubstring("Fashion-MNIST, 5 + 3") && ContainsSubstring("/packaged/"));
+  options.kind = MnistKind::mnist;
+  options.train_images = options.test_images = 2;
+  CHECK(load_mnist(options).drawn);
+  options.data = (folder / "packaged/fashion-mnist/").string();
+  CHECK_THROWS_AS(load_mnist(options), DataError);  // not MNIST
+  options.data.clear();
+  options.kind = MnistKind::fashion_mnist;
+  duet_test::write_small_mnist(folder / "data/fashion-mnist", true);
+  CHECK_THAT(load_mnist(options).origin, ContainsSubstring("/data/fashion-mnist"));
 }
 
 TEST_CASE("MNIST and Fashion-MNIST are normalised by their own mean and deviation, however few images are used") {

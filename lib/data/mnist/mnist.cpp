@@ -117,8 +117,11 @@ std::string MnistFiles::missing() const {
 }
 
 MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
-  MnistFiles direct = find_in(folder);
   MnistFiles inside = find_in(folder / folder_name(kind));
+  // Files of both kinds have the same names.
+  const MnistKind other = kind == MnistKind::mnist ? MnistKind::fashion_mnist : MnistKind::mnist;
+  if ((folder / "").parent_path().filename() == folder_name(other)) return inside;
+  MnistFiles direct = find_in(folder);
   return count_found(inside) > count_found(direct) ? inside : direct;
 }
 
@@ -145,7 +148,7 @@ Mnist load_mnist(const MnistOptions& options) {
 
   const fs::path cache = cache_of(options);
   std::string incomplete;
-  for (const fs::path& folder : {options.here / "data", cache}) {
+  for (const fs::path& folder : {options.here / "data", cache, options.packaged}) {
     const MnistFiles files = find_mnist(folder, options.kind);
     if (files.complete()) return read_limited(files, options);
     if (count_found(files) > 0) {

@@ -32,8 +32,8 @@ struct MnistFiles {
   std::string missing() const;
 };
 
-/// Looks in `folder` and then in its sub-folder mnist (fashion-mnist), for the files as they are or with .gz. Returns
-/// the first complete set, else the one of the two that lacks less.
+/// Looks in `folder`, unless it is named after the other kind, and then in its sub-folder mnist (fashion-mnist), for
+/// the files as they are or with .gz. Returns the first complete set, else the one of the two that lacks less.
 MnistFiles find_mnist(const std::filesystem::path& folder, MnistKind kind);
 
 struct Mnist {
@@ -57,10 +57,11 @@ struct MnistOptions {
   DownloadProgress progress{};
   std::int64_t train_images = 0;  // use only the first so many; 0: all
   std::int64_t test_images = 0;
-  std::uint64_t drawing_seed = 0;                // of the digits that stand in
-  std::optional<std::string> environment{};      // in place of $DUET_DATA
-  std::filesystem::path here = ".";              // where ./data is looked for
-  std::optional<std::filesystem::path> cache{};  // in place of cache_folder()
+  std::uint64_t drawing_seed = 0;                          // of the digits that stand in
+  std::optional<std::string> environment{};                // in place of $DUET_DATA
+  std::filesystem::path here = ".";                        // where ./data is looked for
+  std::optional<std::filesystem::path> cache{};            // in place of cache_folder()
+  std::filesystem::path packaged = "/usr/share/datasets";  // where Debian's dataset-fashion-mnist puts its folder
 };
 
 /// ~/.cache/duet (or $XDG_CACHE_HOME/duet).
@@ -70,10 +71,10 @@ std::filesystem::path cache_folder();
 /// image.
 void require_mnist(const MnistOptions& options);
 
-/// Looks in `data`, $DUET_DATA, ./data and the cache folder, in this order. Either of the first two, if given, must
-/// hold a complete set: else DataError says what is missing. If nothing is found: downloads if `download` is set,
-/// else draws digits, as `origin` then says. Packed images are unpacked once: copies are kept in the cache's folder
-/// `unpacked`.
+/// Looks in `data`, $DUET_DATA, ./data, the cache folder and that of Debian's packages, in this order. Either of the
+/// first two, if given, must hold a complete set: else DataError says what is missing. If nothing is found: downloads
+/// if `download` is set, else draws digits, as `origin` then says. Packed images are unpacked once: copies are kept in
+/// the cache's folder `unpacked`.
 Mnist load_mnist(const MnistOptions& options);
 
 /// Puts the four files, unpacked, into `folder`, which is made if absent. Files that are there and whole are kept; each
