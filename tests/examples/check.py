@@ -4,6 +4,7 @@
     check.py EXAMPLES SOURCES      EXAMPLES: the built programs; SOURCES: their folder in the tree
 """
 import difflib
+import glob
 import os
 import re
 import subprocess
@@ -80,6 +81,22 @@ def check_page(_, sources, name):
     return "\n".join(piece for piece in pieces if piece not in program) if pieces else "no pieces of code"
 
 
+def check_image_folder(programs, _, name):
+    """A folder of JPEGs, a class in each of its folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = run(programs, name, folder, "synthetic:classes=3,size=16,train=7,test=4")
+        if "built without" in said:
+            return ""
+        run(programs, name, folder + "/digits", "synthetic", "5", "3")
+        found = {part: sorted(glob.glob(f"{folder}/{part}/*/*.jpg")) for part in ("train", "val", "digits/train", "digits/val")}
+        counts = {part: len(files) for part, files in found.items()}
+        if counts != {"train": 7, "val": 4, "digits/train": 5, "digits/val": 3}:
+            return f"{said}\n{counts}"
+        with open(f"{folder}/train/002/5.jpg", "rb") as file:
+            content = file.read()
+        return "" if content.startswith(b"\xff\xd8\xff") and content.endswith(b"\xff\xd9") else "no JPEG"
+
+
 def check_help(programs, _, name):
     """--help prints the usage."""
     result = subprocess.run([os.path.join(programs, name), "--help"], capture_output=True, text=True, timeout=120)
@@ -104,11 +121,12 @@ CHECKS = [(check_golden, name) for name in ("partition", "random_dataset_dp", "a
                                             "ring_all_reduce", "two_processes")]
 CHECKS += [(check_eight_devices, "random_dataset_dp")]
 CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simple_net", "collectives", "comm_hook",
-                                      "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network")
+                                      "ring_all_reduce", "two_processes", "train_single", "train_dp", "train_ddp", "own_network",
+                                      "make_image_folder")
            for check in (check_help, check_wrong_arguments)]
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
-CHECKS += [(check_own_network, "own_network"), (check_page, "own_network")]
+CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
 
 
 def main(programs, sources):
