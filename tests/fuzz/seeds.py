@@ -3,6 +3,7 @@
 
     seeds.py FOLDER        FOLDER/TARGET/* are inputs, FOLDER/TARGET.dict words for libFuzzer's -dict
 """
+import base64
 import gzip
 import json
 import os
@@ -68,6 +69,14 @@ def idx():
                 yield bytes([is_images, by_path, named, packed]) + content
         yield bytes([is_images, 0, 1, 0]) + gzip.compress(content, 9, mtime=0)
         yield bytes([is_images, 1, 0, 0]) + gzip.compress(content[:9], mtime=0) + gzip.compress(content[9:], mtime=0)
+
+
+def image():
+    # The strings of each sample of the tests that follow its hash.
+    for sample in re.findall(r'"[0-9a-f]{16}",((?:\s*"[^"]*")+)', source("tests/data/images/samples.cpp")):
+        content = base64.b64decode("".join(re.findall(r'"([^"]*)"', sample)))
+        yield b"\0\0\0\xff" + content
+        yield b"\1\x30\x60\x80" + content
 
 
 def frame(code, timeout, *strings):
@@ -220,7 +229,7 @@ WORDS = {
     "command_line": sorted(set(re.findall(r'"(-[-a-z,]+)"', source(
         "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/collective_options.cpp", "cli/options/command_line.cpp")))),
 }
-TARGETS = (safetensors, checkpoint, idx, store_wire, store_server, store_client, file_store, error_file, flight_record,
+TARGETS = (safetensors, checkpoint, idx, image, store_wire, store_server, store_client, file_store, error_file, flight_record,
            rank_resolver, command_line, control_block, tcp_mesh, tcp_receiver)
 
 
