@@ -69,7 +69,7 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
   const auto ran = duet_test::duet(arguments);
   INFO(ran.out << ran.err);
   const bool several = duet::usable_cores() > 1;
-  const std::string all = several ? "/13] " : "/9] ";
+  const std::string all = several ? "/18] " : "/9] ";
   CHECK(holds(ran.err, "[1" + all + "single 1: "));
   if (several) CHECK(holds(ran.err, "\n[2" + all + "single, all cores: "));
   CHECK(holds(ran.err, all + "dp 2: "));
