@@ -80,7 +80,7 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
   if (several) CHECK(holds(ran.err, all + "all-reduces, 2, gloo: ready\n"));
   if (several) CHECK(holds(ran.err, all + "dp 2, batch 16: ready\n"));
   CHECK(holds(ran.err, "\nround "));
-  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 14 : 10));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 19 : 10));
   auto quiet = arguments;
   quiet.push_back("--quiet");
   CHECK(duet_test::duet(quiet).err.empty());
