@@ -270,47 +270,43 @@ void set_meeting_place(const std::string& url, ddp::LaunchOptions& launch) {
   launch.master_port = std::stoi(url.substr(colon + 1));
 }
 
+/// This process is a rank that a launcher has started: duet's or another.
+void run_launched(const ImageNetOptions& options) {
+  const ddp::RankInfo info = ddp::rank_info();
+  const Device device = examples::device_of_rank(options, info.local_rank);
+  run_rank(options, {}, device, info.local_world_size, info.local_rank == 0);
+}
+
 /// Starts a process for each device of this node.
 int run_processes(const ImageNetOptions& options) {
-  const std::vector<Device> devices = examples::devices_of_node(options);
-  const int count = static_cast<int>(devices.size());
   ddp::LaunchOptions launch{.nodes = std::max(1, options.world_size), .node_rank = std::max(0, options.rank)};
   require<UsageError>(launch.nodes == 1 || !options.dist_url.empty(), "--world-size is ", launch.nodes,
                       ": expected --dist-url tcp://HOST:PORT of the first node");
   if (!options.dist_url.empty()) set_meeting_place(options.dist_url, launch);
-  return ddp::spawn(
-      [&](int rank) {
-        const int local = rank % count;
-        run_rank(options, {}, devices[static_cast<std::size_t>(local)], count, local == 0);
-      },
-      count, launch);
+  const auto count = static_cast<int>(examples::devices_of_node(options).size());
+  return ddp::spawn([&](int) { run_launched(options); }, count, launch);
 }
 
-/// This process is one rank: a launcher has started it, or --rank and --world-size say which.
-void run_one_rank(const ImageNetOptions& options) {
-  const bool launched = ddp::is_launched_rank();
-  const ddp::RankInfo info = launched ? ddp::rank_info() : ddp::RankInfo{};
-  const std::vector<Device> devices = examples::devices_of_node(options);
-  const auto number = static_cast<std::size_t>(options.gpu.value_or(info.local_rank));
-  const DeviceKind kind = devices[0].kind;
-  require<UsageError>(kind == DeviceKind::cpu || number < devices.size(), "device ", number, " of ", devices.size());
-  const Device device{kind, static_cast<int>(number)};
-  if (launched) return run_rank(options, {}, device, info.local_world_size, info.local_rank == 0);
+/// This process is the rank --rank of --world-size.
+void run_by_hand(const ImageNetOptions& options) {
   require<UsageError>(!options.dist_url.empty() && options.rank >= 0, "--world-size is ", options.world_size,
                       ": expected --rank and --dist-url tcp://HOST:PORT");
-  run_rank(options, {.init_method = options.dist_url, .rank = options.rank, .world_size = options.world_size}, device,
-           options.gpu ? static_cast<int>(devices.size()) : 1, options.rank == 0);
+  const auto on_node = static_cast<int>(options.gpu ? examples::devices_of_node(options).size() : 1);
+  run_rank(options, {.init_method = options.dist_url, .rank = options.rank, .world_size = options.world_size},
+           examples::device_of_rank(options, 0), on_node, options.rank == 0);
 }
 
 int run(const ImageNetOptions& options) {
   if (options.multiprocessing) return run_processes(options);
-  if (options.world_size > 1 || ddp::is_launched_rank()) {
-    run_one_rank(options);
-    return 0;
+  if (ddp::is_launched_rank()) {
+    run_launched(options);
+  } else if (options.world_size > 1) {
+    run_by_hand(options);
+  } else {
+    Place place{.devices = examples::devices_of_node(options)};
+    if (options.gpu) place.devices = {examples::device_of_rank(options, 0)};
+    run_place(options, place);
   }
-  Place place{.devices = examples::devices_of_node(options)};
-  if (options.gpu) place.devices = {Device{place.devices[0].kind, *options.gpu}};
-  run_place(options, place);
   return 0;
 }
 

@@ -43,7 +43,8 @@ inline void add_main_options(CLI::App& app, ImageNetOptions& o) {
   const CLI::Range counts(1, std::numeric_limits<int>::max());
   app.add_option("DIR", o.folder,
                  "folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or images that the program draws: "
-                 "synthetic:classes=10,size=64,train=10000,test=1000");
+                 "synthetic:classes=10,size=64,train=10000,test=1000")
+      ->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   app.add_option("-a,--arch", o.arch, "network")->check(CLI::IsMember(archs));
   app.add_option("-j,--workers", o.workers, "threads that read images, of this node")->check(CLI::Range(0, 1024));
   app.add_option("--epochs", o.epochs, "epochs in all")->check(CLI::NonNegativeNumber);
@@ -108,7 +109,8 @@ inline void add_own_options(CLI::App& app, ImageNetOptions& o) {
 /// Returns the exit code if the program ends here: after --help, or a wrong command line.
 inline std::optional<int> read_command_line(int argc, char** argv, ImageNetOptions& options) {
   CLI::App app("Trains a network on a folder of images, as pytorch/examples' imagenet/main.py does.", "imagenet");
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);  // as argparse
   add_main_options(app, options);
   add_own_options(app, options);
   try {

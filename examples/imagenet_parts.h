@@ -45,8 +45,12 @@ struct Place {
 };
 
 inline DeviceKind device_kind(const ImageNetOptions& options) {
-  const bool has_gpu = !options.no_accel && why_no_cuda().empty() && backend(DeviceKind::cuda).device_count() > 0;
-  return has_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  if (options.no_accel || !why_no_cuda().empty()) return DeviceKind::cpu;
+  try {
+    return backend(DeviceKind::cuda).device_count() > 0 ? DeviceKind::cuda : DeviceKind::cpu;
+  } catch (const DeviceError&) {  // the toolkit is there, a driver is not
+    return DeviceKind::cpu;
+  }
 }
 
 /// All GPUs; of CPUs, which have as many devices as are asked for, a number with the bits of one.
@@ -59,6 +63,15 @@ inline std::vector<Device> devices_of_node(const ImageNetOptions& options) {
   require<UsageError>(kind == DeviceKind::cpu || count <= all, "--devices is ", count, ", this node has ", all,
                       " GPUs");
   return first_devices(kind, count);
+}
+
+/// --gpu, or the device with the number of a rank among those of its node.
+inline Device device_of_rank(const ImageNetOptions& options, int local_rank) {
+  const DeviceKind kind = device_kind(options);
+  const Device device{kind, options.gpu.value_or(local_rank)};
+  require<UsageError>(kind == DeviceKind::cpu || device.index < backend(kind).device_count(), "no device ",
+                      device.str());
+  return device;
 }
 
 struct Data {
