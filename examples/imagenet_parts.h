@@ -26,6 +26,7 @@
 #include <duet/lib/nn/feature_network.h>
 #include <duet/lib/nn/module.h>
 #include <duet/lib/nn/networks.h>
+#include <duet/lib/tensor.h>
 #include <duet/samplers/batch.h>
 
 #include "imagenet_options.h"
@@ -133,10 +134,10 @@ inline Network make_network(const ImageNetOptions& options, const Place& place, 
 
 inline void load_pretrained(nn::Module& model, const ImageNetOptions& options) {
   const TensorFile file = load_tensors(options.pretrained);
-  if (!options.partial) return model.load_state_dict(file.tensors);
+  if (!options.partial) return copy_by_name(file.tensors, model.state_dict(), options.pretrained);
   const LeftOut left_out = model.load_what_fits(file.tensors);
   for (const std::string& name : left_out.kept)
-    std::printf("=> not in %s: '%s'\n", options.pretrained.c_str(), name.c_str());
+    std::printf("=> not taken from %s: '%s'\n", options.pretrained.c_str(), name.c_str());
 }
 
 }  // namespace examples

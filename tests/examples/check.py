@@ -143,7 +143,7 @@ def check_imagenet(programs, _, name):
                   for devices in (("--devices", "2"), (*ranks, "2"))]
         partial = train("partial", "--epochs", "0", "--classes", "7", "--partial", "--pretrained",
                         f"{folder}/dp/model_best.safetensors")
-        wrong += [] if "=> not in" in partial and "'fc.weight'" in partial else [partial]
+        wrong += [] if "=> not taken from" in partial and "'fc.weight'" in partial else [partial]
         return "\n".join(text for text in wrong if text)
 
 
