@@ -2,6 +2,7 @@
 #pragma once
 
 // Tensors, devices, random numbers, files.
+#include "lib/base/progress_meter.h"
 #include "lib/base/sha256.h"
 #include "lib/device.h"
 #include "lib/error.h"

@@ -11,6 +11,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/ops/ops.h"
 
 namespace duet::dp {
 namespace {
@@ -34,9 +35,9 @@ Tensor piece_of(const Tensor& x, int dim, std::int64_t begin, std::int64_t size,
   return piece.to(device);
 }
 
-/// The other way round: writes `piece` to elements [begin, ...) of dimension `dim` of `whole`.
+/// The other way round: writes `piece` to elements [begin, ...) of dimension `dim` of `whole`, which is plain.
 void place_piece(const Tensor& piece, const Tensor& whole, int dim, std::int64_t begin) {
-  const Tensor here = piece.to(whole.device());
+  const Tensor here = in_layout(piece, Layout::plain).to(whole.device());
   const std::size_t inner = static_cast<std::size_t>(whole.shape().count_from(dim + 1)) * size_of(whole.dtype());
   const std::size_t pitch = static_cast<std::size_t>(whole.size(dim)) * inner;
   const std::size_t width = static_cast<std::size_t>(piece.size(dim)) * inner;
@@ -133,8 +134,9 @@ PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split) {
   return sizes;
 }
 
-PooledVector<Variable> scatter(const Variable& x, std::span<const Device> devices, std::span<const std::int64_t> sizes,
-                               int dim) {
+PooledVector<Variable> scatter(const Variable& whole, std::span<const Device> devices,
+                               std::span<const std::int64_t> sizes, int dim) {
+  const Variable x = ops::to_plain(whole);  // its gradient is joined in the plain layout
   const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
   require<UsageError>(sizes.size() <= devices.size(), "scatter: ", sizes.size(), " chunk sizes for ", devices.size(),
                       " devices");
@@ -163,16 +165,18 @@ PooledVector<Variable> scatter(const Variable& x, std::span<const Device> device
 Variable gather(std::span<const Variable> pieces, Device device, int dim) {
   require<ShapeError>(!pieces.empty(), "gather: expected at least one tensor to gather from");
   const bool scalars = pieces[0].shape().rank() == 0;
+  PooledVector<Variable> plain;
   PooledVector<Tensor> tensors;
   bool record = false;
   for (const Variable& piece : pieces) {
-    tensors.push_back(scalars ? piece.value().reshape({1}) : piece.value());
+    plain.push_back(ops::to_plain(piece));  // its gradient is cut from a plain one
+    tensors.push_back(scalars ? piece.value().reshape({1}) : plain.back().value());
     record |= grad_enabled() && piece.requires_grad();
   }
   const Tensor whole = joined(tensors, device, scalars ? 0 : dim);
   if (!record) return Variable(whole);
   auto node = make_pooled<GatherNode>();
-  for (const Variable& piece : pieces) {
+  for (const Variable& piece : plain) {
     node->add_edge(piece.edge());
     node->devices.push_back(piece.device());
   }

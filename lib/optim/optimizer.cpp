@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "lib/backend/backend.h"
@@ -125,15 +126,22 @@ std::vector<nn::NamedTensor> Optimizer::state() const {
 }
 
 void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
+  std::set<std::string> inner;
+  for (const nn::NamedTensor& one : state) inner.insert(without_wrappers(one.name));
+  // As copy_by_name(): names that differ by wrappers only must be equal.
+  const auto key = [&](const std::string& name) {
+    return inner.size() == state.size() ? without_wrappers(name) : name;
+  };
   std::map<std::string, const nn::NamedTensor*> given;
   for (const nn::NamedTensor& one : state)
-    require<DataError>(given.emplace(one.name, &one).second, kind_, ": the state has '", one.name, "' twice");
+    require<DataError>(given.emplace(key(one.name), &one).second, kind_, ": the state has '", one.name, "' twice");
   std::vector<Tensor> buffers;
   for (std::size_t b = 0; b < buffer_names_.size(); ++b) buffers.push_back(store_.flat_zeros());
   std::vector<std::int64_t> steps(steps_.size(), 0);
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const nn::Slot& slot = store_.slots()[i];
-    const std::vector<std::string> names = state_names(slot);
+    std::vector<std::string> names = state_names(slot);
+    for (std::string& name : names) name = key(name);
     const auto has = [&](const std::string& name) { return given.contains(name); };
     if (std::ranges::none_of(names, has)) continue;
     for (std::size_t n = 0; n < names.size(); ++n) {

@@ -34,8 +34,9 @@ class Optimizer {
   /// A copy of what torch's state_dict holds of each parameter that was updated: "conv1.weight.exp_avg", and
   /// "conv1.weight.step" (one f32) where the rule needs the number of steps.
   std::vector<nn::NamedTensor> state() const;
-  /// Continues from what state() gave. Throws DataError when names, shapes or numbers of steps are wrong, or a
-  /// parameter has only a part of its state; the optimizer then is as before.
+  /// Continues from what state() gave, also that of a model with other wrappers (without_wrappers()). Throws DataError
+  /// when names, shapes or numbers of steps are wrong, or a parameter has only a part of its state; the optimizer then
+  /// is as before.
   void load_state(const std::vector<nn::NamedTensor>& state);
 
  protected:

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "dp/scatter_gather.h"
+#include "lib/backend/backend.h"
+#include "lib/ops/ops.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -109,4 +111,24 @@ TEST_CASE("gathered scalars become a vector, and what does not fit is named") {
   const std::vector<Variable> unequal = {Variable(counting({2, 3})), Variable(counting({2, 4}))};
   CHECK_THROWS_AS(dp::gather(unequal, Device{}), ShapeError);
   CHECK_THROWS_AS(dp::gather(std::vector<Variable>{}, Device{}), ShapeError);
+}
+
+TEST_CASE("blocked layouts are gathered and scattered by their elements, and so are gradients") {
+  const auto devices = first_devices(DeviceKind::cpu, 2);
+  for (const int dim : {0, 1}) {
+    const Variable x(counting({2, 32, 2, 3}), true);
+    const Variable blocked = ops::to_layout(x, Layout::blocked16);
+    const std::vector<std::int64_t> halves{x.shape()[dim] / 2, x.shape()[dim] / 2};
+    const auto pieces = dp::scatter(blocked, devices, halves, dim);
+    std::vector<Variable> turned;
+    for (const Variable& piece : pieces) turned.push_back(ops::to_layout(piece, Layout::blocked16));
+    const Variable whole = dp::gather(turned, devices[0], dim);
+    const auto same = [&](const Tensor& tensor) {
+      const Tensor plain = in_layout(tensor, Layout::plain);
+      return std::ranges::equal(plain.span<float>(), x.value().span<float>());
+    };
+    CHECK(same(whole.value()));
+    whole.backward(counting({2, 32, 2, 3}));
+    CHECK(same(x.grad()));
+  }
 }

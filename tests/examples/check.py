@@ -97,6 +97,77 @@ def check_image_folder(programs, _, name):
         return "" if content.startswith(b"\xff\xd8\xff") and content.endswith(b"\xff\xd9") else "no JPEG"
 
 
+def last_lines(text):
+    """Accuracies of whole epochs and the fingerprint: what no mode changes. All of a failure."""
+    return "\n".join(line for line in text.splitlines() if line.startswith((" *", "param", "exit"))) if "*" in text else text
+
+
+IMAGENET = ("-j", "1", "-p", "2", "--seed", "1", "--sync-bn", "-b", "16")
+SMALL_RESNET = ("-a", "resnet18", "--stem", "cifar", "--width", "4", "--image-size", "16", *IMAGENET)
+
+
+def ranks_by_hand(programs, name, folder, *arguments):
+    """What rank 0 of two processes prints that are started one by one."""
+    meeting = ("--world-size", "2", "--dist-url", f"file://{folder}/meeting")
+    command = [os.path.join(programs, name), *arguments, *meeting, "--checkpoint", f"{folder}/by_hand"]
+    with subprocess.Popen([*command, "--rank", "1"], stdout=subprocess.DEVNULL) as other:
+        result = subprocess.run([*command, "--rank", "0"], capture_output=True, text=True, timeout=120)
+        return result.stdout if other.wait(120) == result.returncode == 0 else str(result)
+
+
+def check_imagenet(programs, _, name):
+    """Alone, DataParallel and processes: the same accuracies and bits, also where one goes on from another's checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        images = "synthetic:classes=4,size=24,train=56,test=21"
+        if "built without" not in run(programs, "make_image_folder", folder + "/images", images):
+            images = folder + "/images"
+        ranks = ("--multiprocessing-distributed", "--devices")
+
+        def train(checkpoint, *arguments):
+            return run(programs, name, images, *SMALL_RESNET, "--checkpoint", f"{folder}/{checkpoint}", *arguments)
+
+        alone = train("alone", "--epochs", "2", "--gpu", "0")
+        line = (r"^Epoch: \[1\]\[3/4\]\tTime +[\d.]+ \( *[\d.]+\)\tData +[\d.]+ \( *[\d.]+\)\tLoss [\d.]+e[+-]\d\d \([\d.]+e[+-]\d\d\)"
+                r"\tAcc@1 +[\d.]+ \( *[\d.]+\)\tAcc@5 100.00 \(100.00\)$")
+        if alone.count("\n * Acc@1 ") != 2 or not re.search(line, alone, re.M):
+            return alone
+        alone = last_lines(alone)
+        first, second, _ = alone.splitlines()
+        texts = {"dp": train("dp", "--epochs", "2", "--devices", "2"), "ddp": train("ddp", "--epochs", "2", *ranks, "4"),
+                 "by hand": ranks_by_hand(programs, name, folder, images, *SMALL_RESNET, "--epochs", "2", "-b", "8")}
+        parts = [train("parts", "--epochs", "1", "--devices", "2"),
+                 train("parts", "--epochs", "2", *ranks, "2", "--resume", f"{folder}/parts")]
+        texts["resumed"] = "\n".join([first, *parts[1].splitlines()])
+        wrong = [difference(alone, last_lines(text), mode) for mode, text in texts.items()]
+        wrong += [difference(second, last_lines(train("", "-e", "--resume", f"{folder}/ddp", *devices)), "evaluated")
+                  for devices in (("--devices", "2"), (*ranks, "2"))]
+        partial = train("partial", "--epochs", "0", "--classes", "7", "--partial", "--pretrained",
+                        f"{folder}/dp/model_best.safetensors")
+        wrong += [] if "=> not taken from" in partial and "'fc.weight'" in partial else [partial]
+        return "\n".join(text for text in wrong if text)
+
+
+def check_imagenet_features(programs, _, name):
+    """DataParallel around vgg's features, whose result has several pixels of 32 channels, has the bits of one device."""
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [run(programs, name, "synthetic:classes=4,size=64,train=24,test=8", "-a", "vgg11_bn", "--width", "4", *IMAGENET,
+                     "--epochs", "1", "--devices", devices, "--checkpoint", folder + "/" + devices) for devices in ("1", "2")]
+        return texts[0] if "parameters" not in texts[0] else difference(*map(last_lines, texts), "2 devices")
+
+
+def check_imagenet_errors(programs, _, name):
+    """A wrong command line is one line and exit code 2, missing images are one line and exit code 1."""
+    wrong = {("-a", "nonsense"): 2, ("-b", "0"): 2, ("--world-size", "2"): 2, ("--classes", "2", "synthetic:size=16"): 2,
+             ("--world-size", "2", "--multiprocessing-distributed"): 2, ("/nonexistent",): 1,
+             ("synthetic:size=16", "--resume", "/nonexistent"): 1}
+    for arguments, code in wrong.items():
+        result = subprocess.run([os.path.join(programs, name), *arguments], capture_output=True, text=True, timeout=120)
+        if result.returncode != code or len(result.stderr.splitlines()) != 1:
+            return str(result)
+    text = run(programs, name, "--help")
+    return "" if all(flag in text for flag in ("--dist-backend", "--no-accel", "--wd,--weight-decay")) else text
+
+
 def check_help(programs, _, name):
     """--help prints the usage."""
     result = subprocess.run([os.path.join(programs, name), "--help"], capture_output=True, text=True, timeout=120)
@@ -127,6 +198,7 @@ CHECKS += [(check, name) for name in ("partition", "random_dataset_dp", "a_simpl
 CHECKS += [(check, name) for name in ("train_dp", "train_ddp") for check in (check_training, check_wrapper_lines)]
 
 CHECKS += [(check_own_network, "own_network"), (check_page, "own_network"), (check_image_folder, "make_image_folder")]
+CHECKS += [(check, "imagenet") for check in (check_imagenet, check_imagenet_features, check_imagenet_errors)]
 
 
 def main(programs, sources):

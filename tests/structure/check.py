@@ -54,7 +54,7 @@ VENDORS = {
     r"curl/": r"lib/data/.*\.cpp",
     r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
     r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/report/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
-    r"CLI/": r"cli/.*\.cpp|examples/.*\.cpp",
+    r"CLI/": r"cli/.*\.cpp|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
 }
