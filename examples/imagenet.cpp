@@ -221,17 +221,17 @@ double Training::validate() {
   return meters.top1.average();
 }
 
+/// The number of epochs is the schedule's state, too.
 void Training::save(std::int64_t epochs, bool best) {
-  save_checkpoint(
-      options_.checkpoint,
-      {.epoch = epochs,
-       .step = epochs * train_loader_->steps(),
-       .arch = options_.arch,
-       .best_acc1 = best_acc1_,
-       .model = network_.model->state_dict(),
-       .optimizer = optimizer_->state(),
-       .settings = {{"seed", std::to_string(seed_)}, {"scheduler_steps", std::to_string(schedule_->steps())}}},
-      best);
+  save_checkpoint(options_.checkpoint,
+                  {.epoch = epochs,
+                   .step = epochs * train_loader_->steps(),
+                   .arch = options_.arch,
+                   .best_acc1 = best_acc1_,
+                   .model = network_.model->state_dict(),
+                   .optimizer = optimizer_->state(),
+                   .settings = {{"seed", std::to_string(seed_)}}},
+                  best);
 }
 
 void run_place(const ImageNetOptions& options, const Place& place) {
