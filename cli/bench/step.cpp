@@ -18,7 +18,7 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/train/setup.h"
+#include "cli/train/images.h"
 #include "lib/error.h"
 
 namespace duet::cli {
