@@ -49,10 +49,15 @@ const char* name(Mode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
+bool is_network_file(const std::string& model) {
+  return model.ends_with(".so") || model.find('/') != std::string::npos;
+}
+
 bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp || mode == Mode::copies; }
 
 std::string why_no_graph(const TrainOptions& options, std::string carrier, std::span<const Device> devices) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
+  if (is_network_file(options.model)) return "what a network from a file does on the host is not known";
   if (nn::find_network(options.model).channels != 1) return "colour images come from the host in every step";
   if (options.graph == "off") return "--graph off";
   if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";

@@ -203,7 +203,10 @@ void require_momentum_of_sgd(CLI::App& app, const Training& training) {
                       "--momentum is for --optimizer sgd, not ", training.optimizer);
 }
 
-bool is_for_colour(const Training& training) { return nn::find_network(training.model).channels == 3; }
+/// Files are not looked into for their defaults.
+bool is_for_colour(const Training& training) {
+  return !is_network_file(training.model) && nn::find_network(training.model).channels == 3;
+}
 
 /// A step of a network for colour images takes a hundred times as long as one of MNIST's.
 void take_colour_defaults(CLI::App& app, Training& training) {

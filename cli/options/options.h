@@ -23,7 +23,7 @@ bool has_ranks(Mode mode);
 
 /// Options of every run of a training.
 struct Training {
-  std::string model = "simple_cnn";  // a name of lib/nn/networks.h
+  std::string model = "simple_cnn";  // a name of lib/nn/networks.h, or a file: see is_network_file()
   std::int64_t image_size = 0;       // rows and columns of its images; 0: as the network has it
   std::int64_t classes = 0;          // outputs; 0: as many as the data has
   std::string stem = "imagenet";     // of a ResNet, or "cifar"
@@ -162,6 +162,9 @@ using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptio
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
+
+/// Whether a --model is a shared object with a network (lib/nn/network_module.h): it ends in .so, or has a slash.
+bool is_network_file(const std::string& model);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.

@@ -31,13 +31,18 @@ void add_network(CLI::App& app, Training& training) {
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
   app.add_option("--model", training.model,
                  "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
-                 "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn")
-      ->check(one_of(names));
+                 "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
+                 "FILE.so, a shared object with a network of "
+                 "one's own (lib/nn/network_module.h)")
+      ->check([known = one_of(names)](const std::string& model) {
+        return is_network_file(model) ? std::string() : known(model);
+      });
   app.add_option("--image-size", training.image_size,
                  "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, "
                  "224")
       ->check(in_range(0, 4096));
-  app.add_option("--classes", training.classes, "outputs of the network; 0: as many as the data has classes")
+  app.add_option("--classes", training.classes,
+                 "outputs of the network; 0: as FILE.so says, else as many as the data has classes")
       ->check(in_range(0, 1e6));
   app.add_option("--stem", training.stem,
                  "resnet: imagenet (first convolution 7x7 with stride 2, then a pool), or cifar (3x3 with stride 1 and "

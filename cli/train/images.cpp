@@ -76,7 +76,8 @@ data::DrawnSets drawn_sets(const Training& options, std::int64_t side) {
       text += concat(text.find(':') == std::string::npos ? ":" : ",", field, "=", value);
   };
   preset("size", side);
-  if (options.classes > 0) preset("classes", options.classes);
+  const std::int64_t classes = options.classes > 0 ? options.classes : chosen_network(options).classes;
+  if (classes > 0) preset("classes", classes);
   data::DrawnSets sets;
   try {
     sets = data::parse_drawn_images(text);

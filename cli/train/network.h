@@ -17,7 +17,7 @@ namespace duet::cli {
 struct ChosenNetwork {
   std::string arch;                      // its name in checkpoints
   Shape sample_shape;                    // (channels, rows, columns) of one image
-  std::int64_t classes = 0;              // outputs, unless the options or the data have another number
+  std::int64_t classes = 0;              // outputs; 0: as many as the data has
   bool gives_log_probabilities = false;  // trained with nll_loss, else with cross_entropy
   std::function<std::unique_ptr<nn::Module>(std::int64_t classes)> make{};
 
@@ -25,7 +25,8 @@ struct ChosenNetwork {
   bool is_for_mnist() const { return sample_shape == Shape{1, 28, 28}; }
 };
 
-/// Throws UsageError for an unknown --model, and for options that this network does not have.
+/// Throws UsageError for an unknown --model, and for options that this network does not have; DataError for a file that
+/// holds none.
 ChosenNetwork chosen_network(const Training& options);
 
 /// That network without values, with --classes outputs, else as many as the data has classes: `data_classes`. Throws

@@ -1,5 +1,6 @@
 // Networks for colour images, by the program: what they train on, and the bits of one and two devices.
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -93,6 +94,26 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
   CHECK(hashes[0] == hashes[1]);
 }
 
+TEST_CASE("a network in a file is compared, with the same bits in all modes") {
+  const TemporaryFolder folder;
+  const std::string file = std::getenv("DUET_NETWORK");
+  const auto ran = duet_test::duet({"compare", "--model", file, "--modes", "single,dp,ddp", "--devices", "1,2",
+                                    "--train-images", "8", "--test-images", "4", "--batch", "4", "--out", folder.path(),
+                                    "--json", "-", "--time-budget", "0"});
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  CHECK(results.settings.model == file);
+  for (const std::string mode : {"dp", "ddp"}) {
+    const Run* const run = find_run(results, mode, 2);
+    REQUIRE(run != nullptr);
+    CHECK(same_result(results, *run) == "yes");
+  }
+  const auto missing = duet_test::duet({"train", "--model", folder.path() + "/none.so"});
+  CHECK(missing.status == 1);
+  CHECK_THAT(missing.err, ContainsSubstring("/none.so: no such file, expected a shared object"));
+}
+
 TEST_CASE("data that a network cannot take is an error of one line") {
   const TemporaryFolder folder;
   const auto complaint = [](const std::vector<std::string>& more) {
@@ -105,7 +126,7 @@ TEST_CASE("data that a network cannot take is an error of one line") {
   CHECK_THAT(complaint({"--model", "resnet18", "--image-size", "32", "--data", "synthetic:size=64"}),
              ContainsSubstring("--data draws images of size 64, but resnet18 takes 32"));
   CHECK_THAT(complaint({"--model", "resnet18", "--classes", "3", "--data", "synthetic:classes=5"}),
-             ContainsSubstring("--classes is 3, but the data has 5 classes"));
+             ContainsSubstring("resnet18 has 3 outputs, but the data has 5 classes"));
   CHECK_THAT(complaint({"--model", "resnet18", "--data", folder.path()}), ContainsSubstring("has no folder train"));
   CHECK_THAT(complaint({"--model", "alexnet", "--sync-bn"}), ContainsSubstring("AlexNet has one stem, no batch norm"));
   CHECK_THAT(complaint({"--image-size", "64"}),
