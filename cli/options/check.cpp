@@ -126,8 +126,8 @@ void check(const BenchOptions& options) {
                       "bench overhead takes no --vs-torch and no --json, bench step does");
   require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
-  require<UsageError>(options.vs_torch.empty() || options.model == "simple_cnn", "--vs-torch: the peer is simple_cnn, ",
-                      "not ", options.model);
+  require<UsageError>(options.vs_torch.empty() || (options.model != "linear" && !is_network_file(options.model)),
+                      "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
   for (int devices : options.devices) check_devices(devices, options.batch);
 }
 

@@ -114,8 +114,8 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
   app.add_option(
       "--vs-torch", options.vs_torch,
-      "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
-      "rounds");
+      "step: a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes "
+      "and tuned (channels_last), runs in the same rounds");
   add_json(app, options.json, "step: everything measured");
   add_step(app, options);
 }

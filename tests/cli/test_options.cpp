@@ -278,7 +278,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "overhead", "--json", "x"}, "bench overhead takes no --vs-torch and no --json"},
       {{"bench", "step", "--vs-torch", "python3", "--device", "cuda"}, "--vs-torch is for CPU devices"},
       {{"bench", "step", "--vs-torch", "python3", "--model", "linear"},
-       "--vs-torch: the peer is simple_cnn, not linear"},
+       "--vs-torch: the peer is simple_cnn or a network of torchvision, not linear"},
       {{"bench", "broadcast", "--algorithm", "naive_ring"}, "--algorithm: unknown 'naive_ring', expected library"},
       {{"bench", "all_reduce", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo"},
       {{"bench", "all_reduce", "--dtype", "half"}, "--dtype: unknown 'half', expected f32, f16, bf16"},
