@@ -22,6 +22,7 @@
 #include "lib/nn/init.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/module.h"
+#include "lib/nn/network_module.h"
 #include "lib/nn/networks.h"
 #include "lib/nn/resnet.h"
 #include "lib/nn/simple_cnn.h"

@@ -10,7 +10,8 @@ peer.
 
     torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200] [--parked]
 
-The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. More than one rank is
+The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. --model NAME is a network of torchvision in
+place of SimpleCNN, with --image-size, --classes and --stem as duet has them. More than one rank is
 DistributedDataParallel over Gloo, a process and `threads` threads for each, which share the batch. "tuned" lays images
 and weights out channels_last and lets malloc keep freed memory; otherwise everything is as it comes. FILE gets JSON:
 PyTorch's version, the seconds from the start of the process to the end of the first step (the drawing of the images not
@@ -33,6 +34,7 @@ IMAGES = 60000
 WARM_UP = 20
 GROUP = 10  # steps between two readings of the loss in a training of 200 steps
 BURST_WARM_UP = 4
+LONG_WARM_UP = 1  # of torchvision's networks, whose steps are long
 # Blocks of up to 32 MiB (the most that glibc takes) stay in the heap, and the heap does not shrink.
 MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 
@@ -53,6 +55,19 @@ class SimpleCNN(nn.Module):
         x = self.dropout1(x.reshape(-1, 64 * 7 * 7))
         x = self.dropout2(F.relu(self.fc1(x)))
         return F.log_softmax(self.fc2(x), dim=1)
+
+
+def make_network(options):
+    """The network, and its loss."""
+    if options.model == "simple_cnn":
+        return SimpleCNN(), F.nll_loss
+    import torchvision
+
+    model = torchvision.models.get_model(options.model, num_classes=options.classes)
+    if options.stem == "cifar":
+        model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model, F.cross_entropy
 
 
 def make_step(options):
@@ -118,10 +133,12 @@ def run_cpu_rank(rank, options, store):
     torch.set_num_threads(options.threads)
     torch.manual_seed(1234)
     drawing = time.perf_counter()
-    images = torch.randn(IMAGES, 1, 28, 28)
-    labels = torch.randint(0, 10, (IMAGES,))
+    small = options.model == "simple_cnn"
+    count = IMAGES if small else 4 * options.batch
+    images = torch.randn(count, 1, 28, 28) if small else torch.randn(count, 3, options.image_size, options.image_size)
+    labels = torch.randint(0, options.classes, (count,))
     drawing = time.perf_counter() - drawing
-    model = SimpleCNN()
+    model, loss_of = make_network(options)
     if options.tuned:
         images = images.to(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
@@ -129,7 +146,7 @@ def run_cpu_rank(rank, options, store):
         torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
-    order = torch.randperm(IMAGES)[rank :: options.ranks]
+    order = torch.randperm(count)[rank :: options.ranks]
     rows = options.batch // options.ranks
     total = torch.zeros(())
     done = 0
@@ -143,7 +160,7 @@ def run_cpu_rank(rank, options, store):
             start = time.perf_counter()
             picked = order[begin : begin + rows]
             optimizer.zero_grad()
-            loss = F.nll_loss(model(images[picked]), labels[picked])
+            loss = loss_of(model(images[picked]), labels[picked])
             loss.backward()
             optimizer.step()
             total += loss.detach()
@@ -160,12 +177,12 @@ def run_cpu_rank(rank, options, store):
     run_steps(1)
     first_end = time.monotonic_ns()
     startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
-    run_steps(WARM_UP)
+    run_steps(WARM_UP if small else LONG_WARM_UP)
     if options.parked:
         write(options.out + ".0", [])
         with open(f"{options.out}.commands.{rank}", encoding="utf-8") as commands:
             for number, steps in enumerate(iter(commands.readline, ""), 1):
-                run_steps(BURST_WARM_UP)
+                run_steps(BURST_WARM_UP if small else LONG_WARM_UP)
                 write(f"{options.out}.{number}", run_steps(int(steps)))
     else:
         write(options.out, run_steps(options.steps))
@@ -197,6 +214,10 @@ def main():
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--parked", action="store_true")
     parser.add_argument("--out")
+    parser.add_argument("--model", default="simple_cnn")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--stem", choices=("imagenet", "cifar"), default="imagenet")
     options = parser.parse_args()
     run_cpu(options) if options.device == "cpu" else run_gpu(options)
 

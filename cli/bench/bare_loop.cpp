@@ -12,7 +12,7 @@
 #include "cli/bench/step_rows.h"
 #include "cli/options/options.h"
 #include "cli/system/number_text.h"
-#include "cli/train/setup.h"
+#include "cli/train/images.h"
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/data/loader.h"
 #include "lib/data/mnist/mnist.h"

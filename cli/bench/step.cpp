@@ -1,6 +1,7 @@
 // duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -18,7 +19,8 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/train/setup.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -89,6 +91,15 @@ std::vector<TimedTorch> timed_torch(const BenchOptions& options, const std::vect
   return all;
 }
 
+TorchNetwork torch_network(const BenchOptions& options) {
+  if (options.vs_torch.empty()) return {};
+  const std::int64_t data_classes = classes_of_data(options);
+  return {.model = options.model,
+          .image_size = chosen_network(options).sample_shape[1],
+          .classes = options.classes > 0 ? options.classes : data_classes,
+          .stem = options.stem};
+}
+
 class Bench {
  public:
   explicit Bench(const BenchOptions& options)
@@ -97,11 +108,12 @@ class Bench {
         line_(stderr, terminal_style(stderr, options.quiet)),
         cells_(timed_cells(options)),
         torch_(timed_torch(options, cells_)),
+        torch_network_(torch_network(options)),
         runner_(from_, folder_.path(), line_, static_cast<int>(cells_.size())) {}
 
   /// Throws Interrupted.
   StepTimes run() {
-    if (!torch_.empty()) require_torch(options_.vs_torch, folder_.path());
+    if (!torch_.empty()) require_torch(options_.vs_torch, folder_.path(), torch_network_);
     for (TimedCell& timed : cells_) start(timed);
     for (TimedTorch& timed : torch_) start(timed);
     time_in_rounds();
@@ -129,7 +141,7 @@ class Bench {
   }
 
   void start(TimedTorch& timed) {
-    timed.peer = std::make_unique<TorchPeer>(options_.vs_torch, timed.way, options_.batch,
+    timed.peer = std::make_unique<TorchPeer>(options_.vs_torch, timed.way, torch_network_, options_.batch,
                                              concat(folder_.path(), "/torch", &timed - torch_.data()));
     timed.row.error = timed.peer->wait();
     if (!timed.row.error.empty()) return;
@@ -177,6 +189,7 @@ class Bench {
   ProgressLine line_;
   std::vector<TimedCell> cells_;
   std::vector<TimedTorch> torch_;
+  TorchNetwork torch_network_;
   std::string torch_version_;
   CellRunner runner_;
 };

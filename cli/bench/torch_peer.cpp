@@ -37,24 +37,32 @@ std::vector<Descriptor> make_fifos(const std::string& files, int ranks) {
   return fifos;
 }
 
-std::vector<std::string> arguments_of(const TorchWay& way, std::int64_t batch, const std::string& files) {
+std::vector<std::string> arguments_of(const TorchWay& way, const TorchNetwork& network, std::int64_t batch,
+                                      const std::string& files) {
   const std::string script = files + ".py";
   write_atomically(script, std::string(kScript));
   std::vector<std::string> arguments = {script, "--device=cpu", "--parked", "--out=" + files};
-  const auto add = [&](const char* option, auto number) { arguments.push_back(concat("--", option, "=", number)); };
+  const auto add = [&](const char* option, const auto& value) {
+    arguments.push_back(concat("--", option, "=", value));
+  };
   add("ranks", way.ranks);
   add("threads", way.threads);
   add("batch", batch);
+  add("model", network.model);
+  add("image-size", network.image_size);
+  add("classes", network.classes);
+  add("stem", network.stem);
   if (way.tuned) arguments.push_back("--tuned");
   return arguments;
 }
 
 }  // namespace
 
-TorchPeer::TorchPeer(const std::string& python, const TorchWay& way, std::int64_t batch, const std::string& files)
+TorchPeer::TorchPeer(const std::string& python, const TorchWay& way, const TorchNetwork& network, std::int64_t batch,
+                     const std::string& files)
     : files_(files),
       commands_(make_fifos(files, way.ranks)),
-      child_(python, arguments_of(way, batch, files), files + ".log") {}
+      child_(python, arguments_of(way, network, batch, files), files + ".log") {}
 
 const std::string& TorchPeer::wait() {
   read_times();
@@ -91,8 +99,9 @@ std::vector<double> TorchPeer::read_times() {
   }
 }
 
-void require_torch(const std::string& python, const std::string& folder) {
-  const ChildEnd end = run_program(python, {"-c", "import torch"}, folder + "/log");
+void require_torch(const std::string& python, const std::string& folder, const TorchNetwork& network) {
+  const char* const imports = network.model == "simple_cnn" ? "import torch" : "import torch, torchvision";
+  const ChildEnd end = run_program(python, {"-c", imports}, folder + "/log");
   require<UsageError>(end.ok || end.signal != 0, "--vs-torch ", python, ": ", end.reason);
 }
 

@@ -17,11 +17,19 @@ struct TorchWay {
   bool tuned = false;  // channels_last and a malloc that keeps memory, else defaults
 };
 
+/// What it trains: duet's name of the network, its images' rows and columns, its outputs and its stem.
+struct TorchNetwork {
+  std::string model = "simple_cnn";
+  std::int64_t image_size = 28, classes = 10;
+  std::string stem = "imagenet";
+};
+
 /// Runs tools/torch_peer.py, of which this program carries a copy, parked between bursts of steps.
 class TorchPeer {
  public:
   /// Starts it under `python` (a path, or a name on PATH), with files whose names begin with `files`.
-  TorchPeer(const std::string& python, const TorchWay& way, std::int64_t batch, const std::string& files);
+  TorchPeer(const std::string& python, const TorchWay& way, const TorchNetwork& network, std::int64_t batch,
+            const std::string& files);
 
   /// Waits until its first step is over and it is parked. Returns why that failed, else nothing. Throws Interrupted,
   /// and DataError where it writes something else than its times.
@@ -43,8 +51,8 @@ class TorchPeer {
   Child child_;
 };
 
-/// Throws UsageError that says why `python` cannot import torch.
-void require_torch(const std::string& python, const std::string& folder);
+/// Throws UsageError that says why `python` cannot import torch, or torchvision where the network is its.
+void require_torch(const std::string& python, const std::string& folder, const TorchNetwork& network = {});
 
 /// "torch", "torch, tuned", "torch ddp", ...
 std::string name(const TorchWay& way);

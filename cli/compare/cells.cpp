@@ -171,6 +171,12 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
+  add("image-size", options.image_size);
+  add("classes", options.classes);
+  add("stem", options.stem);
+  add("loader-workers", options.loader_workers);
+  if (options.sync_bn) arguments.emplace_back("--sync-bn");
+  if (options.skip_broken) arguments.emplace_back("--skip-broken");
   add("epochs", options.epochs);
   add("batch", batch_of(options, cell));
   add("lr", shortest(options.lr));

@@ -1,5 +1,6 @@
 // duet compare: the same network in all modes on several numbers of devices; table and report.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -15,7 +16,8 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/train/setup.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -98,11 +100,14 @@ int compare(const CompareOptions& options, const std::string& command_line) {
   require_json_output(options.json);  // which may lie in that folder
   const Machine machine = this_machine();
   Training settings = options;
+  std::int64_t parameters = 0;
   {
     const Images images = find_images(options);
     settings.data = images.name;
     settings.train_images = images.train->size();
-    std::fprintf(out, "%s\ndata: %s\n", machine_line(options, machine).c_str(), printable(images.description).c_str());
+    parameters = blank_network(options, images.classes)->parameter_count();
+    std::fprintf(out, "%s\nnetwork: %s\ndata: %s\n", machine_line(options, machine).c_str(),
+                 network_text(options.model, parameters).c_str(), printable(images.description).c_str());
   }
   note_signals();
   std::vector<Results> all;
@@ -112,7 +117,8 @@ int compare(const CompareOptions& options, const std::string& command_line) {
     if (several) std::fprintf(out, "\n%s\n", bold(concat("batch ", one.batch), style).c_str());
     std::fflush(out);
     settings.batch = one.batch;
-    const Results results = run_cells(one, machine, settings);
+    Results results = run_cells(one, machine, settings);
+    results.parameters = parameters;
     partial = results.partial;
     if (results.runs.empty()) continue;
     print_report(one, results, out);  // first, so that a disk that is full by now does not take it along

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kSeed = 17;
 constexpr double kBurst = 0.1;                        // seconds, at least
-constexpr int kSteps = 20, kFewestSteps = 5;          // of a burst; the latter where steps are long
+constexpr int kSteps = 20, kFewSteps = 5;             // of a burst; the latter where the budget would hold few rounds
 constexpr int kFewestRounds = 3, kBudgetRounds = 10;  // at least; and that the budget should hold
 constexpr int kNarrowRounds = 8;                      // before intervals may end the rounds: below, they are rough
 constexpr double kNarrow = 0.01;
@@ -67,8 +67,14 @@ class Rounds {
 
   int wanted_steps(const RoundCell& cell) const {
     if (limits_.steps > 0) return limits_.steps;
-    if (cell.step_us <= 0) return kFewestSteps;  // to learn how long one takes
+    if (cell.step_us <= 0) return kFewSteps;  // to learn how long one takes
     return static_cast<int>(std::clamp(std::ceil(kBurst * 1e6 / cell.step_us), double{kSteps}, 1e6));
+  }
+
+  /// A step that takes as long as a burst should is a burst.
+  static int fewest_steps(const RoundCell& cell) {
+    if (cell.step_us <= 0) return kFewSteps;
+    return static_cast<int>(std::clamp(std::ceil(kBurst * 1e6 / cell.step_us), 1.0, double{kFewSteps}));
   }
 
   /// Of the wanted steps, with which the budget holds some rounds.
@@ -81,7 +87,7 @@ class Rounds {
 
   int steps(const RoundCell& cell, double share) const {
     if (limits_.steps > 0) return limits_.steps;
-    return std::max(kFewestSteps, static_cast<int>(wanted_steps(cell) * share));
+    return std::max(fewest_steps(cell), static_cast<int>(wanted_steps(cell) * share));
   }
 
   std::optional<double> widest() const {

@@ -10,6 +10,7 @@
 #include "cli/options/options.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/nn/networks.h"
 
 namespace duet::cli {
 namespace {
@@ -27,6 +28,7 @@ void check_training(const Training& training) {
   require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
                       "--workers thread is for CPU devices");
   require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
+  require<UsageError>(!training.sync_bn || training.device == DeviceKind::cpu, "--sync-bn is for CPU devices");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
                       ", expected a number from 0 on");
   require<UsageError>(training.momentum >= 0 && training.momentum < 1, "--momentum is ", training.momentum,
@@ -47,10 +49,16 @@ const char* name(Mode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
+bool is_network_file(const std::string& model) {
+  return model.ends_with(".so") || model.find('/') != std::string::npos;
+}
+
 bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp || mode == Mode::copies; }
 
 std::string why_no_graph(const TrainOptions& options, std::string carrier, std::span<const Device> devices) {
   if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
+  if (is_network_file(options.model)) return "what a network from a file does on the host is not known";
+  if (nn::find_network(options.model).channels != 1) return "colour images come from the host in every step";
   if (options.graph == "off") return "--graph off";
   if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
   if (options.sum == "nccl") return "--sum nccl adds gradients up outside of graphs";
@@ -112,12 +120,14 @@ void check(const BenchOptions& options) {
   check_training(options);
   require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
                       "bench overhead: --device cuda is not measured there, bench step does it");
+  require<UsageError>(!options.overhead || options.model == "simple_cnn", "bench overhead is of simple_cnn, not ",
+                      options.model);
   require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
                       "bench overhead takes no --vs-torch and no --json, bench step does");
   require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
-  require<UsageError>(options.vs_torch.empty() || options.model == "simple_cnn", "--vs-torch: the peer is simple_cnn, ",
-                      "not ", options.model);
+  require<UsageError>(options.vs_torch.empty() || (options.model != "linear" && !is_network_file(options.model)),
+                      "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
   for (int devices : options.devices) check_devices(devices, options.batch);
 }
 

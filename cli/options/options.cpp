@@ -11,6 +11,7 @@
 
 #include "cli/options/command_line.h"
 #include "lib/error.h"
+#include "lib/nn/networks.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {
@@ -68,7 +69,8 @@ void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
   };
   const auto read = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
   add_list<std::int64_t>(app, "--batch", batches, whole, read, "128",
-                         "images of a batch; several, separated by commas, are compared one after the other, each in "
+                         "images of a batch, of networks for colour images 32 by default; several, separated by "
+                         "commas, are compared one after the other, each in "
                          "a folder of its own, and share the time budget");
 }
 
@@ -112,8 +114,8 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
   app.add_option(
       "--vs-torch", options.vs_torch,
-      "step: a Python that has PyTorch; its step of the same network, as it comes and tuned, runs in the same "
-      "rounds");
+      "step: a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes "
+      "and tuned (channels_last), runs in the same rounds");
   add_json(app, options.json, "step: everything measured");
   add_step(app, options);
 }
@@ -201,6 +203,28 @@ void require_momentum_of_sgd(CLI::App& app, const Training& training) {
                       "--momentum is for --optimizer sgd, not ", training.optimizer);
 }
 
+/// Files are not looked into for their defaults.
+bool is_for_colour(const Training& training) {
+  return !is_network_file(training.model) && nn::find_network(training.model).channels == 3;
+}
+
+/// A step of a network for colour images takes a hundred times as long as one of MNIST's.
+void take_colour_defaults(CLI::App& app, Training& training) {
+  constexpr std::int64_t kBatch = 32;
+  if (is_for_colour(training) && app.get_option("--batch")->count() == 0) training.batch = kBatch;
+}
+
+void take_colour_defaults(CLI::App& app, CompareOptions& options) {
+  constexpr std::int64_t kSteps = 10, kTestImages = 100;
+  if (!is_for_colour(options)) return;
+  take_colour_defaults(app, static_cast<Training&>(options));
+  if (app.get_option("--batch")->count() == 0) options.batches = {options.batch};
+  if (!options.data.empty()) return;
+  const std::int64_t largest = *std::max_element(options.batches.begin(), options.batches.end());
+  if (app.get_option("--train-images")->count() == 0) options.train_images = kSteps * largest;
+  if (app.get_option("--test-images")->count() == 0) options.test_images = kTestImages;
+}
+
 Command CommandLine::command() {
   if (*info_app) return info;
   if (*predict_app) {
@@ -213,6 +237,7 @@ Command CommandLine::command() {
   }
   if (*train_app) {
     require_momentum_of_sgd(*train_app, train);
+    take_colour_defaults(*train_app, train);
     check(train);
     return train;
   }
@@ -223,10 +248,12 @@ Command CommandLine::command() {
   if (*bench_app) {
     require_bench(what);
     bench.overhead = what == "overhead";
+    take_colour_defaults(*bench_app, bench);
     check(bench);
     return bench;
   }
   require_momentum_of_sgd(*compare_app, compare);
+  take_colour_defaults(*compare_app, compare);
   compare.batch = compare.batches.front();
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;

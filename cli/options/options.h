@@ -23,7 +23,11 @@ bool has_ranks(Mode mode);
 
 /// Options of every run of a training.
 struct Training {
-  std::string model = "simple_cnn";  // or "linear"
+  std::string model = "simple_cnn";  // a name of lib/nn/networks.h, or a file: see is_network_file()
+  std::int64_t image_size = 0;       // rows and columns of its images; 0: as the network has it
+  std::int64_t classes = 0;          // outputs; 0: as many as the data has
+  std::string stem = "imagenet";     // of a ResNet, or "cifar"
+  bool sync_bn = false;              // SyncBatchNorm in place of batch norm
   DeviceKind device = DeviceKind::cpu;
   int threads_per_device = 1;
   Precision precision = Precision::fp32;
@@ -32,7 +36,9 @@ struct Training {
   std::string workers = "process";  // what a rank is, or "thread"
   std::string graph = "auto";       // steps as CUDA graphs: where they can be, "on" or "off"
   std::int64_t graph_steps = 0;     // of one graph; 0: chosen by duet
-  std::string data;                 // folder; empty: search order of lib/data/mnist/mnist.h; "synthetic": drawn digits
+  std::string data;        // folder; "synthetic": drawn digits or images; empty: MNIST where it is found, else drawn
+  int loader_workers = 0;  // threads that make batches ahead; 0: the training thread makes them
+  bool skip_broken = false;
   bool download = false;
   int epochs = 10;
   std::int64_t batch = 128;  // rows of the global batch, whatever the number of devices
@@ -156,6 +162,9 @@ using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptio
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
+
+/// Whether a --model is a shared object with a network (lib/nn/network_module.h): it ends in .so, or has a slash.
+bool is_network_file(const std::string& model);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.

@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "cli/options/command_line.h"
 #include "lib/error.h"
+#include "lib/nn/networks.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {
@@ -24,6 +26,48 @@ std::string seed_error(const std::string& text) {
   return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
 }
 
+void add_network(CLI::App& app, Training& training) {
+  std::vector<std::string> names;
+  for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
+  app.add_option("--model", training.model,
+                 "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
+                 "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
+                 "FILE.so, a shared object with a network of "
+                 "one's own (lib/nn/network_module.h)")
+      ->check([known = one_of(names)](const std::string& model) {
+        return is_network_file(model) ? std::string() : known(model);
+      });
+  app.add_option("--image-size", training.image_size,
+                 "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, "
+                 "224")
+      ->check(in_range(0, 4096));
+  app.add_option("--classes", training.classes,
+                 "outputs of the network; 0: as FILE.so says, else as many as the data has classes")
+      ->check(in_range(0, 1e6));
+  app.add_option("--stem", training.stem,
+                 "resnet: imagenet (first convolution 7x7 with stride 2, then a pool), or cifar (3x3 with stride 1 and "
+                 "no pool, for images of 32x32 or so)")
+      ->check(one_of({"imagenet", "cifar"}));
+  app.add_flag("--sync-bn", training.sync_bn,
+               "batch norm over the batches of all devices (CPU devices), so that any number of them ends with the "
+               "same bits; otherwise each device has statistics of its own images, as in PyTorch");
+}
+
+void add_data(CLI::App& app, Training& training) {
+  app.add_option(
+      "--data", training.data,
+      "for MNIST's networks a folder with its four files (.gz or not), in it or in its sub-folder mnist; default: "
+      "$DUET_DATA, ./data, ~/.cache/duet, else drawn digits. For colour images a folder with train and val, each with "
+      "a folder of JPEG or PNG files for each class (random crops and flips for training); default: drawn images. "
+      "'synthetic' draws either; 'synthetic:classes=100,size=64,train=10000,test=1000,seed=0' says which images");
+  app.add_option("--loader-workers", training.loader_workers,
+                 "threads of each process that make batches ahead; 0: the training thread makes each when it is due")
+      ->check(in_range(0, 1024));
+  app.add_flag("--skip-broken", training.skip_broken,
+               "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
+               "otherwise it is an error");
+}
+
 }  // namespace
 
 /// The backend of commands that take one.
@@ -37,14 +81,15 @@ void add_backend(CLI::App& app, Training& training) {
 }
 
 void add_batch(CLI::App& app, Training& training) {
-  app.add_option("--batch", training.batch, "images of a global batch, whatever the number of devices")
+  app.add_option(
+         "--batch", training.batch,
+         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
       ->check(in_range(1));
 }
 
 /// Options of a training step, in every command that trains.
 void add_step(CLI::App& app, Training& training) {
-  app.add_option("--model", training.model, "network: simple_cnn, or linear (one 784 to 10 layer)")
-      ->check(one_of({"simple_cnn", "linear"}));
+  add_network(app, training);
   add_choice(app, "--device", training.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
              "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
   add_choice(
@@ -72,10 +117,7 @@ void add_step(CLI::App& app, Training& training) {
   app.add_option("--threads-per-device", training.threads_per_device,
                  "threads of one CPU device, each pinned to a core")
       ->check(in_range(1, 1024));
-  app.add_option(
-      "--data", training.data,
-      "folder with the four MNIST files (.gz or not), in it or in its sub-folder mnist; 'synthetic' for drawn "
-      "digits. Default: $DUET_DATA, ./data, ~/.cache/duet, else drawn digits");
+  add_data(app, training);
   app.add_option("--lr", training.lr, "learning rate");
   app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1");
   app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->check(seed_error);
@@ -98,9 +140,12 @@ void add_training(CLI::App& app, Training& training) {
       ->check(in_range(0));
   app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
   app.add_option("--epochs", training.epochs, "passes over the training images")->check(in_range(1));
-  app.add_option("--train-images", training.train_images, "use the first N training images; 0 for all")
+  app.add_option(
+         "--train-images", training.train_images,
+         "use the first N training images, of a folder N spread evenly over it; 0 for all. duet compare draws no "
+         "more than 10 steps need, unless this or --data is given")
       ->check(in_range(0));
-  app.add_option("--test-images", training.test_images, "use the first N test images; 0 for all")->check(in_range(0));
+  app.add_option("--test-images", training.test_images, "as --train-images, of the test images")->check(in_range(0));
   app.add_flag("--verbose", training.verbose,
                "train: every rank also prints which launcher's variables its rank was read from");
 }

@@ -48,7 +48,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
       if (!run.ok || run.mode != mode || reference_of(results, run) != single) continue;
       if (run.parameters_sha256 == single->parameters_sha256)
         same.insert(run.devices);
-      else if (run.on_cpu())
+      else if (run.on_cpu() && !run.per_device_statistics)
         others.push_back(concat(
             mode, " on ", run.devices, " devices does not end with single's bits",
             run.first_differing_step ? concat("; step ", *run.first_differing_step, " is the first to differ.") : "."));
@@ -76,12 +76,20 @@ void bits_of_other_batches(const Results& results, std::vector<std::string>& out
     if (!run.ok || run.mode != "ddp" || !reference || reference->mode != "dp") continue;
     if (run.parameters_sha256 == reference->parameters_sha256)
       same.insert(run.devices);
-    else if (run.on_cpu())
+    else if (run.on_cpu() && !run.per_device_statistics)
       out.push_back(concat("ddp on ", run.devices, " devices does not end with dp's bits."));
   }
   std::vector<std::string> numbers;
   for (const int devices : same) numbers.push_back(std::to_string(devices));
   if (!same.empty()) out.push_back(concat("ddp ended with the same bits as dp on ", listed(numbers), " devices."));
+}
+
+void statistics(const Results& results, std::vector<std::string>& out) {
+  const auto per_device = [](const Run& run) { return run.ok && run.per_device_statistics; };
+  if (std::any_of(results.runs.begin(), results.runs.end(), per_device))
+    out.emplace_back(
+        "Batch norm has statistics of each device's own images: results depend on the number of devices by design; "
+        "with --sync-bn they have the same bits.");
 }
 
 }  // namespace
@@ -121,6 +129,7 @@ std::vector<std::string> findings(const Results& results) {
   crowded(results, out);
   if (any([](const Run& run) { return run.graph; }) && any([](const Run& run) { return !run.graph; }))
     out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
+  statistics(results, out);
   bits(results, out);
   bits_of_other_batches(results, out);
   return out;

@@ -98,6 +98,7 @@ std::string provenance_list(const Results& results, const std::string& command_l
          page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.isa, ", ",
                                       fixed(machine.memory_gb, 1), " GB, ", machine.kernel)) +
          page_entry("GPUs", gpus) + page_entry("versions", versions) + page_entry("date", utc_now()) +
+         page_entry("network", network_text(settings.model, results.parameters)) +
          page_entry("data", concat(settings.data, ", ", grouped(settings.train_images), " training images")) +
          page_entry("settings", concat(batch_text(results), results.weak ? " (weak scaling)" : " (global)", ", epochs ",
                                        settings.epochs, ", ", settings.optimizer, ", lr ", shortest(settings.lr),

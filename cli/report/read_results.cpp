@@ -37,6 +37,7 @@ Precision precision_from(const Json& json) {
 
 Training settings_from(const Json& json) {
   Training settings;
+  read(json, "network", settings.model);
   read(json, "batch", settings.batch);
   require<DataError>(settings.batch >= 1, "results: field 'batch' is ", settings.batch, ", expected 1 or more");
   read(json, "epochs", settings.epochs);
@@ -85,6 +86,7 @@ Results results_from_json(const std::string& text) {
   Results results;
   results.machine = machine_from(at(json, "machine"));
   results.settings = settings_from(at(json, "settings"));
+  read(at(json, "settings"), "parameters", results.parameters);
   results.weak = weak_from(at(json, "settings"));
   read(json, "partial", results.partial);
   require<DataError>(at(json, "runs").is_array(), "results: field 'runs' is no list");

@@ -66,6 +66,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("cpu_share", run.cpu_share);
   field("other_programs_share", run.other_programs_share);
   field("batch", run.batch);
+  field("per_device_statistics", run.per_device_statistics);
 }
 
 template <class T>
@@ -233,7 +234,9 @@ std::string to_json(const Results& results) {
                       {"memory_gb", machine.memory_gb},
                       {"kernel", machine.kernel}}},
                     {"settings",
-                     {{"batch", settings.batch},
+                     {{"network", settings.model},
+                      {"parameters", results.parameters},
+                      {"batch", settings.batch},
                       {"scaling", results.weak ? "weak" : "strong"},
                       {"epochs", settings.epochs},
                       {"lr", settings.lr},

@@ -98,7 +98,8 @@ struct Run {
   std::optional<double> cpu_share;             // of its cores, in processor time
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
 
-  std::int64_t batch = 1;  // rows a step, of all devices
+  std::int64_t batch = 1;              // rows a step, of all devices
+  bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
 
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
 
@@ -114,7 +115,8 @@ struct BatchTime {
 
 struct Results {
   Machine machine;
-  Training settings;  // as asked for, but with the name of the data and the number of images that were found
+  std::int64_t parameters = 0;  // of the network
+  Training settings;            // as asked for, but with the name of the data and the number of images that were found
   std::vector<Run> runs;
   bool partial = false;                  // interrupted: runs of cells that had not ended are missing
   std::vector<BatchTime> batch_sweep{};  // of single, timed in the rounds; by batch
@@ -164,6 +166,8 @@ std::string execution_line(int devices, bool on_gpus, double execution_s);
 
 /// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
 const Run* find_run(const Results& results, const std::string& mode, int devices);
+/// "resnet18, 11,181,642 parameters (44.7 MB of gradients)".
+std::string network_text(const std::string& name, std::int64_t parameters);
 /// "batch 128", of weak scaling "batch 128 of each device".
 std::string batch_text(const Results& results);
 /// True for the extra row "single, all cores".

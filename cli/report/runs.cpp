@@ -107,6 +107,11 @@ double ideal_share(const Run& run, const Run& base) {
   return rows * base.devices / run.devices;
 }
 
+std::string network_text(const std::string& name, std::int64_t parameters) {
+  return concat(name, ", ", grouped(parameters), " parameters (", fixed(static_cast<double>(parameters) * 4 / 1e6, 1),
+                " MB of gradients)");
+}
+
 std::string batch_text(const Results& results) {
   return concat("batch ", results.settings.batch, results.weak ? " of each device" : "");
 }

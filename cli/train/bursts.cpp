@@ -20,8 +20,8 @@ namespace duet::cli {
 namespace {
 
 // Caches and clock rates are those of another cell when a burst begins. The first step after these is not timed,
-// either.
-constexpr std::int64_t kWarmUp = 1;
+// either, and is enough where steps are so long that a burst has few of them.
+constexpr std::int64_t kWarmUp = 1, kFewSteps = 5;
 
 class Bursts {
  public:
@@ -54,8 +54,10 @@ class Bursts {
 
   void burst(std::int64_t steps) {
     if (communicates() && reports_process()) start_trace(options_);  // of all ranks by the end of the warm-up
-    StepClock warm = clock();
-    train_until(warm, [](std::int64_t done) { return done >= kWarmUp; });
+    if (steps >= kFewSteps) {
+      StepClock warm = clock();
+      train_until(warm, [](std::int64_t done) { return done >= kWarmUp; });
+    }
     StepClock timed = clock();
     CpuUse use;
     std::int64_t begin_ns = 0;

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "cli/system/number_text.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -58,7 +60,7 @@ struct Found {
 /// After a restart by the launcher this job's own checkpoint, else that of --resume, else none. The name of the run is
 /// kept across restarts, so a checkpoint of another run is never taken.
 std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
-  const std::string arch = arch_of(options.model), folder = checkpoint_folder(options);
+  const std::string arch = arch_of(options), folder = checkpoint_folder(options);
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
   std::optional<Found> found;
   const bool restarted = !restarts.empty() && restarts != "0" && !run.empty() && run != kNoRunId;
@@ -94,7 +96,7 @@ void require_resumable(const TrainOptions& options) {
   require_generator(options);
   const std::string folder = checkpoint_folder(options);
   if (options.resume.empty() && folder.empty()) return;
-  const std::unique_ptr<nn::Module> network = make_network(options.model, options.seed);
+  const std::unique_ptr<nn::Module> network = make_network(options, classes_of_data(options));
   const NamedTensors model = network->state_dict();
   const std::optional<Found> found = find_checkpoint(options, model);
   if (found) require_epochs_left(*found, options);
@@ -134,7 +136,7 @@ Position Checkpointer::resume() {
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
-    restore(loaded, arch_of(options_.model), model);
+    restore(loaded, arch_of(options_), model);
     setup_.optimizer->load_state(optimizer);
     setup_.loader->start_at(position.epoch, position.step);
   }
@@ -152,7 +154,7 @@ void Checkpointer::save(const Position& position, double accuracy) {
   save_checkpoint(folder_,
                   {.epoch = position.epoch,
                    .step = total_steps(position),
-                   .arch = arch_of(options_.model),
+                   .arch = arch_of(options_),
                    .best_acc1 = best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),

@@ -20,6 +20,8 @@
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/collective_bursts.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
@@ -84,6 +86,11 @@ void say_devices(const TrainOptions& options, const std::vector<Device>& devices
   std::puts(text.c_str());
 }
 
+void say_inputs(const TrainOptions& options, const Images& images, const nn::Module& network) {
+  std::printf("network: %s\n", network_text(options.model, network.parameter_count()).c_str());
+  std::printf("data: %s\n", printable(images.description).c_str());
+}
+
 /// 0: as the launcher says.
 ddp::Milliseconds timeout_of(const TrainOptions& options) {
   return ddp::Milliseconds(std::llround(options.timeout_s * 1000));
@@ -116,6 +123,11 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
   return {{"duet", DUET_VERSION},
           {"--mode", name(options.mode)},
           {"--model", options.model},
+          {"--image-size", concat(options.image_size)},
+          {"--classes", concat(options.classes)},
+          {"--stem", options.stem},
+          {"--sync-bn", options.sync_bn ? "given" : "not given"},
+          {"--skip-broken", options.skip_broken ? "given" : "not given"},
           {"--device", duet::name(options.device)},
           {"--precision", name(options.precision)},
           {"--deterministic", options.deterministic ? "given" : "not given"},
@@ -152,8 +164,8 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
-  if (options.progress.empty() && group.rank() == 0) std::printf("data: %s\n", printable(images.description).c_str());
-  Setup setup = make_setup(options, *images.train, group, devices);
+  Setup setup = make_setup(options, images, group, devices);
+  if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
   const RankTeam team = team_of(group);
   const int signal = train_and_report(options, images, setup, team, started).signal;
   if (signal != 0 || options.bursts.empty()) return signal;
@@ -222,14 +234,14 @@ int train_in_threads(const TrainOptions& options, std::int64_t started) {
   note_signals();
   start_trace(options);
   const Images images = find_images(options);
-  if (options.progress.empty()) std::printf("data: %s\n", printable(images.description).c_str());
   SharedTrace trace(options.devices);
   int signal = 0;
   const auto body = [&](ddp::ProcessGroup& group) {
     const int rank = group.rank();
     const Device device{.kind = options.device, .index = rank};
     backend(options.device).bind_thread(device);
-    Setup setup = make_setup(options, *images.train, group, {device});
+    Setup setup = make_setup(options, images, group, {device});
+    if (options.progress.empty() && rank == 0) say_inputs(options, images, setup.model());
     RankTeam team = team_of(group);
     team.take_trace = [&trace, rank] { return trace.take(rank); };
     const Outcome outcome = train_and_report(options, images, setup, team, started);

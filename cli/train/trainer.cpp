@@ -10,6 +10,7 @@
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
+#include "cli/train/network.h"
 #include "cli/train/over_ranks.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trace_file.h"
@@ -30,7 +31,8 @@ namespace {
 
 // One launch and one copy of numbers for so many steps leave little to save.
 constexpr std::int64_t kMostGraphSteps = 8;
-constexpr std::int64_t kUntrainedSteps = 8;    // for the time of the start, and of a step
+// For the time of the start, and of a step; of networks for colour images fewer, as their steps take long.
+constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
 class Trainer {
@@ -55,7 +57,8 @@ class Trainer {
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
       clock_.begin_epoch(steps, 0);
-      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return clock_.epoch_step() < kUntrainedSteps; });
+      train_epoch(setup_, graph_steps(options_, steps), clock_,
+                  [&] { return clock_.epoch_step() < untrained_steps(); });
       return finish();
     }
     while (position.epoch < options_.epochs) {
@@ -81,9 +84,13 @@ class Trainer {
  private:
   bool leader() const { return team_.rank == 0; }
 
+  std::int64_t untrained_steps() const {
+    return images_.train->sample_shape()[0] == 1 ? kUntrainedSteps : kFewUntrainedSteps;
+  }
+
   void take_weights() {
     const NamedTensors model = setup_.model().state_dict();
-    const std::string arch = arch_of(options_.model);
+    const std::string arch = arch_of(options_);
     restore(load_checkpoint(options_.weights, arch, model), arch, model);
   }
 
@@ -154,7 +161,8 @@ class Trainer {
       run_.epoch_s.push_back(clock_.epoch_seconds());
       rates_.push_back(clock_.samples_per_s() * ranks);
     }
-    double correct = static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size));
+    double correct =
+        static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size, options_.loader_workers));
     team_.sum({&correct, 1});
     run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
     say(epoch, own_loss, loss / rows, timed);
@@ -258,6 +266,7 @@ class Trainer {
     average_over_ranks(run_, team_);
     if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
+    run_.per_device_statistics = options_.devices > 1 && has_plain_batch_norm(setup_.model());
     if (options_.mode != Mode::copies) run_.backend = team_.backend;
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);

@@ -14,7 +14,6 @@
 #include "lib/data/loader.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
-#include "lib/ops/losses.h"
 #include "lib/optim/optimizer.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
@@ -50,7 +49,7 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
   } else {
     const Variable output = setup.net()(images);
     clock.lap(&StepParts::forward);
-    loss = ops::nll_loss(output, labels);
+    loss = setup.loss(output, labels);
     clock.lap(&StepParts::loss);
   }
   fault_point("backward");
@@ -248,13 +247,15 @@ void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const
   }
 }
 
-std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size) {
-  constexpr std::int64_t kRows = 1000;
+std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size, int workers) {
+  constexpr std::int64_t kLeastRows = 16, kMostRows = 1000, kNumbers = 1 << 20;  // of a batch
+  const std::int64_t rows = std::clamp(kNumbers / data.sample_shape().count(), kLeastRows, kMostRows);
   const NoGrad no_grad;
   data::Loader loader(data,
                       std::make_unique<samplers::BlockedBatches>(
                           std::make_unique<samplers::SequentialSampler>(data.size()),
-                          samplers::BlockedOptions{.global_batch = kRows, .world_size = world_size, .rank = rank}));
+                          samplers::BlockedOptions{.global_batch = rows, .world_size = world_size, .rank = rank}),
+                      data::LoaderOptions{.workers = workers});
   net.eval();
   std::int64_t correct = 0;
   const Device device = net.parameters().device();

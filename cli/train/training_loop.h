@@ -78,8 +78,8 @@ class StepClock {
 /// launch. `after_step` is called after every step, or several at once, and may end the pass by returning false.
 void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const std::function<bool()>& after_step);
 
-/// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch of
-/// 1,000 rows.
-std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size);
+/// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch, of
+/// up to 1,000 rows. `workers` make batches ahead.
+std::int64_t count_correct(nn::Module& net, const data::Dataset& data, int rank, int world_size, int workers);
 
 }  // namespace duet::cli

@@ -88,6 +88,44 @@ TEST_CASE("options are read") {
   CHECK(endpoint_of(launch).port == 0);
 }
 
+TEST_CASE("networks for colour images have options and defaults of their own") {
+  const auto train = std::get<TrainOptions>(
+      parse({"train", "--model", "resnet50", "--image-size", "64", "--classes", "7", "--stem=cifar", "--sync-bn",
+             "--loader-workers", "2", "--skip-broken", "--data", "folder"}));
+  CHECK(train.model == "resnet50");
+  CHECK(train.image_size == 64);
+  CHECK(train.classes == 7);
+  CHECK(train.stem == "cifar");
+  CHECK(train.sync_bn);
+  CHECK(train.loader_workers == 2);
+  CHECK(train.skip_broken);
+  CHECK(train.batch == 32);
+  CHECK(train.train_images == 0);
+  CHECK(std::get<TrainOptions>(parse({"train", "--model", "vgg11", "--batch", "128"})).batch == 128);
+  CHECK(std::get<TrainOptions>(parse({"train"})).batch == 128);
+  CHECK(std::get<BenchOptions>(parse({"bench", "step", "--model", "resnet18"})).batch == 32);
+
+  const auto compare = std::get<CompareOptions>(parse({"compare", "--model", "resnet18"}));
+  CHECK(compare.batches == std::vector<std::int64_t>{32});
+  CHECK(compare.batch == 32);
+  CHECK(compare.train_images == 320);
+  CHECK(compare.test_images == 100);
+  const auto given = std::get<CompareOptions>(
+      parse({"compare", "--model", "resnet18", "--batch", "4,8", "--data", "synthetic", "--train-images", "0"}));
+  CHECK(given.batches == std::vector<std::int64_t>{4, 8});
+  CHECK(given.train_images == 0);
+  CHECK(given.test_images == 0);
+
+  CHECK_THAT(complaint({"train", "--model", "resnet19"}), duet_test::ContainsSubstring("unknown 'resnet19'"));
+  CHECK_THAT(complaint({"train", "--stem", "small"}), duet_test::ContainsSubstring("imagenet or cifar"));
+  CHECK_THAT(complaint({"train", "--sync-bn", "--device", "cuda"}),
+             duet_test::ContainsSubstring("--sync-bn is for CPU devices"));
+  CHECK_THAT(complaint({"train", "--model", "resnet18", "--device", "cuda", "--graph", "on"}),
+             duet_test::ContainsSubstring("colour images come from the host in every step"));
+  CHECK_THAT(complaint({"bench", "overhead", "--model", "resnet18"}),
+             duet_test::ContainsSubstring("bench overhead is of simple_cnn, not resnet18"));
+}
+
 TEST_CASE("the options of predict are read") {
   const auto defaults = std::get<PredictOptions>(parse({"predict", "results.json"}));
   CHECK(defaults.results == "results.json");
@@ -240,7 +278,7 @@ TEST_CASE("wrong options are named in one line") {
       {{"bench", "overhead", "--json", "x"}, "bench overhead takes no --vs-torch and no --json"},
       {{"bench", "step", "--vs-torch", "python3", "--device", "cuda"}, "--vs-torch is for CPU devices"},
       {{"bench", "step", "--vs-torch", "python3", "--model", "linear"},
-       "--vs-torch: the peer is simple_cnn, not linear"},
+       "--vs-torch: the peer is simple_cnn or a network of torchvision, not linear"},
       {{"bench", "broadcast", "--algorithm", "naive_ring"}, "--algorithm: unknown 'naive_ring', expected library"},
       {{"bench", "all_reduce", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo"},
       {{"bench", "all_reduce", "--dtype", "half"}, "--dtype: unknown 'half', expected f32, f16, bf16"},

@@ -82,9 +82,14 @@ TEST_CASE("a burst takes at least 0.1 s and 20 steps, and fewer steps where the 
   CHECK(machine.steps == (machine.order[0] == 0 ? std::vector<int>{20, 500} : std::vector<int>{500, 20}));
 
   FakeMachine slow{.step_us = {2e6, 1e6}, .noise = 0.1};
-  cells = {{.step_us = 2e6}, {}};
-  slow.run(cells, {.budget_s = 100, .base = 0});
-  for (const int steps : slow.steps) CHECK(steps == 5);
+  cells = {{.step_us = 2e6}, {.step_us = 1e6}};
+  slow.run(cells, {.budget_s = 10, .base = 0});
+  for (const int steps : slow.steps) CHECK(steps == 1);
+
+  FakeMachine middling{.step_us = {5e4, 1e4}};
+  cells = {{.step_us = 5e4}, {.step_us = 1e4}};
+  middling.run(cells, {.budget_s = 2, .base = 0});
+  for (std::size_t i = 0; i < middling.steps.size(); ++i) CHECK(middling.steps[i] >= (middling.order[i] == 0 ? 2 : 5));
 
   FakeMachine fixed_steps{.step_us = {9000}};
   cells.assign(1, {});

@@ -36,7 +36,7 @@ std::string program(const TemporaryFolder& folder, const std::string& body) {
 }
 
 TorchPeer peer(const std::string& python, const TemporaryFolder& folder) {
-  return TorchPeer(python, {.ranks = 2, .threads = 1, .tuned = true}, 128, folder.path() + "/torch");
+  return TorchPeer(python, {.ranks = 2, .threads = 1, .tuned = true}, {}, 128, folder.path() + "/torch");
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
   const TrainOptions options = small();
   const Images images = find_images(options);
   ddp::SoloGroup alone;
-  Setup setup = make_setup(options, *images.train, alone);
+  Setup setup = make_setup(options, images, alone);
   RankTeam team{.rank = 0, .size = 2};
   team.sum = [](std::span<double> numbers) {
     for (double& number : numbers) number *= 2;

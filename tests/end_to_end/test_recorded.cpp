@@ -12,8 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "ddp/group/process_group.h"
+#include "lib/data/dataset.h"
 #include "lib/data/mnist/mnist.h"
 #include "lib/ops/losses.h"
 #include "tests/ddp/ranks.h"
@@ -48,6 +50,14 @@ std::optional<data::Mnist> real_mnist() {
   return std::nullopt;
 }
 
+/// `train` must outlive them.
+Images images_of(const data::Dataset& train) {
+  return {.train = std::shared_ptr<const data::Dataset>(std::shared_ptr<void>(), &train),
+          .test = nullptr,
+          .name = "",
+          .description = ""};
+}
+
 /// The first `steps` losses of every rank of the tutorial's program with `size` ranks.
 std::vector<std::vector<float>> first_losses(const data::Dataset& train, int size, int steps) {
   TrainOptions options;
@@ -59,7 +69,7 @@ std::vector<std::vector<float>> first_losses(const data::Dataset& train, int siz
   std::vector<data::Loader::Iterator> batches;
   for (int rank = 0; rank < size; ++rank) {
     groups.push_back(std::make_unique<LockStep>(rank, size));
-    ranks.push_back(make_setup(options, train, *groups.back()));
+    ranks.push_back(make_setup(options, images_of(train), *groups.back()));
     batches.push_back(ranks.back().loader->begin());
   }
   std::vector<std::vector<float>> losses(static_cast<std::size_t>(steps));
@@ -98,7 +108,7 @@ std::vector<double> ddp_losses(const data::Dataset& train, int size, std::size_t
   std::vector<double> means(steps);
   run_ranks(Over::shm, size, [&](ddp::ProcessGroup& group) {
     const Device device{DeviceKind::cpu, group.rank()};
-    Setup rank = make_setup(options, train, group, {device});
+    Setup rank = make_setup(options, images_of(train), group, {device});
     auto batch = rank.loader->begin();
     for (double& mean : means) {
       rank.optimizer->zero_grad();

@@ -73,9 +73,11 @@ def check_own_network(programs, _, name):
 
 
 def check_page(_, sources, name):
-    """The page shows the program's own lines."""
-    with open(os.path.join(sources, name + ".cpp"), encoding="utf-8") as file:
-        program = file.read()
+    """The page shows lines of the program, and of its module."""
+    program = ""
+    for source in (name, name + "_module"):
+        with open(os.path.join(sources, source + ".cpp"), encoding="utf-8") as file:
+            program += file.read()
     with open(os.path.join(sources, "..", "docs", name + ".md"), encoding="utf-8") as file:
         pieces = re.findall(r"```cpp\n(.*?)```", file.read(), re.S)
     return "\n".join(piece for piece in pieces if piece not in program) if pieces else "no pieces of code"

@@ -113,14 +113,22 @@ examples() {
   local flags example
   flags=$(pkg-config --cflags --libs duet)
   export flags
-  printf '%s\0' *.cpp | xargs -0 -P "$(nproc)" -I {} sh -c '${CXX:-g++} -std=c++20 {} -o "$TMPDIR/{}.out" $flags || exit 255'
-  for example in *.cpp; do "$TMPDIR/$example.out" --help; done
+  find . -name '*.cpp' ! -name own_network_module.cpp -printf '%P\0' | xargs -0 -P "$(nproc)" -I {} sh -c '${CXX:-g++} -std=c++20 {} -o "$TMPDIR/{}.out" $flags || exit 255'
+  for example in "$TMPDIR"/*.cpp.out; do "$example" --help; done
   "$TMPDIR/partition.cpp.out" | diff - "$root/tests/examples/golden/partition.txt"
+}
+own_network_module() {
+  cd "$tree"
+  # shellcheck disable=SC2046
+  ${CXX:-g++} -std=c++20 -O2 -shared -fPIC "$prefix/share/doc/duet/examples/own_network_module.cpp" -o own_network.so \
+    $(pkg-config --cflags --libs duet)
+  "$prefix/bin/duet" train --model ./own_network.so --train-images 8 --test-images 4 --batch 4 --epochs 1
 }
 check 'a Meson project with a lib/tensor.h of its own' with_meson
 check 'the same with pkg-config alone' with_pkg_config
 check "README's project" readme_project
 check 'the installed examples' examples
+check 'a network of the installed examples' own_network_module
 
 uninstall_it() {
   ninja -C "$build" uninstall

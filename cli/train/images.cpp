@@ -1,0 +1,179 @@
+#include "cli/train/images.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "cli/system/number_text.h"
+#include "cli/system/terminal.h"
+#include "cli/train/network.h"
+#include "lib/data/images/drawn_images.h"
+#include "lib/data/images/image_folder.h"
+#include "lib/data/mnist/mnist.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "fetching train-images-idx3-ubyte.gz  4,816,896 of 9,912,422 bytes", rewritten.
+void show_download(const std::string& file, std::uint64_t done, std::uint64_t total) {
+  const std::string all = total > 0 ? " of " + grouped(static_cast<std::int64_t>(total)) : "";
+  std::fprintf(stderr, "\r\x1b[Kfetching %s  %s%s bytes", file.c_str(),
+               grouped(static_cast<std::int64_t>(done)).c_str(), all.c_str());
+  if (total > 0 && done == total) std::fputs("\r\x1b[K", stderr);
+}
+
+std::shared_ptr<const data::Dataset> on_device(data::ImageDataset set, Device device) {
+  if (device.kind == DeviceKind::cpu) return std::make_shared<data::ImageDataset>(std::move(set));
+  return std::make_shared<data::ResidentImages>(set, device);
+}
+
+void require_mnist(const Training& options) {
+  require<UsageError>(!options.skip_broken, "--skip-broken is for a folder of images");
+  try {
+    data::require_mnist({.data = options.data});
+  } catch (const DataError& error) {
+    throw DataError(concat(options.data.empty() ? "" : "--data ", error.what()));
+  }
+}
+
+Images find_mnist(const Training& options, Device device) {
+  const bool shown = terminal_style(stderr, options.quiet).rewrite;
+  data::Mnist found = data::load_mnist({.data = options.data,
+                                        .download = options.download,
+                                        .progress = shown ? show_download : data::DownloadProgress(),
+                                        .train_images = options.train_images,
+                                        .test_images = options.test_images});
+  return {.train = on_device(std::move(found.train), device),
+          .test = on_device(std::move(found.test), device),
+          .name = found.drawn ? "drawn digits" : data::name(data::MnistKind::mnist),
+          .description = found.origin + (found.drawn && options.data.empty() ? "; --data DIR uses yours" : "")};
+}
+
+/// Side of the network's images.
+std::int64_t require_colour(const Training& options, const ChosenNetwork& network) {
+  const Shape& shape = network.sample_shape;
+  require<UsageError>(shape.rank() == 3 && shape[0] == 3 && shape[1] == shape[2], options.model, " takes samples ",
+                      shape, ", expected (1, 28, 28) of MNIST or (3, n, n) of colour images");
+  require<UsageError>(!options.download, "--download fetches MNIST, which ", options.model, " does not take");
+  return shape[1];
+}
+
+bool is_drawn(const Training& options) { return options.data.empty() || options.data.starts_with("synthetic"); }
+
+std::int64_t limited(std::int64_t count, std::int64_t limit) { return limit > 0 ? std::min(count, limit) : count; }
+
+data::DrawnSets drawn_sets(const Training& options, std::int64_t side) {
+  std::string text = options.data.empty() ? "synthetic" : options.data;
+  const auto preset = [&](const std::string& field, std::int64_t value) {
+    if (text.find(field + "=") == std::string::npos)
+      text += concat(text.find(':') == std::string::npos ? ":" : ",", field, "=", value);
+  };
+  preset("size", side);
+  const std::int64_t classes = options.classes > 0 ? options.classes : chosen_network(options).classes;
+  if (classes > 0) preset("classes", classes);
+  data::DrawnSets sets;
+  try {
+    sets = data::parse_drawn_images(text);
+  } catch (const UsageError& error) {
+    throw UsageError(concat("--data: ", error.what()));
+  }
+  require<UsageError>(sets.train.size == side, "--data draws images of size ", sets.train.size, ", but ", options.model,
+                      " takes ", side, "; --image-size changes that");
+  sets.train.count = limited(sets.train.count, options.train_images);
+  sets.test.count = limited(sets.test.count, options.test_images);
+  return sets;
+}
+
+Images draw_images(const Training& options, std::int64_t side) {
+  const data::DrawnSets sets = drawn_sets(options, side);
+  Images images{.train = std::make_shared<data::DrawnImages>(sets.train),
+                .test = std::make_shared<data::DrawnImages>(sets.test),
+                .classes = sets.train.classes,
+                .name = concat("drawn images of ", sets.train.classes, " classes, ", side, "x", side),
+                .description = ""};
+  images.description = concat(images.name, ": ", grouped(sets.train.count), " to train, ", grouped(sets.test.count),
+                              " to test", options.data.empty() ? "; --data DIR uses yours" : "");
+  return images;
+}
+
+/// Its first argument is a folder of images; at most `most` of them, evenly spread over its classes.
+std::shared_ptr<const data::Dataset> spread(std::shared_ptr<const data::Dataset> all, std::int64_t most) {
+  if (most == 0 || most >= all->size()) return all;
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(most));
+  for (std::int64_t i = 0; i < most; ++i)
+    indices[static_cast<std::size_t>(i)] = i * (all->size() / most) + i * (all->size() % most) / most;
+  auto* const part = new data::Subset(*all, std::move(indices));
+  return std::shared_ptr<const data::Dataset>(part, [all = std::move(all)](const data::Subset* set) { delete set; });
+}
+
+void require_folders(const Training& options) {
+  for (const char* const part : {"train", "val"}) {
+    std::error_code error;
+    require<DataError>(fs::is_directory(fs::path(options.data) / part, error), "--data ", options.data,
+                       ": has no folder ", part, "; ", options.model,
+                       " takes a folder with train and val, each with a folder of images for each class, or synthetic");
+  }
+}
+
+Images read_folder(const Training& options, std::int64_t side) {
+  require_folders(options);
+  const fs::path root = options.data;
+  data::ImageFolderOptions reading{.transform = data::RandomResizedCrop{.size = side, .seed = options.seed},
+                                   .skip_broken = options.skip_broken};
+  const auto train = std::make_shared<data::ImageFolder>(root / "train", reading);
+  // As 256 to 224 of torchvision's evaluation.
+  reading.transform = data::ResizeCentreCrop{.resize = side * 256 / 224, .size = side};
+  const auto test = std::make_shared<data::ImageFolder>(root / "val", reading);
+  require<DataError>(train->classes() == test->classes(), "--data ", options.data, ": train has ",
+                     train->classes().size(), " classes and val ", test->classes().size(),
+                     ", expected the same folders in both");
+  Images images{.train = spread(train, options.train_images),
+                .test = spread(test, options.test_images),
+                .classes = static_cast<std::int64_t>(train->classes().size()),
+                .name = concat("image folder of ", train->classes().size(), " classes, ", side, "x", side),
+                .description = ""};
+  images.description = concat(options.data, ": ", images.name, ", ", grouped(images.train->size()), " to train, ",
+                              grouped(images.test->size()), " to test");
+  return images;
+}
+
+}  // namespace
+
+void require_data(const Training& options) {
+  const ChosenNetwork network = chosen_network(options);
+  if (network.is_for_mnist()) return require_mnist(options);
+  const std::int64_t side = require_colour(options, network);
+  if (is_drawn(options)) {
+    require<UsageError>(!options.skip_broken, "--skip-broken is for a folder of images");
+    drawn_sets(options, side);
+  } else {
+    require_folders(options);
+  }
+}
+
+Images find_images(const Training& options, Device device) {
+  require_data(options);
+  const ChosenNetwork network = chosen_network(options);
+  if (network.is_for_mnist()) return find_mnist(options, device);
+  const std::int64_t side = require_colour(options, network);
+  return is_drawn(options) ? draw_images(options, side) : read_folder(options, side);
+}
+
+std::int64_t classes_of_data(const Training& options) {
+  require_data(options);
+  const ChosenNetwork network = chosen_network(options);
+  if (network.is_for_mnist()) return 10;
+  if (is_drawn(options)) return drawn_sets(options, require_colour(options, network)).train.classes;
+  std::int64_t classes = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(options.data) / "train")) classes += entry.is_directory();
+  return classes;
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,135 @@
+// Networks for colour images, by the program: what they train on, and the bits of one and two devices.
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/report/report.h"
+#include "cli/report/results.h"
+#include "lib/data/images/drawn_images.h"
+#include "lib/data/images/image_file.h"
+#include "lib/error.h"
+#include "tests/end_to_end/program.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+using duet_test::ContainsSubstring;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> small(std::vector<std::string> arguments, const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), {"--model", "resnet18", "--stem", "cifar", "--image-size", "8", "--batch", "4",
+                                     "--train-images", "8", "--test-images", "4"});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+/// A folder with train and val of two classes, three images each.
+void write_folder(const fs::path& root) {
+  const duet::data::DrawnImages drawn({.classes = 2, .size = 16, .count = 6});
+  for (const char* const part : {"train", "val"})
+    for (std::int64_t i = 0; i < drawn.size(); ++i) {
+      const fs::path folder = root / part / duet::concat("class", drawn.label(i));
+      fs::create_directories(folder);
+      const std::vector<std::uint8_t> bytes = duet::data::encode_jpeg(drawn.draw(i));
+      write_output((folder / duet::concat(i, ".jpg")).string(), std::string(bytes.begin(), bytes.end()));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a network with synchronised batch norm ends with the same bits on one and two devices") {
+  const TemporaryFolder folder;
+  const std::string result = folder.path() + "/result";
+  std::vector<std::string> hashes;
+  for (const std::string mode : {"single", "dp", "ddp"}) {
+    const std::string devices = mode == "single" ? "1" : "2";
+    const auto ran = duet_test::duet(
+        small({"train"}, {"--mode", mode, "--devices", devices, "--sync-bn", "--epochs", "1", "--result", result}));
+    INFO(mode << ": " << ran.err);
+    REQUIRE(ran.status == 0);
+    CHECK_THAT(ran.out, ContainsSubstring("network: resnet18, 11,173,962 parameters (44.7 MB of gradients)"));
+    CHECK_THAT(ran.out, ContainsSubstring("data: drawn images of 10 classes, 8x8: 8 to train, 4 to test"));
+    hashes.push_back(duet_test::hash_of(result));
+  }
+  CHECK(hashes[1] == hashes[0]);
+  CHECK(hashes[2] == hashes[0]);
+}
+
+TEST_CASE("compare says that plain batch norm has statistics of each device") {
+  const TemporaryFolder folder;
+  const auto ran = duet_test::duet(small({"compare"}, {"--modes", "single,dp", "--devices", "1,2", "--out",
+                                                       folder.path(), "--json", "-", "--time-budget", "0"}));
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  CHECK(results.parameters == 11'173'962);
+  CHECK(results.settings.model == "resnet18");
+  const Run* const one = find_run(results, "dp", 1);
+  const Run* const two = find_run(results, "dp", 2);
+  REQUIRE((one && two));
+  CHECK(same_result(results, *one) == "yes");
+  CHECK(two->per_device_statistics);
+  CHECK(same_result(results, *two) == "per-device statistics");
+}
+
+TEST_CASE("a folder of images is trained on, with workers too, and its classes are the network's outputs") {
+  if (!duet::data::has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder folder;
+  write_folder(folder.path());
+  const std::string result = folder.path() + "/result";
+  std::vector<std::string> hashes;
+  for (const std::string workers : {"0", "2"}) {
+    const auto ran = duet_test::duet(
+        small({"train"}, {"--data", folder.path(), "--loader-workers", workers, "--epochs", "1", "--result", result}));
+    INFO(ran.err);
+    REQUIRE(ran.status == 0);
+    CHECK_THAT(ran.out, ContainsSubstring("resnet18, 11,169,858 parameters"));
+    CHECK_THAT(ran.out, ContainsSubstring("image folder of 2 classes, 8x8, 6 to train, 4 to test"));
+    hashes.push_back(duet_test::hash_of(result));
+  }
+  CHECK(hashes[0] == hashes[1]);
+}
+
+TEST_CASE("a network in a file is compared, with the same bits in all modes") {
+  const TemporaryFolder folder;
+  const std::string file = std::getenv("DUET_NETWORK");
+  const auto ran = duet_test::duet({"compare", "--model", file, "--modes", "single,dp,ddp", "--devices", "1,2",
+                                    "--train-images", "8", "--test-images", "4", "--batch", "4", "--out", folder.path(),
+                                    "--json", "-", "--time-budget", "0"});
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const Results results = results_from_json(ran.out);
+  CHECK(results.settings.model == file);
+  for (const std::string mode : {"dp", "ddp"}) {
+    const Run* const run = find_run(results, mode, 2);
+    REQUIRE(run != nullptr);
+    CHECK(same_result(results, *run) == "yes");
+  }
+  const auto missing = duet_test::duet({"train", "--model", folder.path() + "/none.so"});
+  CHECK(missing.status == 1);
+  CHECK_THAT(missing.err, ContainsSubstring("/none.so: no such file, expected a shared object"));
+}
+
+TEST_CASE("data that a network cannot take is an error of one line") {
+  const TemporaryFolder folder;
+  const auto complaint = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"train"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto ran = duet_test::duet(arguments);
+    CHECK(ran.status != 0);
+    return ran.err;
+  };
+  CHECK_THAT(complaint({"--model", "resnet18", "--image-size", "32", "--data", "synthetic:size=64"}),
+             ContainsSubstring("--data draws images of size 64, but resnet18 takes 32"));
+  CHECK_THAT(complaint({"--model", "resnet18", "--classes", "3", "--data", "synthetic:classes=5"}),
+             ContainsSubstring("resnet18 has 3 outputs, but the data has 5 classes"));
+  CHECK_THAT(complaint({"--model", "resnet18", "--data", folder.path()}), ContainsSubstring("has no folder train"));
+  CHECK_THAT(complaint({"--model", "alexnet", "--sync-bn"}), ContainsSubstring("AlexNet has one stem, no batch norm"));
+  CHECK_THAT(complaint({"--image-size", "64"}),
+             ContainsSubstring("--image-size is 64, but simple_cnn takes images of 28x28"));
+  CHECK_THAT(complaint({"--skip-broken"}), ContainsSubstring("--skip-broken is for a folder of images"));
+}
