@@ -198,6 +198,6 @@ struct LeftOut {
   std::vector<std::string> unused;  // of `from`
 };
 /// Copies what copy_by_name() would, but leaves out what does not fit, such as a classifier of other classes.
-LeftOut copy_what_fits(const NamedTensors& from, const NamedTensors& into);
+[[nodiscard]] LeftOut copy_what_fits(const NamedTensors& from, const NamedTensors& into);
 
 }  // namespace duet

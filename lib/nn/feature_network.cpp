@@ -14,6 +14,7 @@ FeatureNetwork::FeatureNetwork(std::int64_t pooled) : avgpool_(pooled, pooled) {
 
 void FeatureNetwork::wrap_features(std::unique_ptr<Module> wrapper) {
   require<UsageError>(wrapper != nullptr, "wrap_features: got no module");
+  require<UsageError>(wrapper_ == nullptr, "wrap_features: the features are wrapped already");
   wrap_child("features", *wrapper);
   wrapper_ = std::move(wrapper);
 }

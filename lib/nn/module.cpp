@@ -196,8 +196,10 @@ void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) 
     if (adopt) adopt_values(store);
     store_.reset();
     context_.store = nullptr;
+    adopted_ = adopt;
     if (adopt) return;
   }
+  adopted_ = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) draw(store, i, parameters_[i].fill, generator);
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     copy(buffers_[i].tensor, store.buffers()[static_cast<std::size_t>(range_.first_buffer) + i].tensor);
@@ -212,6 +214,7 @@ void Module::draw(ParameterStore& store, std::size_t parameter, const Fill& fill
 }
 
 void Module::draw_over(ParameterStore& store, Mt19937& generator, const Redraw& redraw) const {
+  if (adopted_) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (const Fill fill = redraw(*this, parameters_[i].name, parameters_[i].shape)) draw(store, i, fill, generator);
   for (const Child& own : children_) child(own).draw_over(store, generator, redraw);

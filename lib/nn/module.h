@@ -101,7 +101,9 @@ class Module {
   /// Copies values in, as copy_by_name() does.
   void load_state_dict(const std::vector<NamedTensor>& state);
   /// The same but for what does not fit, which is left out: see copy_what_fits().
-  LeftOut load_what_fits(const std::vector<NamedTensor>& state) { return copy_what_fits(state, state_dict()); }
+  [[nodiscard]] LeftOut load_what_fits(const std::vector<NamedTensor>& state) {
+    return copy_what_fits(state, state_dict());
+  }
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
   std::string str() const;
@@ -133,7 +135,8 @@ class Module {
   /// Gives the new initial values of one of `layer`'s own parameters, or an empty Fill: it keeps those that it has.
   using Redraw = std::function<Fill(const Module& layer, const std::string& parameter, const Shape& shape)>;
   /// For a network whose constructor in PyTorch draws over what its layers have drawn: after all its parts have drawn
-  /// their initial values, `redraw` is called for each parameter of them, in the order of PyTorch's modules().
+  /// their initial values, `redraw` is called for each parameter of them, in the order of PyTorch's modules(). Parts
+  /// that had values before they were registered keep these.
   void draw_over(Redraw redraw) { redraw_ = std::move(redraw); }
   /// Registers `wrapper`, which wraps the child `name`, in its place: `model.features = DataParallel(model.features)`.
   void wrap_child(const std::string& name, Module& wrapper);
@@ -219,6 +222,7 @@ class Module {
   Range range_;
   std::uint32_t layer_ = 0;
   std::unique_ptr<ParameterStore> store_;  // of a root; of a part only until the model's values are made
+  bool adopted_ = false;                   // the model has taken this part's values
   Context context_;
 };
 

@@ -28,8 +28,8 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smo
 /// Mean of (x - target)^2 over all elements: (N, ...) both -> scalar.
 Variable mse_loss(const Variable& x, const Tensor& target);
 
-/// Number of rows of x (N, C) whose entry at labels (N) i64 is among the k largest of the row, 1 <= k <= C: k times
-/// accuracy's numerator of PyTorch's ImageNet program. Of equal entries the one with the lower class comes first, while
+/// Number of rows of x (N, C) whose entry at labels (N) i64 is among the k largest of the row, 1 <= k <= C: the
+/// numerator of top-k accuracy. Of equal entries the one with the lower class comes first, while
 /// torch.topk leaves that open; a NaN is larger than any number, as there. A label outside [0, C) is in no top. The
 /// host waits for the device.
 std::int64_t count_in_top(const Variable& x, const Tensor& labels, std::int64_t k);

@@ -49,6 +49,14 @@ struct Redrawn : Module {
   Sequential body;
 };
 
+/// Draws over a part of another model's.
+struct Adopting : Module {
+  explicit Adopting(Linear& part) {
+    register_module("part", part);
+    draw_over([](const Module&, const std::string&, const Shape&) -> Fill { return init::constant(7); });
+  }
+};
+
 struct Pair : Module {
   Pair() {
     register_module("first", first);
@@ -59,6 +67,16 @@ struct Pair : Module {
 };
 
 }  // namespace
+
+TEST_CASE("a part that had values before it was registered is not drawn over, unless the model is drawn again") {
+  Linear part(4, 6);
+  part.initialise(std::uint64_t{3});
+  const std::string before = digest(part.parameters().values().span<float>());
+  Adopting model(part);
+  CHECK(digest(model.parameters().values().span<float>()) == before);
+  model.initialise(std::uint64_t{3});
+  CHECK(model.parameters().values().span<float>()[0] == 7);
+}
 
 // torch.manual_seed(5); t = torch.empty(n).normal_(mean, std), one after the other.
 TEST_CASE("normal values are PyTorch's, many at once and few, which keep half a pair") {

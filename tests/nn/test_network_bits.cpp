@@ -122,8 +122,12 @@ TEST_CASE("wrapped features are named and printed as PyTorch's, and load states 
   CHECK(state_of(wrapped) == state_of(plain));
 }
 
-TEST_CASE("only a wrapper of the features takes their place, before there are values") {
-  AlexNet model(kNarrow), other(kNarrow);
+TEST_CASE("only a wrapper of the features takes their place, once and before there are values") {
+  AlexNet model(kNarrow), other(kNarrow), wrapped(kNarrow);
+  wrapped.wrap_features(std::make_unique<dp::DataParallel>(wrapped.features(), dp::DataParallelOptions{}));
+  CHECK_THROWS_WITH(
+      wrapped.wrap_features(std::make_unique<dp::DataParallel>(wrapped.features(), dp::DataParallelOptions{})),
+      ContainsSubstring("wrapped already"));
   CHECK_THROWS_AS(model.wrap_features(nullptr), UsageError);
   CHECK_THROWS_WITH(model.wrap_features(std::make_unique<Linear>(2, 2)),
                     "module 'features' of AlexNet gives its place to a wrapper of it only, got Linear");

@@ -7,15 +7,7 @@
 #include "lib/backend/cpu/conv_support.h"
 #include "lib/backend/cpu/leaf_gradients.h"
 
-extern "C" void omp_set_num_threads(int threads);
-
 namespace duet::cpu {
-
-void use_one_openmp_thread() {
-  thread_local const bool done = (omp_set_num_threads(1), true);
-  static_cast<void>(done);
-}
-
 namespace {
 
 /// Whether own loops compute the weight gradient: oneDNN's read and write all of it for every few pixels. The answer is
@@ -61,7 +53,6 @@ void CpuBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor& 
   CpuDevice& device = this->device(x);
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
-    use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), y.layout(), window,
                                               end - begin, b.defined(), bf16));
@@ -79,7 +70,6 @@ void CpuBackend::conv2d_backward_data(const Tensor& dy, const Tensor& w, const T
   const bool bf16 = rounds(dx, w, dy);
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(dy, [&](std::int64_t begin, std::int64_t end, int id) {
-    use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(key_of(ConvPass::backward_data, dx.shape(), dx.layout(), w.shape(), dy.layout(),
                                               window, end - begin, false, bf16));

@@ -4,8 +4,17 @@
 
 #include "lib/error.h"
 
+extern "C" void omp_set_num_threads(int threads);
+
 namespace duet::cpu {
 namespace {
+
+/// oneDNN's own threads stay at one: a device's threads share out its blocks. OpenMP keeps the number per thread, and
+/// oneDNN fixes it, and with it the order of sums, when a primitive is made.
+void use_one_openmp_thread() {
+  thread_local const bool done = (omp_set_num_threads(1), true);
+  static_cast<void>(done);
+}
 
 using Desc = dnnl::memory::desc;
 using Tag = dnnl::memory::format_tag;
@@ -161,6 +170,7 @@ std::size_t ConvPlans::Hash::operator()(const ConvKey& key) const {
 }
 
 ConvPlan& ConvPlans::plan(const ConvKey& key) {
+  use_one_openmp_thread();
   const auto found = plans_.find(key);
   if (found != plans_.end()) return found->second;
   return plans_.emplace(key, with_onednn_errors("conv2d", [&] { return make(key); })).first->second;

@@ -16,7 +16,6 @@ void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const 
   const Rows stamp = x.stamp_or_self();
   PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
   for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
-    use_one_openmp_thread();
     Worker& worker = device.worker(id);
     ConvPlan& plan = worker.plans.plan(
         key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), f.layout, op.conv, end - begin, true));

@@ -10,9 +10,6 @@
 
 namespace duet::cpu {
 
-/// oneDNN's own threads stay at one: a device's threads share out its blocks. OpenMP keeps the number per thread.
-void use_one_openmp_thread();
-
 inline int block_of(Layout layout) { return layout == Layout::blocked16 ? 16 : layout == Layout::blocked8 ? 8 : 1; }
 
 inline float* rows_of(const Tensor& tensor, std::int64_t begin) {

@@ -116,6 +116,8 @@ void ConvWeightGradient::compute(Blocks::Range rows, Worker& worker, const float
                                  float* bias) const {
   if (reads_plain_image(x_, dy_layout_)) return compute_plain(rows, worker, dy, weights, bias);
   const ConvPlan& plan = worker.plans.plan(key(rows));
+  require<UsageError>(format_ == nullptr || plan.weights == format_->weights,
+                      "conv2d: the threads of a device use different formats of weights");
   float* const formatted = format_ != nullptr ? weights : worker.formatted.floats(plan.weight_floats());
   const PlanImages image = {kernels_,   plan, worker.image, rows.rows(), x_.size(1), x_.size(2) * x_.size(3),
                             x_.layout()};
@@ -152,11 +154,9 @@ void ConvWeightGradient::run(FunctionRef<const float*(Blocks::Range rows, int wo
   const std::int64_t floats = format_ != nullptr ? format_->weight_floats() : dw_.count();
   LeafGradients leaves(device_, kernels_, blocks_, floats, dw_.size(0));
   leaves.run([&](Blocks::Range rows, int id, float* weights, float* bias) {
-    use_one_openmp_thread();
     compute(rows, device_.worker(id), gradient(rows, id), weights, bias);
   });
   if (format_ != nullptr) {
-    use_one_openmp_thread();
     format_->reorder->run(device_.worker(0).plans.stream(), {leaves.weights(), dw_.data<float>()});
   } else {
     std::copy_n(leaves.weights(), dw_.count(), dw_.data<float>());

@@ -101,8 +101,11 @@ class Drawing {
     const float any = random.uniform(), jitter = between(random, -kHueJitter, kHueJitter);
     const bool named = options.classes > kShapes * kTextures;
     const float hue = named ? static_cast<float>(label / (kShapes * kTextures)) / 10 + jitter : any;
-    bright_ = colour(hue, between(random, 0, 0.3f), between(random, 0.7f, 1));
-    ground_ = colour(random.uniform(), between(random, 0, 0.8f), between(random, 0.05f, 0.4f));
+    // Drawn one by one: compilers differ in the order of arguments.
+    const float bright = between(random, 0.7f, 1), pale = between(random, 0, 0.3f);
+    bright_ = colour(hue, pale, bright);
+    const float dark = between(random, 0.05f, 0.4f), grey = between(random, 0, 0.8f), ground = random.uniform();
+    ground_ = colour(ground, grey, dark);
   }
 
   Colour at(std::int64_t column, std::int64_t row) const {

@@ -185,8 +185,10 @@ bool ImageFolder::try_sample(Workspace& work, std::int64_t file, std::int64_t ep
     return true;
   } catch (const DataError& error) {
     if (!options_.skip_broken) throw;
-    const std::lock_guard lock(mutex_);
-    if (broken_.emplace(file, error.what()).second) warn(options_, error.what());
+    std::unique_lock lock(mutex_);
+    const bool is_new = broken_.emplace(file, error.what()).second;
+    lock.unlock();  // the callback may call broken()
+    if (is_new) warn(options_, error.what());
     return false;
   }
 }

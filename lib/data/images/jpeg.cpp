@@ -173,14 +173,17 @@ std::vector<std::uint8_t> encode_jpeg(const Pixels& pixels, int quality) {
                          region.height <= JPEG_MAX_DIMENSION,
                      "a JPEG has 1 to ", JPEG_MAX_DIMENSION, " rows and columns, got ", region.height, " x ",
                      region.width);
+  require<UsageError>(pixels.bytes.size() >= pixels.row_bytes() * static_cast<std::size_t>(region.height), "pixels of ",
+                      pixels.bytes.size(), " bytes, expected ", region.height, " rows of ", pixels.row_bytes());
   struct Encoder {
     Failure failure;
     jpeg_compress_struct info{};
     unsigned char* memory = nullptr;
     unsigned long bytes = 0;
+    bool finished = false;  // before that libjpeg may have moved the memory
     ~Encoder() {
       jpeg_destroy_compress(&info);
-      std::free(memory);
+      if (finished) std::free(memory);
     }
   } encoder;
   prepare(encoder.failure);
@@ -201,6 +204,7 @@ std::vector<std::uint8_t> encode_jpeg(const Pixels& pixels, int quality) {
       jpeg_write_scanlines(&info, &row, 1);
     }
     jpeg_finish_compress(&info);
+    encoder.finished = true;
   });
   require<DataError>(complete, "a JPEG cannot be made: ", encoder.failure.reason);
   return {encoder.memory, encoder.memory + encoder.bytes};

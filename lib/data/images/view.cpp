@@ -21,6 +21,7 @@ Region fallback(const RandomResizedCrop& transform, std::int64_t width, std::int
   std::int64_t w = width, h = height;
   if (ratio < transform.least_ratio) h = rounded(static_cast<double>(w) / transform.least_ratio);
   if (ratio > transform.most_ratio) w = rounded(static_cast<double>(h) * transform.most_ratio);
+  w = std::max<std::int64_t>(w, 1), h = std::max<std::int64_t>(h, 1);
   return {(width - w) / 2, (height - h) / 2, w, h};
 }
 

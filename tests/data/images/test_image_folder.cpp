@@ -193,9 +193,13 @@ TEST_CASE("broken images are errors, or skipped, named and counted") {
                     ContainsSubstring("b/6.png: is no JPEG"));
 
   std::vector<std::string> said;
-  const ImageFolder images(
-      root.path(),
-      {.transform = kSmall, .skip_broken = true, .warn = [&](const std::string& message) { said.push_back(message); }});
+  const ImageFolder* folder = nullptr;
+  const auto warn = [&](const std::string& message) {
+    said.push_back(message);
+    CHECK(folder->broken().size() == said.size());  // may be called here
+  };
+  const ImageFolder images(root.path(), {.transform = kSmall, .skip_broken = true, .warn = warn});
+  folder = &images;
   const Fetched expected = fetched(images, {0, 5, 4, 4});
   CHECK(images.broken().empty());
   CHECK(fetched(images, all) == expected);

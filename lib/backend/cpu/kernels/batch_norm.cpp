@@ -56,7 +56,7 @@ template <int kInputs, class Unit>
     for (std::int64_t at = begin; at < begin + whole; at += kNormLanes) {
       const float* from[kInputs];
       for (int i = 0; i < kInputs; ++i) from[i] = inputs[i] + at;
-      unit(from, output + at);
+      unit(from, output != nullptr ? output + at : nullptr);
     }
     if (rest == 0) continue;
     float filled[kInputs + 1][kNormLanes] = {};
