@@ -95,7 +95,7 @@ TEST_CASE("a link to the standard output stays a link, and the result follows th
     INFO(ran.out << ran.err);
     CHECK(ran.status == 0);
     CHECK(std::filesystem::is_symlink(link));
-    CHECK(ran.out.starts_with("data: "));
+    CHECK(ran.out.starts_with("network: "));
     CHECK_THAT(ran.out, ContainsSubstring("\n{\"mode\":"));
   }
   std::ofstream(target) << std::string(100'000, 'x');
