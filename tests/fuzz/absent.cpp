@@ -5,10 +5,12 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "lib/nn/networks.h"
 #include "lib/tensor.h"
 
 namespace duet {
@@ -45,6 +47,18 @@ Precision parse_precision(std::string_view text) {
   for (const Precision precision : {Precision::fp32, Precision::tf32, Precision::bf16})
     if (text == name(precision)) return precision;
   throw UsageError(concat("unknown precision '", text, "'"));
+}
+
+const std::vector<nn::NamedNetwork>& nn::named_networks() {
+  static const std::vector<NamedNetwork> all = {{"simple_cnn", 1, 28, 10, true, {}},
+                                                {"resnet18", 3, 224, 1000, false, {}}};
+  return all;
+}
+
+const nn::NamedNetwork& nn::find_network(const std::string& name) {
+  for (const NamedNetwork& network : named_networks())
+    if (network.name == name) return network;
+  throw UsageError(concat("unknown network '", name, "'"));
 }
 
 std::string cli::why_unavailable(DeviceKind) { return "fuzz targets compute nothing"; }
