@@ -202,8 +202,9 @@ double Training::validate() {
   const ProgressMeter progress("Test: ", val_loader_->steps(), {&step_time, &meters.loss, &meters.top1, &meters.top5});
   const NoGrad no_grad;
   nn::ParameterStore& store = network_.model->parameters();
-  if (place_.group != nullptr)  // the running statistics of rank 0 are those that are saved
-    for (const NamedTensor& buffer : store.buffers()) place_.group->broadcast(buffer.tensor).wait();
+  const int buffers = static_cast<int>(store.buffers().size());
+  if (place_.group != nullptr && buffers > 0)  // the running statistics of rank 0 are those that are saved
+    place_.group->broadcast(store.buffer_run(0, buffers)).wait();
   nn::Module& net = network_.net();
   network_.model->eval();
   std::int64_t step = 0;

@@ -32,8 +32,7 @@ void add_network(CLI::App& app, Training& training) {
   app.add_option("--model", training.model,
                  "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
                  "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
-                 "FILE.so, a shared object with a network of "
-                 "one's own (lib/nn/network_module.h)")
+                 "FILE.so, a shared object with a network of one's own (lib/nn/network_module.h)")
       ->check([known = one_of(names)](const std::string& model) {
         return is_network_file(model) ? std::string() : known(model);
       });

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -56,27 +57,26 @@ Images find_mnist(const Training& options, Device device) {
           .description = found.origin + (found.drawn && options.data.empty() ? "; --data DIR uses yours" : "")};
 }
 
-/// Side of the network's images.
-std::int64_t require_colour(const Training& options, const ChosenNetwork& network) {
+void require_colour(const Training& options, const ChosenNetwork& network) {
   const Shape& shape = network.sample_shape;
   require<UsageError>(shape.rank() == 3 && shape[0] == 3 && shape[1] == shape[2], options.model, " takes samples ",
                       shape, ", expected (1, 28, 28) of MNIST or (3, n, n) of colour images");
   require<UsageError>(!options.download, "--download fetches MNIST, which ", options.model, " does not take");
-  return shape[1];
 }
 
 bool is_drawn(const Training& options) { return options.data.empty() || options.data.starts_with("synthetic"); }
 
 std::int64_t limited(std::int64_t count, std::int64_t limit) { return limit > 0 ? std::min(count, limit) : count; }
 
-data::DrawnSets drawn_sets(const Training& options, std::int64_t side) {
+data::DrawnSets drawn_sets(const Training& options, const ChosenNetwork& network) {
+  const std::int64_t side = network.sample_shape[1];
   std::string text = options.data.empty() ? "synthetic" : options.data;
   const auto preset = [&](const std::string& field, std::int64_t value) {
     if (text.find(field + "=") == std::string::npos)
       text += concat(text.find(':') == std::string::npos ? ":" : ",", field, "=", value);
   };
   preset("size", side);
-  const std::int64_t classes = options.classes > 0 ? options.classes : chosen_network(options).classes;
+  const std::int64_t classes = options.classes > 0 ? options.classes : network.classes;
   if (classes > 0) preset("classes", classes);
   data::DrawnSets sets;
   try {
@@ -91,8 +91,8 @@ data::DrawnSets drawn_sets(const Training& options, std::int64_t side) {
   return sets;
 }
 
-Images draw_images(const Training& options, std::int64_t side) {
-  const data::DrawnSets sets = drawn_sets(options, side);
+Images draw_images(const Training& options, const data::DrawnSets& sets) {
+  const std::int64_t side = sets.train.size;
   Images images{.train = std::make_shared<data::DrawnImages>(sets.train),
                 .test = std::make_shared<data::DrawnImages>(sets.test),
                 .classes = sets.train.classes,
@@ -123,7 +123,6 @@ void require_folders(const Training& options) {
 }
 
 Images read_folder(const Training& options, std::int64_t side) {
-  require_folders(options);
   const fs::path root = options.data;
   data::ImageFolderOptions reading{.transform = data::RandomResizedCrop{.size = side, .seed = options.seed},
                                    .skip_broken = options.skip_broken};
@@ -144,33 +143,37 @@ Images read_folder(const Training& options, std::int64_t side) {
   return images;
 }
 
-}  // namespace
-
-void require_data(const Training& options) {
-  const ChosenNetwork network = chosen_network(options);
-  if (network.is_for_mnist()) return require_mnist(options);
-  const std::int64_t side = require_colour(options, network);
-  if (is_drawn(options)) {
-    require<UsageError>(!options.skip_broken, "--skip-broken is for a folder of images");
-    drawn_sets(options, side);
-  } else {
-    require_folders(options);
+/// Returns what is drawn, of images that are.
+std::optional<data::DrawnSets> require_data(const Training& options, const ChosenNetwork& network) {
+  if (network.is_for_mnist()) {
+    require_mnist(options);
+    return std::nullopt;
   }
+  require_colour(options, network);
+  if (!is_drawn(options)) {
+    require_folders(options);
+    return std::nullopt;
+  }
+  require<UsageError>(!options.skip_broken, "--skip-broken is for a folder of images");
+  return drawn_sets(options, network);
 }
 
+}  // namespace
+
+void require_data(const Training& options) { require_data(options, chosen_network(options)); }
+
 Images find_images(const Training& options, Device device) {
-  require_data(options);
   const ChosenNetwork network = chosen_network(options);
+  const std::optional<data::DrawnSets> drawn = require_data(options, network);
   if (network.is_for_mnist()) return find_mnist(options, device);
-  const std::int64_t side = require_colour(options, network);
-  return is_drawn(options) ? draw_images(options, side) : read_folder(options, side);
+  return drawn ? draw_images(options, *drawn) : read_folder(options, network.sample_shape[1]);
 }
 
 std::int64_t classes_of_data(const Training& options) {
-  require_data(options);
   const ChosenNetwork network = chosen_network(options);
+  const std::optional<data::DrawnSets> drawn = require_data(options, network);
   if (network.is_for_mnist()) return 10;
-  if (is_drawn(options)) return drawn_sets(options, require_colour(options, network)).train.classes;
+  if (drawn) return drawn->train.classes;
   std::int64_t classes = 0;
   for (const auto& entry : fs::directory_iterator(fs::path(options.data) / "train")) classes += entry.is_directory();
   return classes;

@@ -24,8 +24,8 @@ class Dataset {
   /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
   /// indices[i]; `labels` is not looked at without labels. Throws DataError for an index outside [0, size()).
   virtual void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const = 0;
-  /// The same in an epoch, counted from 0, as loaders ask for it: sets that draw changes of their samples draw anew in
-  /// each; to the others it means nothing.
+  /// The same in an epoch, counted from 0; loaders call this. Random changes of samples are keyed by it; sets without
+  /// any ignore it.
   virtual void fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,
                               const Tensor& labels) const {
     static_cast<void>(epoch);

@@ -18,7 +18,7 @@ namespace duet::cpu {
 /// one for each block. The additions are those of the tree, so that neither order nor workers change a bit.
 class LeafGradients {
  public:
-  /// `weights`, `channels`: floats of a block's gradients; 0 channels: without a bias.
+  /// `weights`, `channels`: floats of a block's gradients, of the bias too.
   LeafGradients(CpuDevice& device, const Kernels& kernels, const Blocks& blocks, std::int64_t weights,
                 std::int64_t channels);
 
