@@ -53,6 +53,9 @@ class Allocator {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Takes back what allocate(bytes) gave; keeps it for the next allocation of that size.
   virtual void release(void* memory, std::size_t bytes) noexcept = 0;
+  /// Returns the memory that is kept for later allocations to the system, as far as it can, and how many bytes that
+  /// were (PyTorch: torch.cuda.empty_cache). Of a GPU nothing while a recorded step lives.
+  virtual std::size_t empty_cache() = 0;
   /// Sets memory of this device to zero bytes, in order with the device's work.
   virtual void clear(void* memory, std::size_t bytes) = 0;
   /// Copies between memory of any two devices of which at least one is this allocator's, in the order of Note [Order]

@@ -14,7 +14,9 @@
 #include "cli/train/trainer.h"
 #include "cli/train/training_loop.h"
 #include "lib/autograd/check_finite.h"
+#include "lib/device.h"
 #include "lib/monotonic.h"
+#include "lib/tensor.h"
 
 namespace duet::cli {
 namespace {
@@ -29,11 +31,17 @@ class Bursts {
       : options_(options), setup_(setup), team_(team), port_(options.bursts, team.rank) {}
 
   void serve() {
-    while (const int steps = port_.next()) burst(steps);
+    while (const int steps = next()) burst(steps);
   }
 
  private:
   bool reports_process() const { return options_.workers == "process" || team_.rank == 0; }
+  /// Parks this rank without the memory of its activations: the processes of all cells are there at the same time.
+  int next() {
+    for (const Device device : setup_.devices) allocator(device).empty_cache();
+    return port_.next();
+  }
+
   bool communicates() const { return options_.mode != Mode::copies; }
 
   /// Trains until `enough()` holds after a step, over as many epochs as that takes.

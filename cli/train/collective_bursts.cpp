@@ -18,6 +18,7 @@
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"
 #include "lib/base/trace.h"
+#include "lib/device.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
 
@@ -66,6 +67,7 @@ class CollectiveBursts {
   CollectiveBursts(Setup& setup, ddp::ProcessGroup& group)
       : setup_(setup), group_(group), gradients_(setup.model().parameters().gradients()) {
     trace_steps();
+    for (const Device device : setup.devices) allocator(device).empty_cache();  // no more steps
     for (const auto& slot : setup.model().parameters().slots())
       times_.parameter_bytes.push_back(static_cast<double>(slot.shape.count()) * sizeof(float));
     std::set<std::int64_t> counts = {1, gradients_.count() / 16 + 1, gradients_.count()};

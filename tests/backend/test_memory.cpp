@@ -1,4 +1,5 @@
 // The CPU's memory, and its other small duties.
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -28,6 +29,19 @@ TEST_CASE("host memory is aligned, apart, and used again by size") {
   void* const nothing = host.allocate(0);
   CHECK(nothing != nullptr);
   host.release(nothing, 0);
+}
+
+TEST_CASE("an emptied cache of host memory holds nothing but what is in use") {
+  cpu::HostAllocator host;
+  constexpr std::size_t kBytes = std::size_t{3} << 20;
+  void* const used = host.allocate(kBytes);
+  host.release(host.allocate(kBytes), kBytes);
+  CHECK(host.empty_cache() >= kBytes);
+  CHECK(host.empty_cache() == 0);
+  std::memset(used, 1, kBytes);
+  host.release(used, kBytes);
+  CHECK(host.allocate(kBytes) == used);
+  host.release(used, kBytes);
 }
 
 TEST_CASE("host memory may be asked for and given back on several threads at once") {

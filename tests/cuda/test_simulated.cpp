@@ -66,6 +66,16 @@ TEST_CASE("simulated: cached memory is freed for a larger allocation, on any dev
                     ContainsSubstring("out of memory on cuda:1: asked for " + std::to_string(224 * kMiB) + " bytes"));
 }
 
+TEST_CASE("simulated: an emptied cache gives its blocks to the driver, and keeps those in use") {
+  allocator(kOne).empty_cache();
+  const std::size_t before = duet_sim::live(1).bytes;
+  const Tensor used = empty({5 * kMiB}, DType::u8, kOne);
+  { const Tensor passing = empty({7 * kMiB}, DType::u8, kOne); }
+  CHECK(allocator(kOne).empty_cache() >= static_cast<std::size_t>(7 * kMiB));
+  CHECK(allocator(kOne).empty_cache() == 0);
+  CHECK(duet_sim::live(1).bytes - before < static_cast<std::size_t>(7 * kMiB));
+}
+
 TEST_CASE("simulated: a failed allocation is tried again, and failures name the request") {
   Backend& cuda = backend(DeviceKind::cuda);
   const Tensor x = zeros({10}, DType::f32, kTwo);

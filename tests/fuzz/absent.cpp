@@ -24,6 +24,7 @@ class PlainMemory final : public Allocator {
     return memory;
   }
   void release(void* memory, std::size_t) noexcept override { std::free(memory); }
+  std::size_t empty_cache() override { return 0; }
   void clear(void* memory, std::size_t bytes) override { std::memset(memory, 0, bytes); }
   void copy(void* destination, Device, const void* source, Device, std::size_t bytes) override {
     if (bytes > 0 && destination != source) std::memcpy(destination, source, bytes);

@@ -26,10 +26,13 @@ class HostAllocator final : public Allocator {
   ~HostAllocator() override;
   void* allocate(std::size_t bytes) override;
   void release(void* memory, std::size_t bytes) noexcept override;
+  std::size_t empty_cache() override;
   void clear(void* memory, std::size_t bytes) override;
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
  private:
+  std::size_t free_blocks() noexcept;
+
   std::mutex mutex_;
   std::unordered_map<std::size_t, std::vector<void*>> free_;  // by rounded size
 };

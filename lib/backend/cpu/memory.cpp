@@ -1,6 +1,8 @@
 // Host memory.
+#include <malloc.h>
 #include <sys/mman.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -29,10 +31,7 @@ void* fresh_block(std::size_t size) {
 
 }  // namespace
 
-HostAllocator::~HostAllocator() {
-  for (auto& [bytes, blocks] : free_)
-    for (void* block : blocks) std::free(block);
-}
+HostAllocator::~HostAllocator() { free_blocks(); }
 
 void* HostAllocator::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
@@ -55,6 +54,23 @@ void* HostAllocator::allocate(std::size_t bytes) {
 void HostAllocator::release(void* memory, std::size_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   free_[rounded(bytes)].push_back(memory);
+}
+
+std::size_t HostAllocator::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  const std::size_t bytes = free_blocks();
+  ::malloc_trim(0);  // free() keeps blocks of up to 32 MB that it once took from the system
+  return bytes;
+}
+
+std::size_t HostAllocator::free_blocks() noexcept {
+  std::size_t freed = 0;
+  for (auto& [bytes, blocks] : free_) {
+    freed += bytes * blocks.size();
+    for (void* const block : blocks) std::free(block);
+    blocks.clear();  // which leaves the room for those that tensors hold
+  }
+  return freed;
 }
 
 void HostAllocator::clear(void* memory, std::size_t bytes) { std::memset(memory, 0, bytes); }

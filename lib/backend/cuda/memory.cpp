@@ -141,6 +141,14 @@ void DeviceMemory::give_back_cached() {
   }
 }
 
+std::size_t DeviceMemory::empty_cache() {
+  const std::lock_guard lock(mutex_);
+  device_.activate();
+  const std::size_t before = held_;
+  give_back_cached();
+  return before - held_;
+}
+
 void DeviceMemory::trim() {
   // Only if no thread holds the lock: two devices that run out of memory together would deadlock.
   const std::unique_lock lock(mutex_, std::try_to_lock);

@@ -26,6 +26,7 @@ class DeviceMemory final : public Allocator {
 
   void* allocate(std::size_t bytes) override;
   void release(void* memory, std::size_t bytes) noexcept override;
+  std::size_t empty_cache() override;
   void clear(void* memory, std::size_t bytes) override;
   void copy(void* destination, Device to, const void* source, Device from, std::size_t bytes) override;
 
