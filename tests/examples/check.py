@@ -90,6 +90,10 @@ def check_image_folder(programs, _, name):
         if "built without" in said:
             return ""
         run(programs, name, folder + "/digits", "synthetic", "5", "3")
+        again = run(programs, name, folder, "synthetic:classes=3,size=16,train=2,test=2")
+        counted = run(programs, name, folder + "/counted", "synthetic:classes=3,size=16", "7", "4")
+        if "exit code 1\n" not in again or "is not empty" not in again or "exit code 2\n" not in counted:
+            return again + counted
         found = {part: sorted(glob.glob(f"{folder}/{part}/*/*.jpg")) for part in ("train", "val", "digits/train", "digits/val")}
         counts = {part: len(files) for part, files in found.items()}
         if counts != {"train": 7, "val": 4, "digits/train": 5, "digits/val": 3}:
