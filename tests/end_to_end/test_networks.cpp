@@ -61,6 +61,15 @@ TEST_CASE("a network with synchronised batch norm ends with the same bits on one
 
 TEST_CASE("compare says that plain batch norm has statistics of each device") {
   const TemporaryFolder folder;
+TEST_CASE("a training with synchronised batch norm does not go on without it") {
+  const TemporaryFolder folder;
+  const std::vector<std::string> run = {"--checkpoint", folder.path(), "--epochs", "1", "--sync-bn"};
+  REQUIRE(duet_test::duet(small({"train"}, run)).status == 0);
+  const auto other = duet_test::duet(small({"train"}, {"--resume", folder.path(), "--epochs", "2"}));
+  CHECK(other.status == 1);
+  CHECK_THAT(other.err, ContainsSubstring("is of a run with sync_bn on, this run has off"));
+}
+
   const auto ran = duet_test::duet(small({"compare"}, {"--modes", "single,dp", "--devices", "1,2", "--out",
                                                        folder.path(), "--json", "-", "--time-budget", "0"}));
   INFO(ran.err);

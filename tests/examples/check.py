@@ -147,6 +147,9 @@ def check_imagenet(programs, _, name):
         wrong = [difference(alone, last_lines(text), mode) for mode, text in texts.items()]
         wrong += [difference(second, last_lines(train("", "-e", "--resume", f"{folder}/ddp", *devices)), "evaluated")
                   for devices in (("--devices", "2"), (*ranks, "2"))]
+        other = [argument for argument in SMALL_RESNET if argument != "--sync-bn"]
+        other = run(programs, name, images, *other, "--epochs", "3", "--resume", f"{folder}/parts", "--checkpoint", folder)
+        wrong += [] if "is of a run with sync_bn on, this run has off" in other else [other]
         partial = train("partial", "--epochs", "0", "--classes", "7", "--partial", "--pretrained",
                         f"{folder}/dp/model_best.safetensors")
         wrong += [] if "=> not taken from" in partial and "'fc.weight'" in partial else [partial]
