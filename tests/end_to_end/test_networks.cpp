@@ -142,3 +142,7 @@ TEST_CASE("data that a network cannot take is an error of one line") {
              ContainsSubstring("--image-size is 64, but simple_cnn takes images of 28x28"));
   CHECK_THAT(complaint({"--skip-broken"}), ContainsSubstring("--skip-broken is for a folder of images"));
 }
+  CHECK_THAT(complaint({"--model", "resnet18", "--data", "synthetic-images"}),
+             ContainsSubstring("--data synthetic-images: has no folder train"));
+  CHECK_THAT(complaint({"--data", "synthetic:classes=5"}),
+             ContainsSubstring("--data is synthetic:classes=5, but simple_cnn takes MNIST"));
