@@ -94,8 +94,8 @@ void add_step(CLI::App& app, Training& training) {
   add_choice(
       app, "--precision", training.precision, kPrecisions,
       "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
-      "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them; sums are fp32 in "
-      "all");
+      "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a network "
+      "must have; sums are fp32 in all");
   app.add_flag("--deterministic", training.deterministic,
                "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   app.add_option(

@@ -12,6 +12,7 @@
 #include "lib/error.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
+#include "tests/support/precision.h"
 
 using namespace duet::cli;
 using duet_test::ContainsSubstring;
@@ -142,7 +143,25 @@ TEST_CASE("data that a network cannot take is an error of one line") {
              ContainsSubstring("--image-size is 64, but simple_cnn takes images of 28x28"));
   CHECK_THAT(complaint({"--skip-broken"}), ContainsSubstring("--skip-broken is for a folder of images"));
 }
-  CHECK_THAT(complaint({"--model", "resnet18", "--data", "synthetic-images"}),
-             ContainsSubstring("--data synthetic-images: has no folder train"));
-  CHECK_THAT(complaint({"--data", "synthetic:classes=5"}),
-             ContainsSubstring("--data is synthetic:classes=5, but simple_cnn takes MNIST"));
+
+TEST_CASE("bf16 that changes nothing of a network, or that oneDNN lacks, is an error") {
+  if (!duet_test::machine_has_bf16()) DUET_SKIP("this machine has no instructions for bf16");
+  const std::vector<std::string> linear = {"train", "--model", "linear",    "--train-images", "8", "--test-images",
+                                           "4",     "--data",  "synthetic", "--batch",        "4", "--precision",
+                                           "bf16"};
+  for (const std::string mode : {"single", "dp", "ddp"}) {
+    std::vector<std::string> arguments = linear;
+    arguments.insert(arguments.end(), {"--mode", mode, "--devices", mode == "single" ? "1" : "2"});
+    const auto ran = duet_test::duet(arguments);
+    INFO(mode << ": " << ran.err);
+    CHECK(ran.status != 0);
+    CHECK_THAT(ran.err, ContainsSubstring("--precision bf16 changes nothing in linear: CPU devices round"));
+  }
+  const auto resnet = small({"train"}, {"--precision", "bf16", "--epochs", "1"});
+  const auto ran = duet_test::duet(resnet);
+  INFO(ran.err);
+  CHECK(ran.status == 0);
+  const auto limited = duet_test::duet(resnet, [] { return ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE", 1) == 0; });
+  CHECK(limited.status == 2);
+  CHECK_THAT(limited.err, ContainsSubstring("precision bf16 on CPU, but oneDNN does not use"));
+}
