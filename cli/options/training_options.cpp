@@ -48,8 +48,8 @@ void add_network(CLI::App& app, Training& training) {
                  "no pool, for images of 32x32 or so)")
       ->check(one_of({"imagenet", "cifar"}));
   app.add_flag("--sync-bn", training.sync_bn,
-               "batch norm over the batches of all devices (CPU devices), so that any number of them ends with the "
-               "same bits; otherwise each device has statistics of its own images, as in PyTorch");
+               "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them "
+               "ends with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
 }
 
 void add_data(CLI::App& app, Training& training) {
