@@ -55,13 +55,12 @@ TEST_CASE("a network with synchronised batch norm ends with the same bits on one
     CHECK_THAT(ran.out, ContainsSubstring("network: resnet18, 11,173,962 parameters (44.7 MB of gradients)"));
     CHECK_THAT(ran.out, ContainsSubstring("data: drawn images of 10 classes, 8x8: 8 to train, 4 to test"));
     hashes.push_back(duet_test::hash_of(result));
+    CHECK(run_from_json(read_file(result)).train_loss.at(0) > 1);  // cross entropy of ten classes, no mean of logits
   }
   CHECK(hashes[1] == hashes[0]);
   CHECK(hashes[2] == hashes[0]);
 }
 
-TEST_CASE("compare says that plain batch norm has statistics of each device") {
-  const TemporaryFolder folder;
 TEST_CASE("a training with synchronised batch norm does not go on without it") {
   const TemporaryFolder folder;
   const std::vector<std::string> run = {"--checkpoint", folder.path(), "--epochs", "1", "--sync-bn"};
@@ -71,6 +70,8 @@ TEST_CASE("a training with synchronised batch norm does not go on without it") {
   CHECK_THAT(other.err, ContainsSubstring("is of a run with sync_bn on, this run has off"));
 }
 
+TEST_CASE("compare says that plain batch norm has statistics of each device") {
+  const TemporaryFolder folder;
   const auto ran = duet_test::duet(small({"compare"}, {"--modes", "single,dp", "--devices", "1,2", "--out",
                                                        folder.path(), "--json", "-", "--time-budget", "0"}));
   INFO(ran.err);
@@ -102,6 +103,14 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
     hashes.push_back(duet_test::hash_of(result));
   }
   CHECK(hashes[0] == hashes[1]);
+  write_output(folder.path() + "/train/class1/1.jpg", "no image");
+  const std::vector<std::string> again = {"--data", folder.path(), "--epochs", "1"};
+  const auto broken = duet_test::duet(small({"train"}, again));
+  CHECK(broken.status == 1);
+  CHECK_THAT(broken.err, ContainsSubstring("class1/1.jpg: is no JPEG"));
+  const auto skipped = duet_test::duet(small({"train", "--skip-broken"}, again));
+  CHECK(skipped.status == 0);
+  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") && ContainsSubstring("class1/1.jpg: is no JPEG"));
 }
 
 TEST_CASE("a network in a file is compared, with the same bits in all modes") {
@@ -138,6 +147,10 @@ TEST_CASE("data that a network cannot take is an error of one line") {
   CHECK_THAT(complaint({"--model", "resnet18", "--classes", "3", "--data", "synthetic:classes=5"}),
              ContainsSubstring("resnet18 has 3 outputs, but the data has 5 classes"));
   CHECK_THAT(complaint({"--model", "resnet18", "--data", folder.path()}), ContainsSubstring("has no folder train"));
+  CHECK_THAT(complaint({"--model", "resnet18", "--data", "synthetic-images"}),
+             ContainsSubstring("--data synthetic-images: has no folder train"));
+  CHECK_THAT(complaint({"--data", "synthetic:classes=5"}),
+             ContainsSubstring("--data is synthetic:classes=5, but simple_cnn takes MNIST"));
   CHECK_THAT(complaint({"--model", "alexnet", "--sync-bn"}), ContainsSubstring("AlexNet has one stem, no batch norm"));
   CHECK_THAT(complaint({"--image-size", "64"}),
              ContainsSubstring("--image-size is 64, but simple_cnn takes images of 28x28"));
