@@ -78,6 +78,7 @@ class Training {
   void train(std::int64_t epoch);
   double validate();
   void save(std::int64_t epochs, bool best);
+  const char* sync_bn_text() const { return options_.sync_bn ? "on" : "off"; }
   /// Only one rank prints, and its lines are of its own rows but for those of whole epochs.
   void say(const std::string& line) const {
     if (place_.rank() == 0) std::puts(line.c_str());
@@ -145,6 +146,10 @@ Training::Training(const ImageNetOptions& options, const Place& place)
 
 /// Behind restore(), which has loaded the model.
 void Training::resume(const LoadedCheckpoint& loaded) {
+  const auto sync_bn = loaded.checkpoint.settings.find("sync_bn");
+  if (!options_.evaluate && sync_bn != loaded.checkpoint.settings.end())
+    require<DataError>(sync_bn->second == sync_bn_text(), loaded.path, " is of a run with sync_bn ", sync_bn->second,
+                       ", this run has ", sync_bn_text());
   optimizer_->load_state(loaded.checkpoint.optimizer);
   epoch_ = loaded.checkpoint.epoch;
   best_acc1_ = loaded.checkpoint.best_acc1;
@@ -231,7 +236,7 @@ void Training::save(std::int64_t epochs, bool best) {
                    .best_acc1 = best_acc1_,
                    .model = network_.model->state_dict(),
                    .optimizer = optimizer_->state(),
-                   .settings = {{"seed", std::to_string(seed_)}}},
+                   .settings = {{"seed", std::to_string(seed_)}, {"sync_bn", sync_bn_text()}}},
                   best);
 }
 

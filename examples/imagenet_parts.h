@@ -90,7 +90,7 @@ inline Data open_data(const ImageNetOptions& options, std::uint64_t seed) {
   if (options.dummy)
     return drawn_data(concat("synthetic:classes=", options.classes.value_or(1000), ",size=", options.image_size,
                              ",train=1281167,test=50000"));
-  if (options.folder.starts_with("synthetic")) return drawn_data(options.folder);
+  if (data::names_drawn_images(options.folder)) return drawn_data(options.folder);
   const data::ResizeCentreCrop centre{.resize = options.image_size * 256 / 224, .size = options.image_size};
   data::ImageFolderOptions train{.transform = centre, .skip_broken = options.skip_broken};
   if (!options.no_augment) train.transform = data::RandomResizedCrop{.size = options.image_size, .seed = seed};

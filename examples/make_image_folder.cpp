@@ -22,6 +22,10 @@ using namespace duet;
 namespace {
 
 constexpr int kQuality = 95;
+constexpr const char* kUsage =
+    "[DIR [mnist|fashion-mnist|FOLDER|synthetic:FIELDS [TRAIN [VAL]]]]\n"
+    "DIR is new or empty. TRAIN and VAL are numbers of images, of MNIST's and Fashion-MNIST's; FIELDS has its own:\n"
+    "synthetic:classes=100,size=224,train=5000,test=500";
 
 /// Sample i of `count`.
 void write(const std::filesystem::path& folder, std::int64_t count,
@@ -64,7 +68,13 @@ void make(const examples::Arguments& arguments) {
   const std::filesystem::path folder = arguments.text(0);
   const std::string source = arguments.text(1);
   require<UsageError>(!folder.empty(), "expected a folder to write to, see --help");
-  if (source.starts_with("synthetic:")) {
+  const bool drawn = source.starts_with("synthetic:");
+  require<UsageError>(!drawn || arguments.text(2).empty(), "TRAIN and VAL are not for ", source,
+                      ", whose fields train and test are the numbers of images");
+  // Images of an earlier run would be among the new ones.
+  require<DataError>(!std::filesystem::exists(folder) || std::filesystem::is_empty(folder), folder.string(),
+                     ": is not empty, expected a new folder or an empty one");
+  if (drawn) {
     const data::DrawnSets sets = data::parse_drawn_images(source);
     write_drawn(folder / "train", sets.train);
     write_drawn(folder / "val", sets.test);
@@ -83,6 +93,4 @@ void make(const examples::Arguments& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return examples::run(argc, argv, "[DIR [mnist|fashion-mnist|FOLDER|synthetic:FIELDS [TRAIN [VAL]]]]", make);
-}
+int main(int argc, char** argv) { return examples::run(argc, argv, kUsage, make); }

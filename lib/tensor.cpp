@@ -173,6 +173,10 @@ class Names {
   /// Null where there is none.
   const Tensor* in_from(const std::string& name) const { return find(from_, name); }
   const Tensor* in_into(const std::string& name) const { return find(into_, name); }
+  /// For errors about a name that is missing.
+  const char* how_compared() const {
+    return inner_ ? "" : "; one of the two has names that differ by \"module.\" only, so names must be equal";
+  }
 
  private:
   using ByName = std::map<std::string, const Tensor*>;
@@ -198,13 +202,14 @@ void copy_by_name(const NamedTensors& from, const NamedTensors& into, const std:
   for (const auto& [name, tensor] : into) {
     const Tensor* const match = names.in_from(name);
     if (match == nullptr && is_optional(name)) continue;
-    require<DataError>(match != nullptr, source, " is of another model: it has no tensor \"", name, "\"");
+    require<DataError>(match != nullptr, source, " is of another model: it has no tensor \"", name, "\"",
+                       names.how_compared());
     require<DataError>(fits(*match, tensor), source, " is of another model: \"", name, "\" is ", match->dtype(),
                        match->shape(), ", expected ", tensor.dtype(), tensor.shape());
   }
   for (const auto& [name, tensor] : from)
     require<DataError>(names.in_into(name) != nullptr, source, " is of another model: it has the tensor \"", name,
-                       "\" that this one lacks");
+                       "\" that this one lacks", names.how_compared());
   for (const auto& [name, tensor] : into)
     if (const Tensor* const match = names.in_from(name)) copy(*match, tensor);
 }

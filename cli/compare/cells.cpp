@@ -175,7 +175,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("classes", options.classes);
   add("stem", options.stem);
   add("loader-workers", options.loader_workers);
-  if (options.sync_bn) arguments.emplace_back("--sync-bn");
+  if (options.sync_bn && cell.mode != Mode::averaging) arguments.emplace_back("--sync-bn");
   if (options.skip_broken) arguments.emplace_back("--skip-broken");
   add("epochs", options.epochs);
   add("batch", batch_of(options, cell));

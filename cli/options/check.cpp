@@ -94,6 +94,8 @@ void check(const TrainOptions& options) {
                       "--timeout is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
+  require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
+                      "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
   require<UsageError>(options.update == "replicated" || options.mode == Mode::ddp, "--update sharded is for mode ddp, ",

@@ -48,8 +48,8 @@ void add_network(CLI::App& app, Training& training) {
                  "no pool, for images of 32x32 or so)")
       ->check(one_of({"imagenet", "cifar"}));
   app.add_flag("--sync-bn", training.sync_bn,
-               "batch norm over the batches of all devices (CPU devices), so that any number of them ends with the "
-               "same bits; otherwise each device has statistics of its own images, as in PyTorch");
+               "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them "
+               "ends with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
 }
 
 void add_data(CLI::App& app, Training& training) {
@@ -94,8 +94,8 @@ void add_step(CLI::App& app, Training& training) {
   add_choice(
       app, "--precision", training.precision, kPrecisions,
       "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
-      "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them; sums are fp32 in "
-      "all");
+      "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a network "
+      "must have; sums are fp32 in all");
   app.add_flag("--deterministic", training.deterministic,
                "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
   app.add_option(

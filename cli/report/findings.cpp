@@ -85,8 +85,16 @@ void bits_of_other_batches(const Results& results, std::vector<std::string>& out
 }
 
 void statistics(const Results& results, std::vector<std::string>& out) {
-  const auto per_device = [](const Run& run) { return run.ok && run.per_device_statistics; };
-  if (std::any_of(results.runs.begin(), results.runs.end(), per_device))
+  const auto any_per_device = [&results](bool averaging) {
+    return std::any_of(results.runs.begin(), results.runs.end(), [averaging](const Run& run) {
+      return run.ok && run.per_device_statistics && (run.mode == "averaging") == averaging;
+    });
+  };
+  if (any_per_device(true))
+    out.emplace_back(
+        "averaging sums up gradients alone: batch norm's running statistics are those of each rank's own images, and "
+        "every rank tests its part of the images with its own.");
+  if (any_per_device(false))
     out.emplace_back(
         "Batch norm has statistics of each device's own images: results depend on the number of devices by design; "
         "with --sync-bn they have the same bits.");

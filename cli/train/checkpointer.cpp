@@ -34,7 +34,8 @@ Metadata settings_of(const TrainOptions& options) {
           {"lr", shortest(options.lr)},
           {"optimizer", options.optimizer},
           {"momentum", shortest(options.momentum)},
-          {"weight_decay", options.weight_decay ? shortest(*options.weight_decay) : "default"}};
+          {"weight_decay", options.weight_decay ? shortest(*options.weight_decay) : "default"},
+          {"sync_bn", options.sync_bn ? "on" : "off"}};
 }
 
 void require_same(const LoadedCheckpoint& loaded, const std::string& key, const std::string& value) {

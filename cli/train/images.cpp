@@ -37,6 +37,8 @@ std::shared_ptr<const data::Dataset> on_device(data::ImageDataset set, Device de
 
 void require_mnist(const Training& options) {
   require<UsageError>(!options.skip_broken, "--skip-broken is for a folder of images");
+  require<UsageError>(!data::names_drawn_images(options.data) || options.data == "synthetic", "--data is ",
+                      options.data, ", but ", options.model, " takes MNIST, for which synthetic has no fields");
   try {
     data::require_mnist({.data = options.data});
   } catch (const DataError& error) {
@@ -64,7 +66,7 @@ void require_colour(const Training& options, const ChosenNetwork& network) {
   require<UsageError>(!options.download, "--download fetches MNIST, which ", options.model, " does not take");
 }
 
-bool is_drawn(const Training& options) { return options.data.empty() || options.data.starts_with("synthetic"); }
+bool is_drawn(const Training& options) { return options.data.empty() || data::names_drawn_images(options.data); }
 
 std::int64_t limited(std::int64_t count, std::int64_t limit) { return limit > 0 ? std::min(count, limit) : count; }
 

@@ -57,8 +57,10 @@ class Trainer {
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
       clock_.begin_epoch(steps, 0);
-      train_epoch(setup_, graph_steps(options_, steps), clock_,
-                  [&] { return clock_.epoch_step() < untrained_steps(); });
+      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] {
+        require_precision();
+        return clock_.epoch_step() < untrained_steps();
+      });
       return finish();
     }
     while (position.epoch < options_.epochs) {
@@ -99,7 +101,16 @@ class Trainer {
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
 
+  /// A precision in which nothing computes would be reported all the same.
+  void require_precision() const {
+    require<UsageError>(!leader() || backend(options_.device).has_used_precision(), "--precision ",
+                        duet::name(options_.precision), " changes nothing in ", options_.model,
+                        ": CPU devices round what convolutions multiply whose outputs are a multiple of 16 channels, ",
+                        "in one group and without a pool behind them; expected fp32, or another --model");
+  }
+
   bool after_step(int epoch) {
+    require_precision();
     if (!options_.fingerprints.empty() && leader()) fingerprints_ += parameters_sha256(setup_.model()) + "\n";
     if (leader()) {
       warn_unless_finite(epoch, clock_.epoch_loss());

@@ -70,7 +70,8 @@ struct AdamRule {
 };
 
 /// Arithmetic of convolutions and linear layers: strict single precision; inputs rounded to TF32; inputs rounded to
-/// bfloat16. Sums are single precision in all of them.
+/// bfloat16, on CPU those of some convolutions (lib/backend/cpu/cpu_backend.h). Sums are single precision in all of
+/// them.
 enum class Precision { fp32, tf32, bf16 };
 const char* name(Precision precision);
 /// Reads "fp32", "tf32", "bf16". Throws UsageError that quotes the text.
@@ -145,6 +146,9 @@ class Backend {
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.
   virtual void set_precision(Precision precision) = 0;
   virtual Precision precision() const = 0;
+  /// Whether that precision has been of effect since it was set: on CPU false until a kernel computes in it, unless it
+  /// is fp32.
+  virtual bool has_used_precision() const = 0;
   /// Whether every run of a program gives the same bits; false at first. On CPU they always do. On CUDA the fastest
   /// convolutions are found by timing them, and another run may find others; true takes cuDNN's first estimate.
   virtual void set_deterministic(bool deterministic) = 0;

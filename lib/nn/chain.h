@@ -22,8 +22,7 @@ using LayerRef = std::reference_wrapper<const Module>;
 ///
 /// These runs of layers are one operator each (Context::fuse):
 ///   Conv2d with a bias and without groups, MaxPool2d whose windows tile, ReLU, and Dropout if there is one
-///   (ops::conv_pool_relu); also
-///     with ReLU before MaxPool2d;
+///     (ops::conv_pool_relu); also with ReLU before MaxPool2d;
 ///   Linear, ReLU, and Dropout if there is one (ops::linear_relu_dropout);
 ///   Linear, LogSoftmax (ops::linear_log_softmax);
 ///   BatchNorm2d or SyncBatchNorm, ReLU (BatchNorm2d::forward_relu).

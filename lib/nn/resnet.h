@@ -32,10 +32,9 @@ class BasicBlock : public Module {
   Sequential downsample_;
 };
 
-/// 1x1 convolution to `planes` channels, 3x3 with `stride`, 1x1 to 4 * planes, and the sum with the input: (N, in, H,
-/// W)
-/// -> (N, 4 * planes, H / stride, W / stride), rounded up. The input goes through a 1x1 convolution where the shapes
-/// differ.
+/// 1x1 convolution to `planes` channels, 3x3 with `stride`, 1x1 to 4 * planes, and the sum with the input:
+/// (N, in, H, W) -> (N, 4 * planes, H / stride, W / stride), rounded up. The input goes through a 1x1 convolution where
+/// the shapes differ.
 class Bottleneck : public Module {
  public:
   static constexpr std::int64_t kExpansion = 4;

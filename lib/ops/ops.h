@@ -1,4 +1,6 @@
-// The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients.
+// The operators but the losses (losses.h). A result is on the tape if an argument asks for gradients. Until backward
+// the tape holds the memory of arguments and results, no copies, and does not notice writes: where a parameter is
+// updated between forward and backward, the gradients mix its old and its new value.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +84,9 @@ Variable adaptive_avg_pool2d(const Variable& x, std::int64_t height, std::int64_
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel: x (N, C, H, W); weight, bias, running_mean,
 /// running_var (C). In training the statistics are the batch's (its rows on this device alone, unless options.others is
 /// set), and the running ones are updated in place, the variance by its unbiased estimate, as in torch.nn.BatchNorm2d.
-/// With `residual`, of x's shape, and options.relu it is relu(batch_norm2d(x) + residual) in one operator: the same
-/// values and gradients as by add() and relu(), on CPU to the last bit, with less memory traffic.
+/// With `residual`, of x's shape, this plus residual, and with options.relu relu() of the result, residual or not, in
+/// one operator: the same values and gradients as by add() and relu(), on CPU to the last bit, with less memory
+/// traffic.
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                       const Tensor& running_var, const BatchNorm2dOptions& options, const Variable& residual = {});
 

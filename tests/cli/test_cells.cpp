@@ -55,6 +55,27 @@ TEST_CASE("ranks are compared over every backend that was asked for") {
   CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1, "gloo"}))).backend == "gloo");
 }
 
+TEST_CASE("cells have the network and the images that were asked for") {
+  const CompareOptions options = std::get<CompareOptions>(
+      parse({"compare", "--model", "resnet50", "--image-size", "64", "--classes", "7", "--stem", "cifar",
+             "--loader-workers", "3", "--skip-broken", "--data", "folder", "--precision", "bf16"}));
+  const auto train = std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1})));
+  CHECK(train.model == "resnet50");
+  CHECK(train.image_size == 64);
+  CHECK(train.classes == 7);
+  CHECK(train.stem == "cifar");
+  CHECK(train.loader_workers == 3);
+  CHECK(train.skip_broken);
+  CHECK(train.data == "folder");
+  CHECK(train.precision == Precision::bf16);
+}
+
+TEST_CASE("the cells of averaging have no synchronised batch norm") {
+  const CompareOptions options = std::get<CompareOptions>(parse({"compare", "--model", "resnet18", "--sync-bn"}));
+  CHECK(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::ddp, 2, 1}))).sync_bn);
+  CHECK_FALSE(std::get<TrainOptions>(parse(cell_arguments(options, {Mode::averaging, 2, 1}))).sync_bn);
+}
+
 TEST_CASE("cells of a comparison have titles of their own") {
   const CompareOptions options =
       std::get<CompareOptions>(parse({"compare", "--devices", "1,2", "--backend", "shm,gloo"}));

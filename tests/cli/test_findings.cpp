@@ -69,6 +69,18 @@ ddp on 4 devices does not end with single's bits; step 17 is the first to differ
         "end.");
 }
 
+TEST_CASE("statistics of each device are said, and those of each rank that averages") {
+  Results results = duet_test::made_up();
+  CHECK_THAT(text_of(results), !duet_test::ContainsSubstring("atch norm"));
+  results.runs[2].per_device_statistics = true;
+  CHECK_THAT(text_of(results),
+             duet_test::ContainsSubstring("averaging sums up gradients alone: batch norm's running") &&
+                 !duet_test::ContainsSubstring("--sync-bn"));
+  results.runs[3].per_device_statistics = true;
+  CHECK_THAT(text_of(results), duet_test::ContainsSubstring("averaging sums up gradients alone") &&
+                                   duet_test::ContainsSubstring("with --sync-bn they have the same bits"));
+}
+
 TEST_CASE("the loss that was put in is named, with its size and interval") {
   const auto said = [](const StepParts& dp, const StepParts& ddp) { return text_of(planted(dp, ddp, 0.002)); };
   const auto contains = [](const std::string& part) { return duet_test::ContainsSubstring(part); };

@@ -46,6 +46,14 @@ TEST_CASE("a network in a file is made, and has the weights that its seed draws"
   CHECK(a.value(0).span<float>()[77] == b.value(0).span<float>()[77]);
 }
 
+TEST_CASE("drawn images are of as many classes as --classes") {
+  Training options;
+  options.model = "resnet18";
+  CHECK(classes_of_data(options) == 10);
+  options.classes = 3;
+  CHECK(classes_of_data(options) == 3);
+}
+
 TEST_CASE("mistakes of a network's file are errors that name it") {
   const auto load = [](const std::string& name) { return chosen_network(training(name)); };
   CHECK_THROWS_WITH(load("other_version"),

@@ -120,6 +120,8 @@ TEST_CASE("networks for colour images have options and defaults of their own") {
   CHECK_THAT(complaint({"train", "--stem", "small"}), duet_test::ContainsSubstring("imagenet or cifar"));
   CHECK_THAT(complaint({"train", "--sync-bn", "--device", "cuda"}),
              duet_test::ContainsSubstring("--sync-bn is for CPU devices"));
+  CHECK_THAT(complaint({"train", "--sync-bn", "--mode", "averaging"}),
+             duet_test::ContainsSubstring("--sync-bn is for modes single, dp and ddp, not averaging"));
   CHECK_THAT(complaint({"train", "--model", "resnet18", "--device", "cuda", "--graph", "on"}),
              duet_test::ContainsSubstring("colour images come from the host in every step"));
   CHECK_THAT(complaint({"bench", "overhead", "--model", "resnet18"}),

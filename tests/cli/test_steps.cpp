@@ -110,6 +110,14 @@ TEST_CASE("a PyTorch peer that cannot run is an error with the reason") {
   CHECK(failed.wait() == "ModuleNotFoundError: No module named 'torch'");
   CHECK_THROWS_WITH(require_torch(folder.path() + "/nowhere", folder.path()),
                     duet_test::ContainsSubstring("cannot start " + folder.path() + "/nowhere"));
+  const std::string bare = folder.path() + "/python-without-torchvision";
+  write_atomically(bare,
+                   "#!/bin/sh\ncase \"$2\" in *torchvision*)\n"
+                   "  echo \"ModuleNotFoundError: No module named 'torchvision'\"; exit 1\nesac\n");
+  ::chmod(bare.c_str(), 0755);
+  CHECK_NOTHROW(require_torch(bare, folder.path()));
+  CHECK_THROWS_WITH(require_torch(bare, folder.path(), {.model = "resnet18"}),
+                    "--vs-torch " + bare + ": ModuleNotFoundError: No module named 'torchvision'");
   const TemporaryFolder other;
   TorchPeer nonsense = peer(program(other, "echo nonsense >\"$out.0\""), other);
   CHECK_THROWS_AS(nonsense.wait(), DataError);

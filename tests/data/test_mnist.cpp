@@ -184,6 +184,17 @@ TEST_CASE("Fashion-MNIST is found where Debian's package puts it, after the othe
   CHECK_THAT(load_mnist(options).origin, ContainsSubstring("/data/fashion-mnist"));
 }
 
+TEST_CASE("a folder named after the other kind is recognised whatever the path to it") {
+  const TemporaryFolder folder;
+  duet_test::write_small_mnist(folder / "fashion-mnist", false);
+  std::filesystem::create_directory_symlink(folder / "fashion-mnist", folder / "mine");
+  for (const char* const path : {"fashion-mnist", "fashion-mnist/", "fashion-mnist/.", "mine", "mine/"}) {
+    CAPTURE(path);
+    CHECK(find_mnist(folder / path, MnistKind::fashion_mnist).complete());
+    CHECK_FALSE(find_mnist(folder / path, MnistKind::mnist).complete());
+  }
+}
+
 TEST_CASE("MNIST and Fashion-MNIST are normalised by their own mean and deviation, however few images are used") {
   const TemporaryFolder folder;
   duet_test::write_small_mnist(folder / "mnist", false);

@@ -12,6 +12,7 @@
 #include "lib/error.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
+#include "tests/support/precision.h"
 
 using namespace duet::cli;
 using duet_test::ContainsSubstring;
@@ -54,9 +55,19 @@ TEST_CASE("a network with synchronised batch norm ends with the same bits on one
     CHECK_THAT(ran.out, ContainsSubstring("network: resnet18, 11,173,962 parameters (44.7 MB of gradients)"));
     CHECK_THAT(ran.out, ContainsSubstring("data: drawn images of 10 classes, 8x8: 8 to train, 4 to test"));
     hashes.push_back(duet_test::hash_of(result));
+    CHECK(run_from_json(read_file(result)).train_loss.at(0) > 1);  // cross entropy of ten classes, no mean of logits
   }
   CHECK(hashes[1] == hashes[0]);
   CHECK(hashes[2] == hashes[0]);
+}
+
+TEST_CASE("a training with synchronised batch norm does not go on without it") {
+  const TemporaryFolder folder;
+  const std::vector<std::string> run = {"--checkpoint", folder.path(), "--epochs", "1", "--sync-bn"};
+  REQUIRE(duet_test::duet(small({"train"}, run)).status == 0);
+  const auto other = duet_test::duet(small({"train"}, {"--resume", folder.path(), "--epochs", "2"}));
+  CHECK(other.status == 1);
+  CHECK_THAT(other.err, ContainsSubstring("is of a run with sync_bn on, this run has off"));
 }
 
 TEST_CASE("compare says that plain batch norm has statistics of each device") {
@@ -92,6 +103,14 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
     hashes.push_back(duet_test::hash_of(result));
   }
   CHECK(hashes[0] == hashes[1]);
+  write_output(folder.path() + "/train/class1/1.jpg", "no image");
+  const std::vector<std::string> again = {"--data", folder.path(), "--epochs", "1"};
+  const auto broken = duet_test::duet(small({"train"}, again));
+  CHECK(broken.status == 1);
+  CHECK_THAT(broken.err, ContainsSubstring("class1/1.jpg: is no JPEG"));
+  const auto skipped = duet_test::duet(small({"train", "--skip-broken"}, again));
+  CHECK(skipped.status == 0);
+  CHECK_THAT(skipped.err, ContainsSubstring("duet: skipped: ") && ContainsSubstring("class1/1.jpg: is no JPEG"));
 }
 
 TEST_CASE("a network in a file is compared, with the same bits in all modes") {
@@ -128,8 +147,34 @@ TEST_CASE("data that a network cannot take is an error of one line") {
   CHECK_THAT(complaint({"--model", "resnet18", "--classes", "3", "--data", "synthetic:classes=5"}),
              ContainsSubstring("resnet18 has 3 outputs, but the data has 5 classes"));
   CHECK_THAT(complaint({"--model", "resnet18", "--data", folder.path()}), ContainsSubstring("has no folder train"));
+  CHECK_THAT(complaint({"--model", "resnet18", "--data", "synthetic-images"}),
+             ContainsSubstring("--data synthetic-images: has no folder train"));
+  CHECK_THAT(complaint({"--data", "synthetic:classes=5"}),
+             ContainsSubstring("--data is synthetic:classes=5, but simple_cnn takes MNIST"));
   CHECK_THAT(complaint({"--model", "alexnet", "--sync-bn"}), ContainsSubstring("AlexNet has one stem, no batch norm"));
   CHECK_THAT(complaint({"--image-size", "64"}),
              ContainsSubstring("--image-size is 64, but simple_cnn takes images of 28x28"));
   CHECK_THAT(complaint({"--skip-broken"}), ContainsSubstring("--skip-broken is for a folder of images"));
+}
+
+TEST_CASE("bf16 that changes nothing of a network, or that oneDNN lacks, is an error") {
+  if (!duet_test::machine_has_bf16()) DUET_SKIP("this machine has no instructions for bf16");
+  const std::vector<std::string> linear = {"train", "--model", "linear",    "--train-images", "8", "--test-images",
+                                           "4",     "--data",  "synthetic", "--batch",        "4", "--precision",
+                                           "bf16"};
+  for (const std::string mode : {"single", "dp", "ddp"}) {
+    std::vector<std::string> arguments = linear;
+    arguments.insert(arguments.end(), {"--mode", mode, "--devices", mode == "single" ? "1" : "2"});
+    const auto ran = duet_test::duet(arguments);
+    INFO(mode << ": " << ran.err);
+    CHECK(ran.status != 0);
+    CHECK_THAT(ran.err, ContainsSubstring("--precision bf16 changes nothing in linear: CPU devices round"));
+  }
+  const auto resnet = small({"train"}, {"--precision", "bf16", "--epochs", "1"});
+  const auto ran = duet_test::duet(resnet);
+  INFO(ran.err);
+  CHECK(ran.status == 0);
+  const auto limited = duet_test::duet(resnet, [] { return ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE", 1) == 0; });
+  CHECK(limited.status == 2);
+  CHECK_THAT(limited.err, ContainsSubstring("precision bf16 on CPU, but oneDNN does not use"));
 }

@@ -90,6 +90,10 @@ def check_image_folder(programs, _, name):
         if "built without" in said:
             return ""
         run(programs, name, folder + "/digits", "synthetic", "5", "3")
+        again = run(programs, name, folder, "synthetic:classes=3,size=16,train=2,test=2")
+        counted = run(programs, name, folder + "/counted", "synthetic:classes=3,size=16", "7", "4")
+        if "exit code 1\n" not in again or "is not empty" not in again or "exit code 2\n" not in counted:
+            return again + counted
         found = {part: sorted(glob.glob(f"{folder}/{part}/*/*.jpg")) for part in ("train", "val", "digits/train", "digits/val")}
         counts = {part: len(files) for part, files in found.items()}
         if counts != {"train": 7, "val": 4, "digits/train": 5, "digits/val": 3}:
@@ -143,6 +147,9 @@ def check_imagenet(programs, _, name):
         wrong = [difference(alone, last_lines(text), mode) for mode, text in texts.items()]
         wrong += [difference(second, last_lines(train("", "-e", "--resume", f"{folder}/ddp", *devices)), "evaluated")
                   for devices in (("--devices", "2"), (*ranks, "2"))]
+        other = [argument for argument in SMALL_RESNET if argument != "--sync-bn"]
+        other = run(programs, name, images, *other, "--epochs", "3", "--resume", f"{folder}/parts", "--checkpoint", folder)
+        wrong += [] if "is of a run with sync_bn on, this run has off" in other else [other]
         partial = train("partial", "--epochs", "0", "--classes", "7", "--partial", "--pretrained",
                         f"{folder}/dp/model_best.safetensors")
         wrong += [] if "=> not taken from" in partial and "'fc.weight'" in partial else [partial]

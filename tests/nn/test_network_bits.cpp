@@ -11,6 +11,7 @@
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
+#include "lib/backend/backend.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/nn/alexnet.h"
@@ -22,6 +23,7 @@
 #include "lib/optim/sgd.h"
 #include "tests/ddp/train.h"
 #include "tests/support/catch2.h"
+#include "tests/support/precision.h"
 
 using namespace duet;
 using namespace duet::nn;
@@ -39,28 +41,29 @@ std::string state_of(Module& model) {
 
 /// A little ResNet with synchronised batch norms, and log-probabilities.
 struct SyncResNet : Sequential {
-  SyncResNet(ResNet::Block block, Stem stem) {
-    const NetworkOptions options{.classes = 10, .in_channels = 1, .width = 8, .stem = stem, .sync_batch_norm = true};
+  SyncResNet(ResNet::Block block, Stem stem, std::int64_t width = 8) {
+    const NetworkOptions options{
+        .classes = 10, .in_channels = 1, .width = width, .stem = stem, .sync_batch_norm = true};
     add<ResNet>(block, std::array<int, 4>{1, 1, 1, 1}, options);
     add<LogSoftmax>();
     initialise(kSeed);
   }
 };
 
-void check_bits(ResNet::Block block, Stem stem) {
+void check_bits(ResNet::Block block, Stem stem, std::int64_t width = 8) {
   constexpr std::int64_t kRows = 13;
-  SyncResNet single(block, stem);
+  SyncResNet single(block, stem, width);
   train(single, single, kRows, 0, 1);
   const std::string expected = state_of(single);
   for (const int devices : {1, 2, 4, 8}) {
     CAPTURE(devices);
-    SyncResNet model(block, stem);
+    SyncResNet model(block, stem, width);
     dp::DataParallel net(model, {.devices = first_devices(DeviceKind::cpu, devices)});
     train(model, net, kRows, 0, 1);
     CHECK(state_of(model) == expected);
     std::vector<std::string> states(static_cast<std::size_t>(devices));
     ddp::run_rank_threads(devices, [&](ddp::ProcessGroup& group) {
-      SyncResNet own(block, stem);
+      SyncResNet own(block, stem, width);
       ddp::DistributedDataParallel wrapped(own, group);
       train(own, wrapped, kRows, group.rank(), group.size());
       states[static_cast<std::size_t>(group.rank())] = state_of(own);
@@ -100,6 +103,13 @@ TEST_CASE("a ResNet of basic blocks has the same bits on 1, 2, 4 and 8 devices, 
 
 TEST_CASE("a ResNet of bottlenecks has the same bits on 1, 2, 4 and 8 devices, in DP and DDP") {
   check_bits(ResNet::Block::bottleneck, Stem::imagenet);
+}
+
+TEST_CASE("under bf16 a ResNet has the same bits on 1, 2, 4 and 8 devices, in DP and DDP") {
+  if (!machine_has_bf16()) DUET_SKIP("this machine has no instructions for bf16");
+  const WithCpuPrecision set(Precision::bf16);
+  check_bits(ResNet::Block::basic, Stem::imagenet, 16);
+  CHECK(backend(DeviceKind::cpu).has_used_precision());
 }
 
 TEST_CASE("AlexNet's features on several devices have the bits of one") {

@@ -1,36 +1,21 @@
 // Convolutions under Precision::bf16 on CPU: products of numbers rounded to bf16, sums in float.
+#include <bit>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "lib/backend/backend.h"
-#include "lib/error.h"
+#include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/half.h"
 #include "lib/ops/ops.h"
 #include "tests/ops/check.h"
+#include "tests/support/precision.h"
 
 using namespace duet;
 using namespace duet_test;
 
 namespace {
-
-/// While it lives, CPU devices compute in this precision.
-struct WithPrecision {
-  explicit WithPrecision(Precision precision) { backend(DeviceKind::cpu).set_precision(precision); }
-  ~WithPrecision() { backend(DeviceKind::cpu).set_precision(Precision::fp32); }
-  WithPrecision(const WithPrecision&) = delete;
-  WithPrecision& operator=(const WithPrecision&) = delete;
-};
-
-bool machine_has_bf16() {
-  try {
-    const WithPrecision set(Precision::bf16);
-    return true;
-  } catch (const UsageError& error) {
-    CHECK_THAT(error.what(), ContainsSubstring("no instructions for bf16"));
-    return false;
-  }
-}
 
 Array rounded(Array x) {
   for (double& value : x.values) value = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(value))));
@@ -59,7 +44,7 @@ TEST_CASE("under bf16 conv2d has the values and gradients of rounded numbers") {
       const Array x = random_array(c.x, generator), w = random_array(c.w, generator);
       const Array b = with_bias ? random_array({c.w[0]}, generator) : Array();
       const Array y = reference::conv2d(rounded(x), rounded(w), b, c.window), dy = random_array(y.shape, generator);
-      const WithPrecision set(Precision::bf16);
+      const WithCpuPrecision set(Precision::bf16);
       CHECK(backend(DeviceKind::cpu).precision() == Precision::bf16);
       const Variable vx = leaf(x), vw = leaf(w), vb = with_bias ? leaf(b) : Variable();
       const Variable vy = ops::conv2d(vx, vw, vb, c.window);
@@ -70,4 +55,35 @@ TEST_CASE("under bf16 conv2d has the values and gradients of rounded numbers") {
       CHECK(relative_error(vw.grad(), g.w) < kTolerance);
       if (with_bias) CHECK(relative_error(vb.grad(), g.b) < kTolerance);
     }
+}
+
+TEST_CASE("images are rounded to bf16 as single numbers are: ties to even, infinity and NaN stay") {
+  const cpu::Kernels& kernels = cpu::kernels();
+  // Every bf16 number with lower halves around the tie, in rows of the block's channels.
+  const auto block = static_cast<std::size_t>(kernels.channel_block);
+  std::vector<float> x;
+  for (std::uint32_t high = 0; high <= 0xFFFF; ++high)
+    for (const std::uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu, 0x4000u, 0xC000u})
+      x.push_back(std::bit_cast<float>(high << 16 | low));
+  std::vector<std::uint16_t> y(x.size());
+  kernels.to_bf16_pixels(x.data(), y.data(), kernels.channel_block, static_cast<std::int64_t>(x.size() / block),
+                         kernels.channel_block);
+  int wrong = 0;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    wrong += std::isnan(x[i]) ? !std::isnan(from_bf16(y[i])) : y[i] != to_bf16(x[i]);
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("under bf16 a convolution in blocks uses it, a plain one and a linear layer do not") {
+  if (!machine_has_bf16()) DUET_SKIP("this machine has no instructions for bf16");
+  Backend& cpu = backend(DeviceKind::cpu);
+  CHECK(cpu.has_used_precision());
+  const WithCpuPrecision set(Precision::bf16);
+  CHECK_FALSE(cpu.has_used_precision());
+  const Tensor x = zeros({2, 3, 5, 5});
+  static_cast<void>(ops::conv2d(Variable(x), Variable(zeros({5, 3, 3, 3})), {}, {3, 3, 1, 1, 1, 1}));
+  static_cast<void>(ops::linear(Variable(zeros({2, 16})), Variable(zeros({16, 16})), Variable(zeros({16}))));
+  CHECK_FALSE(cpu.has_used_precision());
+  static_cast<void>(ops::conv2d(Variable(x), Variable(zeros({16, 3, 3, 3})), {}, {3, 3, 1, 1, 1, 1}));
+  CHECK(cpu.has_used_precision());
 }

@@ -31,8 +31,11 @@ std::string CpuBackend::libraries() const {
   return concat("oneDNN ", version.major, ".", version.minor, ".", version.patch);
 }
 
-bool CpuBackend::rounds(const Tensor& x, const Tensor& w, const Tensor& y) const {
-  return precision_ == Precision::bf16 && block_of(y.layout()) == kernels_.channel_block && w.size(1) == x.size(1);
+bool CpuBackend::rounds(const Tensor& x, const Tensor& w, const Tensor& y) {
+  const bool rounds =
+      precision_ == Precision::bf16 && block_of(y.layout()) == kernels_.channel_block && w.size(1) == x.size(1);
+  if (rounds) has_rounded_ = true;
+  return rounds;
 }
 
 Layout CpuBackend::conv2d_layout(const Shape& x, const Shape& w) const {

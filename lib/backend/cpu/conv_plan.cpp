@@ -134,6 +134,11 @@ constexpr auto kDirect = dnnl::algorithm::convolution_direct;
 
 }  // namespace
 
+bool onednn_multiplies_bf16() {
+  constexpr auto kBf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);  // a set that contains all below it
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kBf16) == kBf16;
+}
+
 PreparedCall::PreparedCall(const dnnl::primitive& primitive, const Desc& scratchpad,
                            std::initializer_list<Argument> arguments)
     : primitive_(primitive) {

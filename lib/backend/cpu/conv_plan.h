@@ -13,6 +13,9 @@
 
 namespace duet::cpu {
 
+/// Whether oneDNN uses instructions for bf16: the machine has them, and no variable forbids them.
+bool onednn_multiplies_bf16();
+
 enum class ConvPass { forward, backward_data, backward_weights };
 
 /// What a prepared convolution depends on. `batch` is the number of rows of one block.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "lib/backend/cpu/conv_plan.h"
 #include "lib/backend/cpu/cpu_device.h"
 
 namespace duet::cpu {
@@ -39,7 +40,12 @@ void CpuBackend::set_precision(Precision precision) {
   require<UsageError>(precision != Precision::tf32, "precision tf32 on CPU, expected fp32 or bf16");
   require<UsageError>(precision != Precision::bf16 || has_bf16(), "precision bf16 on CPU, but ", kernels_.name,
                       " here has no instructions for bf16, which AVX512-BF16 or AMX has");
+  // Limited by a variable, oneDNN would take a slow way or find none in the first step.
+  require<UsageError>(precision != Precision::bf16 || onednn_multiplies_bf16(),
+                      "precision bf16 on CPU, but oneDNN does not use this machine's instructions for it: is ",
+                      "ONEDNN_MAX_CPU_ISA or DNNL_MAX_CPU_ISA set?");
   precision_ = precision;
+  has_rounded_ = false;
 }
 
 void CpuBackend::copy_2d(void* destination, std::size_t destination_pitch, const void* source, std::size_t source_pitch,

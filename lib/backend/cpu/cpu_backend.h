@@ -59,6 +59,7 @@ class CpuBackend final : public Backend {
   StepRecorder* recorder(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
   Precision precision() const override { return precision_; }
+  bool has_used_precision() const override { return precision_ == Precision::fp32 || has_rounded_; }
   void set_deterministic(bool) override {}
   DeviceUse use(Device) override { return {}; }
   bool copies_directly(Device, Device) override { return true; }
@@ -152,8 +153,8 @@ class CpuBackend final : public Backend {
   void divide_update(const Tensor& value, int share, int shares,
                      FunctionRef<void(std::int64_t begin, std::int64_t end)> update);
 
-  /// Whether a convolution rounds what it multiplies to bf16.
-  bool rounds(const Tensor& x, const Tensor& w, const Tensor& y) const;
+  /// Whether a convolution rounds what it multiplies to bf16; noted in has_rounded_.
+  bool rounds(const Tensor& x, const Tensor& w, const Tensor& y);
   /// The gradient of log_softmax's argument, where that of nll_loss at the labels is `gradient`.
   void logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx);
   /// Dropout of one row of a fused operator's output.
@@ -173,6 +174,7 @@ class CpuBackend final : public Backend {
   HostAllocator memory_;
   std::atomic<int> threads_per_device_{1};
   std::atomic<Precision> precision_{Precision::fp32};
+  std::atomic<bool> has_rounded_{false};
 };
 
 /// A batch's blocks as the kernels take them.

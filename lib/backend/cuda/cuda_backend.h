@@ -52,6 +52,7 @@ class CudaBackend final : public Backend {
   /// Throws DeviceError when the environment keeps NVIDIA's libraries from computing so.
   void set_precision(Precision precision) override;
   Precision precision() const override { return precision_; }
+  bool has_used_precision() const override { return true; }
   void set_deterministic(bool deterministic) override { deterministic_ = deterministic; }
   bool deterministic() const { return deterministic_; }
   DeviceUse use(Device device) override;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kShapes = 10, kTextures = 10, kMostClasses = 1000, kLeastSide = 8, kMostSide = 4096;
 constexpr std::int64_t kTestDrawings = std::int64_t{1} << 40;  // behind all that is drawn for training
+constexpr std::string_view kName = "synthetic";                // of data sets, before a colon
 constexpr std::uint64_t kPurpose = 0x64726177;                 // keeps the draws apart from others of the same seed
 
 // How strongly images differ; lengths in units of the image's side.
@@ -203,15 +204,16 @@ void DrawnImages::fetch(std::span<const std::int64_t> indices, const Tensor& sam
   }
 }
 
+bool names_drawn_images(std::string_view text) { return text.substr(0, text.find(':')) == kName; }
+
 DrawnSets parse_drawn_images(std::string_view text) {
-  constexpr std::string_view kName = "synthetic";
   constexpr std::int64_t kMostCount = std::int64_t{1} << 31;
   std::array<Field, 5> fields = {{{"classes", 10, 1, kMostClasses},
                                   {"size", 224, kLeastSide, kMostSide},
                                   {"train", 10'000, 1, kMostCount},
                                   {"test", 1'000, 1, kMostCount},
                                   {"seed", 0, 0, std::numeric_limits<std::int64_t>::max()}}};
-  require<UsageError>(text == kName || text.starts_with(std::string(kName) + ':'), "got '", text,
+  require<UsageError>(names_drawn_images(text), "got '", text,
                       "', expected synthetic, or synthetic:classes=100,size=64");
   for (text.remove_prefix(kName.size()); !text.empty();) {
     text.remove_prefix(1);

@@ -52,6 +52,9 @@ struct DrawnSets {
   DrawnImagesOptions train, test;
 };
 
+/// Whether a data set of this name is drawn: "synthetic", or what begins with "synthetic:".
+bool names_drawn_images(std::string_view text);
+
 /// "synthetic", or "synthetic:" and fields with commas between them: classes, size, train, test (samples), seed; as in
 /// "synthetic:classes=100,size=64". Fields that are not named: 10 classes, size 224, 10,000 and 1,000 samples, seed 0.
 /// Throws UsageError that names the field that is unknown, given twice, or no number in its range.

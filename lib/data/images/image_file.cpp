@@ -18,15 +18,19 @@ bool begins_with(Bytes content, std::initializer_list<std::uint8_t> magic) {
   return content.size() >= magic.size() && std::equal(magic.begin(), magic.end(), content.begin());
 }
 
+bool is_jpeg(Bytes content) { return begins_with(content, {0xff, 0xd8, 0xff}); }
+bool is_png(Bytes content) { return begins_with(content, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}); }
+
 }  // namespace
+
+bool has_read_format(Bytes content) { return is_jpeg(content) || is_png(content); }
 
 std::unique_ptr<ImageFile> ImageFile::open(Bytes content, std::string name, std::int64_t most_pixels) {
   require<DataError>(!content.empty(), name, ": is empty, expected a JPEG or PNG image");
-  if (begins_with(content, {0xff, 0xd8, 0xff})) return open_jpeg(content, std::move(name), most_pixels);
-  if (begins_with(content, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'}))
-    return open_png(content, std::move(name), most_pixels);
+  if (is_jpeg(content)) return open_jpeg(content, std::move(name), most_pixels);
+  if (is_png(content)) return open_png(content, std::move(name), most_pixels);
   throw DataError(concat(name, ": is no JPEG and no PNG image: it begins with the bytes ",
-                         to_hex(std::as_bytes(content.first(std::min<std::size_t>(content.size(), 8))))));
+                         to_hex(std::as_bytes(content.first(std::min(content.size(), kFormatBytes))))));
 }
 
 void ImageFile::set_size(std::int64_t width, std::int64_t height, std::int64_t most_pixels) {

@@ -78,6 +78,10 @@ class ImageFile {
   std::int64_t width_ = 0, height_ = 0;
 };
 
+/// Whether a file that begins with these bytes is one that ImageFile::open() reads, damage apart.
+bool has_read_format(std::span<const std::uint8_t> content);
+inline constexpr std::size_t kFormatBytes = 8;  // of which has_read_format() takes notice
+
 /// Whether this duet was built with libjpeg-turbo and libpng (Meson option `images`). Else open() and encode_jpeg()
 /// throw DataError.
 bool has_image_codecs();

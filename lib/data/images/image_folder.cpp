@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cctype>
+#include <array>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string_view>
 #include <system_error>
@@ -21,12 +23,22 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kEndings[] = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
+constexpr std::size_t kReadEndings = 3;  // the first of them are of formats that are read
+constexpr std::size_t kLongestEnding = 5;
 
-bool is_image_name(std::string name) {
+bool ends_in(std::string_view file, std::span<const std::string_view> endings) {
+  std::string name(file.substr(file.size() - std::min(file.size(), kLongestEnding)));
   std::transform(name.begin(), name.end(), name.begin(),
                  [](char c) { return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
-  return std::any_of(std::begin(kEndings), std::end(kEndings),
-                     [&](std::string_view ending) { return name.ends_with(ending); });
+  return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+/// A file that cannot be opened is an error when it is due, and not of another format.
+bool has_other_format(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::array<std::uint8_t, kFormatBytes> begin{};
+  file.read(reinterpret_cast<char*>(begin.data()), std::ssize(begin));
+  return file.gcount() > 0 && !has_read_format({begin.data(), static_cast<std::size_t>(file.gcount())});
 }
 
 /// Names of what is in a folder: sub-folders, links to folders too, and the rest.
@@ -61,7 +73,7 @@ void walk(const fs::path& root, const std::string& folder, std::vector<FolderId>
                      ": is a link to a folder that it lies in");
   around.push_back(id);
   Listing listing = list(path);
-  std::erase_if(listing.files, [](const std::string& name) { return !is_image_name(name); });
+  std::erase_if(listing.files, [](const std::string& name) { return !ends_in(name, kEndings); });
   files[folder] = std::move(listing.files);
   for (const std::string& inner : listing.folders) walk(root, folder + '/' + inner, around, files);
   around.pop_back();
@@ -77,7 +89,7 @@ void warn(const ImageFolderOptions& options, const std::string& message) {
   if (options.warn)
     options.warn(message);
   else
-    std::cerr << concat("duet: skipped a broken image: ", message, '\n') << std::flush;
+    std::cerr << concat("duet: skipped: ", message, '\n') << std::flush;
 }
 
 /// `crop` of an image that was shrunk.
@@ -118,6 +130,23 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
   begins_.push_back(size());
   require<DataError>(empty.empty(), root.string(), ": no images in the classes ", joined(empty),
                      "; expected files that end in ", joined({std::begin(kEndings), std::end(kEndings)}));
+  find_other_formats();
+}
+
+void ImageFolder::find_other_formats() {
+  const auto read_endings = std::span(kEndings).first(kReadEndings);
+  std::string first;
+  for (std::int64_t i = 0; i < size(); ++i) {
+    if (ends_in(name_of(i), read_endings) || !has_other_format(path(i))) continue;
+    if (broken_.empty()) first = path(i).string();
+    broken_.emplace(i, path(i).string() + ": is no JPEG and no PNG image");
+  }
+  if (broken_.empty()) return;
+  const std::string found =
+      concat(root_.string(), ": ", broken_.size(), broken_.size() == 1 ? " file is" : " files are",
+             " no JPEG and no PNG image, the first is ", first);
+  require<DataError>(options_.skip_broken, found, "; skip_broken takes other images of their classes in their place");
+  warn(options_, found);
 }
 
 void ImageFolder::add_class(const std::string& name) {
@@ -133,10 +162,20 @@ void ImageFolder::add_class(const std::string& name) {
   }
 }
 
+std::int64_t ImageFolder::label(std::int64_t index) const {
+  check({&index, 1});
+  return labels_[static_cast<std::size_t>(index)];
+}
+
 fs::path ImageFolder::path(std::int64_t index) const {
+  check({&index, 1});
+  return root_ / name_of(index);
+}
+
+std::string_view ImageFolder::name_of(std::int64_t index) const {
   const auto at = static_cast<std::size_t>(index);
   const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
-  return root_ / names_.substr(begin, ends_[at] - begin);
+  return std::string_view(names_).substr(begin, ends_[at] - begin);
 }
 
 std::vector<std::string> ImageFolder::broken() const {

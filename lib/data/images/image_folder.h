@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -35,22 +36,24 @@ struct ImageFolderOptions {
   /// counts the stand-in twice. Without it such an image is a DataError. A file that cannot be read at all is one in
   /// any case.
   bool skip_broken = false;
-  /// Called once for each image that is skipped, by the thread that reads it; unset: one line on the standard error.
+  /// Called once for each image that is skipped, by the thread that reads it, but once in all, by the constructor, for
+  /// those of formats that are not read; unset: one line on the standard error.
   std::function<void(const std::string&)> warn{};
 };
 
 /// torchvision's ImageFolder: DIR/CLASS/**/NAME. Classes are the folders in DIR by name; samples are the files of each
 /// whose names end, in any case, in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in torchvision's order;
-/// links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h); the others are errors
-/// when they are met, and not left out in silence. Labels are the classes' numbers.
+/// links are followed. Of these formats JPEG and PNG are read (lib/data/images/image_file.h), by their first bytes;
+/// others are broken images, and not left out in silence. Labels are the classes' numbers.
 ///
 /// fetch decodes, crops, resizes and normalises: f32 (n, 3, size, size), with the bits of torchvision on Pillow 13.0.0
 /// for the same crop. Random crops are keyed by (seed, epoch, number of the sample). Give the loader worker threads.
 class ImageFolder : public Dataset {
  public:
-  /// Lists the folder; reads no image. Throws DataError: no folder, no class in it, a class without images, a folder
-  /// that cannot be listed, a link that leads back to a folder around it, or a duet that was built without images;
-  /// UsageError as check(transform) and Normaliser.
+  /// Lists the folder; reads no image, but the first bytes of files named as of another format than JPEG and PNG.
+  /// Throws DataError: no folder, no class in it, a class without images, a folder that cannot be listed, a link that
+  /// leads back to a folder around it, files of such formats (unless skip_broken), or a duet that was built without
+  /// images; UsageError as check(transform) and Normaliser.
   explicit ImageFolder(const std::filesystem::path& root, const ImageFolderOptions& options = {});
 
   std::int64_t size() const override { return static_cast<std::int64_t>(labels_.size()); }
@@ -64,15 +67,18 @@ class ImageFolder : public Dataset {
                       const Tensor& labels) const override;
 
   const std::vector<std::string>& classes() const { return classes_; }
-  /// Of a sample.
+  /// Of a sample. Both throw DataError for a number that no sample has.
   std::filesystem::path path(std::int64_t index) const;
-  std::int64_t label(std::int64_t index) const { return labels_[static_cast<std::size_t>(index)]; }
+  std::int64_t label(std::int64_t index) const;
   /// What was skipped so far, in the order of the samples: file and reason.
   std::vector<std::string> broken() const;
 
  private:
   class Workspace;
   void add_class(const std::string& name);
+  void find_other_formats();
+  /// Its path below the root.
+  std::string_view name_of(std::int64_t index) const;
   View view_of(std::int64_t width, std::int64_t height, std::int64_t epoch, std::int64_t index) const;
   void make_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index, float* out) const;
   bool try_sample(Workspace& work, std::int64_t file, std::int64_t epoch, std::int64_t index, float* out) const;

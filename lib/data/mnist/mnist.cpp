@@ -118,9 +118,11 @@ std::string MnistFiles::missing() const {
 
 MnistFiles find_mnist(const fs::path& folder, MnistKind kind) {
   MnistFiles inside = find_in(folder / folder_name(kind));
-  // Files of both kinds have the same names.
+  // Files of both kinds have the same names; "." and a link are also what they lead to.
   const MnistKind other = kind == MnistKind::mnist ? MnistKind::fashion_mnist : MnistKind::mnist;
-  if ((folder / "").parent_path().filename() == folder_name(other)) return inside;
+  std::error_code error;
+  for (const fs::path& path : {folder / "", fs::canonical(folder, error) / ""})
+    if (path.parent_path().filename() == folder_name(other)) return inside;
   MnistFiles direct = find_in(folder);
   return count_found(inside) > count_found(direct) ? inside : direct;
 }

@@ -32,8 +32,9 @@ struct MnistFiles {
   std::string missing() const;
 };
 
-/// Looks in `folder`, unless it is named after the other kind, and then in its sub-folder mnist (fashion-mnist), for
-/// the files as they are or with .gz. Returns the first complete set, else the one of the two that lacks less.
+/// Looks in `folder`, unless it, or the folder that it leads to, is named after the other kind, and then in its
+/// sub-folder mnist (fashion-mnist), for the files as they are or with .gz. Returns the first complete set, else the
+/// one of the two that lacks less.
 MnistFiles find_mnist(const std::filesystem::path& folder, MnistKind kind);
 
 struct Mnist {

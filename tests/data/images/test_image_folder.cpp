@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -215,6 +216,38 @@ TEST_CASE("broken images are errors, or skipped, named and counted") {
   // A file that is gone is not a broken image: other ranks may still see it.
   fs::remove(root / "a/0.png");
   CHECK_THROWS_WITH(fetched(images, {0}), ContainsSubstring("a/0.png"));
+}
+
+TEST_CASE("files of formats that are not read are counted and named at once") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  put(root / "c/jpeg-inside.webp", 0);
+  CHECK_NOTHROW(ImageFolder(root.path(), {.transform = kSmall}));
+  for (const char* const name : {"a/1.bmp", "b/2.WEBP", "b/3.tiff"}) duet_test::write_file(root / name, {'B', 'M', 0});
+  const std::string found = ": 3 files are no JPEG and no PNG image, the first is " + (root / "a/1.bmp").string();
+  CHECK_THROWS_WITH(ImageFolder(root.path(), {.transform = kSmall}), ContainsSubstring(found));
+  std::vector<std::string> said;
+  const auto warn = [&](const std::string& message) { said.push_back(message); };
+  const ImageFolder images(root.path(), {.transform = kSmall, .skip_broken = true, .warn = warn});
+  CHECK(images.broken().size() == 3);
+  Longs all(static_cast<std::size_t>(images.size()));
+  std::iota(all.begin(), all.end(), 0);
+  CHECK_NOTHROW(fetched(images, all));
+  REQUIRE(said.size() == 1);
+  CHECK_THAT(said[0], ContainsSubstring(found));
+}
+
+TEST_CASE("a sample that a folder does not have is an error") {
+  if (!has_image_codecs()) DUET_SKIP("built without images");
+  const TemporaryFolder root;
+  put_classes(root);
+  const ImageFolder images(root.path(), {.transform = kSmall});
+  for (const std::int64_t index : {std::int64_t{-1}, std::int64_t{12}}) {
+    CAPTURE(index);
+    CHECK_THROWS_WITH(images.path(index), concat("sample ", index, " asked of a data set of 12 samples"));
+    CHECK_THROWS_AS(images.label(index), DataError);
+  }
 }
 
 TEST_CASE("large images are decoded at a smaller scale if that is wanted") {
