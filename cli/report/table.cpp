@@ -109,21 +109,27 @@ std::string same_result(const Results& results, const Run& run) {
   return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
 }
 
+/// "8,204", and "4.6" of a network whose step takes seconds.
+std::string rate_text(double per_s) {
+  constexpr double kFew = 100;
+  return per_s < kFew ? fixed(per_s, 1) : grouped(std::llround(per_s));
+}
+
 std::vector<std::string> table_row(const Results& results, const Run& run) {
   std::vector<std::string> row = {row_name(results, run), std::to_string(run.devices)};
   if (!run.ok) return row;
   const bool over = oversubscribed(results, run);
   const std::vector<std::string> still = standing_still(run);
-  row.insert(row.end(), {seconds(run.startup_s) + " s", epoch_text(run.epoch_s),
-                         run.timed() ? grouped(std::llround(run.samples_per_s)) : kNothing,
-                         speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
-                         !sharing(run).empty() ? sharing(run)
-                         : over                ? "oversubscribed"
-                         : run.efficiency      ? percent(*run.efficiency, 0)
-                                               : kNothing,
-                         still[0], still[1], run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
-                         run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2),
-                         memory_text(run.peak_memory_mb)});
+  row.insert(
+      row.end(),
+      {seconds(run.startup_s) + " s", epoch_text(run.epoch_s), run.timed() ? rate_text(run.samples_per_s) : kNothing,
+       speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
+       !sharing(run).empty() ? sharing(run)
+       : over                ? "oversubscribed"
+       : run.efficiency      ? percent(*run.efficiency, 0)
+                             : kNothing,
+       still[0], still[1], run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
+       run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2), memory_text(run.peak_memory_mb)});
   if (has_ceiling(results))
     row.insert(row.begin() + kEfficiency + 1, run.ceiling_efficiency ? percent(*run.ceiling_efficiency, 0) : kNothing);
   if (has_device_memory(results))

@@ -55,6 +55,12 @@ TEST_CASE("a part of a comparison is marked as one") {
   CHECK_THAT(to_html(results, "", 1), duet_test::ContainsSubstring(kPartial));
 }
 
+TEST_CASE("few samples a second have a decimal") {
+  Results results = duet_test::made_up();
+  results.runs[0].samples_per_s = 4.609;
+  CHECK_THAT(table(results, {}), duet_test::ContainsSubstring("  4.6  "));
+}
+
 TEST_CASE("a run of which nothing was timed has no numbers in place of times") {
   Results results = duet_test::made_up();
   for (Run& run : results.runs) {
