@@ -1,5 +1,6 @@
 // Bit-equality of gradients over shards and threads: what "the same parameters on 1, 2, 4, 8 devices" rests on.
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -114,6 +115,16 @@ struct ConvBatch {
     return all;
   }
 
+  /// Outputs for rows of the batch, and the gradients of its images unless these are plain.
+  std::vector<Tensor> rows(const Tensor& weights, std::int64_t begin, std::int64_t end) const {
+    const Tensor y = empty(dy.rows(begin, end).shape(), DType::f32, {}, dy.layout());
+    backend(x).conv2d_forward(x.rows(begin, end), weights, {}, y, window);
+    if (x.layout() != dy.layout()) return {y};
+    const Tensor dx = empty(x.rows(begin, end).shape(), DType::f32, {}, x.layout());
+    backend(x).conv2d_backward_data(dy.rows(begin, end), weights, dx, window);
+    return {y, dx};
+  }
+
   Tensor gradient_in_shards(int shards) const {
     std::vector<Tensor> parts;
     for (int i = 0; i < shards; ++i)
@@ -129,13 +140,15 @@ struct ConvBatch {
   Tensor x, dy;
 };
 
+// Images of few pixels, and of so many that oneDNN takes them; the plain images of a first layer; channels for tiles.
+constexpr ConvCase kConvCases[] = {{16, 32, 3, 3, 1}, {32, 16, 5, 1, 2}, {16, 16, 24, 3, 2}, {32, 32, 24, 1, 1},
+                                   {3, 16, 9, 7, 2},  {64, 32, 2, 3, 1}, {32, 96, 5, 3, 2},  {32, 96, 18, 3, 1}};
+
 }  // namespace
 
 TEST_CASE("weight gradients of convolutions of 2, 4 and 8 shards sum to the very bits of the whole batch") {
   Mt19937 generator(31);
-  // Images of few pixels, and of so many that oneDNN takes them; the plain images of a first layer.
-  for (const ConvCase& c :
-       {ConvCase{16, 32, 3, 3, 1}, {32, 16, 5, 1, 2}, {16, 16, 24, 3, 2}, {32, 32, 24, 1, 1}, {3, 16, 9, 7, 2}})
+  for (const ConvCase& c : kConvCases)
     for (const std::int64_t rows : {5, 8, 19})
       for (const bool with_bias : {true, false})
         for (const Precision precision : precisions()) {
@@ -148,6 +161,28 @@ TEST_CASE("weight gradients of convolutions of 2, 4 and 8 shards sum to the very
           }
           backend(DeviceKind::cpu).set_precision(Precision::fp32);
         }
+}
+
+TEST_CASE("outputs and gradients of the images of a convolution have the same bits in shards") {
+  Mt19937 generator(33);
+  for (const ConvCase& c : kConvCases)
+    for (const std::int64_t rows : {5, 19, 40})
+      for (const Precision precision : precisions()) {
+        const ConvBatch batch(c, rows, false, generator);
+        const Tensor weights = empty(batch.w);
+        generator.uniform(weights.span<float>(), -1, 1);
+        backend(DeviceKind::cpu).set_precision(precision);
+        const std::vector<Tensor> whole = batch.rows(weights, 0, rows);
+        for (const int shards : {2, 4, 8})
+          for (int i = 0; i < shards; ++i) {
+            const std::int64_t begin = block_begin(i, rows, shards), end = block_begin(i + 1, rows, shards);
+            if (begin == end) continue;
+            const std::vector<Tensor> part = batch.rows(weights, begin, end);
+            CAPTURE(c.in, c.out, c.size, c.kernel, rows, name(precision), shards, i);
+            for (std::size_t k = 0; k < part.size(); ++k) CHECK(same_bits(whole[k].rows(begin, end), part[k]));
+          }
+        backend(DeviceKind::cpu).set_precision(Precision::fp32);
+      }
 }
 
 TEST_CASE("a convolution in groups has the same bits in shards: outputs, and gradients of inputs and weights") {

@@ -38,7 +38,8 @@ class HostAllocator final : public Allocator {
 };
 
 /// Under Precision::bf16 convolutions in one group to layouts in blocks round what they multiply, but not the weight
-/// gradients of small images; other convolutions, conv_pool_relu and linear layers compute in fp32.
+/// gradients of plain images and, unless AMX's tiles take them, of small ones; other convolutions, conv_pool_relu and
+/// linear layers compute in fp32.
 ///
 /// A kernel on device cpu:i runs on `threads_per_device` workers, pinned to cores i * threads and up where there are
 /// enough; worker 0 is the thread that calls it. Several threads may call kernels of one device at the same time, each
@@ -155,6 +156,9 @@ class CpuBackend final : public Backend {
 
   /// Whether a convolution rounds what it multiplies to bf16; noted in has_rounded_.
   bool rounds(const Tensor& x, const Tensor& w, const Tensor& y);
+  /// Convolutions of bf16 numbers by the processor's tiles, and their weight gradients.
+  void tiled_conv(const BlockedConv& g, bool backward, const Tensor& from, const Tensor& w, const Tensor& to);
+  void tiled_weights(const Tensor& x, const Tensor& dy, const Tensor& dw, const Window2d& window);
   /// The gradient of log_softmax's argument, where that of nll_loss at the labels is `gradient`.
   void logit_gradients(float gradient, const Tensor& y, const Tensor& labels, const Tensor& dx);
   /// Dropout of one row of a fused operator's output.

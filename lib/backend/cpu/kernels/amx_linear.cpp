@@ -57,10 +57,7 @@ void split_columns(const float* x, std::int64_t pitch, std::int64_t rows, std::u
 void multiply(const std::uint32_t* weights, std::int64_t pitch, const std::uint32_t* inputs, std::int64_t depths,
               float* sums, float* totals) {
   constexpr int kA = 4, kB = 5;
-  clear_tile<0>();
-  clear_tile<1>();
-  clear_tile<2>();
-  clear_tile<3>();
+  clear_four_tiles();
   for (std::int64_t depth = 0; depth < depths; ++depth, weights += kMatrix, inputs += kMatrix) {
     load_parts<kB>(inputs);
     multiply_parts<0, 1, kA, kB>(weights, kPart);

@@ -26,6 +26,12 @@ Kernels with_amx(Kernels kernels) {
   kernels.linear_forward_scratch_bytes = amx::linear_forward_scratch_bytes;
   kernels.linear = amx::linear;
   kernels.linear_relu_dropout = amx::linear_relu_dropout;
+  kernels.tiled_conv_scratch_bytes = amx::tiled_conv_scratch_bytes;
+  kernels.tiled_conv = amx::tiled_conv;
+  kernels.paired_words = amx::paired_words;
+  kernels.pair_images = amx::pair_images;
+  kernels.tiled_weights_scratch_bytes = amx::tiled_weights_scratch_bytes;
+  kernels.tiled_backward_weights = amx::tiled_backward_weights;
   return kernels;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/backend/cpu/kernels/vec.h"
 
 namespace duet::cpu::DUET_ISA {
@@ -36,6 +37,29 @@ typedef std::uint32_t Words __attribute__((vector_size(kWidth * sizeof(float))))
   for (int part = 0; part < kParts; ++part) std::memcpy(to + part * pitch, &pairs[part], sizeof(Words));
 }
 
+/// The nearest bf16 number in the upper half of each lane, ties to even; what is below is left as it is. A NaN stays
+/// one.
+[[gnu::always_inline]] inline Words round_upper(Vec v) {
+  const Words bits = (Words)v, not_a_number = (Words)(v != v);
+  const Words rounded = bits + (Words{} + 0x7FFFu) + (bits >> 16 & (Words{} + 1u));
+  return (rounded & ~not_a_number) | ((bits | (Words{} + 0x400000u)) & not_a_number);
+}
+/// Pairs of a's and b's numbers.
+[[gnu::always_inline]] inline Words pair(Vec a, Vec b) {
+  return round_upper(a) >> 16 | (round_upper(b) & (Words{} + 0xFFFF0000u));
+}
+[[gnu::always_inline]] inline void store(std::uint32_t* p, Words v) { std::memcpy(p, &v, sizeof v); }
+
+/// Writes the transposed 16 x 16 words.
+[[gnu::always_inline]] inline void store_turned(Words (&rows)[kTileRows], std::uint32_t* to) {
+  riffle<4>(rows);
+  for (int i = 0; i < kTileRows; ++i) store(to + i * kTileWords, rows[i]);
+}
+
+inline std::int64_t pixels_in(const BlockedConv& g) { return g.height * g.width; }
+inline std::int64_t pixels_out(const BlockedConv& g) { return g.out_height * g.out_width; }
+inline std::int64_t taps_of(const BlockedConv& g) { return g.kernel_h * g.kernel_w; }
+
 /// While it lives, this thread's tiles have a shape: the first kRowTiles `rows` rows, the others kTileRows.
 class Tiles {
  public:
@@ -62,13 +86,19 @@ template <int kTile>
 [[gnu::always_inline]] inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
 }
+[[gnu::always_inline]] inline void clear_four_tiles() {
+  clear_tile<0>();
+  clear_tile<1>();
+  clear_tile<2>();
+  clear_tile<3>();
+}
 template <int kTile>
 [[gnu::always_inline]] inline void load_tile(const void* rows) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(ssize_t{kRowBytes}), "i"(kTile) : "memory");
 }
 template <int kTile>
-[[gnu::always_inline]] inline void store_tile(void* rows) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(ssize_t{kRowBytes}), "i"(kTile) : "memory");
+[[gnu::always_inline]] inline void store_tile(void* rows, ssize_t pitch = kRowBytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(pitch), "i"(kTile) : "memory");
 }
 /// total += a * b.
 template <int kTotal, int kA, int kB>

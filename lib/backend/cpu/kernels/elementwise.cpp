@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "lib/backend/arithmetic/adam.h"
 #include "lib/backend/arithmetic/pool.h"
 #include "lib/backend/arithmetic/sgd.h"
 #include "lib/backend/cpu/kernels/tables.h"
@@ -110,6 +111,15 @@ void sgd(float* value, const float* gradient, float* buffer, std::int64_t n, flo
   } else {
     sgd_loop<false>(value, gradient, buffer, n, lr, momentum, dampening, weight_decay, nesterov, first);
   }
+}
+
+void adam(float* value, const float* gradient, float* first, float* second, std::int64_t n,
+          const arithmetic::AdamFactors& factors) {
+  const arithmetic::AdamFactors f = factors;
+  for (std::int64_t i = 0; i < n; ++i)
+    arithmetic::adam(
+        value[i], gradient[i], first[i], second[i], f, [](float a, float b, float c) { return fma(a, b, c); },
+        [](float x) { return __builtin_sqrtf(x); });
 }
 
 }  // namespace duet::cpu::DUET_ISA

@@ -169,6 +169,22 @@ struct Kernels {
   void (*small_backward_weights)(const BlockedConv& g, const float* x, const float* dy, const Leaves& leaves,
                                  std::int64_t out_block, float* dw, float* scratch);
 
+  // Convolutions by tiles that multiply bf16 numbers, to which floats are rounded, and add in float; null where the
+  // processor has none. Channels in and out are multiples of 32, images are blocked by 16.
+  /// Images to = the convolution of images `from` with plain weights w, or with `backward` the gradient of its images
+  /// from that of its result. A row does not depend on the others.
+  std::int64_t (*tiled_conv_scratch_bytes)(const BlockedConv& g, bool backward, std::int64_t rows);
+  void (*tiled_conv)(const BlockedConv& g, bool backward, const float* from, const float* w, std::int64_t rows,
+                     float* to, void* scratch);
+  /// The images of one leaf as tiled_backward_weights reads them, and how many words they take.
+  std::int64_t (*paired_words)(std::int64_t channels, std::int64_t pixels, std::int64_t rows);
+  void (*pair_images)(const float* x, std::int64_t channels, std::int64_t pixels, std::int64_t rows, std::uint32_t* to);
+  std::int64_t (*tiled_weights_scratch_bytes)(const BlockedConv& g, const Leaves& leaves);
+  /// Inputs [begin, begin + 32) of dw (out_channels, in_channels, kernel_h, kernel_w) = sums over rows as `leaves`
+  /// says; x and dy: the leaves one after the other.
+  void (*tiled_backward_weights)(const BlockedConv& g, const std::uint32_t* x, const std::uint32_t* dy,
+                                 const Leaves& leaves, std::int64_t begin, float* dw, void* scratch);
+
   // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                        std::uint32_t layer, std::uint32_t threshold);

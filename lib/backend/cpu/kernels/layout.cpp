@@ -1,7 +1,6 @@
 // Images from one layout to another: blocks of channels, and borders of zeros.
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
@@ -12,28 +11,6 @@ namespace {
 constexpr int kGroup = 16;  // pixels turned at once
 
 typedef std::uint8_t Bytes __attribute__((vector_size(16)));  // the same for every instruction set
-
-/// Interleaves the lanes of u and v; the lower or the upper half of the result.
-template <bool kUpper, class V, int... kLanes>
-[[gnu::always_inline]] inline V interleave(V u, V v, std::integer_sequence<int, kLanes...>) {
-  constexpr int kCount = sizeof...(kLanes), kFrom = kUpper ? kCount / 2 : 0;
-  return __builtin_shufflevector(u, v, (kLanes % 2 * kCount + kLanes / 2 + kFrom)...);
-}
-
-/// Interleaves the first half of the kVecs vectors with the second, `kTimes` times: each time an element's number, its
-/// place in them, is rotated left by one bit, so a matrix of powers of two is transposed after a few.
-template <int kTimes, int kVecs, class V>
-[[gnu::always_inline]] inline void riffle(V (&v)[kVecs]) {
-  constexpr auto kLanes = std::make_integer_sequence<int, static_cast<int>(sizeof(V) / sizeof(v[0][0]))>();
-  for (int time = 0; time < kTimes; ++time) {
-    V next[kVecs];
-    for (int i = 0; i < kVecs / 2; ++i) {
-      next[2 * i] = interleave<false>(v[i], v[i + kVecs / 2], kLanes);
-      next[2 * i + 1] = interleave<true>(v[i], v[i + kVecs / 2], kLanes);
-    }
-    for (int i = 0; i < kVecs; ++i) v[i] = next[i];
-  }
-}
 
 constexpr int log2(int n) { return n == 1 ? 0 : 1 + log2(n / 2); }
 

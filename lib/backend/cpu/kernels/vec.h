@@ -168,6 +168,28 @@ template <int kLength = kWidth>
     return sums<kLength / 2>(v);
 }
 
+/// Interleaves the lanes of u and v; the lower or the upper half of the result.
+template <bool kUpper, class V, int... kLanes>
+[[gnu::always_inline]] inline V interleave(V u, V v, std::integer_sequence<int, kLanes...>) {
+  constexpr int kCount = sizeof...(kLanes), kFrom = kUpper ? kCount / 2 : 0;
+  return __builtin_shufflevector(u, v, (kLanes % 2 * kCount + kLanes / 2 + kFrom)...);
+}
+
+/// Interleaves the first half of the kVecs vectors with the second, `kTimes` times: each time an element's number, its
+/// place in them, is rotated left by one bit, so a matrix of powers of two is transposed after a few.
+template <int kTimes, int kVecs, class V>
+[[gnu::always_inline]] inline void riffle(V (&v)[kVecs]) {
+  constexpr auto kLanes = std::make_integer_sequence<int, static_cast<int>(sizeof(V) / sizeof(v[0][0]))>();
+  for (int time = 0; time < kTimes; ++time) {
+    V next[kVecs];
+    for (int i = 0; i < kVecs / 2; ++i) {
+      next[2 * i] = interleave<false>(v[i], v[i + kVecs / 2], kLanes);
+      next[2 * i + 1] = interleave<true>(v[i], v[i + kVecs / 2], kLanes);
+    }
+    for (int i = 0; i < kVecs; ++i) v[i] = next[i];
+  }
+}
+
 /// As many bytes of 64-bit lanes.
 typedef std::uint64_t Wide __attribute__((vector_size(kWidth * sizeof(float))));
 
