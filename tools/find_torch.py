@@ -6,7 +6,8 @@
 
 Without a folder the first complete one of these is taken: $LIBTORCH, /usr (Debian's libtorch-dev), /usr/local, and the
 wheel of the python3 on PATH. Prints lines of a key, a tab and a value: version, include (two), folder (of the
-libraries), library.torch_cpu, library.c10. Where nothing is found, the standard error says what each place lacks, and
+libraries), library.torch_cpu, library.c10; and where they belong to Python's package torch, python and extension (the
+library for extensions of Python). Where nothing is found, the standard error says what each place lacks, and
 the exit status is 1.
 """
 import glob
@@ -56,6 +57,14 @@ def version_of(include):
     return tuple(int(number[1]) for number in found) if all(found) else ()
 
 
+def python_of(root):
+    """The interpreter whose package torch is at the root; empty where there is none."""
+    name = re.search(r"^(.*)/lib/(python3\.\d+)/site-packages/torch$", root)
+    if not name:
+        return first(["/usr/bin/python3"]) if root == "/usr" else ""
+    return first([os.path.join(name[1], "bin", name[2])]) or shutil.which(name[2]) or ""
+
+
 def examine(root):
     """(lines to print, what is missing)"""
     include = os.path.join(root, "include")
@@ -79,6 +88,11 @@ def examine(root):
         if name == LIBRARIES[0]:
             lines.append(f"folder\t{os.path.dirname(library)}")
         lines.append(f"library.{name}\t{library}")
+    packages = (root, "/usr/lib/python3/dist-packages/torch") if root == "/usr" else (root,)
+    extension = first(os.path.join(package, "lib", "libtorch_python.so") for package in packages)
+    python = python_of(root)
+    if extension and python:
+        lines += [f"python\t{python}", f"extension\t{extension}"]
     return lines, ""
 
 

@@ -40,6 +40,7 @@ ORDER = {
     "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist", "lib/data/images"),
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),
+    "torch": ("torch", "torch/c10d", "torch/python"),
     "cli": ("cli/system", "cli/options", "cli/model", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
 }
 MAX_FILES = 30
@@ -58,6 +59,7 @@ VENDORS = {
     r"CLI/": r"cli/.*\.cpp|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
+    r"pybind11/": r"torch/python/.*",
     r"(torch|ATen|c10)/": r"(torch|tests/torch|examples/torch)/.*",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

@@ -152,7 +152,7 @@ class C10dBackend final : public c10d::Backend {
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
                         std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
     if (!output_sizes.empty() || !input_sizes.empty()) {
-      Tensors outputs = split(output, output_sizes), inputs = split(input, input_sizes);
+      Tensors outputs = pieces_of(output, output_sizes), inputs = pieces_of(input, input_sizes);
       return alltoall(outputs, inputs, options);
     }
     return start(c10d::OpType::ALLTOALL_BASE, "duet:all_to_all", options.timeout, [&](C10dCall& call) {
@@ -277,7 +277,7 @@ class C10dBackend final : public c10d::Backend {
   }
 
   /// Pieces along the first dimension; of equal size where no sizes are given.
-  Tensors split(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes) const {
+  Tensors pieces_of(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes) const {
     const bool fits = sizes.empty() ? tensor.dim() > 0 && tensor.size(0) % size_ == 0
                                     : sizes.size() == static_cast<std::size_t>(size_);
     if (!fits)

@@ -5,7 +5,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -14,7 +13,6 @@
 
 #include "ddp/store/store.h"
 #include "lib/error.h"
-#include "lib/parse_number.h"
 
 namespace duet::torch {
 
@@ -51,7 +49,7 @@ class C10dStore final : public ddp::Store {
         for (const std::string& key : in) values.push_back(store_->get_to_str(key));
         return values;
       }
-      case StoreOp::add: return {std::to_string(store_->add(in.at(0), parse_number<std::int64_t>(in.at(1)).value()))};
+      case StoreOp::add: return {std::to_string(store_->add(in.at(0), std::stoll(in.at(1))))};
       case StoreOp::check: return {store_->check(in) ? "1" : "0"};
       case StoreOp::compare_set: return {store_->compareSet(in.at(0), in.at(1), in.at(2))};
       case StoreOp::erase: return {store_->deleteKey(in.at(0)) ? "1" : "0"};

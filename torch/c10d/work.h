@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "ddp/group/work.h"
-#include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "torch/c10d/errors.h"
 
@@ -36,8 +35,7 @@ class BackgroundThread {
     {
       const std::lock_guard lock(mutex_);
       if (!stopped_) {
-        if (!thread_.joinable())
-          thread_ = start_thread("the thread of duet's c10d backend that ends collectives", [this] { serve(); });
+        if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
         tasks_.push_back(std::move(task));
         changed_.notify_one();
         return;
