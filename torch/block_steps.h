@@ -85,6 +85,8 @@ class BlockSteps {
                         " ranks: use 1, 2, 4 or 8");
     require<UsageError>(module.options().rule == ddp::GradientRule::torch,
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
+    require<UsageError>(!module.options().static_graph,
+                        "static_graph is for backward(): with blocks use find_unused_parameters");
     module.synchroniser_.reducer().set_scale(1);
     own_ = kBlocks / ranks;
     for (int block = 1; block < own_; ++block)
@@ -125,7 +127,9 @@ class BlockSteps {
     for (std::size_t i = 0; i < buffers.size(); ++i) module_.buffers_[i].copy_(buffers[i]);
     for (int step = 1; step < own_; step *= 2)
       for (int block = 0; block + step < own_; block += 2 * step) memory(block).add(memory(block + step));
-    module_.synchroniser_.backward_ended([&](int slot) { return used_[static_cast<std::size_t>(slot)] != 0; });
+    // A rank without rows adds zeros to what the others use.
+    const bool all = rows == 0 && !module_.options().find_unused_parameters;
+    module_.synchroniser_.backward_ended([&](int slot) { return all || used_[static_cast<std::size_t>(slot)] != 0; });
     module_.take_sums();
     return sum;
   }

@@ -94,7 +94,7 @@ class DataParallel {
       visit_tensors(*outputs[i], [&](at::Tensor& output) { replica.outputs.push_back(output); });
     });
     step->require_same_outputs();
-    const auto joined = ReplicaGather::apply(step, leaves);
+    const auto joined = ReplicaGather::apply(step, at::TensorList(leaves));
     std::size_t next = 0;
     visit_tensors(*outputs[0], [&](at::Tensor& output) { output = joined[next++]; });
     return std::move(*outputs[0]);

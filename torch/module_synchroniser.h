@@ -169,12 +169,12 @@ class ModuleSynchroniser {
     const at::NoGradGuard no_grad;
     at::Tensor& own = gradient(i);
     const std::string& name = layout_.parameters()[i].name;
-    if (gradients_.holds(i, own)) return;
     if (!own.defined()) {  // backward gave none
       at::Tensor(gradients_[i]).zero_();
       return;
     }
     require<UsageError>(own.layout() == at::kStrided, "the gradient of ", name, " is sparse: duet sums dense ones");
+    if (gradients_.holds(i, own)) return;
     require<UsageError>(!own.requires_grad(), "the gradient of ", name,
                         " has a graph of its own (create_graph): its sum over the ranks would have none");
     require<UsageError>(own.scalar_type() == gradients_[i].scalar_type() && own.sizes() == gradients_[i].sizes(),

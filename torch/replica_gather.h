@@ -81,7 +81,7 @@ struct ReplicaStep : ::torch::CustomClassHolder {
 struct ReplicaGather : ::torch::autograd::Function<ReplicaGather> {
   static ::torch::autograd::variable_list forward(::torch::autograd::AutogradContext* context,
                                                   const c10::intrusive_ptr<ReplicaStep>& step,
-                                                  const ::torch::autograd::variable_list& /*leaves*/) {
+                                                  at::TensorList /*leaves*/) {
     context->saved_data["step"] = at::IValue::make_capsule(step);
     return step->joined();
   }

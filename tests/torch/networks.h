@@ -12,7 +12,11 @@
 #include <memory>
 #include <vector>
 
+#include "lib/error.h"
 #include "torch/wrapped_module.h"
+
+/// Catch2's own checks are for one thread.
+#define EXPECT_ON_RANK(condition) duet::require(condition, "expected ", #condition)
 
 namespace duet_test {
 
@@ -119,9 +123,9 @@ struct Script {
   static constexpr const char* kName = "Script";
   static std::shared_ptr<torch::jit::Module> make() {
     torch::jit::Module module("Script");
-    module.register_parameter("w1", torch::zeros({6, 16}), false);
-    module.register_parameter("b1", torch::zeros({16}), false);
-    module.register_parameter("w2", torch::zeros({16, 3}), false);
+    module.register_parameter("w1", torch::zeros({6, 16}).requires_grad_(), false);
+    module.register_parameter("b1", torch::zeros({16}).requires_grad_(), false);
+    module.register_parameter("w2", torch::zeros({16, 3}).requires_grad_(), false);
     module.define("def forward(self, x):\n    return torch.tanh(x @ self.w1 + self.b1) @ self.w2\n");
     return std::make_shared<torch::jit::Module>(module);
   }
@@ -147,6 +151,11 @@ inline std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
   for (const Tensor& parameter : parameters)
     list.push_back(parameter.grad().defined() ? parameter.grad() : torch::zeros_like(parameter));
   return list;
+}
+
+/// What zero_grad() does in new versions; 1.13 sets gradients to zero.
+inline void drop_gradients(const std::vector<Tensor>& parameters) {
+  for (const Tensor& parameter : parameters) parameter.mutable_grad() = Tensor();
 }
 
 /// A module whose parameter k, in the order of names, is 0.3 wave(k).

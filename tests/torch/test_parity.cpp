@@ -167,7 +167,7 @@ Result train(duet::ddp::ProcessGroup& group) {
                                             .compare_parameters_every = 7});
   torch::optim::SGD optimizer = make_optimizer(parameters);
   for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
+    drop_gradients(parameters);
     Network::loss(net, step, {group.rank(), group.size()}).backward();
     optimizer.step();
   }
@@ -181,7 +181,7 @@ Result train_shards_in_turn(int ranks) {
   const std::vector<Tensor> parameters = parameters_of(*module);
   torch::optim::SGD optimizer = make_optimizer(parameters);
   for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
+    drop_gradients(parameters);
     std::vector<Tensor> buffers;
     for (const auto& buffer : duet::torch::tensors_of(*module).buffers) buffers.push_back(buffer.value);
     std::vector<Tensor> of_rank_0;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -56,14 +57,12 @@ Tensor row(double value, std::int64_t rows = 1) { return torch::full({rows, 1}, 
 TEST_CASE("LibTorch: gradients by PyTorch's rule, and by rows") {
   run_ranks(2, [](ProcessGroup& group) {
     const bool first = group.rank() == 0;
-    Scale model;
-    DistributedDataParallel net(model, group);
-    net(row(first ? 10 : 40, first ? 3 : 1)).mean().backward();
-    CHECK(model->w.grad().item<float>() == 25.0f);
-    model->zero_grad();
-    DistributedDataParallel by_rows(model, group, {.rule = duet::ddp::GradientRule::rows});
-    by_rows(row(first ? 10 : 40, first ? 3 : 1)).mean().backward();
-    CHECK(model->w.grad().item<float>() == 17.5f);
+    for (const auto rule : {duet::ddp::GradientRule::torch, duet::ddp::GradientRule::rows}) {
+      Scale model;
+      DistributedDataParallel net(model, group, {.rule = rule});
+      net(row(first ? 10 : 40, first ? 3 : 1)).mean().backward();
+      EXPECT_ON_RANK(model->w.grad().item<float>() == (rule == duet::ddp::GradientRule::torch ? 25.0f : 17.5f));
+    }
   });
 }
 
@@ -78,10 +77,10 @@ TEST_CASE("LibTorch: no_sync accumulates, and the next backward reduces it all")
         {
           const auto no_sync = net.no_sync();
           net(row(own)).mean().backward();
-          CHECK(model->w.grad().item<double>() == own);
+          EXPECT_ON_RANK(model->w.grad().item<double>() == own);
         }
         net(row(own)).mean().backward();
-        CHECK(model->w.grad().item<float>() == 3.0f);
+        EXPECT_ON_RANK(model->w.grad().item<float>() == 3.0f);
       }
     });
 }
@@ -97,8 +96,8 @@ TEST_CASE("LibTorch: gradients stay in place when they are zeroed, and come back
       if (!to_none) model->w.mutable_grad().detach_().zero_();  // as optimizers do
       net(row(group.rank() + 1)).mean().backward();
       if (place == nullptr) place = model->w.grad().data_ptr();
-      CHECK(model->w.grad().data_ptr() == place);
-      CHECK(model->w.grad().item<float>() == 1.5f);
+      EXPECT_ON_RANK(model->w.grad().data_ptr() == place);
+      EXPECT_ON_RANK(model->w.grad().item<float>() == 1.5f);
     }
   });
 }
@@ -129,29 +128,28 @@ TEST_CASE("LibTorch: several inputs and outputs, frozen and shared parameters, m
     for (const Tensor& other : others) sum = sum + other.to(torch::kFloat).sum();
     return sum;
   };
-  std::vector<Tensor> first_values, first_gradients;
+  std::atomic<int> turn{0};
   run_ranks(2, [&](ProcessGroup& group) {
-    static std::atomic<int> turn{0};
-    while (turn != group.rank()) {
-    }
+    while (turn != group.rank()) std::this_thread::yield();  // for the one generator
     torch::manual_seed(group.rank());
     Mixed model;
     ++turn;
-    DistributedDataParallel net(model, group);
-    losses(net, group.rank()).backward();
-    CHECK(model.conv->weight.grad().is_contiguous(at::MemoryFormat::ChannelsLast));
-    for (const Tensor& parameter : model.parameters())
-      if (parameter.requires_grad()) CHECK(reinterpret_cast<std::uintptr_t>(parameter.grad().data_ptr()) % 64 == 0);
-    if (group.rank() != 0) return;
-    const auto list = duet::torch::tensors_of(model).parameters;
-    CHECK(list.size() == 9);
-    const std::vector<Tensor> sums = copies(gradients_of(parameters_of(model)));
-    model.zero_grad();
-    for (Tensor& parameter : model.parameters()) parameter.mutable_grad() = Tensor();
+    std::vector<Tensor> sums;
+    {
+      DistributedDataParallel net(model, group);
+      losses(net, group.rank()).backward();
+      EXPECT_ON_RANK(model.conv->weight.grad().is_contiguous(at::MemoryFormat::ChannelsLast));
+      for (const Tensor& parameter : model.parameters())
+        if (parameter.requires_grad())
+          EXPECT_ON_RANK(reinterpret_cast<std::uintptr_t>(parameter.grad().data_ptr()) % 64 == 0);
+      EXPECT_ON_RANK(duet::torch::tensors_of(model).parameters.size() == 9);
+      sums = copies(gradients_of(parameters_of(model)));
+    }
+    drop_gradients(model.parameters());
     for (int rank = 0; rank < 2; ++rank) (losses(model, rank) / 2).backward();
     const std::vector<Tensor> expected = gradients_of(parameters_of(model));
     for (std::size_t i = 0; i < sums.size(); ++i)
-      CHECK(torch::allclose(sums[i].to(torch::kFloat), expected[i].to(torch::kFloat), 1e-2, 1e-6));
+      EXPECT_ON_RANK(torch::allclose(sums[i].to(torch::kFloat), expected[i].to(torch::kFloat), 1e-2, 1e-6));
   });
 }
 
@@ -160,7 +158,7 @@ TEST_CASE("LibTorch: a parameter without a gradient is an error that names it, u
     auto model = make_with_values<UnusedBranches>();
     DistributedDataParallel net(model, group, {.static_graph = static_graph});
     for (int step = 0; step < steps; ++step) net(torch::ones({1, 6}), step / 2).sum().backward();
-    CHECK(!model->never->weight.grad().defined());
+    EXPECT_ON_RANK(!model->never->weight.grad().defined());
   };
   CHECK_THAT(error_of(1, [&](ProcessGroup& group) { backward(group, false, 1); }),
              ContainsSubstring("without a gradient for never.bias, never.weight, b.bias, b.weight"));
@@ -177,9 +175,9 @@ TEST_CASE("LibTorch: with unused parameters, gradients that accumulate are those
     net(torch::ones({1, 6}), 0).sum().backward();
     const Tensor before = model->a->weight.grad().clone();
     net(torch::ones({1, 6}), group.rank() == 0 ? 1 : 0).sum().backward();
-    CHECK(model->b->bias.grad().eq(0.5).all().item<bool>());
-    CHECK(torch::allclose(model->a->weight.grad(), 1.5 * before));
-    CHECK(!model->never->bias.grad().defined());
+    EXPECT_ON_RANK(model->b->bias.grad().eq(0.5).all().item<bool>());
+    EXPECT_ON_RANK(torch::allclose(model->a->weight.grad(), 1.5 * before));
+    EXPECT_ON_RANK(!model->never->bias.grad().defined());
   });
 }
 
@@ -197,7 +195,7 @@ TEST_CASE("LibTorch: ranks with fewer steps join those that go on") {
         }
       });
       // The second step is rank 1's alone, whose gradient counts as half of two, or as all there is.
-      CHECK(model->w.item<float>() == (rule == duet::ddp::GradientRule::torch ? -0.5f : -1.0f));
+      EXPECT_ON_RANK(model->w.item<float>() == (rule == duet::ddp::GradientRule::torch ? -0.5f : -1.0f));
     });
 }
 
@@ -206,16 +204,16 @@ TEST_CASE("LibTorch: buffers are rank 0's before each forward, and after the wra
     auto model = make_with_values<BatchNorm>();
     model->bn->running_mean.fill_(group.rank());
     DistributedDataParallel net(model, group);
-    CHECK(model->bn->running_mean.eq(0).all().item<bool>());
+    EXPECT_ON_RANK(model->bn->running_mean.eq(0).all().item<bool>());
     model->bn->running_mean.fill_(group.rank() + 5);
     const Tensor x = wave({4, 2, 6, 6}, group.rank());
     net(x);
     const Tensor own_mean = model->conv(x).mean({0, 2, 3});
-    CHECK(torch::allclose(model->bn->running_mean, 0.9 * 5 + 0.1 * own_mean));
+    EXPECT_ON_RANK(torch::allclose(model->bn->running_mean, 0.9 * 5 + 0.1 * own_mean));
     model->eval();
     const Tensor before = model->bn->running_mean.clone();
     net(x);  // of this rank alone
-    CHECK(torch::equal(model->bn->running_mean, before));
+    EXPECT_ON_RANK(torch::equal(model->bn->running_mean, before));
   });
 }
 
@@ -225,7 +223,7 @@ TEST_CASE("LibTorch: a communication hook sums the buckets") {
     DistributedDataParallel net(
         model, group, {.comm_hook = std::make_shared<duet::ddp::CompressionHook>(duet::ddp::HalfFormat::bf16)});
     net(row(group.rank() == 0 ? 1 : 1.001)).mean().backward();  // 1.001 is 1 in bf16
-    CHECK(model->w.grad().item<float>() == 1.0f);
+    EXPECT_ON_RANK(model->w.grad().item<float>() == 1.0f);
   });
 }
 
