@@ -32,6 +32,8 @@ struct InitOptions {
   Milliseconds join_timeout{0};
   /// Keeps runs apart that share a file; the launcher's id unless set.
   std::string run_id{};
+  /// Of a group that not all ranks of the job are in: a name that no other of its groups has.
+  std::string subgroup{};
   /// This rank's device, for nccl; the GPU with the number LOCAL_RANK unless set.
   std::optional<Device> device{};
 };
@@ -41,5 +43,11 @@ struct InitOptions {
 /// Throws UsageError for a bad option or variable (PyTorch's texts), CommError that names the ranks that did not come
 /// or that disagree, DeviceError when the backend is not built.
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
+
+/// The same for ranks that share a store already, which has no other use and which the group keeps. Of the options,
+/// init_method, rank, world_size and run_id are not read. Ranks on several hosts are reached at the address of
+/// DUET_INTERFACE, else at the one on the way to MASTER_ADDR.
+std::unique_ptr<ProcessGroup> init_process_group(std::shared_ptr<Store> store, int rank, int world_size,
+                                                 const InitOptions& options = {});
 
 }  // namespace duet::ddp

@@ -9,14 +9,18 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <span>
 #include <tuple>
 #include <utility>
 
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
+#include "lib/base/sha256.h"
+#include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
@@ -202,6 +206,13 @@ FlightRecord FlightRecorder::read(const std::string& path) {
   const FlightRecord all = static_cast<const Memory*>(memory)->snapshot();
   ::munmap(memory, bytes());
   return all;
+}
+
+std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name) {
+  constexpr std::uint32_t kSubgroup = 0x8000'0000;  // begin_group() counts from 0
+  const std::string text = concat(whole, "/", name);
+  const std::string hex = sha256_hex(std::as_bytes(std::span(text)));
+  return kSubgroup | static_cast<std::uint32_t>(std::stoul(hex.substr(0, 8), nullptr, 16));
 }
 
 const std::shared_ptr<FlightRecorder>& flight_recorder() {

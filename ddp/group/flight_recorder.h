@@ -107,6 +107,10 @@ class FlightRecorder : public std::enable_shared_from_this<FlightRecorder> {
   std::mutex writing_;  // a writer that is overtaken by kCalls others would spoil a later call; readers need no lock
 };
 
+/// A number of a new group for the record, equal on all of its ranks and unlike begin_group()'s: a hash, as its ranks
+/// need not have made the same groups before. `whole` is the number of the group that it is part of.
+std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name);
+
 /// The record of this process as a rank; made when first asked for.
 const std::shared_ptr<FlightRecorder>& flight_recorder();
 

@@ -1,36 +1,23 @@
 // Groups within a group, and the barrier that names the missing ranks: both rendezvous in the store.
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <locale>
 #include <memory>
-#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "ddp/group/flight_recorder.h"
 #include "ddp/group/gather_text.h"
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
-#include "lib/base/sha256.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
 
-constexpr std::uint32_t kSubgroup = 0x8000'0000;  // apart from the numbers of groups of all ranks
-
 struct Place {
   int color = 0, key = 0, rank = 0;
 };
-
-/// A number of a new group for the record, equal on all of its ranks: a hash, as they need not have made the same
-/// groups before.
-std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name) {
-  const std::string text = concat(whole, "/", name);
-  const std::string hex = sha256_hex(std::as_bytes(std::span(text)));
-  return kSubgroup | static_cast<std::uint32_t>(std::stoul(hex.substr(0, 8), nullptr, 16));
-}
 
 }  // namespace
 

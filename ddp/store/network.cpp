@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -14,6 +15,7 @@
 #include <set>
 #include <system_error>
 
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
@@ -22,6 +24,10 @@ namespace {
 
 struct Free {
   void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
+};
+
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
 
 /// Empty for what is neither IPv4 nor IPv6.
@@ -67,6 +73,24 @@ std::string address_of(const std::string& interface, const std::string& like) {
   require<UsageError>(!best.empty(), kInterfaceVariable, " is ", interface,
                       ", but the interfaces of this host that are up and have an address are ", known);
   return best;
+}
+
+std::string address_towards(const std::string& host) {
+  addrinfo kind{};
+  kind.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), "9", &kind, &found);  // any port will do, as nothing is sent
+  require<CommError>(code == 0, "cannot find the host ", host, ": ", ::gai_strerror(code));
+  const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    const Descriptor probe(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t size = sizeof(own);
+    if (probe.open() && ::connect(probe.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+        ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0)
+      return text_of(reinterpret_cast<const sockaddr*>(&own));
+  }
+  throw CommError(concat("no network of this host leads to ", host));
 }
 
 std::string loopback_interface() {

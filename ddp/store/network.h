@@ -16,6 +16,9 @@ inline constexpr const char* kInterfaceVariable = "DUET_INTERFACE";
 /// one that is not link-local where there is one. Throws UsageError that lists the interfaces.
 std::string address_of(const std::string& interface, const std::string& like = "127.0.0.1");
 
+/// This host's address on the way to another host, by its name or address. Throws CommError if there is no way.
+std::string address_towards(const std::string& host);
+
 /// The interface ("lo") that is up and leads from this host to itself only, by IPv4; empty if there is none.
 std::string loopback_interface();
 

@@ -1,7 +1,9 @@
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "ddp/init.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/store/file_store.h"
+#include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
@@ -127,4 +130,29 @@ TEST_CASE("a world of one needs nothing") {
   const auto group = init_process_group({.rank = 0, .world_size = 1});
   CHECK(std::string(group->backend()) == "solo");
   CHECK(group->size() == 1);
+}
+
+TEST_CASE("ranks that share a store meet in it, all of them or some") {
+  const auto store = std::make_shared<MemoryStore>();
+  const std::string backend = GENERATE("auto", "tcp");
+  std::vector<std::string> outcomes(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto all = init_process_group(store, rank, 3, {.backend = backend});
+      float sum = static_cast<float>(rank + 1);
+      all->all_reduce({&sum, 1, DType::f32}).wait();
+      std::string& outcome = outcomes[static_cast<std::size_t>(rank)] = concat(all->backend(), " ", sum);
+      if (rank == 1) return;
+      const auto some = init_process_group(std::make_shared<PrefixStore>(all->store(), "some/"), rank / 2, 2,
+                                           {.backend = backend, .subgroup = "some"});
+      some->all_reduce({&sum, 1, DType::f32}).wait();
+      outcome += concat(" ", sum);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string name = backend == "auto" ? "shm" : "tcp";
+  CHECK(outcomes == std::vector{name + " 6 12", name + " 6", name + " 6 12"});
+  CHECK_THROWS_WITH(init_process_group(nullptr, 0, 2), ContainsSubstring("there is no store"));
+  CHECK_THROWS_WITH(init_process_group(store, 2, 2), ContainsSubstring("Invalid rank 2"));
 }

@@ -261,6 +261,8 @@ TEST_CASE("IPv6 serves stores and launches and Gloo") {
 
 TEST_CASE("an interface is chosen by its name") {
   CHECK(address_of("lo") == "127.0.0.1");
+  CHECK(address_towards("127.0.0.1") == "127.0.0.1");
+  CHECK_THROWS_WITH(address_towards("nowhere.invalid"), ContainsSubstring("cannot find the host nowhere.invalid"));
   CHECK_THROWS_WITH(address_of("nope0"), ContainsSubstring("nope0") && ContainsSubstring("lo"));
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   CHECK(run_worker(2, {"rounds", "5", "gloo"}, {.interface = "lo"}).result.message.empty());
