@@ -1,6 +1,5 @@
 #include "ddp/distributed_data_parallel.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -9,49 +8,37 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/gather_text.h"
+#include "ddp/gradient_synchroniser.h"
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
-#include "ddp/store/store.h"
+#include "ddp/same_model.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
-#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
 
-/// Every rank compares all ranks with rank 0, so that all report the same.
-void check_same_model(ProcessGroup& group, std::span<const nn::Slot> slots) {
-  std::string text;
-  for (const nn::Slot& slot : slots) text += concat(slot.name, " ", slot.shape, "\n");
-  const std::vector<std::string> texts = all_gather_texts(group, text);
-  const std::vector<std::string> first = lines_of(texts[0]);
-  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
-    const std::vector<std::string> lines = lines_of(texts[rank]);
-    require<CommError>(lines.size() == first.size(), "DDP expects same model across all ranks, but Rank 0 has ",
-                       first.size(), " params, while rank ", rank, " has inconsistent ", lines.size(), " params.");
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      require<CommError>(lines[i] == first[i], "DDP expects same model across all ranks, but params[", i, "] is ",
-                         first[i], " on rank 0 and ", lines[i], " on rank ", rank);
-    }
-  }
+std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
+  std::vector<std::string> texts;
+  for (const nn::Slot& slot : slots) texts.push_back(concat(slot.name, " ", slot.shape));
+  return texts;
 }
 
 }  // namespace
 
-/// Marks the gradients of one module ready in a Reducer as backward completes them, in three events of the module's
-/// store: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended (waits for
-/// the sums). Used by the module's thread.
-class GradientSynchroniser {
+/// Marks the gradients of one module ready in a GradientSynchroniser as backward completes them, in three events of the
+/// module's store: backward begins (the scale of the ranks' gradients), a gradient is complete, backward has ended
+/// (waits for the sums). Used by the module's thread.
+class ModuleHooks {
  public:
   /// `sync` is false while gradients stay local, `joins` true within join(). `sharded`: the update that sums the
   /// gradients in place of the reducer, or null. All must outlive this.
-  GradientSynchroniser(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options,
-                       const bool& sync, const bool& joins, ShardedUpdate* sharded)
+  ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options, const bool& sync,
+              const bool& joins, ShardedUpdate* sharded)
       : store_(module.parameters()),
         first_(module.range().first_slot),
         count_(module.range().slots),
@@ -61,12 +48,11 @@ class GradientSynchroniser {
         joins_(joins),
         sharded_(sharded),
         sums_(group),
-        reducer_(group, slots(),
-                 {.bucket_limits = options.bucket_limits,
-                  .find_unused_parameters = options.find_unused_parameters,
-                  .static_graph = options.static_graph,
-                  .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}),
-        ready_(static_cast<std::size_t>(count_)),
+        synchroniser_(group, slots(),
+                      {.bucket_limits = options.bucket_limits,
+                       .find_unused_parameters = options.find_unused_parameters,
+                       .static_graph = options.static_graph,
+                       .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}),
         at_begin_(store_.at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.at_backward_end([this] { backward_ended(); })) {}
@@ -77,12 +63,12 @@ class GradientSynchroniser {
     require<UsageError>(stamp.shards == 1 || stamp.shards == group_.size(), "the batch is one of ", stamp.shards,
                         " shards, but the group has ", group_.size(),
                         " ranks: give the sampler the group's world size");
-    return {++forwards_, x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
+    return {synchroniser_.next_forward(), x != nullptr && x->shape().rank() > 0 ? x->shape()[0] : 1, stamp};
   }
 
   /// Around the forward of a synchronised step.
   void forward_begins() {
-    if (recorded_step_) forget();  // its recording was given up within backward
+    if (recorded_step_) synchroniser_.forget();  // its recording was given up within backward
     recorded_step_ = recording() != 0;
     if (!recorded_step_) return;
     require<UsageError>(!joins_,
@@ -92,23 +78,10 @@ class GradientSynchroniser {
                         ": the ranks compare hashes on the host");
   }
 
-  void forward_ended(Clock::time_point begin) {
-    enter(Phase::backward);
-    forward_end_ = Clock::now();
-    if (recorded_step_) return;
-    forward_us_ += microseconds(forward_end_ - begin);
-  }
-
-  /// Sets the phase in the flight recorder.
-  void enter(Phase phase) const {
-    const std::int64_t step = reducer_.times().steps + (phase == Phase::after ? 0 : 1);
-    if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
-  }
+  void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin, recorded_step_); }
 
   WrapperTimes times() const {
-    WrapperTimes times = reducer_.times();
-    times.forward_us = forward_us_;
-    times.backward_us = backward_us_;
+    WrapperTimes times = synchroniser_.times();
     if (sharded_) {
       times.communication_us = times.exposed_us = 0;
       times.update_us = sharded_->times().update_us;
@@ -117,9 +90,8 @@ class GradientSynchroniser {
     return times;
   }
 
-  const std::shared_ptr<RankWeights>& weights() const { return weights_; }
+  GradientSynchroniser& synchroniser() { return synchroniser_; }
   GroupSums& sums() { return sums_; }
-  Reducer& reducer() { return reducer_; }
   /// The values of the module's parameters.
   Tensor values() const { return store_.values_of(first_, count_); }
 
@@ -136,10 +108,10 @@ class GradientSynchroniser {
   }
 
   void backward_begins() {
-    if (sync_ && std::exchange(in_backward_, true)) forget();  // the last one threw
+    if (sync_) synchroniser_.backward_begins();
     averages_ = sharded_ == nullptr;
     if (group_.size() == 1) return;
-    weights_->backward_begins(store_.zero_grad_count());
+    weights().backward_begins(store_.zero_grad_count());
     const unsigned normalisers = store_.normalisers();
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
@@ -148,11 +120,11 @@ class GradientSynchroniser {
                         "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
                         "none");
     require<UsageError>(
-        options_.rule == GradientRule::rows || !(global || (part && sync_ && !weights_->whole_batches())),
+        options_.rule == GradientRule::rows || !(global || (part && sync_ && !weights().whole_batches())),
         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
         "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
     sums_.set_weighted(!global && !part && options_.rule == GradientRule::rows);
-    if (sync_) reducer_.set_scale(scale_of_gradients(normalisers));
+    if (sync_) synchroniser_.reducer().set_scale(scale_of_gradients(normalisers));
   }
 
   double scale_of_gradients(unsigned normalisers) {
@@ -162,7 +134,7 @@ class GradientSynchroniser {
     require<UsageError>(!recorded_step_,
                         "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
                         "that the loader has stamped, or GradientRule::torch");
-    const RankWeights::Weight weight = weights_->exchange(group_, {.normalisers = normalisers});
+    const RankWeights::Weight weight = weights().exchange(group_, {.normalisers = normalisers});
     require<UsageError>(
         weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums_.used(),
         "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "
@@ -173,16 +145,16 @@ class GradientSynchroniser {
 
   void grad_ready(int slot) {
     if (slot < first_ || slot >= first_ + count_) return;
-    const int in_reducer = first_ + count_ - 1 - slot;
+    const int in_reducer = mirrored(slot);
     // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
     const bool adds_to_sum = sync_ ? !averages_ && reduced_at_ == store_.zero_grad_count()
                                    : sharded_ != nullptr && sharded_->has_gradients();
     require<UsageError>(!adds_to_sum,
                         "backward adds to gradients that are already summed over the ranks: call zero_grad() before "
                         "it, or no_sync() around all backward runs but the last");
-    if (!sync_) return reducer_.require_expected(in_reducer);  // what has accumulated there would be set to zero
-    ready_[static_cast<std::size_t>(slot - first_)] = 1;
-    reducer_.mark_ready(in_reducer);
+    if (!sync_)  // what has accumulated there would be set to zero
+      return synchroniser_.reducer().require_expected(in_reducer);
+    synchroniser_.reducer().mark_ready(in_reducer);
   }
 
   /// The recording into which this rank's device writes what it is asked, or 0.
@@ -191,42 +163,38 @@ class GradientSynchroniser {
     return recorder == nullptr ? 0 : recorder->recording();
   }
 
-  void forget() {
-    reducer_.end_step();
-    std::fill(ready_.begin(), ready_.end(), char{0});
-  }
-
   void backward_ended() {
     if (!sync_) return;
-    in_backward_ = false;
-    for (int slot = first_; slot < first_ + count_; ++slot) {  // gradients from runs under no_sync() go along
-      if (!ready_[static_cast<std::size_t>(slot - first_)] && store_.has_gradient(slot))
-        reducer_.mark_ready(first_ + count_ - 1 - slot);
-    }
-    std::fill(ready_.begin(), ready_.end(), char{0});
-    if (!recorded_step_) backward_us_ += microseconds_since(forward_end_);
-    reducer_.finish(recorded_step_);
+    // Gradients from runs under no_sync() go along.
+    synchroniser_.backward_ended([&](int in_reducer) { return store_.has_gradient(mirrored(in_reducer)); },
+                                 recorded_step_);
     recorded_step_ = false;
-    enter(Phase::after);
     for (int slot = first_; slot < first_ + count_; ++slot)
-      if (reducer_.used(first_ + count_ - 1 - slot)) store_.set_filled(slot);
+      if (synchroniser_.reducer().used(mirrored(slot))) store_.set_filled(slot);
     reduced_at_ = store_.zero_grad_count();
-    weights_->reduced();
     if (sharded_) sharded_->gradients_ready();
-    if (options_.compare_parameters_every > 0 && !joins_ &&
-        reducer_.times().steps % options_.compare_parameters_every == 0)
-      compare_parameters();
+    const std::int64_t step = synchroniser_.reducer().times().steps;
+    if (options_.compare_parameters_every > 0 && !joins_ && step % options_.compare_parameters_every == 0)
+      compare_parameters(step);
   }
 
-  void compare_parameters() const {
+  void compare_parameters(std::int64_t step) const {
     const Tensor on_host = values().to(Device{});
-    const auto hashes = all_gather_texts(group_, sha256_hex(std::as_bytes(on_host.span<float>())));
-    std::vector<int> others;
-    for (std::size_t rank = 1; rank < hashes.size(); ++rank)
-      if (hashes[rank] != hashes[0]) others.push_back(static_cast<int>(rank));
-    require<CommError>(others.empty(), "parameters differ from those of rank 0 in step ", reducer_.times().steps,
-                       ", on ", rank_names(others));
+    const std::span<const std::byte> all = std::as_bytes(on_host.span<float>());
+    std::vector<NamedBytes> list;
+    for (int slot = first_; slot < first_ + count_; ++slot) {
+      const Tensor value = store_.value(slot);
+      const auto begin = static_cast<const std::byte*>(value.raw()) - static_cast<const std::byte*>(values().raw());
+      list.push_back({store_.slots()[static_cast<std::size_t>(slot)].name,
+                      all.subspan(static_cast<std::size_t>(begin), value.bytes())});
+    }
+    require_same_values(group_, step, list);
   }
+
+  /// The number in the reducer of a slot, and the other way round: the reducer has them in the order of their
+  /// addresses, which is the reverse of registration, see Note [Flat order].
+  int mirrored(int slot) const { return first_ + count_ - 1 - slot; }
+  RankWeights& weights() const { return *synchroniser_.weights(); }
 
   nn::ParameterStore& store_;
   const int first_, count_;  // slots of the module
@@ -235,15 +203,9 @@ class GradientSynchroniser {
   const bool &sync_, &joins_;
   ShardedUpdate* const sharded_;
   GroupSums sums_;
-  std::shared_ptr<RankWeights> weights_ = std::make_shared<RankWeights>();
-  std::uint64_t forwards_ = 0;
   bool recorded_step_ = false;  // whose forward ran, and whose backward has not ended
-  bool in_backward_ = false;    // one that synchronises
   bool averages_ = true;        // in this backward: an earlier sum, which all ranks hold, stays as it is
-  Clock::time_point forward_end_{};
-  double forward_us_ = 0, backward_us_ = 0;
-  Reducer reducer_;
-  std::vector<char> ready_;
+  GradientSynchroniser synchroniser_;
   std::uint64_t reduced_at_ = ~std::uint64_t{0};
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
@@ -257,9 +219,9 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
                       "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
                       "gradient.");
   wrap_module("module", module);
-  check_same_model(group_,
-                   std::span(store.slots())
-                       .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots)));
+  const auto slots = std::span(store.slots())
+                         .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
+  require_same_model(group_, descriptions_of(slots));
   group_.broadcast(store.values_of(range.first_slot, range.slots)).wait();
   if (options_.update == UpdateKind::sharded && group_.size() > 1) shard_update();
   // Where the ranks share memory, gradients are summed in place.
@@ -269,7 +231,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
       store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()).alias(store.device()));
   }
   broadcast_buffers(module_.context(), 0);
-  synchroniser_ = std::make_unique<GradientSynchroniser>(module_, group_, options_, sync_, joins_, sharded_.get());
+  hooks_ = std::make_unique<ModuleHooks>(module_, group_, options_, sync_, joins_, sharded_.get());
 }
 
 void DistributedDataParallel::shard_update() {
@@ -289,32 +251,26 @@ void DistributedDataParallel::broadcast_buffers(const nn::Context& context, int 
   group_.broadcast(context.store->buffer_run(range.first_buffer - context.first_buffer, range.buffers), root).wait();
 }
 
-WrapperTimes DistributedDataParallel::times() const { return synchroniser_->times(); }
-
-/// The highest rank that trains a step now, or -1.
-int DistributedDataParallel::last_of_those_that_train(bool this_one) const {
-  int rank = this_one ? group_.rank() : -1;
-  group_.all_reduce({&rank, 1, DType::i32}, ReduceOp::max).wait();
-  return rank;
-}
+WrapperTimes DistributedDataParallel::times() const { return hooks_->times(); }
 
 template <class T>
 T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   RankWeights::Batch batch;
-  if (grad_enabled()) batch = synchroniser_->batch_of(nn::first_tensor(input));
-  const ScopedValue<BatchSums*> sums(context.batch_sums, &synchroniser_->sums());
+  if (grad_enabled()) batch = hooks_->batch_of(nn::first_tensor(input));
+  const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
   const auto forward = [&] {
     T output = module_.forward(context, input);
-    return grad_enabled() && group_.size() > 1 ? output_of_batch(output, synchroniser_->weights(), batch) : output;
+    return grad_enabled() && group_.size() > 1 ? output_of_batch(output, hooks_->synchroniser().weights(), batch)
+                                               : output;
   };
   if (!context.training || !sync_ || !grad_enabled()) return forward();
-  synchroniser_->forward_begins();
-  synchroniser_->enter(Phase::forward);
-  const int root = joins_ ? last_of_those_that_train(true) : 0;
+  hooks_->forward_begins();
+  hooks_->synchroniser().enter(Phase::forward);
+  const int root = joins_ ? hooks_->synchroniser().last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);
   const Clock::time_point begin = Clock::now();
   T output = forward();
-  synchroniser_->forward_ended(begin);
+  hooks_->forward_ended(begin);
   return output;
 }
 
@@ -330,19 +286,16 @@ void DistributedDataParallel::join(const std::function<void()>& body) {
                       "join() with a sharded update: a rank that has ended makes no step(), and without it "
                       "no rank updates its shard");
   const ScopedValue joins(joins_, true);
-  const std::int64_t before = times().steps;
-  body();
-  const std::int64_t trained = times().steps - before;
-  for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
+  const auto parameters_and_buffers = [&](int root) {
+    group_.broadcast(hooks_->values(), root).wait();
+    broadcast_buffers(module_.context(), root);
+  };
+  const auto step_begins = [&](int root) {
     if (options_.broadcast_buffers) broadcast_buffers(module_.context(), root);
-    if (options_.rule == GradientRule::rows) synchroniser_->weights()->exchange(group_, {.trains = false});
-    synchroniser_->reducer().contribute_zeros();
-  }
-  std::int64_t longest = trained * group_.size() + group_.rank();
-  group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
-  const int root = static_cast<int>(longest % group_.size());
-  group_.broadcast(synchroniser_->values(), root).wait();
-  broadcast_buffers(module_.context(), root);
+  };
+  hooks_->synchroniser().join(body, {.by_rows = options_.rule == GradientRule::rows,
+                                     .step_begins = step_begins,
+                                     .parameters_and_buffers = parameters_and_buffers});
 }
 
 }  // namespace duet::ddp

@@ -16,7 +16,7 @@
 
 namespace duet::ddp {
 
-class GradientSynchroniser;
+class ModuleHooks;
 
 /// How gradients of ranks become one.
 ///
@@ -52,8 +52,8 @@ struct DistributedDataParallelOptions {
   /// Before each forward in training, rank 0's buffers (running statistics) go to all ranks.
   bool broadcast_buffers = true;
   /// In every K-th synchronised step all ranks compare hashes of their parameters; 0: never. backward then throws
-  /// CommError on every rank that names the ranks whose parameters are not rank 0's. Not within join(); steps cannot be
-  /// recorded with it.
+  /// CommError on every rank that names the ranks whose parameters are not rank 0's, and the first such parameter. Not
+  /// within join(); steps cannot be recorded with it.
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
@@ -103,7 +103,6 @@ class DistributedDataParallel : public nn::Module {
   template <class T>
   T run(nn::Context& context, const T& input) const;
   void broadcast_buffers(const nn::Context& context, int root) const;
-  int last_of_those_that_train(bool this_one) const;
   void shard_update();
 
   nn::Module& module_;
@@ -112,7 +111,7 @@ class DistributedDataParallel : public nn::Module {
   bool sync_ = true;                        // false under no_sync()
   bool joins_ = false;                      // within join()
   std::shared_ptr<ShardedUpdate> sharded_;  // null: replicated
-  std::unique_ptr<GradientSynchroniser> synchroniser_;
+  std::unique_ptr<ModuleHooks> hooks_;
 };
 
 }  // namespace duet::ddp

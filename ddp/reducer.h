@@ -94,6 +94,9 @@ class Reducer {
 
   /// Throws UsageError for a slot that was not ready in the first step of a static graph.
   void require_expected(int slot) const;
+  int slot_count() const { return static_cast<int>(slots_.size()); }
+  /// Whether the slot was marked in this step.
+  bool ready(int slot) const { return ready_[static_cast<std::size_t>(slot)] != 0; }
   /// Whether any rank used the slot in the step that was reduced last. The sum of one that none used is zero, and
   /// stands for no gradient.
   bool used(int slot) const { return used_.empty() || used_[static_cast<std::size_t>(slot)] != 0; }

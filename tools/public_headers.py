@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The headers that are installed: duet.h, and all that it includes, directly or not.
+"""The headers that are installed: duet.h, and all that it includes, directly or not; with LibTorch also those of torch/.
 
-    public_headers.py                  prints them, relative to the root of the tree
-    public_headers.py --qualify DIR    called by `meson install`, after it has copied them to DIR under its prefix:
-                                       makes #include "lib/tensor.h" in them #include <duet/lib/tensor.h>, so that a
-                                       folder lib/ of another project is not taken for duet's
+    public_headers.py [HEADER...]                  prints them, relative to the root of the tree: what HEADER or, without
+                                                   one, duet.h includes
+    public_headers.py --qualify DIR [HEADER...]    called by `meson install`, after it has copied them to DIR under its
+                                                   prefix: makes #include "lib/tensor.h" in them #include
+                                                   <duet/lib/tensor.h>, so that a folder lib/ of another project is not
+                                                   taken for duet's
 """
 import os
 import re
@@ -12,6 +14,7 @@ import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 UMBRELLA = "duet.h"
+FOR_TORCH = ("torch/ddp.h", "torch/dp.h")
 # Never installed: of programs, of the backends' insides, of single source files.
 PRIVATE = re.compile(r"lib/backend/(arithmetic|cpu|cuda)/.*|ddp/(gloo|nccl)/(?!load\.h).*|ddp/store/(asio|tcp_store_server)\.h|(cli|examples|tests)/.*")
 INCLUDE = re.compile(r'^(\s*#\s*include\s*)"([^"\n]+)"', re.M)
@@ -29,9 +32,9 @@ def read(path):
         return file.read()
 
 
-def public_headers(root):
-    """Sorted paths; one that does not exist is among them, so that a check can say so."""
-    found, waiting = set(), [UMBRELLA]
+def public_headers(root, first=(UMBRELLA,)):
+    """Sorted paths; one that does not exist is among them, so that a check can say so. LibTorch's own are not."""
+    found, waiting = set(), list(first)
     while waiting:
         header = waiting.pop()
         if header not in found:
@@ -41,10 +44,10 @@ def public_headers(root):
     return sorted(found)
 
 
-def qualify(folder):
+def qualify(folder, first):
     prefix = os.environ["MESON_INSTALL_DESTDIR_PREFIX"]
     folder = os.environ.get("DESTDIR", "") + folder if os.path.isabs(folder) else os.path.join(prefix, folder)
-    for header in public_headers(ROOT):
+    for header in public_headers(ROOT, first):
         path = os.path.join(folder, header)
         if not os.path.exists(path):
             sys.exit(f"public_headers: {header} was not installed: run meson setup --reconfigure, then install again")
@@ -55,6 +58,6 @@ def qualify(folder):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--qualify"]:
-        qualify(sys.argv[2])
+        qualify(sys.argv[2], sys.argv[3:] or (UMBRELLA,))
     else:
-        print("\n".join(public_headers(ROOT)))
+        print("\n".join(public_headers(ROOT, sys.argv[1:] or (UMBRELLA,))))

@@ -62,7 +62,9 @@ for file in bin/duet share/man/man1/duet.1 share/bash-completion/completions/due
   check "$file" test -s "$prefix/$file"
 done
 documentation() { diff <(cd "$root/docs" && ls -- *.md *.svg) <(cd "$prefix/share/doc/duet/docs" && ls); }
-only_public() { diff <(cd "$prefix/include/duet" && find . -type f | cut -c 3- | sort) <("$root/tools/public_headers.py" | sort); }
+# With LibTorch those of torch/ are installed, too.
+all_public() { "$root/tools/public_headers.py"; ! pkg-config --exists duet-torch || "$root/tools/public_headers.py" torch/ddp.h torch/dp.h; }
+only_public() { diff <(cd "$prefix/include/duet" && find . -type f | cut -c 3- | sort) <(all_public | sort -u); }
 check 'the pages of the documentation' documentation
 check 'the public headers and no others' only_public
 
@@ -72,10 +74,10 @@ read -ra compile <<<"${CXX:-g++} $flags -fsyntax-only -x c++"
 export compile_words="${compile[*]}"
 alone() {  # every header by itself, on all cores
   cd "$prefix/include"
-  find duet -name '*.h' -print0 |
+  find duet -name '*.h' ! -path 'duet/torch/*' -print0 |
     xargs -0 -P "$(nproc)" -I {} sh -c 'echo "#include <{}>" | $compile_words - || { echo "{} alone"; exit 255; }'
 }
-together() { (cd "$prefix/include" && find duet -name '*.h' | sort -r | sed 's/.*/#include <&>/') | "${compile[@]}" -; }
+together() { (cd "$prefix/include" && find duet -name '*.h' ! -path 'duet/torch/*' | sort -r | sed 's/.*/#include <&>/') | "${compile[@]}" -; }
 too_old() {
   local said
   said=$(echo '#include <duet/duet.h>' | ${CXX:-g++} -std=c++17 "-I$prefix/include" -fsyntax-only -x c++ - 2>&1) && return 1
@@ -113,7 +115,7 @@ examples() {
   local flags example
   flags=$(pkg-config --cflags --libs duet)
   export flags
-  find . -name '*.cpp' ! -name own_network_module.cpp -printf '%P\0' | xargs -0 -P "$(nproc)" -I {} sh -c '${CXX:-g++} -std=c++20 {} -o "$TMPDIR/{}.out" $flags || exit 255'
+  find . -name '*.cpp' ! -path './torch/*' ! -name own_network_module.cpp -printf '%P\0' | xargs -0 -P "$(nproc)" -I {} sh -c '${CXX:-g++} -std=c++20 {} -o "$TMPDIR/{}.out" $flags || exit 255'
   for example in "$TMPDIR"/*.cpp.out; do "$example" --help; done
   "$TMPDIR/partition.cpp.out" | diff - "$root/tests/examples/golden/partition.txt"
 }
@@ -124,6 +126,12 @@ own_network_module() {
     $(pkg-config --cflags --libs duet)
   "$prefix/bin/duet" train --model ./own_network.so --train-images 8 --test-images 4 --batch 4 --epochs 1
 }
+with_libtorch() {
+  # shellcheck disable=SC2046
+  ${CXX:-g++} $flags "$root/examples/torch/train_ddp.cpp" -o "$tree/train_ddp" $(pkg-config --cflags --libs duet-torch)
+  "$prefix/bin/duet" launch -n 2 "$tree/train_ddp" synthetic 100 | grep 'test loss'
+}
+! pkg-config --exists duet-torch || check 'an example with LibTorch' with_libtorch
 check 'a Meson project with a lib/tensor.h of its own' with_meson
 check 'the same with pkg-config alone' with_pkg_config
 check "README's project" readme_project

@@ -16,9 +16,9 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools"))
 from includes import lacking
-from public_headers import PRIVATE, UMBRELLA, public_headers
+from public_headers import FOR_TORCH, PRIVATE, UMBRELLA, public_headers
 
-FOLDERS = ("lib", "samplers", "dp", "ddp", "cli", "examples", "tests")
+FOLDERS = ("lib", "samplers", "dp", "ddp", "torch", "cli", "examples", "tests")
 MAX_LINES = 350
 CLANG_FORMAT = 14  # versions format differently; this one counts
 
@@ -28,6 +28,7 @@ MAY_INCLUDE = {
     "samplers": ("lib",),
     "dp": ("lib",),
     "ddp": ("lib",),
+    "torch": ("lib", "ddp"),
     "cli": ("lib", "samplers", "dp", "ddp"),
     "examples": (),
     UMBRELLA: ("lib", "samplers", "dp", "ddp"),
@@ -57,6 +58,7 @@ VENDORS = {
     r"CLI/": r"cli/.*\.cpp|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
+    r"(torch|ATen|c10)/": r"(torch|tests/torch|examples/torch)/.*",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
@@ -91,7 +93,7 @@ def includes(root):
 
 
 def check_folders(root):
-    """lib <- samplers, dp, ddp <- cli, examples"""
+    """lib <- samplers, dp, ddp <- cli, examples; lib, ddp <- torch"""
     for path, bracket, header in includes(root):
         own, target = path.split("/")[0], header.split("/")[0]
         if bracket != '"' or own == "tests" or target == own or target not in FOLDERS:
@@ -128,7 +130,7 @@ def check_public_headers(root):
 
 def check_examples(root):
     """examples include what is installed, as <duet/...>, and their own headers; nothing else in the tree does"""
-    public = public_headers(root)
+    public = public_headers(root, (UMBRELLA, *FOR_TORCH))
     for path, bracket, header in includes(root):
         installed = bracket == "<" and header.startswith("duet/")
         if path.startswith("examples/"):

@@ -1,0 +1,68 @@
+#include "ddp/gradient_synchroniser.h"
+
+#include <utility>
+
+namespace duet::ddp {
+
+GradientSynchroniser::GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots,
+                                           const ReducerOptions& options)
+    : group_(group), reducer_(group, std::move(slots), options) {}
+
+void GradientSynchroniser::enter(Phase phase) const {
+  const std::int64_t step = reducer_.times().steps + (phase == Phase::after ? 0 : 1);
+  if (group_.flight_recorder()) group_.flight_recorder()->enter(phase, step);
+}
+
+void GradientSynchroniser::forward_ended(Clock::time_point begin, bool recorded) {
+  enter(Phase::backward);
+  forward_end_ = Clock::now();
+  if (!recorded) forward_us_ += microseconds(forward_end_ - begin);
+}
+
+void GradientSynchroniser::backward_begins() {
+  if (std::exchange(in_backward_, true)) reducer_.end_step();
+}
+
+void GradientSynchroniser::forget() {
+  in_backward_ = false;
+  reducer_.end_step();
+}
+
+void GradientSynchroniser::backward_ended(FunctionRef<bool(int slot)> has_gradient, bool recorded) {
+  for (int slot = 0; slot < reducer_.slot_count(); ++slot)
+    if (!reducer_.ready(slot) && has_gradient(slot)) reducer_.mark_ready(slot);
+  if (!recorded) backward_us_ += microseconds_since(forward_end_);
+  reducer_.finish(recorded);
+  in_backward_ = false;
+  enter(Phase::after);
+  weights_->reduced();
+}
+
+int GradientSynchroniser::last_of_those_that_train(bool this_one) {
+  int rank = this_one ? group_.rank() : -1;
+  group_.all_reduce({&rank, 1, DType::i32}, ReduceOp::max).wait();
+  return rank;
+}
+
+void GradientSynchroniser::join(const std::function<void()>& body, const Join& calls) {
+  const std::int64_t before = reducer_.times().steps;
+  body();
+  const std::int64_t trained = reducer_.times().steps - before;
+  for (int root = 0; (root = last_of_those_that_train(false)) >= 0;) {
+    calls.step_begins(root);
+    if (calls.by_rows) weights_->exchange(group_, {.trains = false});
+    reducer_.contribute_zeros();
+  }
+  std::int64_t longest = trained * group_.size() + group_.rank();
+  group_.all_reduce({&longest, 1, DType::i64}, ReduceOp::max).wait();
+  calls.parameters_and_buffers(static_cast<int>(longest % group_.size()));
+}
+
+WrapperTimes GradientSynchroniser::times() const {
+  WrapperTimes times = reducer_.times();
+  times.forward_us = forward_us_;
+  times.backward_us = backward_us_;
+  return times;
+}
+
+}  // namespace duet::ddp

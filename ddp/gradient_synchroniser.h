@@ -1,0 +1,67 @@
+// What the ranks do in a step of training besides its computation, for any autograd.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ddp/group/flight_recorder.h"
+#include "ddp/group/process_group.h"
+#include "ddp/rank_weights.h"
+#include "ddp/reducer.h"
+#include "lib/base/function_ref.h"
+#include "lib/base/wrapper_times.h"
+#include "lib/monotonic.h"
+
+namespace duet::ddp {
+
+/// The steps of one wrapper: their phases in the flight recorder, their times, the Reducer, and join(). The wrapper
+/// says when forward and backward begin and end, and when a gradient is complete. Used by one thread at a time; the
+/// group must outlive it.
+class GradientSynchroniser {
+ public:
+  /// See Reducer.
+  GradientSynchroniser(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options);
+
+  /// Sets the phase in the flight recorder.
+  void enter(Phase phase) const;
+  /// The forward of a synchronised step, which began at `begin`. `recorded`: see Reducer::finish.
+  void forward_ended(Clock::time_point begin, bool recorded = false);
+  /// A synchronised backward begins. What one that threw has left is forgotten.
+  void backward_begins();
+  /// Forgets the backward that has begun.
+  void forget();
+  /// A synchronised backward has computed all that it will: waits for the sums of all ranks. `has_gradient`: of a slot
+  /// that did not become ready in it, whether gradients have accumulated there before, which go along.
+  void backward_ended(FunctionRef<bool(int slot)> has_gradient, bool recorded = false);
+
+  /// What ranks do that have ended, while others train.
+  struct Join {
+    bool by_rows = false;                                // weights are exchanged in every step
+    FunctionRef<void(int root)> step_begins;             // broadcasts buffers, where every step does
+    FunctionRef<void(int root)> parameters_and_buffers;  // broadcasts them
+  };
+  /// See DistributedDataParallel::join.
+  void join(const std::function<void()>& body, const Join& calls);
+  /// The highest rank that trains a step now, or -1. Within join(), all ranks call it when a step begins.
+  int last_of_those_that_train(bool this_one);
+
+  Reducer& reducer() { return reducer_; }
+  const Reducer& reducer() const { return reducer_; }
+  const std::shared_ptr<RankWeights>& weights() const { return weights_; }
+  /// Numbers the forwards.
+  std::uint64_t next_forward() { return ++forwards_; }
+  WrapperTimes times() const;
+
+ private:
+  ProcessGroup& group_;
+  Reducer reducer_;
+  std::shared_ptr<RankWeights> weights_ = std::make_shared<RankWeights>();
+  std::uint64_t forwards_ = 0;
+  bool in_backward_ = false;  // one that synchronises
+  Clock::time_point forward_end_{};
+  double forward_us_ = 0, backward_us_ = 0;
+};
+
+}  // namespace duet::ddp

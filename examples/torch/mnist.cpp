@@ -1,0 +1,86 @@
+// Trains the network of PyTorch's C++ MNIST example on one device. train_ddp.cpp is the same on several.
+//
+//   mnist [DATA [IMAGES]]         DATA: a folder with MNIST, or "synthetic"; IMAGES: use only the first so many
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <numeric>
+#include <vector>
+
+#include <duet/lib/data/mnist/mnist.h>
+
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::relu(torch::max_pool2d(conv1(x), 2));
+    x = torch::relu(torch::max_pool2d(conv2_drop(conv2(x)), 2));
+    x = torch::relu(fc1(x.view({-1, 320})));
+    x = torch::dropout(x, 0.5, is_training());
+    return torch::log_softmax(fc2(x), 1);
+  }
+  torch::nn::Conv2d conv1{register_module("conv1", torch::nn::Conv2d(1, 10, 5))};
+  torch::nn::Conv2d conv2{register_module("conv2", torch::nn::Conv2d(10, 20, 5))};
+  torch::nn::Dropout2d conv2_drop{register_module("conv2_drop", torch::nn::Dropout2d())};
+  torch::nn::Linear fc1{register_module("fc1", torch::nn::Linear(320, 50))};
+  torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(50, 10))};
+};
+TORCH_MODULE(Net);
+
+struct Digits {
+  torch::Tensor images, labels;
+};
+
+Digits tensors_of(const duet::data::ImageDataset& set) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(set.size()));
+  std::iota(all.begin(), all.end(), 0);
+  const Digits digits{torch::empty({set.size(), 1, 28, 28}), torch::empty({set.size()}, torch::kLong)};
+  set.fetch(all, duet::borrow(digits.images.data_ptr(), {set.size(), 1, 28, 28}, duet::DType::f32),
+            duet::borrow(digits.labels.data_ptr(), {set.size()}, duet::DType::i64));
+  return digits;
+}
+
+float mean_loss(Net& model, const Digits& digits) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  const float loss = torch::nll_loss(model(digits.images), digits.labels).item<float>();
+  model->train();
+  return loss;
+}
+
+void train(const Digits& training, const Digits& test) {
+  torch::manual_seed(1);
+  Net model;
+  Net& net = model;
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
+  torch::data::samplers::DistributedRandomSampler sampler(static_cast<std::size_t>(training.images.size(0)));
+  const std::size_t batch_size = 64;
+  for (std::size_t epoch = 0; epoch < 2; ++epoch) {
+    sampler.set_epoch(epoch);
+    sampler.reset();
+    while (const auto batch = sampler.next(batch_size)) {
+      const torch::Tensor rows = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
+      optimizer.zero_grad();
+      const torch::Tensor output = net(training.images.index_select(0, rows));
+      const torch::Tensor loss = torch::nll_loss(output, training.labels.index_select(0, rows));
+      loss.backward();
+      optimizer.step();
+    }
+    std::printf("epoch %zu: test loss %.4f\n", epoch, static_cast<double>(mean_loss(model, test)));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::int64_t images = argc > 2 ? std::atoll(argv[2]) : 0;
+  const duet::data::Mnist mnist =
+      duet::data::load_mnist({.data = argc > 1 ? argv[1] : "", .train_images = images, .test_images = 1000});
+  train(tensors_of(mnist.train), tensors_of(mnist.test));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "mnist: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,147 @@
+// Steps in blocks of LibTorch modules: the same bits on 1, 2, 4 and 8 ranks.
+#include <torch/torch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ddp/rank_threads.h"
+#include "lib/error.h"
+#include "lib/rows.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+#include "tests/torch/networks.h"
+#include "torch/ddp.h"
+
+using namespace duet_test;
+using duet::ddp::ProcessGroup;
+using duet::torch::DistributedDataParallel;
+
+namespace {
+
+struct Blocked {
+  std::vector<Tensor> parameters, gradients, buffers;
+  double loss = 0;  // of the last step, all ranks' parts
+};
+
+/// Rank 0's result after 5 steps of `rows` rows.
+template <class Network>
+Blocked train(int ranks, std::int64_t rows, at::IntArrayRef shape) {
+  at::set_num_threads(1);
+  Blocked result;
+  duet::ddp::run_rank_threads(ranks, [&](ProcessGroup& group) {
+    auto model = make_with_values<Network>();
+    DistributedDataParallel net(*model, group, {.bucket_limits = {2000}, .blocks = 8});
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+    const std::int64_t begin = duet::block_begin(group.rank(), rows, group.size());
+    const std::int64_t count = duet::block_begin(group.rank() + 1, rows, group.size()) - begin;
+    double loss = 0;
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::int64_t> sizes = shape.vec();
+      sizes[0] = rows;
+      optimizer.zero_grad();
+      loss = net.backward_in_blocks(
+          [&](const Tensor& x, const Tensor& y) { return torch::nll_loss(net(x), y, {}, at::Reduction::Sum); },
+          wave(sizes, step).narrow(0, begin, count), (torch::arange(rows) * 7 % 10).narrow(0, begin, count));
+      optimizer.step();
+    }
+    group.all_reduce(duet::ddp::Buffer(std::span(&loss, 1))).wait();
+    if (group.rank() != 0) return;
+    const std::vector<Tensor> parameters = parameters_of(*model);
+    result = {copies(parameters), copies(gradients_of(parameters)), {}, loss};
+    for (const Tensor& buffer : model->buffers()) result.buffers.push_back(buffer.clone());
+  });
+  return result;
+}
+
+template <class Network>
+void same_on_all_numbers_of_ranks(std::int64_t rows, at::IntArrayRef shape) {
+  const Blocked one = train<Network>(1, rows, shape);
+  for (const int ranks : {2, 4, 8}) {
+    INFO(Network::kName << ", " << rows << " rows on " << ranks << " ranks");
+    const Blocked several = train<Network>(ranks, rows, shape);
+    CHECK(same_bits(several.parameters, one.parameters));
+    CHECK(same_bits(several.gradients, one.gradients));
+    CHECK(same_bits(several.buffers, one.buffers));
+    CHECK(several.loss == duet_test::Approx(one.loss));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("LibTorch in blocks: 1, 2, 4 and 8 ranks end with the same bits") {
+  for (const std::int64_t rows : {24, 21, 5}) same_on_all_numbers_of_ranks<SimpleCnn>(rows, {0, 1, 28, 28});
+  same_on_all_numbers_of_ranks<BatchNorm>(19, {0, 2, 6, 6});
+}
+
+TEST_CASE("LibTorch in blocks: the gradient is that of the mean over all rows") {
+  duet::ddp::SoloGroup group;
+  auto model = make_with_values<SimpleCnn>();
+  const Tensor x = wave({11, 1, 28, 28}, 1), y = torch::arange(11) % 10;
+  torch::nll_loss(model->forward(x), y).backward();
+  const std::vector<Tensor> expected = copies(gradients_of(parameters_of(*model)));
+  DistributedDataParallel net(model, group, {.blocks = 8});
+  const double loss = net.backward_in_blocks(
+      [&](const Tensor& own, const Tensor& labels) {
+        return torch::nll_loss(net(own), labels, {}, at::Reduction::Sum);
+      },
+      x, y);
+  CHECK(largest_difference(gradients_of(parameters_of(*model)), expected) < 1e-6);
+  CHECK(loss == duet_test::Approx(torch::nll_loss(model->forward(x), y).item<double>()));
+}
+
+TEST_CASE("LibTorch in blocks: with a seed, dropout draws the same for a block wherever it runs") {
+  duet::ddp::SoloGroup group;
+  const auto gradients = [&](std::optional<std::uint64_t> seed, std::uint64_t global_seed) {
+    torch::manual_seed(global_seed);
+    auto model = make_with_values<SimpleCnn>();
+    model->drop = 0.5;
+    DistributedDataParallel net(model, group, {.blocks = 8, .block_seed = seed});
+    for (int step = 0; step < 2; ++step)
+      net.backward_in_blocks([&](const Tensor& x) { return net(x).sum(); }, wave({8, 1, 28, 28}, 1));
+    return copies(gradients_of(parameters_of(*model)));
+  };
+  CHECK(same_bits(gradients(7, 1), gradients(7, 2)));
+  CHECK(!same_bits(gradients(7, 1), gradients(8, 1)));
+  torch::manual_seed(3);
+  const Tensor drawn = torch::rand({4});
+  torch::manual_seed(3);
+  CHECK(torch::equal(drawn, torch::rand({4})));
+  // What the program itself draws is as before.
+  torch::manual_seed(3);
+  auto model = make_with_values<SimpleCnn>();
+  DistributedDataParallel net(model, group, {.blocks = 8, .block_seed = 1});
+  torch::manual_seed(3);
+  net.backward_in_blocks([&](const Tensor& x) { return net(x).sum(); }, wave({8, 1, 28, 28}, 1));
+  CHECK(torch::equal(drawn, torch::rand({4})));
+  auto other = make_with_values<SimpleCnn>();
+  CHECK_THROWS_AS(DistributedDataParallel(other, group, {.blocks = 8, .block_seed = 1}), duet::UsageError);
+}
+
+TEST_CASE("LibTorch in blocks: misuse is an error on every rank") {
+  const auto step = [](ProcessGroup& group, int blocks, std::int64_t rows, bool in_blocks) {
+    at::set_num_threads(1);
+    auto model = make_with_values<SimpleCnn>();
+    DistributedDataParallel net(model, group, {.blocks = blocks});
+    const Tensor x = wave({rows, 1, 28, 28}, 0);
+    if (!in_blocks) return net(x).sum().backward();
+    net.backward_in_blocks([&](const Tensor& own) { return net(own).sum(); }, x);
+  };
+  const auto check = [&](int ranks, int blocks, std::int64_t rows, bool in_blocks, const std::string& text) {
+    for (const auto& failure :
+         try_ranks(Over::memory, ranks, {}, [&](ProcessGroup& group) { step(group, blocks, rows, in_blocks); }))
+      CHECK_THAT(text_of(failure), ContainsSubstring(text));
+  };
+  check(1, 4, 8, true, "blocks is 4, expected 0 or 8");
+  check(3, 8, 8, true, "8 blocks cannot be shared out among 3 ranks");
+  check(1, 0, 8, true, "needs the option blocks = 8");
+  check(1, 8, 8, false, "a step is made by backward_in_blocks()");
+  check(4, 8, 3, true, "");  // 12 rows, 3 on each rank
+  check(8, 8, 0, true, "the global batch has no rows");
+  for (const auto& failure :
+       try_ranks(Over::memory, 2, {}, [&](ProcessGroup& group) { step(group, 8, 4 + group.rank() * 3, true); }))
+    CHECK_THAT(text_of(failure), ContainsSubstring("rank 0 has 4 of the 11 rows of the global batch, expected its"));
+}

@@ -1,0 +1,257 @@
+// What duet's DistributedDataParallel promises, for LibTorch modules.
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ddp/comm_hook.h"
+#include "ddp/rank_threads.h"
+#include "tests/ddp/ranks.h"
+#include "tests/support/catch2.h"
+#include "tests/torch/networks.h"
+#include "torch/ddp.h"
+
+using namespace duet_test;
+using duet::ddp::ProcessGroup;
+using duet::torch::DistributedDataParallel;
+
+namespace {
+
+void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& body) {
+  at::set_num_threads(1);
+  duet::ddp::run_rank_threads(ranks, body);
+}
+
+/// The text of what the ranks throw; each must throw the same.
+std::string error_of(int ranks, const std::function<void(ProcessGroup&)>& body) {
+  at::set_num_threads(1);
+  std::string text;
+  for (const auto& failure : try_ranks(Over::memory, ranks, {}, body)) {
+    const std::string own = text_of(failure);
+    CHECK((text.empty() || text == own));
+    text = own;
+  }
+  return text;
+}
+
+/// y = w x.
+struct ScaleImpl : nn::Module {
+  explicit ScaleImpl(double value = 1) : w(register_parameter("w", torch::full({1}, value))) {}
+  Tensor forward(const Tensor& x) { return w * x; }
+  Tensor w;
+};
+TORCH_MODULE(Scale);
+
+/// Gradients of w are the mean of the rank's rows.
+Tensor row(double value, std::int64_t rows = 1) { return torch::full({rows, 1}, value); }
+
+}  // namespace
+
+TEST_CASE("LibTorch: gradients by PyTorch's rule, and by rows") {
+  run_ranks(2, [](ProcessGroup& group) {
+    const bool first = group.rank() == 0;
+    Scale model;
+    DistributedDataParallel net(model, group);
+    net(row(first ? 10 : 40, first ? 3 : 1)).mean().backward();
+    CHECK(model->w.grad().item<float>() == 25.0f);
+    model->zero_grad();
+    DistributedDataParallel by_rows(model, group, {.rule = duet::ddp::GradientRule::rows});
+    by_rows(row(first ? 10 : 40, first ? 3 : 1)).mean().backward();
+    CHECK(model->w.grad().item<float>() == 17.5f);
+  });
+}
+
+TEST_CASE("LibTorch: no_sync accumulates, and the next backward reduces it all") {
+  for (const auto rule : {duet::ddp::GradientRule::torch, duet::ddp::GradientRule::rows})
+    run_ranks(2, [&](ProcessGroup& group) {
+      const double own = group.rank() + 1;
+      Scale model;
+      DistributedDataParallel net(model, group, {.rule = rule});
+      for (int step = 0; step < 2; ++step) {
+        model->zero_grad();
+        {
+          const auto no_sync = net.no_sync();
+          net(row(own)).mean().backward();
+          CHECK(model->w.grad().item<double>() == own);
+        }
+        net(row(own)).mean().backward();
+        CHECK(model->w.grad().item<float>() == 3.0f);
+      }
+    });
+}
+
+TEST_CASE("LibTorch: gradients stay in place when they are zeroed, and come back when they are dropped") {
+  run_ranks(2, [](ProcessGroup& group) {
+    Scale model;
+    DistributedDataParallel net(model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.5));
+    const void* place = nullptr;
+    for (const bool to_none : {true, false, true, false}) {
+      if (model->w.grad().defined() && to_none) model->w.mutable_grad() = Tensor();
+      if (!to_none) model->w.mutable_grad().detach_().zero_();  // as optimizers do
+      net(row(group.rank() + 1)).mean().backward();
+      if (place == nullptr) place = model->w.grad().data_ptr();
+      CHECK(model->w.grad().data_ptr() == place);
+      CHECK(model->w.grad().item<float>() == 1.5f);
+    }
+  });
+}
+
+TEST_CASE("LibTorch: several inputs and outputs, frozen and shared parameters, mixed dtypes, channels_last") {
+  struct Mixed : nn::Module {
+    Mixed() {
+      conv->weight.set_data(conv->weight.to(at::MemoryFormat::ChannelsLast));
+      wide->to(torch::kDouble);
+      brain->to(torch::kBFloat16);
+      half->to(torch::kHalf);
+      tied = register_module("tied", conv.ptr());
+      register_parameter("frozen", torch::ones({2}), false);
+    }
+    std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& x, const Tensor& y) {
+      const Tensor z = conv(x).mean({2, 3});
+      return {z, {wide(z.to(torch::kDouble)), brain(y.to(torch::kBFloat16)), half(y.to(torch::kHalf))}};
+    }
+    nn::Conv2d conv{register_module("conv", nn::Conv2d(2, 3, 2))};
+    nn::Linear wide{register_module("wide", nn::Linear(3, 2))};
+    nn::Linear brain{register_module("brain", nn::Linear(3, 2))};
+    nn::Linear half{register_module("half", nn::Linear(3, 2))};
+    std::shared_ptr<nn::Conv2dImpl> tied;
+  };
+  const auto losses = [](auto& net, int rank) {
+    const auto [z, others] = net.forward(wave({2, 2, 4, 4}, rank), wave({2, 3}, rank));
+    Tensor sum = z.sum();
+    for (const Tensor& other : others) sum = sum + other.to(torch::kFloat).sum();
+    return sum;
+  };
+  std::vector<Tensor> first_values, first_gradients;
+  run_ranks(2, [&](ProcessGroup& group) {
+    static std::atomic<int> turn{0};
+    while (turn != group.rank()) {
+    }
+    torch::manual_seed(group.rank());
+    Mixed model;
+    ++turn;
+    DistributedDataParallel net(model, group);
+    losses(net, group.rank()).backward();
+    CHECK(model.conv->weight.grad().is_contiguous(at::MemoryFormat::ChannelsLast));
+    for (const Tensor& parameter : model.parameters())
+      if (parameter.requires_grad()) CHECK(reinterpret_cast<std::uintptr_t>(parameter.grad().data_ptr()) % 64 == 0);
+    if (group.rank() != 0) return;
+    const auto list = duet::torch::tensors_of(model).parameters;
+    CHECK(list.size() == 9);
+    const std::vector<Tensor> sums = copies(gradients_of(parameters_of(model)));
+    model.zero_grad();
+    for (Tensor& parameter : model.parameters()) parameter.mutable_grad() = Tensor();
+    for (int rank = 0; rank < 2; ++rank) (losses(model, rank) / 2).backward();
+    const std::vector<Tensor> expected = gradients_of(parameters_of(model));
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      CHECK(torch::allclose(sums[i].to(torch::kFloat), expected[i].to(torch::kFloat), 1e-2, 1e-6));
+  });
+}
+
+TEST_CASE("LibTorch: a parameter without a gradient is an error that names it, unless that is asked for") {
+  const auto backward = [](ProcessGroup& group, bool static_graph, int steps) {
+    auto model = make_with_values<UnusedBranches>();
+    DistributedDataParallel net(model, group, {.static_graph = static_graph});
+    for (int step = 0; step < steps; ++step) net(torch::ones({1, 6}), step / 2).sum().backward();
+    CHECK(!model->never->weight.grad().defined());
+  };
+  CHECK_THAT(error_of(1, [&](ProcessGroup& group) { backward(group, false, 1); }),
+             ContainsSubstring("without a gradient for never.bias, never.weight, b.bias, b.weight"));
+  run_ranks(2, [&](ProcessGroup& group) { backward(group, true, 2); });
+  CHECK_THAT(error_of(1, [&](ProcessGroup& group) { backward(group, true, 3); }),
+             ContainsSubstring("static_graph: the graph has changed: the gradient of b."));
+}
+
+TEST_CASE("LibTorch: with unused parameters, gradients that accumulate are those of all ranks") {
+  run_ranks(2, [](ProcessGroup& group) {
+    auto model = make_with_values<UnusedBranches>();
+    DistributedDataParallel net(model, group, {.find_unused_parameters = true});
+    // Only in the second run, and only on rank 0, branch b is used; branch a keeps what it has.
+    net(torch::ones({1, 6}), 0).sum().backward();
+    const Tensor before = model->a->weight.grad().clone();
+    net(torch::ones({1, 6}), group.rank() == 0 ? 1 : 0).sum().backward();
+    CHECK(model->b->bias.grad().eq(0.5).all().item<bool>());
+    CHECK(torch::allclose(model->a->weight.grad(), 1.5 * before));
+    CHECK(!model->never->bias.grad().defined());
+  });
+}
+
+TEST_CASE("LibTorch: ranks with fewer steps join those that go on") {
+  for (const auto rule : {duet::ddp::GradientRule::torch, duet::ddp::GradientRule::rows})
+    run_ranks(2, [&](ProcessGroup& group) {
+      Scale model(1);
+      DistributedDataParallel net(model, group, {.rule = rule});
+      net.join([&] {
+        for (int step = 0; step <= group.rank(); ++step) {
+          model->zero_grad();
+          net(row(1)).mean().backward();
+          const torch::NoGradGuard no_grad;
+          model->w -= model->w.grad();
+        }
+      });
+      // The second step is rank 1's alone, whose gradient counts as half of two, or as all there is.
+      CHECK(model->w.item<float>() == (rule == duet::ddp::GradientRule::torch ? -0.5f : -1.0f));
+    });
+}
+
+TEST_CASE("LibTorch: buffers are rank 0's before each forward, and after the wrapper was made") {
+  run_ranks(2, [](ProcessGroup& group) {
+    auto model = make_with_values<BatchNorm>();
+    model->bn->running_mean.fill_(group.rank());
+    DistributedDataParallel net(model, group);
+    CHECK(model->bn->running_mean.eq(0).all().item<bool>());
+    model->bn->running_mean.fill_(group.rank() + 5);
+    const Tensor x = wave({4, 2, 6, 6}, group.rank());
+    net(x);
+    const Tensor own_mean = model->conv(x).mean({0, 2, 3});
+    CHECK(torch::allclose(model->bn->running_mean, 0.9 * 5 + 0.1 * own_mean));
+    model->eval();
+    const Tensor before = model->bn->running_mean.clone();
+    net(x);  // of this rank alone
+    CHECK(torch::equal(model->bn->running_mean, before));
+  });
+}
+
+TEST_CASE("LibTorch: a communication hook sums the buckets") {
+  run_ranks(2, [](ProcessGroup& group) {
+    Scale model;
+    DistributedDataParallel net(
+        model, group, {.comm_hook = std::make_shared<duet::ddp::CompressionHook>(duet::ddp::HalfFormat::bf16)});
+    net(row(group.rank() == 0 ? 1 : 1.001)).mean().backward();  // 1.001 is 1 in bf16
+    CHECK(model->w.grad().item<float>() == 1.0f);
+  });
+}
+
+TEST_CASE("LibTorch: parameters that differ are found, and the first is named") {
+  const std::string text = error_of(3, [](ProcessGroup& group) {
+    auto model = make_with_values<SimpleCnn>();
+    DistributedDataParallel net(model, group, {.compare_parameters_every = 2});
+    for (int step = 0; step < 4; ++step) {
+      if (step == 2 && group.rank() == 2) model->fc1->bias.data()[3] += 1e-6;
+      SimpleCnn::loss(net, step, {0, 1}).backward();
+    }
+  });
+  CHECK_THAT(text, ContainsSubstring("parameters differ from those of rank 0 in step 4, on rank 2") &&
+                       ContainsSubstring("the first is fc1.bias"));
+}
+
+TEST_CASE("LibTorch: times of a wrapper, and hooks that go with it") {
+  duet::ddp::SoloGroup group;
+  Scale model;
+  {
+    DistributedDataParallel net(model, group);
+    for (int step = 0; step < 2; ++step) net(row(1)).sum().backward();
+    CHECK(net.times().steps == 2);
+    CHECK(net.times().forward_us > 0);
+    CHECK(net.times().backward_us > 0);
+  }
+  model->forward(row(1)).sum().backward();
+  CHECK(model->w.grad().item<float>() == 3.0f);
+}

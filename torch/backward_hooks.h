@@ -1,0 +1,72 @@
+// What LibTorch's autograd calls during backward.
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "torch/tensors.h"
+#include "torch/versions.h"
+
+namespace duet::torch {
+
+/// Calls ready(i) when parameter i's gradient is complete, in the thread that runs backward, until this goes.
+class GradientHooks {
+ public:
+  GradientHooks(const std::vector<NamedTensorRef>& parameters, const std::function<void(std::size_t)>& ready) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      // Parameters hold their accumulators weakly.
+      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameters[i].value));
+      const auto call = [ready, i](const ::torch::autograd::variable_list& outputs,
+                                   const ::torch::autograd::variable_list&) {
+        ready(i);
+        return outputs;
+      };
+      keys_.push_back(
+          accumulators_[i]->add_post_hook(std::make_unique<::torch::autograd::utils::LambdaPostHook>(call)));
+    }
+  }
+  ~GradientHooks() {
+    for (std::size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(keys_[i]);
+  }
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+ private:
+  std::vector<GradAccumulator> accumulators_;
+  std::vector<std::uintptr_t> keys_;
+};
+
+/// Follows one backward at a time to its end.
+class BackwardEnd {
+ public:
+  /// Within a backward: ended() is called when it has computed all gradients. One that throws before drops it.
+  void expect(std::function<void()> ended) {
+    run_ = std::make_shared<bool>(false);
+    ::torch::autograd::Engine::get_default_engine().queue_callback(
+        [run = std::shared_ptr<Run>(new Run{run_}), ended = std::move(ended)] {
+          *run->over = true;
+          ended();
+        });
+  }
+  /// Whether the backward runs that expect() was called in.
+  bool expected() const { return run_ && !*run_; }
+
+ private:
+  /// Goes with the engine's last copy of the callback, also where that was never called.
+  struct Run {
+    std::shared_ptr<bool> over;
+    ~Run() { *over = true; }
+  };
+  std::shared_ptr<bool> run_;
+};
+
+}  // namespace duet::torch

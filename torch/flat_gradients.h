@@ -1,0 +1,105 @@
+// Gradients of LibTorch's parameters in one piece of memory, in the order in which buckets are sent.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/process_group.h"
+#include "ddp/reducer.h"
+#include "lib/tensor.h"
+#include "torch/tensors.h"
+
+namespace duet::torch {
+
+/// Where each parameter's gradient lies: in the order given, one dtype after the other, each at a multiple of 64 bytes.
+class GradientLayout {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+
+  /// Throws UsageError that names a parameter whose gradients cannot be summed.
+  explicit GradientLayout(std::vector<NamedTensorRef> parameters) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+      for (NamedTensorRef& parameter : parameters) {
+        if (!parameter.value.defined()) continue;  // moved
+        if (dtype_of(parameter) != dtype) continue;
+        offsets_.push_back(bytes_);
+        bytes_ += (bytes_of(parameter.value) + kAlignment - 1) / kAlignment * kAlignment;
+        parameters_.push_back(std::move(parameter));
+      }
+    }
+  }
+
+  const std::vector<NamedTensorRef>& parameters() const { return parameters_; }
+  std::size_t bytes() const { return bytes_; }
+  std::size_t offset(std::size_t i) const { return offsets_[i]; }
+  /// Of parameter i and the padding behind it.
+  std::size_t bytes(std::size_t i) const { return (i + 1 < offsets_.size() ? offsets_[i + 1] : bytes_) - offsets_[i]; }
+
+ private:
+  std::vector<NamedTensorRef> parameters_;
+  std::vector<std::size_t> offsets_;  // in bytes
+  std::size_t bytes_ = 0;
+};
+
+/// Memory of that layout, zeroed, with a tensor for each parameter's gradient that has the strides of the value where
+/// these fill one run of memory. The tensors share the memory and keep it alive.
+class FlatGradients {
+ public:
+  FlatGradients(const GradientLayout& layout, std::shared_ptr<Storage> memory) : memory_(std::move(memory)) {
+    std::memset(memory_->data(), 0, layout.bytes());
+    for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
+      const at::Tensor& value = layout.parameters()[i].value;
+      const auto keep = [memory = memory_](void*) {};
+      const at::TensorOptions options = value.options().requires_grad(false);
+      void* const data = static_cast<std::byte*>(memory_->data()) + layout.offset(i);
+      // Not views of one tensor: Optimizer::zero_grad() calls detach_(), which throws for views.
+      tensors_.push_back(is_one_run(value) ? at::from_blob(data, value.sizes(), value.strides(), keep, options)
+                                           : at::from_blob(data, value.sizes(), keep, options));
+    }
+  }
+
+  const at::Tensor& operator[](std::size_t i) const { return tensors_[i]; }
+
+  /// Whether a tensor is that gradient.
+  bool holds(std::size_t i, const at::Tensor& gradient) const {
+    return gradient.defined() && gradient.data_ptr() == tensors_[i].data_ptr();
+  }
+
+  /// Adds the other one's elements, padding aside.
+  void add(const FlatGradients& other) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) at::Tensor(tensors_[i]).add_(other.tensors_[i]);
+  }
+
+  /// For a Reducer.
+  std::vector<ddp::ReducerSlot> slots(const GradientLayout& layout) const {
+    std::vector<ddp::ReducerSlot> list;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const NamedTensorRef& parameter = layout.parameters()[i];
+      const auto room = static_cast<std::int64_t>(layout.bytes(i)) / parameter.value.element_size();
+      list.push_back({.data = tensors_[i].data_ptr(),
+                      .count = parameter.value.numel(),
+                      .dtype = dtype_of(parameter),
+                      .name = parameter.name,
+                      .padding = room - parameter.value.numel()});
+    }
+    return list;
+  }
+
+ private:
+  std::shared_ptr<Storage> memory_;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// Memory for gradients that the group sums without copies, where it has such.
+inline std::shared_ptr<Storage> gradient_memory(ddp::ProcessGroup& group, std::size_t bytes) {
+  std::shared_ptr<Storage> shared = group.shared_storage(bytes);
+  return shared ? shared : std::make_shared<Storage>(Device{}, bytes);
+}
+
+}  // namespace duet::torch

@@ -1,0 +1,238 @@
+// DistributedDataParallel for LibTorch modules, apart from the module's type.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/gradient_synchroniser.h"
+#include "ddp/group/flight_recorder.h"
+#include "ddp/group/process_group.h"
+#include "ddp/rank_weights.h"
+#include "ddp/same_model.h"
+#include "lib/autograd/node.h"
+#include "lib/base/scoped_value.h"
+#include "lib/base/wrapper_times.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+#include "torch/backward_hooks.h"
+#include "torch/ddp_options.h"
+#include "torch/flat_gradients.h"
+#include "torch/tensors.h"
+#include "torch/wrapped_module.h"
+
+namespace duet::torch {
+
+/// Keeps the parameters, gradients and buffers of one module the same on all ranks. Used by one thread, which runs
+/// forward and backward; the module's tensors and the group must outlive it.
+class ModuleSynchroniser {
+ public:
+  /// Checks that all ranks have the same parameters, and copies rank 0's values and buffers to all.
+  ModuleSynchroniser(const ModuleTensors& tensors, ddp::ProcessGroup& group,
+                     const DistributedDataParallelOptions& options)
+      : group_(with_same_model(group, tensors)),
+        options_(options),
+        layout_(trained(tensors.parameters)),
+        gradients_(layout_, gradient_memory(group, layout_.bytes())),
+        accumulated_(layout_.parameters().size()),
+        synchroniser_(group, gradients_.slots(layout_),
+                      {.bucket_limits = options.bucket_limits,
+                       .find_unused_parameters = options.find_unused_parameters,
+                       .static_graph = options.static_graph,
+                       .comm_hook = options.comm_hook}),
+        hooks_(layout_.parameters(), [this](std::size_t i) { gradient_ready(i); }) {
+    for (const NamedTensorRef& parameter : tensors.parameters) parameters_.push_back(parameter.value);
+    for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
+    broadcast_parameters_and_buffers(0);
+    synchroniser_.reducer().set_scale(1.0 / group_.size());
+  }
+  ModuleSynchroniser(const ModuleSynchroniser&) = delete;
+  ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
+
+  bool& sync() { return sync_; }
+  bool synchronises() const { return sync_ && !in_block_; }
+  ddp::ProcessGroup& group() { return group_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
+  WrapperTimes times() const { return synchroniser_.times(); }
+
+  /// Before a forward in training that synchronises.
+  void forward_begins() {
+    synchroniser_.enter(ddp::Phase::forward);
+    const int root = joins_ ? synchroniser_.last_of_those_that_train(true) : 0;
+    if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
+  }
+  void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin); }
+
+  /// Of a forward in training of `rows` rows: their number counts when backward reaches the output.
+  template <class Output>
+  void weigh(Output& output, std::int64_t rows) {
+    if (options_.rule == ddp::GradientRule::torch || group_.size() == 1) return;
+    const ddp::RankWeights::Batch batch{.forward = synchroniser_.next_forward(), .rows = rows};
+    visit_tensors(output, [&](at::Tensor& tensor) {
+      if (!tensor.requires_grad()) return;
+      tensor.register_hook([this, batch](const at::Tensor&) {
+        follow_backward();
+        synchroniser_.weights()->reached(batch);
+      });
+    });
+  }
+
+  /// See DistributedDataParallel.
+  void join(const std::function<void()>& body) {
+    require<UsageError>(!joins_, "join() is called within join()");
+    require<UsageError>(options_.blocks == 0, "join() with blocks: every step is of all ranks' rows");
+    const ScopedValue joins(joins_, true);
+    const auto parameters_and_buffers = [&](int root) { broadcast_parameters_and_buffers(root); };
+    const auto step_begins = [&](int root) {
+      if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
+    };
+    synchroniser_.join(body, {.by_rows = options_.rule == ddp::GradientRule::rows,
+                              .step_begins = step_begins,
+                              .parameters_and_buffers = parameters_and_buffers});
+  }
+
+ private:
+  friend class BlockSteps;
+
+  static ddp::ProcessGroup& with_same_model(ddp::ProcessGroup& group, const ModuleTensors& tensors) {
+    std::vector<std::string> descriptions;
+    const auto describe = [&](const char* kind, const NamedTensorRef& tensor) {
+      require_on_host(tensor);
+      const std::string strides = tensor.value.is_contiguous() ? "" : concat(" of strides ", tensor.value.strides());
+      descriptions.push_back(concat(kind, tensor.name, " ", shape_text(tensor.value), strides));
+    };
+    for (const NamedTensorRef& parameter : tensors.parameters)
+      describe(parameter.value.requires_grad() ? "" : "frozen ", parameter);
+    for (const NamedTensorRef& buffer : tensors.buffers) describe("buffer ", buffer);
+    ddp::require_same_model(group, descriptions);
+    return group;
+  }
+
+  static std::vector<NamedTensorRef> trained(const std::vector<NamedTensorRef>& parameters) {
+    std::vector<NamedTensorRef> list;
+    // Reverse registration is about the order in which gradients arrive.
+    for (auto parameter = parameters.rbegin(); parameter != parameters.rend(); ++parameter)
+      if (parameter->value.requires_grad()) list.push_back(*parameter);
+    require<UsageError>(!list.empty(),
+                        "DistributedDataParallel is not needed when a module doesn't have any parameter that requires "
+                        "a gradient.");
+    return list;
+  }
+
+  at::Tensor& gradient(std::size_t i) { return layout_.parameters()[i].value.mutable_grad(); }
+
+  void broadcast_parameters_and_buffers(int root) {
+    for (const at::Tensor& parameter : parameters_) broadcast_together(group_, {parameter}, root);
+    broadcast_together(group_, buffers_, root);
+  }
+
+  /// Called by what comes first in each backward.
+  void follow_backward() {
+    if (backward_.expected()) return;
+    backward_.expect([this] { backward_ended(); });
+    // Gradients that were set to none were dropped, and the batches that they came from with them.
+    bool left = false;
+    for (std::size_t i = 0; i < accumulated_.size(); ++i) {
+      if (accumulated_[i] && !gradient(i).defined()) accumulated_[i] = 0;
+      left = left || accumulated_[i];
+    }
+    if (!left) ++drops_;
+    synchroniser_.weights()->backward_begins(drops_);
+    weighed_ = false;
+    synchronises_ = sync_;
+    if (synchronises_) synchroniser_.backward_begins();
+  }
+
+  void gradient_ready(std::size_t i) {
+    if (in_block_) return;
+    require<UsageError>(options_.blocks == 0 || !sync_, "with blocks, a step is made by backward_in_blocks()");
+    follow_backward();
+    if (!synchronises_) {
+      synchroniser_.reducer().require_expected(static_cast<int>(i));
+      accumulated_[i] = 1;
+      return;
+    }
+    if (options_.rule == ddp::GradientRule::rows && group_.size() > 1 && !std::exchange(weighed_, true))
+      synchroniser_.reducer().set_scale(synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value);
+    put_in_place(i);
+    synchroniser_.reducer().mark_ready(static_cast<int>(i));
+  }
+
+  /// Moves a gradient into the flat memory, where it is not there already.
+  void put_in_place(std::size_t i) {
+    const at::NoGradGuard no_grad;
+    at::Tensor& own = gradient(i);
+    const std::string& name = layout_.parameters()[i].name;
+    if (gradients_.holds(i, own)) return;
+    if (!own.defined()) {  // backward gave none
+      at::Tensor(gradients_[i]).zero_();
+      return;
+    }
+    require<UsageError>(own.layout() == at::kStrided, "the gradient of ", name, " is sparse: duet sums dense ones");
+    require<UsageError>(!own.requires_grad(), "the gradient of ", name,
+                        " has a graph of its own (create_graph): its sum over the ranks would have none");
+    require<UsageError>(own.scalar_type() == gradients_[i].scalar_type() && own.sizes() == gradients_[i].sizes(),
+                        "the gradient of ", name, " is ", shape_text(own), ", expected ", shape_text(gradients_[i]),
+                        ": the module was converted after it was wrapped");
+    at::Tensor(gradients_[i]).copy_(own);
+    own = gradients_[i];
+  }
+
+  void backward_ended() {
+    if (!synchronises_ || in_block_) return;
+    const auto goes_along = [&](int slot) {
+      const auto i = static_cast<std::size_t>(slot);
+      const bool has = gradient(i).defined() && (accumulated_[i] || options_.find_unused_parameters);
+      if (has) put_in_place(i);
+      return has;
+    };
+    synchroniser_.backward_ended(goes_along);
+    take_sums();
+  }
+
+  /// The parameters' gradients become the sums, where any rank had one.
+  void take_sums() {
+    for (std::size_t i = 0; i < accumulated_.size(); ++i) {
+      accumulated_[i] = 0;
+      if (synchroniser_.reducer().used(static_cast<int>(i)) && !gradients_.holds(i, gradient(i)))
+        gradient(i) = gradients_[i];
+    }
+    const std::int64_t step = times().steps, every = options_.compare_parameters_every;
+    if (every > 0 && !joins_ && step % every == 0) compare_parameters(step);
+  }
+
+  void compare_parameters(std::int64_t step) const {
+    std::vector<ddp::NamedBytes> list;
+    std::vector<at::Tensor> values;
+    for (const NamedTensorRef& parameter : layout_.parameters()) {
+      const at::Tensor value = parameter.value.detach().contiguous();
+      values.push_back(value);
+      list.push_back({parameter.name, {static_cast<const std::byte*>(value.data_ptr()), bytes_of(value)}});
+    }
+    ddp::require_same_values(group_, step, list);
+  }
+
+  ddp::ProcessGroup& group_;
+  DistributedDataParallelOptions options_;
+  GradientLayout layout_;
+  FlatGradients gradients_;
+  std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
+  std::vector<char> accumulated_;                 // by parameter: under no_sync()
+  bool sync_ = true;                              // false under no_sync()
+  bool synchronises_ = true;                      // the backward that runs
+  bool weighed_ = false;                          // in it
+  bool joins_ = false;                            // within join()
+  bool in_block_ = false;                         // within backward_in_blocks()
+  std::uint64_t drops_ = 0;                       // backward runs that found no accumulated gradients
+  BackwardEnd backward_;
+  ddp::GradientSynchroniser synchroniser_;
+  GradientHooks hooks_;
+};
+
+}  // namespace duet::torch
