@@ -69,6 +69,8 @@ std::optional<Shape> input_shape(std::string_view text) {
   return shape.rank() == 3 ? std::optional(shape) : std::nullopt;
 }
 
+Shape script_input(const Training& options) { return input_shape(options.input).value_or(Shape{3, 224, 224}); }
+
 bool is_network_file(const std::string& model) {
   return model.ends_with(".so") || is_script_file(model) || model.find('/') != std::string::npos;
 }

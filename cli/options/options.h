@@ -172,6 +172,8 @@ bool is_network_file(const std::string& model);
 bool is_script_file(const std::string& model);
 /// (channels, rows, columns) of "3x224x224"; nothing for other texts.
 std::optional<Shape> input_shape(std::string_view text);
+/// That of --input, or its default.
+Shape script_input(const Training& options);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.

@@ -31,9 +31,9 @@ ChosenNetwork network_of_file(const Training& options) {
                       "not ", path);
   const bool script = is_script_file(path);
   require<UsageError>(script || options.input.empty(), "--input is for a TorchScript file, not ", path);
-  const Shape input = options.input.empty() ? Shape{3, 224, 224} : input_shape(options.input).value();
-  const nn::NetworkModule& file =
-      script ? nn::load_script_network(path, with_image_size(options, input)) : nn::load_network_module(path);
+  const nn::NetworkModule& file = script
+                                      ? nn::load_script_network(path, with_image_size(options, script_input(options)))
+                                      : nn::load_network_module(path);
   const Shape sample = with_image_size(options, file.sample_shape);
   return {
       .arch = std::filesystem::path(path).stem().string(),
