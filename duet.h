@@ -16,6 +16,7 @@
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/variable.h"
+#include "lib/backend/blocks.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/alexnet.h"
 #include "lib/nn/chain.h"

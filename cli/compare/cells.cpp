@@ -171,6 +171,7 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
   add("threads-per-device", cell.threads_per_device);
   add("model", options.model);
+  if (!options.input.empty()) add("input", options.input);
   add("image-size", options.image_size);
   add("classes", options.classes);
   add("stem", options.stem);

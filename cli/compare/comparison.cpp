@@ -116,7 +116,7 @@ class Comparison {
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       Run& run = learnt_[i].run;
       const bool comparable = run.ok && run.on_cpu() && cells_[i].learns() && cells_[i].mode != Mode::averaging &&
-                              &learnt_[i] != base && !run.per_device_statistics && run.batch == base->run.batch;
+                              &learnt_[i] != base && !run.differs_by_design() && run.batch == base->run.batch;
       if (!comparable || run.parameters_sha256 == base->run.parameters_sha256) continue;
       if (expected.empty()) expected = runner_.fingerprints({Mode::single, 1, options_.threads_per_device});
       run.first_differing_step = first_difference(expected, runner_.fingerprints(cells_[i]));

@@ -1,16 +1,21 @@
 // The rules that options must keep.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "cli/options/options.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
+#include "lib/parse_number.h"
+#include "lib/shape.h"
 
 namespace duet::cli {
 namespace {
@@ -49,8 +54,25 @@ const char* name(Mode mode) {
   return kNames.at(static_cast<std::size_t>(mode));
 }
 
+bool is_script_file(const std::string& model) { return model.ends_with(".pt"); }
+
+std::optional<Shape> input_shape(std::string_view text) {
+  constexpr std::int64_t kMost = 4096;
+  Shape shape;
+  for (std::size_t begin = 0; begin <= text.size() && shape.rank() < 4;) {
+    const std::size_t end = std::min(text.find('x', begin), text.size());
+    const std::optional<std::int64_t> size = parse_number<std::int64_t>(text.substr(begin, end - begin));
+    if (!size || *size < 1 || *size > kMost) return {};
+    shape.append(*size);
+    begin = end + 1;
+  }
+  return shape.rank() == 3 ? std::optional(shape) : std::nullopt;
+}
+
+Shape script_input(const Training& options) { return input_shape(options.input).value_or(Shape{3, 224, 224}); }
+
 bool is_network_file(const std::string& model) {
-  return model.ends_with(".so") || model.find('/') != std::string::npos;
+  return model.ends_with(".so") || is_script_file(model) || model.find('/') != std::string::npos;
 }
 
 bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp || mode == Mode::copies; }

@@ -203,8 +203,9 @@ void require_momentum_of_sgd(CLI::App& app, const Training& training) {
                       "--momentum is for --optimizer sgd, not ", training.optimizer);
 }
 
-/// Files are not looked into for their defaults.
+/// Shared objects are not looked into for their defaults.
 bool is_for_colour(const Training& training) {
+  if (is_script_file(training.model)) return script_input(training)[0] == 3;
   return !is_network_file(training.model) && nn::find_network(training.model).channels == 3;
 }
 

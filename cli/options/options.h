@@ -5,12 +5,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"
+#include "lib/shape.h"
 #include "lib/tensor.h"
 
 namespace duet::cli {
@@ -24,6 +26,7 @@ bool has_ranks(Mode mode);
 /// Options of every run of a training.
 struct Training {
   std::string model = "simple_cnn";  // a name of lib/nn/networks.h, or a file: see is_network_file()
+  std::string input;                 // "3x224x224", of a sample for a TorchScript file
   std::int64_t image_size = 0;       // rows and columns of its images; 0: as the network has it
   std::int64_t classes = 0;          // outputs; 0: as many as the data has
   std::string stem = "imagenet";     // of a ResNet, or "cifar"
@@ -165,6 +168,12 @@ Command parse(const std::vector<std::string>& arguments);
 
 /// Whether a --model is a shared object with a network (lib/nn/network_module.h): it ends in .so, or has a slash.
 bool is_network_file(const std::string& model);
+/// Whether that file is TorchScript: FILE.pt.
+bool is_script_file(const std::string& model);
+/// (channels, rows, columns) of "3x224x224"; nothing for other texts.
+std::optional<Shape> input_shape(std::string_view text);
+/// That of --input, or its default.
+Shape script_input(const Training& options);
 
 /// Why the steps of such a run are not replayed as CUDA graphs; empty where they are. `carrier`: the
 /// backend of the ranks' process group, once they have one. `devices`: those of this process, once they are chosen.

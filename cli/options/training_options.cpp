@@ -29,12 +29,18 @@ std::string seed_error(const std::string& text) {
 void add_network(CLI::App& app, Training& training) {
   std::vector<std::string> names;
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
-  app.add_option("--model", training.model,
-                 "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
-                 "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
-                 "FILE.so, a shared object with a network of one's own (lib/nn/network_module.h)")
+  app.add_option(
+         "--model", training.model,
+         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
+         "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
+         "FILE.so, a shared object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript")
       ->check([known = one_of(names)](const std::string& model) {
         return is_network_file(model) ? std::string() : known(model);
+      });
+  app.add_option("--input", training.input,
+                 "FILE.pt: channels, rows and columns of the images that it takes; default 3x224x224")
+      ->check([](const std::string& text) {
+        return input_shape(text) ? std::string() : "is " + text + ", expected CHANNELSxROWSxCOLUMNS, as in 3x224x224";
       });
   app.add_option("--image-size", training.image_size,
                  "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, "

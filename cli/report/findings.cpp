@@ -48,7 +48,7 @@ void bits(const Results& results, std::vector<std::string>& out) {
       if (!run.ok || run.mode != mode || reference_of(results, run) != single) continue;
       if (run.parameters_sha256 == single->parameters_sha256)
         same.insert(run.devices);
-      else if (run.on_cpu() && !run.per_device_statistics)
+      else if (run.on_cpu() && !run.differs_by_design())
         others.push_back(concat(
             mode, " on ", run.devices, " devices does not end with single's bits",
             run.first_differing_step ? concat("; step ", *run.first_differing_step, " is the first to differ.") : "."));
@@ -76,7 +76,7 @@ void bits_of_other_batches(const Results& results, std::vector<std::string>& out
     if (!run.ok || run.mode != "ddp" || !reference || reference->mode != "dp") continue;
     if (run.parameters_sha256 == reference->parameters_sha256)
       same.insert(run.devices);
-    else if (run.on_cpu() && !run.per_device_statistics)
+    else if (run.on_cpu() && !run.differs_by_design())
       out.push_back(concat("ddp on ", run.devices, " devices does not end with dp's bits."));
   }
   std::vector<std::string> numbers;
@@ -98,6 +98,10 @@ void statistics(const Results& results, std::vector<std::string>& out) {
     out.emplace_back(
         "Batch norm has statistics of each device's own images: results depend on the number of devices by design; "
         "with --sync-bn they have the same bits.");
+  if (std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok && run.library_sums; }))
+    out.emplace_back(
+        "LibTorch adds up over each device's rows in an order of its own, so results depend on the number of devices "
+        "by rounding.");
 }
 
 }  // namespace

@@ -67,6 +67,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("other_programs_share", run.other_programs_share);
   field("batch", run.batch);
   field("per_device_statistics", run.per_device_statistics);
+  field("library_sums", run.library_sums);
 }
 
 template <class T>

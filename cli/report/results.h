@@ -99,8 +99,11 @@ struct Run {
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
 
   std::int64_t batch = 1;              // rows a step, of all devices
+  bool library_sums = false;           // LibTorch adds up over rows: results depend on the number of devices
   bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
 
+  /// Whether its parameters need not be single's: see the two fields above.
+  bool differs_by_design() const { return per_device_statistics || library_sums; }
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
 
   bool on_cpu() const { return device == "cpu"; }

@@ -105,6 +105,7 @@ std::string same_result(const Results& results, const Run& run) {
   if (run.parameters_sha256 == reference->parameters_sha256) return "yes";
   if (run.mode == "averaging") return "own data split";
   if (run.per_device_statistics || reference->per_device_statistics) return "per-device statistics";
+  if (run.library_sums || reference->library_sums) return "LibTorch's sums";
   if (!run.on_cpu()) return close_losses(*reference, run) ? "loss within 0.1 %" : "no";
   return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
 }

@@ -29,7 +29,11 @@ ChosenNetwork network_of_file(const Training& options) {
   const std::string& path = options.model;
   require<UsageError>(options.stem == "imagenet" && !options.sync_bn, "--stem and --sync-bn are for named networks, ",
                       "not ", path);
-  const nn::NetworkModule& file = nn::load_network_module(path);
+  const bool script = is_script_file(path);
+  require<UsageError>(script || options.input.empty(), "--input is for a TorchScript file, not ", path);
+  const nn::NetworkModule& file = script
+                                      ? nn::load_script_network(path, with_image_size(options, script_input(options)))
+                                      : nn::load_network_module(path);
   const Shape sample = with_image_size(options, file.sample_shape);
   return {
       .arch = std::filesystem::path(path).stem().string(),
@@ -43,6 +47,7 @@ ChosenNetwork network_of_file(const Training& options) {
 
 ChosenNetwork chosen_network(const Training& options) {
   if (is_network_file(options.model)) return network_of_file(options);
+  require<UsageError>(options.input.empty(), "--input is for a TorchScript file, not ", options.model);
   const nn::NamedNetwork& named = nn::find_network(options.model);
   ChosenNetwork chosen{.arch = arch_of_name(named.name),
                        .sample_shape = with_image_size(options, {named.channels, named.size, named.size}),

@@ -123,6 +123,7 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
   return {{"duet", DUET_VERSION},
           {"--mode", name(options.mode)},
           {"--model", options.model},
+          {"--input", options.input},
           {"--image-size", concat(options.image_size)},
           {"--classes", concat(options.classes)},
           {"--stem", options.stem},

@@ -134,6 +134,7 @@ class Backend {
   virtual void bind_thread(Device device) = 0;
   /// Threads that share out the blocks of each kernel on every device of this kind; before the first kernel only.
   virtual void set_threads_per_device(int threads) = 0;
+  virtual int threads_per_device() const = 0;
   virtual Allocator& allocator(Device device) = 0;
   /// Returns when everything asked of `device` is done.
   virtual void synchronize(Device device) = 0;

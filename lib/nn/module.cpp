@@ -292,6 +292,11 @@ void Module::append_state(const std::string& prefix, const Context& own, std::ve
 
 void Module::load_state_dict(const std::vector<NamedTensor>& state) { copy_by_name(state, state_dict(), "the state"); }
 
+bool Module::sums_by_blocks() const {
+  return own_sums_by_blocks() && std::all_of(children_.begin(), children_.end(),
+                                             [this](const Child& part) { return child(part).sums_by_blocks(); });
+}
+
 std::string Module::str() const {
   std::string text;
   append_text(text, 0);

@@ -79,6 +79,9 @@ class Module {
   ParameterStore& parameters() { return *context().store; }
   /// The context of the whole model.
   Context& context();
+  /// Whether it and its parts add up over rows as Note [Sums over samples] in lib/backend/backend.h says: only then has
+  /// a batch that is divided over any number of devices the same bits.
+  bool sums_by_blocks() const;
   /// Elements of all parameters of this module and its parts; makes no values.
   std::int64_t parameter_count() const;
   /// Draws all initial values, in PyTorch's order (semantics of torch.nn.init for each layer). Values that exist are
@@ -167,6 +170,8 @@ class Module {
   /// "Linear", the name of the class, and "in_features=5, ...", for str().
   virtual std::string type_name() const;
   virtual std::string details() const { return {}; }
+  /// False for a module that computes by other means than duet's operators.
+  virtual bool own_sums_by_blocks() const { return true; }
   /// Whether str() shows a run of children with the same text once.
   virtual bool merges_equal_children() const { return false; }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "lib/base/module_loader.h"
 #include "lib/error.h"
 
 namespace duet::nn {
@@ -32,6 +33,18 @@ const NetworkModule& load_network_module(const std::string& path) {
                       network->sample_shape, " and gives ", network->classes,
                       " classes, expected (channels, rows, columns), and 0 or more classes");
   return *network;
+}
+
+const NetworkModule& load_script_network(const std::string& path, const Shape& sample_shape) {
+  using Load = const NetworkModule* (*)(const char* path, const Shape* sample_shape);
+  std::error_code unknown;
+  require<DataError>(std::filesystem::is_regular_file(path, unknown), path, ": no such file, expected TorchScript");
+  static const LoadedModule module = load_module({.title = "the LibTorch module",
+                                                  .file = "libduet_torch.so",
+                                                  .build_folder = "torch",
+                                                  .symbol = "duet_torch_script"});
+  require<DataError>(module.symbol != nullptr, path, " needs LibTorch: ", module.error);
+  return *reinterpret_cast<Load>(module.symbol)(path.c_str(), &sample_shape);
 }
 
 std::unique_ptr<Module> make_network(const NetworkModule& network, const std::string& path, const Shape& sample_shape,

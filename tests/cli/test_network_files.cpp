@@ -75,6 +75,25 @@ TEST_CASE("mistakes of a network's file are errors that name it") {
   CHECK_THROWS_AS(chosen_network(synchronised), duet::UsageError);
 }
 
+TEST_CASE("the shape of a TorchScript file's images is three sizes") {
+  CHECK(input_shape("3x224x224") == duet::Shape{3, 224, 224});
+  for (const char* const wrong : {"", "3", "3x4", "3x4x", "3x4x5x6", "0x4x4", "3x4x-4", "3x4x4097", "3 x4x4"}) {
+    CAPTURE(wrong);
+    CHECK_FALSE(input_shape(wrong));
+  }
+}
+
+TEST_CASE("a TorchScript file must exist, and --input is for one only") {
+  Training options;
+  options.model = "no/such.pt";
+  CHECK_THROWS_WITH(chosen_network(options), ContainsSubstring("no/such.pt: no such file, expected TorchScript"));
+  options = training("none");
+  options.input = "3x8x8";
+  CHECK_THROWS_WITH(chosen_network(options), ContainsSubstring("--input is for a TorchScript file, not "));
+  options.model = "resnet18";
+  CHECK_THROWS_WITH(chosen_network(options), ContainsSubstring("--input is for a TorchScript file, not resnet18"));
+}
+
 TEST_CASE("what a file's network throws when it is made is an error that names the file") {
   const auto make = [](const std::string& name) { return make_network(training(name), 10); };
   CHECK_THROWS_WITH(make("throws"), ContainsSubstring("network_throws.so: its network was not made: no such table"));

@@ -116,6 +116,7 @@ TEST_CASE("networks for colour images have options and defaults of their own") {
   CHECK(given.train_images == 0);
   CHECK(given.test_images == 0);
 
+  CHECK(std::get<CompareOptions>(parse({"compare", "--model", "net.pt", "--input", "3x64x64"})).train_images == 320);
   CHECK_THAT(complaint({"train", "--model", "resnet19"}), duet_test::ContainsSubstring("unknown 'resnet19'"));
   CHECK_THAT(complaint({"train", "--stem", "small"}), duet_test::ContainsSubstring("imagenet or cifar"));
   CHECK_THAT(complaint({"train", "--sync-bn", "--device", "cuda"}),

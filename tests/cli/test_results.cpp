@@ -75,6 +75,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "device_memory_mb",
                            "moved_bytes_per_step",
                            "per_device_statistics",
+                           "library_sums",
                            "rounds_us",
                            "rounds_step_us",
                            "rank_step_us",
@@ -250,6 +251,6 @@ TEST_CASE("results.csv has a line per run and as many fields in each") {
     commas = 0;
   }
   CHECK(lines == 8);
-  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
 }

@@ -53,6 +53,7 @@ class CpuBackend final : public Backend {
   std::string libraries() const override;
   void bind_thread(Device device) override;
   void set_threads_per_device(int threads) override;
+  int threads_per_device() const override { return threads_per_device_; }
   Allocator& allocator(Device) override { return memory_; }
   void synchronize(Device) override {}
   bool shares_memory() const override { return true; }

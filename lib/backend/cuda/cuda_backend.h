@@ -44,6 +44,7 @@ class CudaBackend final : public Backend {
   std::string libraries() const override;
   void bind_thread(Device device) override;
   void set_threads_per_device(int threads) override;
+  int threads_per_device() const override { return 1; }
   Allocator& allocator(Device device) override;
   void synchronize(Device device) override;
   bool shares_memory() const override { return false; }

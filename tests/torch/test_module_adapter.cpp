@@ -1,0 +1,171 @@
+// Modules of LibTorch as networks of duet's.
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dp/data_parallel.h"
+#include "lib/device.h"
+#include "lib/error.h"
+#include "lib/nn/network_module.h"
+#include "lib/ops/losses.h"
+#include "lib/ops/ops.h"
+#include "lib/optim/sgd.h"
+#include "lib/tensor.h"
+#include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
+#include "torch/module_adapter.h"
+
+// Not all of duet: its namespace torch would be as good as LibTorch's.
+using duet::DeviceKind;
+using duet::DType;
+using duet::Shape;
+using duet::Tensor;
+using duet::Variable;
+using duet::zeros;
+using duet_test::ContainsSubstring;
+namespace nn = duet::nn;
+namespace ops = duet::ops;
+
+namespace {
+
+constexpr std::int64_t kRows = 12, kIn = 6, kClasses = 5;
+
+struct NetImpl : ::torch::nn::Module {
+  ::torch::nn::Linear first{register_module("first", ::torch::nn::Linear(kIn, 7))};
+  ::torch::nn::LayerNorm norm{register_module("norm", ::torch::nn::LayerNorm(std::vector<std::int64_t>{7}))};
+  ::torch::nn::Linear unused{register_module("unused", ::torch::nn::Linear(2, 2))};
+  ::torch::nn::Linear last{register_module("last", ::torch::nn::Linear(7, kClasses))};
+  at::Tensor frozen{register_parameter("frozen", ::torch::full({7}, 0.5), false)};
+  at::Tensor calls{register_buffer("calls", ::torch::zeros({}, at::kLong))};
+  at::Tensor forward(const at::Tensor& x) {
+    if (is_training()) calls += 1;
+    return last(::torch::tanh(norm(first(x))) * frozen);
+  }
+};
+TORCH_MODULE(Net);
+
+std::unique_ptr<duet::torch::ModuleAdapter> net(bool equal_bits = false) {
+  return duet::torch::adapt([] { return Net(); }, 3, {.equal_bits = equal_bits});
+}
+
+/// Samples and labels of one step, the same as LibTorch's.
+struct Batch {
+  explicit Batch(int step) {
+    for (std::int64_t i = 0; i < samples.numel(); ++i)
+      samples.data_ptr<float>()[i] = static_cast<float>((i * 37 + step * 11) % 19) / 9 - 1;
+    for (std::int64_t i = 0; i < kRows; ++i) labels[i] = (i + step) % kClasses;
+  }
+  Tensor x() const { return duet::borrow(samples.data_ptr(), {kRows, kIn}, DType::f32); }
+  Tensor y() const { return duet::borrow(labels.data_ptr(), {kRows}, DType::i64); }
+  at::Tensor samples = ::torch::empty({kRows, kIn}), labels = ::torch::empty({kRows}, at::kLong);
+};
+
+template <class Forward>
+void train(nn::Module& model, Forward&& forward) {
+  duet::optim::SGD sgd(model, {.lr = 0.1F, .momentum = 0.9F});
+  for (int step = 0; step < 5; ++step) {
+    const Batch batch(step);
+    sgd.zero_grad();
+    ops::cross_entropy(forward(batch.x()), batch.y()).backward();
+    sgd.step();
+  }
+}
+
+std::vector<float> values(nn::Module& model) {
+  const auto all = model.parameters().values().span<float>();
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
+TEST_CASE("a module of LibTorch trains as LibTorch trains it") {
+  const auto model = net();
+  train(*model, [&](const Tensor& x) { return (*model)(x); });
+
+  ::torch::manual_seed(3);
+  Net expected;
+  ::torch::optim::SGD sgd(expected->parameters(), ::torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < 5; ++step) {
+    const Batch batch(step);
+    sgd.zero_grad();
+    ::torch::nn::functional::cross_entropy(expected(batch.samples), batch.labels).backward();
+    sgd.step();
+  }
+  const auto state = model->state_dict();
+  std::vector<std::string> names;
+  for (const duet::NamedTensor& entry : state) {
+    names.push_back(entry.name);
+    const at::Tensor* found = expected->named_parameters().find(entry.name);
+    if (found == nullptr) found = expected->named_buffers().find(entry.name);
+    REQUIRE(found != nullptr);
+    if (entry.tensor.dtype() == DType::i64) {
+      CHECK(entry.tensor.data<std::int64_t>()[0] == 5);
+      continue;
+    }
+    const at::Tensor ours = at::from_blob(entry.tensor.raw(), found->sizes());
+    CHECK(::torch::allclose(ours, *found, 1e-6, 1e-6));
+  }
+  CHECK(names.size() == 10);
+  CHECK(model->str().starts_with("Net(\n  (first): Linear()"));
+  CHECK_FALSE(model->sums_by_blocks());
+}
+
+TEST_CASE("with equal_bits a module of LibTorch ends with the same bits on 1, 2, 4 and 8 devices") {
+  const auto single = net(true);
+  CHECK(single->sums_by_blocks());
+  train(*single, [&](const Tensor& x) { return (*single)(x); });
+  for (const int devices : {2, 4, 8}) {
+    const auto model = net(true);
+    duet::dp::DataParallel parallel(*model, {.devices = duet::first_devices(DeviceKind::cpu, devices)});
+    train(*model, [&](const Tensor& x) { return parallel(x); });
+    CHECK(values(*model) == values(*single));
+  }
+}
+
+TEST_CASE("the gradient of a LibTorch module's input goes on along duet's tape") {
+  const auto model = net();
+  const Batch batch(0);
+  const Variable x(batch.x(), true);
+  ops::cross_entropy((*model)(x), batch.y()).backward();
+  ::torch::manual_seed(3);
+  Net expected;
+  const at::Tensor input = batch.samples.clone().requires_grad_();
+  ::torch::nn::functional::cross_entropy(expected(input), batch.labels).backward();
+  CHECK(::torch::allclose(at::from_blob(x.grad().raw(), {kRows, kIn}), input.grad(), 1e-6, 1e-7));
+}
+
+TEST_CASE("what a LibTorch module cannot take is an error with its text") {
+  const auto model = net();
+  CHECK_THROWS_WITH((*model)(zeros({2, kIn + 1})),
+                    ContainsSubstring("LibTorch: mat1 and mat2 shapes cannot be multiplied"));
+  const auto halves = [] {
+    return duet::torch::adapt([] {
+      Net made;
+      made->to(at::kHalf);
+      return made;
+    });
+  };
+  CHECK_THROWS_WITH(halves(),
+                    ContainsSubstring("weight of Linear is [7, 6] Half: parameters of duet's models are Float"));
+}
+
+TEST_CASE("a TorchScript file is a network") {
+  const duet_test::Scratch scratch;
+  const std::string file = scratch.path("net.pt");
+  ::torch::jit::Module script("Net");
+  script.register_parameter("weight", ::torch::full({3 * 8 * 8, 4}, 0.25), false);
+  script.define("def forward(self, x):\n    return torch.flatten(x, 1).matmul(self.weight)\n");
+  script.save(file);
+  const nn::NetworkModule& network = nn::load_script_network(file, {3, 8, 8});
+  CHECK(network.classes == 4);
+  const auto model = nn::make_network(network, file, {3, 8, 8}, 4);
+  CHECK((*model)(zeros({2, 3, 8, 8})).shape() == Shape{2, 4});
+  CHECK(model->parameter_count() == 3 * 8 * 8 * 4);
+  CHECK_THROWS_WITH(nn::load_script_network(file, {3, 9, 9}), ContainsSubstring("LibTorch: "));
+  duet_test::write_text(file, "no archive");
+  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: not a TorchScript file: "));
+}

@@ -1,0 +1,136 @@
+// LibTorch's tape of a module as one node of duet's.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lib/autograd/node.h"
+#include "lib/backend/backend.h"
+#include "lib/backend/blocks.h"
+#include "lib/device.h"
+#include "lib/error.h"
+#include "lib/shape.h"
+#include "lib/tensor.h"
+#include "torch/module_instance.h"
+#include "torch/module_parts.h"
+
+namespace duet::torch {
+
+/// LibTorch's own text without its stack trace.
+template <class Task>
+auto with_duet_errors(Task&& task) {
+  try {
+    return task();
+  } catch (const c10::Error& error) {
+    throw UsageError(concat("LibTorch: ", error.what_without_backtrace()));
+  }
+}
+
+/// The calling thread computes with as many threads as duet's devices do.
+inline void set_threads(Device device) {
+  thread_local int threads = 0;
+  const int wanted = backend(device.kind).threads_per_device();
+  if (std::exchange(threads, wanted) != wanted) at::set_num_threads(wanted);
+}
+
+inline at::Tensor view_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  const at::ScalarType type = tensor.dtype() == DType::i64 ? at::kLong : at::kFloat;
+  std::vector<std::int64_t> sizes(tensor.shape().begin(), tensor.shape().end());
+  const std::int64_t row = tensor.shape().count_from(1) * static_cast<std::int64_t>(size_of(tensor.dtype()));
+  sizes.at(0) = end - begin;
+  return at::from_blob(static_cast<std::byte*>(tensor.raw()) + begin * row, sizes, at::TensorOptions(type));
+}
+
+/// One forward of LibTorch on some rows of the batch.
+struct TorchRun {
+  Blocks::Range rows;
+  at::Tensor input, output;
+};
+
+/// Backward of all runs of one forward.
+class TorchNode final : public Node {
+ public:
+  TorchNode(std::shared_ptr<BoundInstance> instance, std::vector<TorchRun> runs, const Blocks& blocks, Device device)
+      : instance_(std::move(instance)), runs_(std::move(runs)), blocks_(blocks), device_(device) {}
+  const char* name() const override { return "LibTorch"; }
+  void release() override {
+    runs_.clear();
+    instance_.reset();
+  }
+
+  void backward(const Gradients& gradients) override {
+    if (!gradients.outputs[0].defined()) return;
+    with_duet_errors([&] { run_backward(gradients); });
+  }
+
+ private:
+  using Found = std::vector<at::Tensor>;  // by edge; undefined where there is none
+
+  void run_backward(const Gradients& gradients) {
+    set_threads(device_);
+    std::vector<Found> leaves(runs_.size());
+    for (std::size_t i = 0; i < runs_.size(); ++i) leaves[i] = gradients_of(runs_[i], gradients);
+    const at::NoGradGuard no_grad;
+    if (gradients.wanted(0)) put_input_gradient(leaves, gradients);
+    for (int i = 0; i < blocks_.addition_count; ++i) {
+      const auto [to, from] = blocks_.addition(i);
+      for (std::size_t edge = 1; edge < gradients.edges.size(); ++edge)
+        add(leaves[static_cast<std::size_t>(to)][edge], leaves[static_cast<std::size_t>(from)][edge]);
+    }
+    for (std::size_t edge = 1; edge < gradients.edges.size(); ++edge) {
+      const at::Tensor& sum = leaves[0][edge];
+      if (!sum.defined()) continue;
+      const at::Tensor& parameter = instance_->parameters()[edge - 1];
+      const Tensor& to = gradients.place(edge, shape_of(parameter), device_);
+      const at::Tensor place = at::from_blob(to.raw(), parameter.sizes(), at::TensorOptions(at::kFloat));
+      blocks_.add_zero ? at::add_out(const_cast<at::Tensor&>(place), sum, 0.0F) : place.copy_(sum);
+    }
+  }
+
+  Found gradients_of(const TorchRun& run, const Gradients& gradients) const {
+    Found found(gradients.edges.size());
+    if (!run.output.defined()) return found;
+    std::vector<at::Tensor> inputs;
+    std::vector<std::size_t> edges;
+    for (std::size_t edge = 0; edge < gradients.edges.size(); ++edge) {
+      if (!gradients.wanted(edge)) continue;
+      inputs.push_back(edge == 0 ? run.input : instance_->parameters()[edge - 1]);
+      edges.push_back(edge);
+    }
+    const at::Tensor gradient = view_of(gradients.outputs[0], run.rows.begin, run.rows.end);
+    const auto all = ::torch::autograd::grad({run.output}, inputs, {gradient.view_as(run.output)}, std::nullopt, false,
+                                             /*allow_unused=*/true);
+    for (std::size_t i = 0; i < edges.size(); ++i) found[edges[i]] = all[i];
+    return found;
+  }
+
+  void put_input_gradient(const std::vector<Found>& leaves, const Gradients& gradients) const {
+    const Tensor& like = gradients.outputs[0];
+    Shape shape;
+    for (const TorchRun& run : runs_)
+      if (run.input.defined() && shape.rank() == 0) shape = shape_of(run.input).with(0, like.size(0));
+    const Tensor& to = gradients.place(0, shape, device_);
+    for (std::size_t i = 0; i < runs_.size(); ++i)
+      if (leaves[i][0].defined()) view_of(to, runs_[i].rows.begin, runs_[i].rows.end).copy_(leaves[i][0]);
+  }
+
+  static void add(at::Tensor& to, const at::Tensor& from) {
+    if (!from.defined()) return;
+    to = to.defined() ? at::add(to, from) : from;
+  }
+
+  std::shared_ptr<BoundInstance> instance_;
+  std::vector<TorchRun> runs_;
+  Blocks blocks_;
+  Device device_;
+};
+
+}  // namespace duet::torch
