@@ -31,9 +31,8 @@ ChosenNetwork network_of_file(const Training& options) {
                       "not ", path);
   const bool script = is_script_file(path);
   require<UsageError>(script || options.input.empty(), "--input is for a TorchScript file, not ", path);
-  const nn::NetworkModule& file = script
-                                      ? nn::load_script_network(path, with_image_size(options, script_input(options)))
-                                      : nn::load_network_module(path);
+  const Shape input = with_image_size(options, script_input(options));
+  const nn::NetworkModule& file = script ? nn::load_script_network(path, input) : nn::load_network_module(path);
   const Shape sample = with_image_size(options, file.sample_shape);
   return {
       .arch = std::filesystem::path(path).stem().string(),
