@@ -105,7 +105,8 @@ class ModuleAdapter : public ModulePart {
       for (const at::Tensor& buffer : instance.buffers()) first.push_back(buffer.detach().clone());
     }
     const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < first.size(); ++i) instance.buffers()[i].copy_(first[i]);
+    for (std::size_t i = 0; i < first.size(); ++i)  // the tape may hold what did not change
+      if (at::Tensor& buffer = instance.buffers()[i]; !buffer.equal(first[i])) buffer.copy_(first[i]);
     return runs;
   }
 
