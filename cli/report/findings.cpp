@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options/options.h"
 #include "cli/report/interval.h"
 #include "cli/report/report.h"
 #include "cli/report/speed.h"
@@ -95,13 +96,14 @@ void statistics(const Results& results, std::vector<std::string>& out) {
         "averaging sums up gradients alone: batch norm's running statistics are those of each rank's own images, and "
         "every rank tests its part of the images with its own.");
   if (any_per_device(false))
-    out.emplace_back(
-        "Batch norm has statistics of each device's own images: results depend on the number of devices by design; "
-        "with --sync-bn they have the same bits.");
+    out.push_back(
+        concat("Batch norm has statistics of each device's own images: results depend on the number of devices by "
+               "design",
+               is_network_file(results.settings.model) ? "." : "; with --sync-bn they have the same bits."));
   if (std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok && run.library_sums; }))
     out.emplace_back(
         "LibTorch adds up over each device's rows in an order of its own, so results depend on the number of devices "
-        "by rounding.");
+        "and threads by rounding.");
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ struct Run {
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
 
   std::int64_t batch = 1;              // rows a step, of all devices
-  bool library_sums = false;           // LibTorch adds up over rows: results depend on the number of devices
+  bool library_sums = false;           // LibTorch adds up over rows: bits depend on devices and threads
   bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
 
   /// Whether its parameters need not be single's: see the two fields above.

@@ -278,7 +278,7 @@ class Trainer {
     if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
     run_.per_device_statistics = options_.devices > 1 && has_plain_batch_norm(setup_.model());
-    run_.library_sums = options_.devices > 1 && !setup_.model().sums_by_blocks();
+    run_.library_sums = !setup_.model().sums_by_blocks();
     if (options_.mode != Mode::copies) run_.backend = team_.backend;
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
