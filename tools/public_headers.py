@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The headers that are installed: duet.h, and all that it includes, directly or not; with LibTorch also those of torch/.
 
-    public_headers.py [HEADER...]                  prints them, relative to the root of the tree: what HEADER or, without
-                                                   one, duet.h includes
-    public_headers.py --qualify DIR [HEADER...]    called by `meson install`, after it has copied them to DIR under its
-                                                   prefix: makes #include "lib/tensor.h" in them #include
-                                                   <duet/lib/tensor.h>, so that a folder lib/ of another project is not
-                                                   taken for duet's
+    public_headers.py [--torch]                  prints them, relative to the root of the tree; with --torch what the
+                                                 headers for LibTorch include, instead
+    public_headers.py --qualify DIR [--torch]    called by `meson install`, after it has copied them to DIR under its
+                                                 prefix: makes #include "lib/tensor.h" in them #include
+                                                 <duet/lib/tensor.h>, so that a folder lib/ of another project is not
+                                                 taken for duet's
 """
 import os
 import re
@@ -57,7 +57,8 @@ def qualify(folder, first):
 
 
 if __name__ == "__main__":
+    entries = FOR_TORCH if sys.argv[-1] == "--torch" else (UMBRELLA,)
     if sys.argv[1:2] == ["--qualify"]:
-        qualify(sys.argv[2], sys.argv[3:] or (UMBRELLA,))
+        qualify(sys.argv[2], entries)
     else:
-        print("\n".join(public_headers(ROOT, sys.argv[1:] or (UMBRELLA,))))
+        print("\n".join(public_headers(ROOT, entries)))

@@ -63,7 +63,7 @@ for file in bin/duet share/man/man1/duet.1 share/bash-completion/completions/due
 done
 documentation() { diff <(cd "$root/docs" && ls -- *.md *.svg) <(cd "$prefix/share/doc/duet/docs" && ls); }
 # With LibTorch those of torch/ are installed, too.
-all_public() { "$root/tools/public_headers.py"; ! pkg-config --exists duet-torch || "$root/tools/public_headers.py" torch/ddp.h torch/dp.h torch/c10d/backend.h; }
+all_public() { "$root/tools/public_headers.py"; ! pkg-config --exists duet-torch || "$root/tools/public_headers.py" --torch; }
 only_public() { diff <(cd "$prefix/include/duet" && find . -type f | cut -c 3- | sort) <(all_public | sort -u); }
 check 'the pages of the documentation' documentation
 check 'the public headers and no others' only_public
