@@ -147,7 +147,7 @@ std::unique_ptr<ModuleAdapter> adapt(Make make, std::uint64_t seed = 0, const Mo
 inline std::unique_ptr<ModuleAdapter> adapt(const ScriptModule& script, const ModuleAdapterOptions& options = {}) {
   return std::make_unique<ModuleAdapter>(
       [script]() -> std::unique_ptr<ModuleInstance> {
-        return std::make_unique<InstanceOf<ScriptModule>>(std::make_shared<ScriptModule>(script.clone()));
+        return std::make_unique<InstanceOf<ScriptModule>>(std::make_shared<ScriptModule>(script.deepcopy()));
       },
       options);
 }

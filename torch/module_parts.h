@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -78,13 +79,10 @@ class TreeWalk {
 /// The dtype of a buffer's memory: a bool is a byte. Throws UsageError that names the tensor for a dtype that duet has
 /// not.
 inline DType buffer_dtype(const NamedTensorRef& tensor) {
-  switch (tensor.value.scalar_type()) {
-    case at::kLong: return DType::i64;
-    case at::kInt: return DType::i32;
-    case at::kByte:
-    case at::kBool: return DType::u8;
-    default: return dtype_of(tensor);
-  }
+  const at::ScalarType type = tensor.value.scalar_type();
+  const std::optional<DType> dtype = dtype_of(type == at::kBool ? at::kByte : type);
+  require<UsageError>(dtype.has_value(), tensor.name, " is ", shape_text(tensor.value), ": duet has no such numbers");
+  return *dtype;
 }
 
 inline Shape shape_of(const at::Tensor& tensor) {
@@ -105,7 +103,7 @@ class ModulePart : public nn::Module {
       require<UsageError>(own.value.scalar_type() == at::kFloat, own.name, " of ", type_, " is ", shape_text(own.value),
                           ": parameters of duet's models are Float");
       register_parameter(own.name, shape_of(own.value),
-                         [values = own.value.detach().contiguous().clone()](std::span<float> to, Mt19937&) {
+                         [values = own.value.detach().contiguous()](std::span<float> to, Mt19937&) {
                            std::memcpy(to.data(), values.data_ptr(), to.size_bytes());
                          });
     }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,17 +24,26 @@ struct NamedTensorRef {
 
 inline std::string shape_text(const at::Tensor& tensor) { return concat(tensor.sizes(), " ", tensor.scalar_type()); }
 
-/// Throws UsageError that names the tensor for a dtype that duet does not sum.
-inline DType dtype_of(const NamedTensorRef& tensor) {
-  switch (tensor.value.scalar_type()) {
+/// The same numbers as duet names them; nothing for those that it has not.
+inline std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kFloat: return DType::f32;
     case at::kDouble: return DType::f64;
     case at::kHalf: return DType::f16;
     case at::kBFloat16: return DType::bf16;
-    default:
-      throw UsageError(concat(tensor.name, " is ", shape_text(tensor.value),
-                              ": duet sums gradients of Float, Double, Half and BFloat16"));
+    case at::kInt: return DType::i32;
+    case at::kLong: return DType::i64;
+    case at::kByte: return DType::u8;
+    default: return std::nullopt;
   }
+}
+
+/// Throws UsageError that names the tensor for a dtype that duet does not sum.
+inline DType dtype_of(const NamedTensorRef& tensor) {
+  const std::optional<DType> dtype = dtype_of(tensor.value.scalar_type());
+  require<UsageError>(dtype && tensor.value.is_floating_point(), tensor.name, " is ", shape_text(tensor.value),
+                      ": duet sums gradients of Float, Double, Half and BFloat16");
+  return *dtype;
 }
 
 /// Throws DeviceError that names the tensor unless it is dense and in the host's memory.

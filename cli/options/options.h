@@ -166,7 +166,7 @@ using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptio
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
 
-/// Whether a --model is a shared object with a network (lib/nn/network_module.h): it ends in .so, or has a slash.
+/// Whether a --model is a file with a network (lib/nn/network_module.h): it ends in .so or .pt, or has a slash.
 bool is_network_file(const std::string& model);
 /// Whether that file is TorchScript: FILE.pt.
 bool is_script_file(const std::string& model);

@@ -2,6 +2,7 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -155,6 +156,19 @@ TEST_CASE("what a LibTorch module cannot take is an error with its text") {
   };
   CHECK_THROWS_WITH(halves(),
                     ContainsSubstring("weight of Linear is [7, 6] Half: parameters of duet's models are Float"));
+}
+
+TEST_CASE("networks of one TorchScript module have values of their own") {
+  ::torch::jit::Module script("Net");
+  script.register_parameter("weight", ::torch::full({kIn, kClasses}, 0.25).requires_grad_(), false);
+  script.register_buffer("shift", ::torch::zeros({kClasses}));
+  script.define("def forward(self, x):\n    return x.matmul(self.weight) + self.shift\n");
+  const auto model = duet::torch::adapt(script), other = duet::torch::adapt(script);
+  train(*model, [&](const Tensor& x) { return (*model)(x); });
+  const auto own = other->parameters().value(0).span<float>();
+  CHECK(std::all_of(own.begin(), own.end(), [](float value) { return value == 0.25F; }));
+  CHECK(script.attr("weight").toTensor().eq(0.25).all().item<bool>());
+  CHECK((*other)(Batch(0).x()).value().data<float>()[0] != (*model)(Batch(0).x()).value().data<float>()[0]);
 }
 
 TEST_CASE("a TorchScript file is a network") {

@@ -16,6 +16,7 @@
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 #include "tests/torch/networks.h"
+#include "tests/torch/rank_errors.h"
 #include "torch/ddp.h"
 
 using namespace duet_test;
@@ -27,18 +28,6 @@ namespace {
 void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& body) {
   at::set_num_threads(1);
   duet::ddp::run_rank_threads(ranks, body);
-}
-
-/// The text of what the ranks throw; each must throw the same.
-std::string error_of(int ranks, const std::function<void(ProcessGroup&)>& body) {
-  at::set_num_threads(1);
-  std::string text;
-  for (const auto& failure : try_ranks(Over::memory, ranks, {}, body)) {
-    const std::string own = text_of(failure);
-    CHECK((text.empty() || text == own));
-    text = own;
-  }
-  return text;
 }
 
 /// y = w x.

@@ -14,27 +14,12 @@
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 #include "tests/torch/networks.h"
+#include "tests/torch/rank_errors.h"
 #include "torch/ddp.h"
 
 using namespace duet_test;
 using duet::ddp::ProcessGroup;
 using duet::torch::DistributedDataParallel;
-
-namespace {
-
-/// The text of what the ranks throw; each must throw the same.
-std::string error_of(int ranks, const std::function<void(ProcessGroup&)>& body) {
-  at::set_num_threads(1);
-  std::string text;
-  for (const auto& failure : try_ranks(Over::memory, ranks, {}, body)) {
-    const std::string own = text_of(failure);
-    CHECK((text.empty() || text == own));
-    text = own;
-  }
-  return text;
-}
-
-}  // namespace
 
 TEST_CASE("LibTorch: modules that differ, and those that cannot be wrapped, are errors") {
   CHECK_THAT(error_of(2,

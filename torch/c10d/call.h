@@ -13,6 +13,7 @@
 #include "lib/error.h"
 #include "lib/tensor.h"
 #include "torch/c10d/work.h"
+#include "torch/tensors.h"
 
 namespace duet::torch {
 
@@ -57,19 +58,6 @@ class C10dCall {
                         "expected dense tensors in the host's memory, got ", tensor.layout(), " on ",
                         tensor.device().str());
     return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-  }
-
-  static std::optional<DType> dtype_of(at::ScalarType type) {
-    switch (type) {
-      case at::kFloat: return DType::f32;
-      case at::kDouble: return DType::f64;
-      case at::kHalf: return DType::f16;
-      case at::kBFloat16: return DType::bf16;
-      case at::kInt: return DType::i32;
-      case at::kLong: return DType::i64;
-      case at::kByte: return DType::u8;
-      default: return std::nullopt;
-    }
   }
 
   ddp::Buffer hold(const at::Tensor& tensor, Elements elements) {

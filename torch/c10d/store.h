@@ -16,8 +16,8 @@
 
 namespace duet::torch {
 
-/// A c10d::Store for duet's rendezvous. It keeps the store's timeout, and as much of its thread safety. Whoever reaches
-/// the store can read the ranks' secret in it.
+/// A c10d::Store for duet's rendezvous. It keeps the store's timeout, and as much of its thread safety. Any
+/// client of the store can read the ranks' secret in it.
 class C10dStore final : public ddp::Store {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : Store(store->getTimeout()), store_(std::move(store)) {}

@@ -156,7 +156,7 @@ class C10dWork final : public c10d::Work {
     settle_future();
   }
 
-  /// Ends the future, if somebody has one and the work has ended; once.
+  /// Completes the future, once, where there is one and the work has ended.
   void settle_future() {
     {
       const std::lock_guard lock(mutex_);
