@@ -87,7 +87,6 @@ class BlockSteps {
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
     require<UsageError>(!module.options().static_graph,
                         "static_graph is for backward(): with blocks use find_unused_parameters");
-    module.synchroniser_.reducer().set_scale(1);
     own_ = kBlocks / ranks;
     for (int block = 1; block < own_; ++block)
       others_.emplace_back(module.layout_, std::make_shared<Storage>(Device{}, module.layout_.bytes()));

@@ -50,7 +50,6 @@ class ModuleSynchroniser {
     for (const NamedTensorRef& parameter : tensors.parameters) parameters_.push_back(parameter.value);
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
     broadcast_parameters_and_buffers(0);
-    synchroniser_.reducer().set_scale(1.0 / group_.size());
   }
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
@@ -159,29 +158,33 @@ class ModuleSynchroniser {
       return;
     }
     if (options_.rule == ddp::GradientRule::rows && group_.size() > 1 && !std::exchange(weighed_, true))
-      synchroniser_.reducer().set_scale(synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value);
+      scale_ = synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value;
     put_in_place(i);
     synchroniser_.reducer().mark_ready(static_cast<int>(i));
   }
 
-  /// Moves a gradient into the flat memory, where it is not there already.
+  /// Scales a gradient and moves it into the flat memory, in one pass, where it is not there already.
   void put_in_place(std::size_t i) {
     const at::NoGradGuard no_grad;
     at::Tensor& own = gradient(i);
     const std::string& name = layout_.parameters()[i].name;
+    at::Tensor place = gradients_[i];
     if (!own.defined()) {  // backward gave none
-      at::Tensor(gradients_[i]).zero_();
+      place.zero_();
       return;
     }
     require<UsageError>(own.layout() == at::kStrided, "the gradient of ", name, " is sparse: duet sums dense ones");
-    if (gradients_.holds(i, own)) return;
+    if (gradients_.holds(i, own)) {
+      scale_ == 0 ? own.zero_() : own.mul_(scale_);
+      return;
+    }
     require<UsageError>(!own.requires_grad(), "the gradient of ", name,
                         " has a graph of its own (create_graph): its sum over the ranks would have none");
     require<UsageError>(own.scalar_type() == gradients_[i].scalar_type() && own.sizes() == gradients_[i].sizes(),
                         "the gradient of ", name, " is ", shape_text(own), ", expected ", shape_text(gradients_[i]),
                         ": the module was converted after it was wrapped");
-    at::Tensor(gradients_[i]).copy_(own);
-    own = gradients_[i];
+    scale_ == 0 ? place.zero_() : at::mul_out(place, own, at::scalar_tensor(scale_, at::kDouble));
+    own = place;
   }
 
   void backward_ended() {
@@ -229,6 +232,7 @@ class ModuleSynchroniser {
   bool weighed_ = false;                          // in it
   bool joins_ = false;                            // within join()
   bool in_block_ = false;                         // within backward_in_blocks()
+  double scale_ = 1.0 / group_.size();            // of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;                       // backward runs that found no accumulated gradients
   BackwardEnd backward_;
   ddp::GradientSynchroniser synchroniser_;
