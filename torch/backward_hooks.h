@@ -13,25 +13,31 @@
 #include <utility>
 #include <vector>
 
+#include "lib/error.h"
 #include "torch/tensors.h"
 #include "torch/versions.h"
 
 namespace duet::torch {
 
-/// Calls ready(i) when parameter i's gradient is complete, in the thread that runs backward, until this goes.
+/// Calls ready(i) when parameter i's gradient is complete, in the thread that runs backward, until this goes. Throws
+/// UsageError that names a parameter whose gradient another one waits for: it would be summed twice.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<NamedTensorRef>& parameters, const std::function<void(std::size_t)>& ready) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
+    for (const NamedTensorRef& parameter : parameters) {
       // Parameters hold their accumulators weakly.
-      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameters[i].value));
+      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameter.value));
+      for (const auto& hook : std::as_const(*accumulators_.back()).post_hooks())
+        require<UsageError>(dynamic_cast<const Hook*>(hook.get()) == nullptr, parameter.name,
+                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto call = [ready, i](const ::torch::autograd::variable_list& outputs,
                                    const ::torch::autograd::variable_list&) {
         ready(i);
         return outputs;
       };
-      keys_.push_back(
-          accumulators_[i]->add_post_hook(std::make_unique<::torch::autograd::utils::LambdaPostHook>(call)));
+      keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(call)));
     }
   }
   ~GradientHooks() {
@@ -41,6 +47,10 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
  private:
+  struct Hook final : ::torch::autograd::utils::LambdaPostHook {
+    using LambdaPostHook::LambdaPostHook;
+  };
+
   std::vector<GradAccumulator> accumulators_;
   std::vector<std::uintptr_t> keys_;
 };
