@@ -17,6 +17,7 @@
 #include "tests/torch/networks.h"
 #include "tests/torch/simulated_gpu.h"
 #include "torch/ddp.h"
+#include "torch/dp.h"
 
 using namespace duet_test;
 using duet::DeviceKind;
@@ -199,6 +200,30 @@ TEST_CASE("LibTorch on simulated GPUs: steps in blocks, with dropout seeded by b
   check_gpus(2, {.blocks = 8}, body, {"auto"});
 }
 
+TEST_CASE("LibTorch on simulated GPUs: DataParallel's replicas learn what they do on CPUs") {
+  const auto train = [](DeviceKind kind, bool side_stream) {
+    c10::OptionalStreamGuard stream;
+    if (side_stream) stream.reset_stream(new_stream(at::Device(at::kCUDA, 0)));
+    duet::torch::DataParallel net([] { return fixed_net(0); }, duet::first_devices(kind, 3));
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    Tensor x = wave({12, 6}, 1).requires_grad_();
+    for (int i = 0; i < 3; ++i) {
+      optimizer.zero_grad();
+      net(x).pow(2).mean().backward();
+      optimizer.step();
+    }
+    std::vector<Tensor> all{x.grad()};
+    for (const auto& list : {net->parameters(), net->buffers()})
+      for (const Tensor& tensor : list) all.push_back(tensor.detach().cpu());
+    return all;
+  };
+  const std::vector<Tensor> expected = train(DeviceKind::cpu, false);
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    duet_sim::reset(seed);
+    check_same(train(DeviceKind::cuda, seed == 2), expected);
+  }
+}
+
 TEST_CASE("LibTorch on simulated GPUs: misuse is an error") {
   const auto refused = [](int ranks, const Options& options, const char* text,
                           const std::function<void(Net&)>& change) {
@@ -216,4 +241,12 @@ TEST_CASE("LibTorch on simulated GPUs: misuse is an error") {
   refused(2, {.blocks = 8}, "NCCL adds up in an order of its own", [](Net&) {});
   refused(2, {}, "this rank's device is cuda:", [](Net& model) { model.to(at::Device(at::kCUDA, 2)); });
   refused(2, {}, "branch.weight", [](Net&) {});
+  const auto on_gpu = [] {
+    const auto model = std::make_shared<Net>();
+    model->to(at::kCUDA);
+    return model;
+  };
+  CHECK_THROWS_WITH(duet::torch::DataParallel(on_gpu, {{DeviceKind::cuda, 0, 1}}),
+                    "LibTorch has no logical devices such as cuda:0.1");
+  CHECK_THROWS_AS(duet::torch::DataParallel(on_gpu, duet::first_devices(DeviceKind::cpu, 2)), duet::DeviceError);
 }
