@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,8 +20,9 @@
 
 namespace duet::torch {
 
-/// Calls ready(i) when parameter i's gradient is complete, in the thread that runs backward, until this goes. Throws
-/// UsageError that names a parameter whose gradient another one waits for: it would be summed twice.
+/// Calls ready(i) when parameter i's gradient is complete, until this goes: in the thread that called backward(), or,
+/// for parameters on a GPU, in LibTorch's thread of that device, on whose current stream the gradient is computed.
+/// Throws UsageError that names a parameter whose gradient another one waits for: it would be summed twice.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<NamedTensorRef>& parameters, const std::function<void(std::size_t)>& ready) {
@@ -58,9 +60,10 @@ class GradientHooks {
 /// Follows one backward at a time to its end.
 class BackwardEnd {
  public:
-  /// Within a backward: ended() is called when it has computed all gradients. One that throws before drops it.
+  /// Within a backward: ended() is called when it has computed all gradients, in any of LibTorch's threads, where the
+  /// streams of the caller of backward() are current and come after all gradients. One that throws before drops it.
   void expect(std::function<void()> ended) {
-    run_ = std::make_shared<bool>(false);
+    run_ = std::make_shared<std::atomic<bool>>(false);
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [run = std::shared_ptr<Run>(new Run{run_}), ended = std::move(ended)] {
           *run->over = true;
@@ -73,10 +76,10 @@ class BackwardEnd {
  private:
   /// Goes with the engine's last copy of the callback, also where that was never called.
   struct Run {
-    std::shared_ptr<bool> over;
+    std::shared_ptr<std::atomic<bool>> over;
     ~Run() { *over = true; }
   };
-  std::shared_ptr<bool> run_;
+  std::shared_ptr<std::atomic<bool>> run_;  // LibTorch's threads let go of a backward that threw
 };
 
 }  // namespace duet::torch
