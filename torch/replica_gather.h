@@ -102,7 +102,6 @@ struct ReplicaGather : ::torch::autograd::Function<ReplicaGather> {
     step.run(count, [&](std::size_t i) { parts[i] = step.backward(i, gradients); });
     for (std::size_t apart = 1; apart < count; apart *= 2)
       for (std::size_t i = 0; i + apart < count; i += 2 * apart)
-
         for (std::size_t p = 0; p < parameters; ++p)
           add(parts[i][p], parts[i + apart][p], step.replicas[i].parameters[p].device());
     ::torch::autograd::variable_list all{at::Tensor()};  // of the step
