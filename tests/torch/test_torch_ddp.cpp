@@ -221,7 +221,7 @@ TEST_CASE("LibTorch: parameters that differ are found, and the first is named") 
     DistributedDataParallel net(model, group, {.compare_parameters_every = 2});
     for (int step = 0; step < 4; ++step) {
       if (step == 2 && group.rank() == 2) model->fc1->bias.data()[3] += 1e-6;
-      SimpleCnn::loss(net, step, {0, 1}).backward();
+      SimpleCnn::loss(net, SimpleCnn::batch(step), {0, 1}).backward();
     }
   });
   CHECK_THAT(text, ContainsSubstring("parameters differ from those of rank 0 in step 4, on rank 2") &&
