@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -27,8 +26,9 @@ namespace duet::torch {
 /// that is registered twice is listed where it is met first.
 struct ModuleTree {
   std::string type;  // "Conv2d"
+  std::string name;  // in the module that has it
   std::vector<NamedTensorRef> parameters, buffers;
-  std::vector<std::pair<std::string, ModuleTree>> children;
+  std::vector<ModuleTree> children;
 };
 
 /// Adds the tree's tensors, parameters and buffers apart, in the order in which duet registers them.
@@ -36,25 +36,26 @@ inline void append_tensors(const ModuleTree& tree, std::vector<at::Tensor>& para
                            std::vector<at::Tensor>& buffers) {
   for (const NamedTensorRef& own : tree.parameters) parameters.push_back(own.value);
   for (const NamedTensorRef& own : tree.buffers) buffers.push_back(own.value);
-  for (const auto& [name, child] : tree.children) append_tensors(child, parameters, buffers);
+  for (const ModuleTree& child : tree.children) append_tensors(child, parameters, buffers);
 }
 
 /// Collects trees; one object for one module.
 class TreeWalk {
  public:
-  ModuleTree walk(const ::torch::nn::Module& module) {
-    ModuleTree tree{.type = short_name(module.name()), .parameters = {}, .buffers = {}, .children = {}};
+  ModuleTree walk(const ::torch::nn::Module& module, const std::string& name = "") {
+    ModuleTree tree{.type = short_name(module.name()), .name = name, .parameters = {}, .buffers = {}, .children = {}};
     for (const auto& item : module.named_parameters(false)) add(tree, item.key(), item.value());
     for (const auto& item : module.named_buffers(false)) add(tree, item.key(), item.value());
-    for (const auto& item : module.named_children()) tree.children.emplace_back(item.key(), walk(*item.value()));
+    for (const auto& item : module.named_children()) tree.children.push_back(walk(*item.value(), item.key()));
     return tree;
   }
-  ModuleTree walk(const ScriptModule& module) {
-    const auto name = module.type()->name();
-    ModuleTree tree{.type = name ? name->name() : "ScriptModule", .parameters = {}, .buffers = {}, .children = {}};
+  ModuleTree walk(const ScriptModule& module, const std::string& name = "") {
+    const auto type = module.type()->name();
+    ModuleTree tree{
+        .type = type ? type->name() : "ScriptModule", .name = name, .parameters = {}, .buffers = {}, .children = {}};
     for (const auto& item : module.named_parameters(false)) add(tree, item.name, item.value);
     for (const auto& item : module.named_buffers(false)) add(tree, item.name, item.value);
-    for (const auto& item : module.named_children()) tree.children.emplace_back(item.name, walk(item.value));
+    for (const auto& item : module.named_children()) tree.children.push_back(walk(item.value, item.name));
     return tree;
   }
 
@@ -116,9 +117,9 @@ class ModulePart : public nn::Module {
     }
     parameters_ = static_cast<int>(tree.parameters.size());
     buffers_ = static_cast<int>(tree.buffers.size());
-    for (const auto& [name, child] : tree.children) {
+    for (const ModuleTree& child : tree.children) {
       children_.push_back(std::make_unique<ModulePart>(child));
-      register_module(name, *children_.back());
+      register_module(child.name, *children_.back());
     }
   }
 

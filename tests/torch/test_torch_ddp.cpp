@@ -119,7 +119,7 @@ TEST_CASE("LibTorch: several inputs and outputs, frozen and shared parameters, m
   std::atomic<int> turn{0};
   run_ranks(2, [&](ProcessGroup& group) {
     while (turn != group.rank()) std::this_thread::yield();  // for the one generator
-    torch::manual_seed(group.rank());
+    torch::manual_seed(static_cast<std::uint64_t>(group.rank()));
     Mixed model;
     ++turn;
     std::vector<Tensor> sums;
