@@ -3,6 +3,7 @@
 #
 #   tools/setup.sh          what a build and its tests need
 #   tools/setup.sh --ci     clang, its sanitizers and clang-format, zsh, and a Slurm to run a test under, too
+#   tools/setup.sh --torch  LibTorch and PyTorch, too, where a mirror gives them within two minutes; else exit status 1
 #
 # Uses sudo only when something is missing and you are not root. On a machine with an NVIDIA driver and no CUDA toolkit,
 # tools/cuda_from_wheels.sh fetches one into ~/.cache/duet.
@@ -20,8 +21,8 @@ optional=(libgloo-dev     # DDP between hosts; without it the Gloo module is not
   openmpi-bin)            # mpirun, under which a test runs
 case "${1:-}" in
   --ci) optional+=(clang libclang-rt-dev clang-format zsh slurm-client slurmctld slurmd munge) ;;
-  '') ;;
-  *) sed -n '2,8p' "$0" >&2; exit 2 ;;
+  --torch | '') ;;
+  *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac
 
 # Where there is no apt: prints the packages whose programs and headers are missing.
@@ -63,12 +64,14 @@ as_root() {
   fi
 }
 
+# Recommended packages would be gigabytes.
+install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0)
+
 [ -z "$apt" ] || mapfile -t absent < <(missing "${needed[@]}" "${optional[@]}")
 if [ ${#absent[@]} -gt 0 ]; then
   echo "setup: installing ${absent[*]}"
-  # A stale package list names files that the mirror no longer has. Recommended packages would be gigabytes.
+  # A stale package list names files that the mirror no longer has.
   as_root apt-get update -qq
-  install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0)
   if ! as_root "${install[@]}" "${absent[@]}" >/dev/null; then
     mapfile -t absent < <(missing "${needed[@]}")
     [ ${#absent[@]} = 0 ] || as_root "${install[@]}" "${absent[@]}" >/dev/null
@@ -87,5 +90,15 @@ elif [ "${DUET_CUDA:-auto}" != off ] && tools/find_cuda.py --driver; then
   (tools/cuda_from_wheels.sh && touch meson_options.txt) || echo "setup: no CUDA toolkit could be fetched; building for CPU only" >&2
 else
   echo "setup: no CUDA toolkit found (optional)"
+fi
+if [ "${1:-}" = --torch ] && ! why=$(tools/find_torch.py 2>&1 >/dev/null); then
+  # The limit is for the mirror alone: it would leave packages behind that are half installed.
+  absent=(libtorch-dev python3-torch)
+  if ! { [ -n "$apt" ] && as_root apt-get update -qq && as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null &&
+    as_root "${install[@]}" "${absent[@]}" >/dev/null; }; then
+    echo "setup: LibTorch could not be fetched in two minutes, and none was found: $why" >&2
+    exit 1
+  fi
+  touch meson_options.txt  # build folders that were set up without it look again
 fi
 echo "setup: everything needed is installed"

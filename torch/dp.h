@@ -242,10 +242,18 @@ class DataParallel {
   ThreadPool pool_;
 };
 
+/// The class of the modules that a factory makes. Of a handle there is none: clang 14 substitutes before it looks at
+/// constraints, and a holder's call operator is an error without arguments.
+template <class Factory>
+struct MadeBy {
+  using Module = ModuleOf<std::invoke_result_t<Factory>>;
+};
+template <ModuleHandle Handle>
+struct MadeBy<Handle> {};
+
 template <ModuleHandle Given>
 DataParallel(Given&&, const std::vector<Device>&) -> DataParallel<ModuleOf<Given>>;
 template <class Factory>
-requires(!ModuleHandle<Factory>) DataParallel(const Factory&, const std::vector<Device>&)
-->DataParallel<ModuleOf<std::invoke_result_t<Factory>>>;
+DataParallel(const Factory&, const std::vector<Device>&) -> DataParallel<typename MadeBy<Factory>::Module>;
 
 }  // namespace duet::torch

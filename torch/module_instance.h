@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,7 @@ class InstanceOf final : public ModuleInstance {
   ModuleTree tree() const override { return TreeWalk().walk(*module_); }
   at::Tensor forward(const at::Tensor& x) override {
     if constexpr (std::same_as<Module, ScriptModule>) {
-      const at::IValue output = call(*module_, x);
+      const at::IValue output = run_script(x);
       require<UsageError>(output.isTensor(), "it gives ", output.tagKind(), ", expected one tensor");
       return output.toTensor();
     } else {
@@ -49,6 +50,15 @@ class InstanceOf final : public ModuleInstance {
   void train(bool on) override { module_->train(on); }
 
  private:
+  /// TorchScript's interpreter throws what a script raises, and in 1.13 what an operator throws, as no c10::Error.
+  at::IValue run_script(const at::Tensor& x) {
+    try {
+      return call(*module_, x);
+    } catch (const std::runtime_error& error) {
+      throw UsageError(concat("LibTorch: ", error.what()));
+    }
+  }
+
   std::shared_ptr<Module> module_;
 };
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lib/autograd/variable.h"
@@ -26,8 +25,8 @@ namespace duet::torch {
 /// The tensors of one part of a module, and its parts. A parameter that takes no gradient counts as a buffer; a tensor
 /// that is registered twice is listed where it is met first.
 struct ModuleTree {
-  std::string name;  // in the module that it is a part of
   std::string type;  // "Conv2d"
+  std::string name;  // in the module that has it
   std::vector<NamedTensorRef> parameters, buffers;
   std::vector<ModuleTree> children;
 };
@@ -43,17 +42,17 @@ inline void append_tensors(const ModuleTree& tree, std::vector<at::Tensor>& para
 /// Collects trees; one object for one module.
 class TreeWalk {
  public:
-  ModuleTree walk(const ::torch::nn::Module& module, const std::string& name = {}) {
-    ModuleTree tree{.name = name, .type = short_name(module.name()), .parameters = {}, .buffers = {}, .children = {}};
+  ModuleTree walk(const ::torch::nn::Module& module, const std::string& name = "") {
+    ModuleTree tree{.type = short_name(module.name()), .name = name, .parameters = {}, .buffers = {}, .children = {}};
     for (const auto& item : module.named_parameters(false)) add(tree, item.key(), item.value());
     for (const auto& item : module.named_buffers(false)) add(tree, item.key(), item.value());
     for (const auto& item : module.named_children()) tree.children.push_back(walk(*item.value(), item.key()));
     return tree;
   }
-  ModuleTree walk(const ScriptModule& module, const std::string& name = {}) {
+  ModuleTree walk(const ScriptModule& module, const std::string& name = "") {
     const auto type = module.type()->name();
     ModuleTree tree{
-        .name = name, .type = type ? type->name() : "ScriptModule", .parameters = {}, .buffers = {}, .children = {}};
+        .type = type ? type->name() : "ScriptModule", .name = name, .parameters = {}, .buffers = {}, .children = {}};
     for (const auto& item : module.named_parameters(false)) add(tree, item.name, item.value);
     for (const auto& item : module.named_buffers(false)) add(tree, item.name, item.value);
     for (const auto& item : module.named_children()) tree.children.push_back(walk(item.value, item.name));

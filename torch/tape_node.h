@@ -106,7 +106,7 @@ class TorchNode final : public Node {
       edges.push_back(edge);
     }
     const at::Tensor gradient = view_of(gradients.outputs[0], run.rows.begin, run.rows.end);
-    const auto all = ::torch::autograd::grad({run.output}, inputs, {gradient.view_as(run.output)}, std::nullopt, false,
+    const auto all = ::torch::autograd::grad({run.output}, inputs, {gradient.view_as(run.output)}, {}, false,
                                              /*allow_unused=*/true);
     for (std::size_t i = 0; i < edges.size(); ++i) found[edges[i]] = all[i];
     return found;

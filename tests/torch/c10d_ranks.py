@@ -8,8 +8,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import duet_torch  # noqa: F401, registers the backend
-
 FORK = multiprocessing.get_context("fork")
 
 
@@ -29,7 +27,10 @@ def _rank(body, pipe, path, rank, size, backend, options, seconds):
 
 def ranks(size, body, backend="duet", transport="auto", seconds=120, killed=()):
     """What body(rank, size) returns on each rank; None of a rank that is killed."""
-    options = duet_torch.Options(backend=transport) if backend == "duet" else None
+    options = None
+    if backend == "duet":
+        import duet_torch  # pylint: disable=import-outside-toplevel; registers the backend, which not every build has
+        options = duet_torch.Options(backend=transport)
     with tempfile.TemporaryDirectory() as folder:
         processes, pipes = [], []
         for rank in range(size):

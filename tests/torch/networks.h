@@ -1,5 +1,5 @@
-// Networks of LibTorch with fixed values and data, the same as those of the Python program that recorded PyTorch's
-// results: wave(shape, phase) is sin(0.7 i + phase) in double, rounded to float.
+// Networks of LibTorch, of which tests/torch/parity.py has the same in Python, with fixed values and data:
+// wave(shape, phase) is sin(0.7 i + phase) in double, rounded to float.
 #pragma once
 
 #include <torch/script.h>
@@ -42,9 +42,15 @@ struct Shard {
   }
 };
 
+/// Of all ranks in one step.
+struct StepBatch {
+  Tensor x, y;
+  int step = 0;
+};
+
 inline Tensor labels(int step) { return (torch::arange(kRows) * 7 + step) % 10; }
 
-/// Each has make() and loss(net, step, shard), where net is the module or a wrapper of it.
+/// Each has make(), batch(step) and loss(net, batch, shard), where net is the module or a wrapper of it.
 struct SimpleCnn {
   struct Impl : nn::Module {
     nn::Conv2d conv1{register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 4, 3).padding(1)))};
@@ -61,9 +67,10 @@ struct SimpleCnn {
   };
   static constexpr const char* kName = "SimpleCnn";
   static std::shared_ptr<Impl> make() { return std::make_shared<Impl>(); }
+  static StepBatch batch(int step) { return {wave({kRows, 1, 28, 28}, step), labels(step), step}; }
   template <class Net>
-  static Tensor loss(Net& net, int step, const Shard& shard) {
-    return torch::nll_loss(net.forward(shard.of(wave({kRows, 1, 28, 28}, step))), shard.of(labels(step)));
+  static Tensor loss(Net& net, const StepBatch& batch, const Shard& shard) {
+    return torch::nll_loss(net.forward(shard.of(batch.x)), shard.of(batch.y));
   }
 };
 
@@ -80,10 +87,10 @@ struct UnusedBranches {
   };
   static constexpr const char* kName = "Branches";
   static std::shared_ptr<Impl> make() { return std::make_shared<Impl>(); }
+  static StepBatch batch(int step) { return {wave({kRows, 6}, step), wave({kRows, 3}, step + 0.5), step}; }
   template <class Net>
-  static Tensor loss(Net& net, int step, const Shard& shard) {
-    const Tensor output = net.forward(shard.of(wave({kRows, 6}, step)), (shard.rank + step) % 3 / 2);
-    return torch::mse_loss(output, shard.of(wave({kRows, 3}, step + 0.5)));
+  static Tensor loss(Net& net, const StepBatch& batch, const Shard& shard) {
+    return torch::mse_loss(net.forward(shard.of(batch.x), (shard.rank + batch.step) % 3 / 2), shard.of(batch.y));
   }
 };
 
@@ -96,9 +103,10 @@ struct BatchNorm {
   };
   static constexpr const char* kName = "BatchNorm";
   static std::shared_ptr<Impl> make() { return std::make_shared<Impl>(); }
+  static StepBatch batch(int step) { return {wave({kRows, 2, 6, 6}, step), labels(step), step}; }
   template <class Net>
-  static Tensor loss(Net& net, int step, const Shard& shard) {
-    return torch::nll_loss(net.forward(shard.of(wave({kRows, 2, 6, 6}, step))), shard.of(labels(step)));
+  static Tensor loss(Net& net, const StepBatch& batch, const Shard& shard) {
+    return torch::nll_loss(net.forward(shard.of(batch.x)), shard.of(batch.y));
   }
 };
 
@@ -112,10 +120,10 @@ struct Transformer {
   };
   static constexpr const char* kName = "Transformer";
   static std::shared_ptr<Impl> make() { return std::make_shared<Impl>(); }
+  static StepBatch batch(int step) { return {wave({5, kRows, 8}, step), wave({5, kRows, 3}, step + 0.5), step}; }
   template <class Net>
-  static Tensor loss(Net& net, int step, const Shard& shard) {
-    const Tensor output = net.forward(shard.of(wave({5, kRows, 8}, step), 1));
-    return torch::mse_loss(output, shard.of(wave({5, kRows, 3}, step + 0.5), 1));
+  static Tensor loss(Net& net, const StepBatch& batch, const Shard& shard) {
+    return torch::mse_loss(net.forward(shard.of(batch.x, 1)), shard.of(batch.y, 1));
   }
 };
 
@@ -129,10 +137,10 @@ struct Script {
     module.define("def forward(self, x):\n    return torch.tanh(x @ self.w1 + self.b1) @ self.w2\n");
     return std::make_shared<torch::jit::Module>(module);
   }
+  static StepBatch batch(int step) { return {wave({kRows, 6}, step), wave({kRows, 3}, step + 0.5), step}; }
   template <class Net>
-  static Tensor loss(Net& net, int step, const Shard& shard) {
-    const Tensor output = net.forward({shard.of(wave({kRows, 6}, step))}).toTensor();
-    return torch::mse_loss(output, shard.of(wave({kRows, 3}, step + 0.5)));
+  static Tensor loss(Net& net, const StepBatch& batch, const Shard& shard) {
+    return torch::mse_loss(net.forward({shard.of(batch.x)}).toTensor(), shard.of(batch.y));
   }
 };
 
@@ -166,21 +174,6 @@ auto make_with_values() {
   double k = 0;
   for (Tensor& parameter : parameters_of(*module)) parameter.copy_(0.3 * wave(parameter.sizes(), k++));
   return module;
-}
-
-/// Of all elements: the sum of value * cos(0.1 k j + k) for the j-th of them.
-inline std::vector<double> probes(const std::vector<Tensor>& tensors) {
-  std::vector<double> sums(4, 0.0);
-  std::size_t j = 0;
-  for (const Tensor& tensor : tensors) {
-    const Tensor values = tensor.detach().to(torch::kDouble).contiguous();
-    for (std::int64_t i = 0; i < values.numel(); ++i, ++j)
-      for (std::size_t k = 0; k < sums.size(); ++k) {
-        const auto at = static_cast<double>(k);
-        sums[k] += values.data_ptr<double>()[i] * std::cos(0.1 * at * static_cast<double>(j) + at);
-      }
-  }
-  return sums;
 }
 
 inline std::vector<Tensor> copies(const std::vector<Tensor>& tensors) {

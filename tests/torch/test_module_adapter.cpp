@@ -176,14 +176,20 @@ TEST_CASE("a TorchScript file is a network") {
   const std::string file = scratch.path("net.pt");
   ::torch::jit::Module script("Net");
   script.register_parameter("weight", ::torch::full({3 * 8 * 8, 4}, 0.25).requires_grad_(), false);
-  script.define("def forward(self, x):\n    return torch.flatten(x, 1).matmul(self.weight)\n");
+  script.define(
+      "def forward(self, x):\n"
+      "    assert x.size(1) == 3, 'three channels'\n"
+      "    return torch.flatten(x, 1).matmul(self.weight)\n");
   script.save(file);
-  const nn::NetworkModule& network = nn::load_script_network(file, {3, 8, 8});
+  const Shape sample{3, 8, 8};  // with a name, as GCC 14 takes the reference for one into it
+  const nn::NetworkModule& network = nn::load_script_network(file, sample);
   CHECK(network.classes == 4);
-  const auto model = nn::make_network(network, file, {3, 8, 8}, 4);
+  const auto model = nn::make_network(network, file, sample, 4);
   CHECK((*model)(zeros({2, 3, 8, 8})).shape() == Shape{2, 4});
   CHECK(model->parameter_count() == 3 * 8 * 8 * 4);
   CHECK_THROWS_WITH(nn::load_script_network(file, {3, 9, 9}), ContainsSubstring("LibTorch: "));
+  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}),
+                    ContainsSubstring("LibTorch: ") && ContainsSubstring("three channels"));
   duet_test::write_text(file, "no archive");
   CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: not a TorchScript file: "));
 }

@@ -35,7 +35,8 @@ void compare(int devices) {
   for (int step = 0; step < 3; ++step) {
     of_alone.zero_grad();
     of_net.zero_grad();
-    const Tensor expected = Network::loss(*alone, step, {}), loss = Network::loss(net, step, {});
+    const Tensor expected = Network::loss(*alone, Network::batch(step), {}),
+                 loss = Network::loss(net, Network::batch(step), {});
     CHECK((expected - loss).abs().item<double>() < 1e-6);
     expected.backward();
     loss.backward();
@@ -138,13 +139,13 @@ TEST_CASE("LibTorch: misuse of DataParallel is an error") {
   CHECK_THAT(error_of([&] { DataParallel([&] { return nn::Linear(2, ++made); }, cpus(2)); }),
              ContainsSubstring("replica 1 has weight [2, 2] Float where the module has weight [1, 2] Float"));
   DataParallel net(make, cpus(2));
-  const Tensor loss = SimpleCnn::loss(net, 0, {});
+  const Tensor loss = SimpleCnn::loss(net, SimpleCnn::batch(0), {});
   net->fc1->bias.data().add_(1);  // through data: as an optimizer that changes values in place
   {
     const torch::NoGradGuard no_grad;
     net->fc1->bias.add_(1);
   }
   CHECK_THAT(error_of([&] { loss.backward(); }), ContainsSubstring("fc1.bias was changed between"));
-  CHECK_THAT(error_of([&] { SimpleCnn::loss(net, 0, {}).backward({}, true, true); }),
+  CHECK_THAT(error_of([&] { SimpleCnn::loss(net, SimpleCnn::batch(0), {}).backward({}, true, true); }),
              ContainsSubstring("create_graph"));
 }

@@ -72,13 +72,14 @@ TEST_CASE("LibTorch: after a backward that threw, the next one is whole") {
     at::set_num_threads(1);
     auto model = make_with_values<SimpleCnn>();
     DistributedDataParallel net(model, group, {.bucket_limits = {1}});
-    SimpleCnn::loss(net, 0, {group.rank(), 2}).backward();
+    SimpleCnn::loss(net, SimpleCnn::batch(0), {group.rank(), 2}).backward();
     const std::vector<Tensor> expected = copies(gradients_of(parameters_of(*model)));
     // All ranks fail at the same place, with buckets under way.
     const auto hook =
         model->conv1->weight.register_hook([](const Tensor&) -> Tensor { throw duet::DataError("planted"); });
     drop_gradients(model->parameters());
-    const Tensor loss = SimpleCnn::loss(net, 0, {group.rank(), 2}), next = SimpleCnn::loss(net, 0, {group.rank(), 2});
+    const Tensor loss = SimpleCnn::loss(net, SimpleCnn::batch(0), {group.rank(), 2}),
+                 next = SimpleCnn::loss(net, SimpleCnn::batch(0), {group.rank(), 2});
     bool threw = false;
     try {
       loss.backward();
@@ -113,6 +114,7 @@ TEST_CASE("LibTorch: one rank of a job", "[.]") {
   const auto group = duet::ddp::init_process_group();
   auto model = make_with_values<SimpleCnn>();
   DistributedDataParallel net(model, *group, {.bucket_limits = {1}});  // a bucket for each of 8 parameters
-  for (int step = 0; step < 1000; ++step) SimpleCnn::loss(net, step, {group->rank(), group->size()}).backward();
+  for (int step = 0; step < 1000; ++step)
+    SimpleCnn::loss(net, SimpleCnn::batch(step), {group->rank(), group->size()}).backward();
 }
 #endif
