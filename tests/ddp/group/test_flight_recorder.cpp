@@ -251,7 +251,7 @@ TEST_CASE("a launch that fails reports where the ranks were, the killed one incl
   CHECK(killed.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK_THAT(killed.result.report,
              ContainsSubstring("  rank 1 had entered no step, in all_reduce #5 of 240000 f32 (sum)\n"
-                               "  ranks 0, 2 were before their first step, waiting for rank 1 in all_reduce #5 of "
+                               "  ranks 0, 2 had entered no step, waiting for rank 1 in all_reduce #5 of "
                                "240000 f32 (sum), for "));
   CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.report.empty());
 }
