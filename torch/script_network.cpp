@@ -1,4 +1,5 @@
 // The module libduet_torch: networks in TorchScript files, for `--model FILE.pt`.
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 
 #include <cstdint>
@@ -18,7 +19,9 @@
 namespace duet::torch {
 namespace {
 
+/// Without LibTorch's compiler, which the wheels do not have, and which in Debian 13's 2.6 does not come back.
 ScriptModule load(const std::string& path) {
+  ::torch::jit::setTensorExprFuserEnabled(false);
   try {
     return ::torch::jit::load(path, at::kCPU);
   } catch (const c10::Error& error) {
