@@ -1,6 +1,7 @@
 // TorchScript files.
 #pragma once
 
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 
 #include <string>
@@ -10,8 +11,10 @@
 
 namespace duet::torch {
 
-/// Throws DataError that names the file.
+/// Without LibTorch's compiler, which the wheels do not have, and which in Debian 13's 2.6 does not come back. Throws
+/// DataError that names the file.
 inline ScriptModule load_script(const std::string& path) {
+  ::torch::jit::setTensorExprFuserEnabled(false);
   try {
     return ::torch::jit::load(path, at::kCPU);
   } catch (const c10::Error& error) {

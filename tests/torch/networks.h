@@ -2,6 +2,7 @@
 // wave(shape, phase) is sin(0.7 i + phase) in double, rounded to float.
 #pragma once
 
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
@@ -23,6 +24,9 @@ namespace duet_test {
 namespace nn = ::torch::nn;
 namespace F = ::torch::nn::functional;
 using at::Tensor;
+
+/// The compiler in Debian 13's LibTorch 2.6 does not come back from networks as small as Script, in Python either.
+inline const bool kFuserIsOff = (torch::jit::setTensorExprFuserEnabled(false), true);
 
 inline constexpr std::int64_t kRows = 12;  // of the global batch
 

@@ -130,6 +130,7 @@ class Training:
 
 def main(program):
     torch.set_num_threads(1)
+    torch._C._jit_set_texpr_fuser_enabled(False)  # pylint: disable=protected-access; see networks.h
     trainings = [Training(network) for network in BATCHES]
     with tempfile.TemporaryDirectory() as folder:
         for training in trainings:
