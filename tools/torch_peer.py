@@ -15,9 +15,9 @@ in place of SimpleCNN, with --image-size, --classes and --stem as duet has them.
 DistributedDataParallel over Gloo, or --backend duet (the package duet_torch), a process and `threads` threads for
 each, which share the batch. "tuned" lays images and weights out channels_last and lets malloc keep freed memory;
 otherwise everything is as it comes. FILE gets JSON: PyTorch's version, the seconds from the start of the process to
-the end of the first step (the drawing of the images not counted), and of rank 0 in microseconds: later steps, the
-means of their parts ("exposed": communication that backward did not hide, as DistributedDataParallel logs it), and as
-many steps under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
+the end of the first step (the drawing of the images not counted), and in microseconds: rank 0's later steps, the
+means of their parts over all ranks ("exposed": communication that backward did not hide, as DistributedDataParallel
+logs it), and as many steps under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
 line each, that every rank R reads from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends
 when nothing has the FIFO open.
 
@@ -217,6 +217,10 @@ def run_cpu_rank(rank, options, store):
         times, parts = run_steps(steps)
         with model.no_sync() if options.ranks > 1 else contextlib.nullcontext():
             alone = run_steps(steps)[0] if options.ranks > 1 else []
+        if options.ranks > 1:  # the rank that comes last waits for none
+            means = torch.tensor(list(parts.values())) / options.ranks
+            torch.distributed.all_reduce(means)
+            parts = dict(zip(parts, means.tolist()))
         if rank > 0:
             return
         measured = {"torch": torch.__version__, "startup_s": startup}

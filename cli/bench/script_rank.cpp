@@ -1,10 +1,12 @@
 // The ranks of rows of duet bench step that train by LibTorch. They park and report as tools/torch_peer.py does.
-#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,20 +85,19 @@ class ScriptRank {
   void measure(int count) {
     const std::vector<ddp::ScriptStepTimes> timed = run(count);
     const std::vector<ddp::ScriptStepTimes> alone = run(group_.size() > 1 ? count : 0, false);
-    const auto mean = [&](double ddp::ScriptStepTimes::*part) {
-      double sum = 0;
-      for (const ddp::ScriptStepTimes& step : timed) sum += step.*part;
-      return sum / std::max(1, count);
-    };
-    const Json measured = {{"torch", steps_->version()},
-                           {"startup_s", startup_s_},
-                           {"steps_us", whole(timed)},
-                           {"parts_us",
-                            {{"forward", mean(&ddp::ScriptStepTimes::forward)},
-                             {"backward", mean(&ddp::ScriptStepTimes::backward)},
-                             {"exposed", mean(&ddp::ScriptStepTimes::exposed)},
-                             {"communication", mean(&ddp::ScriptStepTimes::communication)}}},
-                           {"alone_us", whole(alone)}};
+    std::array<double, 4> parts{};
+    for (const ddp::ScriptStepTimes& step : timed) {
+      const std::array<double, 4> own = {step.forward, step.backward, step.exposed, step.communication};
+      for (std::size_t i = 0; i < parts.size(); ++i) parts[i] += own[i] / count / group_.size();
+    }
+    group_.all_reduce(std::span<double>(parts)).wait();  // the rank that comes last waits for none
+    const Json measured = {
+        {"torch", steps_->version()},
+        {"startup_s", startup_s_},
+        {"steps_us", whole(timed)},
+        {"parts_us",
+         {{"forward", parts[0]}, {"backward", parts[1]}, {"exposed", parts[2]}, {"communication", parts[3]}}},
+        {"alone_us", whole(alone)}};
     if (group_.rank() == 0) write_atomically(concat(options_.out, ".", reports_), measured.dump());
     ++reports_;
   }

@@ -34,7 +34,7 @@ struct TorchNetwork {
   std::string script{};  // the same as TorchScript, for C++: see export_script()
 };
 
-/// What a burst of steps measured on rank 0, in microseconds.
+/// What a burst of steps measured, in microseconds: steps are rank 0's, parts the means over all ranks.
 struct TorchBurst {
   std::vector<double> steps_us{};
   std::vector<double> alone_us{};  // as many more whose gradients were not brought together; empty for one rank
