@@ -10,16 +10,23 @@ peer.
 
     torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200] [--parked]
 
-The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. --model NAME is a network of torchvision in
-place of SimpleCNN, with --image-size, --classes and --stem as duet has them. More than one rank is
-DistributedDataParallel over Gloo, a process and `threads` threads for each, which share the batch. "tuned" lays images
-and weights out channels_last and lets malloc keep freed memory; otherwise everything is as it comes. FILE gets JSON:
-PyTorch's version, the seconds from the start of the process to the end of the first step (the drawing of the images not
-counted), and later steps in microseconds (of rank 0). With
---parked it writes FILE.0 after the first step, then waits for numbers of steps, a line each, that every rank R reads
-from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends when nothing has the FIFO open.
+The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. --model NAME is a network of torchvision
+in place of SimpleCNN, with --image-size, --classes and --stem as duet has them. More than one rank is
+DistributedDataParallel over Gloo, or --backend duet (the package duet_torch), a process and `threads` threads for
+each, which share the batch. "tuned" lays images and weights out channels_last and lets malloc keep freed memory;
+otherwise everything is as it comes. FILE gets JSON: PyTorch's version, the seconds from the start of the process to
+the end of the first step (the drawing of the images not counted), and of rank 0 in microseconds: later steps, the
+means of their parts ("exposed": communication that backward did not hide, as DistributedDataParallel logs it), and as
+many steps under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
+line each, that every rank R reads from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends
+when nothing has the FIFO open.
+
+    torch_peer.py --device cpu --export FILE [--batch 128] [--model NAME ...]
+
+Writes the network as TorchScript, and to FILE.json what its steps are made of.
 """
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -128,14 +135,40 @@ def run_gpu(options):
             print(f"{(time.perf_counter() - start) * 1e6 / group:.1f}")
 
 
+def settings_of(options):
+    """What the steps of the CPU's peers are made of."""
+    small = options.model == "simple_cnn"
+    return {
+        "nll_loss": small,
+        "images": IMAGES if small else 4 * options.batch,
+        "sample_shape": [1, 28, 28] if small else [3, options.image_size, options.image_size],
+        "classes": options.classes,
+        "warm_up": WARM_UP if small else LONG_WARM_UP,
+        "burst_warm_up": BURST_WARM_UP if small else LONG_WARM_UP,
+    }
+
+
+def export(options):
+    torch.jit.script(make_network(options)[0]).save(options.export)
+    with open(options.export + ".json", "w", encoding="utf-8") as file:
+        json.dump(settings_of(options), file)
+
+
+def communication(model):
+    """Of DistributedDataParallel's step before the last, in microseconds: what backward did not hide, and all."""
+    log = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
+    whole = log.get("backward_comm_time", 0)
+    return (whole - log.get("backward_compute_comm_overlap_time", 0)) / 1e3, whole / 1e3
+
+
 def run_cpu_rank(rank, options, store):
     """One process of the CPU's peer."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(1234)
     drawing = time.perf_counter()
-    small = options.model == "simple_cnn"
-    count = IMAGES if small else 4 * options.batch
-    images = torch.randn(count, 1, 28, 28) if small else torch.randn(count, 3, options.image_size, options.image_size)
+    settings = settings_of(options)
+    count = settings["images"]
+    images = torch.randn(count, *settings["sample_shape"])
     labels = torch.randint(0, options.classes, (count,))
     drawing = time.perf_counter() - drawing
     model, loss_of = make_network(options)
@@ -143,8 +176,14 @@ def run_cpu_rank(rank, options, store):
         images = images.to(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
     if options.ranks > 1:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
+        if options.backend == "duet":
+            import duet_torch  # registers it
+        torch.distributed.init_process_group(
+            options.backend, init_method=f"file://{store}", rank=rank, world_size=options.ranks
+        )
         model = nn.parallel.DistributedDataParallel(model)
+        if hasattr(model, "_set_ddp_runtime_logging_sample_rate"):
+            model._set_ddp_runtime_logging_sample_rate(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
     order = torch.randperm(count)[rank :: options.ranks]
     rows = options.batch // options.ranks
@@ -154,6 +193,7 @@ def run_cpu_rank(rank, options, store):
     def run_steps(count):
         nonlocal done, total
         times = []
+        parts = dict.fromkeys(("forward", "backward", "exposed", "communication"), 0)
         for _ in range(count):
             begin = done * rows % (len(order) - rows)
             done += 1
@@ -161,31 +201,42 @@ def run_cpu_rank(rank, options, store):
             picked = order[begin : begin + rows]
             optimizer.zero_grad()
             loss = loss_of(model(images[picked]), labels[picked])
+            forward_end = time.perf_counter()
             loss.backward()
+            backward_end = time.perf_counter()
             optimizer.step()
             total += loss.detach()
             times.append((time.perf_counter() - start) * 1e6)
-        return times
+            exposed, whole = communication(model)
+            backward = (backward_end - forward_end) * 1e6 - exposed
+            for part, us in zip(parts, ((forward_end - start) * 1e6, backward, exposed, whole)):
+                parts[part] += us / count
+        return times, parts
 
-    def write(name, times):
+    def write(name, steps):
+        times, parts = run_steps(steps)
+        with model.no_sync() if options.ranks > 1 else contextlib.nullcontext():
+            alone = run_steps(steps)[0] if options.ranks > 1 else []
         if rank > 0:
             return
+        measured = {"torch": torch.__version__, "startup_s": startup}
+        measured |= {"steps_us": times, "parts_us": parts, "alone_us": alone}
         with open(name + ".new", "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "startup_s": startup, "steps_us": times}, file)
+            json.dump(measured, file)
         os.replace(name + ".new", name)
 
     run_steps(1)
     first_end = time.monotonic_ns()
     startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
-    run_steps(WARM_UP if small else LONG_WARM_UP)
+    run_steps(settings["warm_up"])
     if options.parked:
-        write(options.out + ".0", [])
+        write(options.out + ".0", 0)
         with open(f"{options.out}.commands.{rank}", encoding="utf-8") as commands:
             for number, steps in enumerate(iter(commands.readline, ""), 1):
-                run_steps(BURST_WARM_UP if small else LONG_WARM_UP)
-                write(f"{options.out}.{number}", run_steps(int(steps)))
+                run_steps(settings["burst_warm_up"])
+                write(f"{options.out}.{number}", int(steps))
     else:
-        write(options.out, run_steps(options.steps))
+        write(options.out, options.steps)
     if options.ranks > 1:
         torch.distributed.destroy_process_group()
 
@@ -213,13 +264,18 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--parked", action="store_true")
+    parser.add_argument("--backend", choices=("gloo", "duet"), default="gloo")
     parser.add_argument("--out")
+    parser.add_argument("--export")
     parser.add_argument("--model", default="simple_cnn")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--stem", choices=("imagenet", "cifar"), default="imagenet")
     options = parser.parse_args()
-    run_cpu(options) if options.device == "cpu" else run_gpu(options)
+    if options.export:
+        export(options)
+    else:
+        run_cpu(options) if options.device == "cpu" else run_gpu(options)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,25 +14,32 @@
 #include <utility>
 #include <vector>
 
+#include "lib/error.h"
 #include "torch/tensors.h"
 #include "torch/versions.h"
 
 namespace duet::torch {
 
-/// Calls ready(i) when parameter i's gradient is complete, in the thread that runs backward, until this goes.
+/// Calls ready(i) when parameter i's gradient is complete, until this goes: in the thread that called backward(), or,
+/// for parameters on a GPU, in LibTorch's thread of that device, on whose current stream the gradient is computed.
+/// Throws UsageError that names a parameter whose gradient another one waits for: it would be summed twice.
 class GradientHooks {
  public:
   GradientHooks(const std::vector<NamedTensorRef>& parameters, const std::function<void(std::size_t)>& ready) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
+    for (const NamedTensorRef& parameter : parameters) {
       // Parameters hold their accumulators weakly.
-      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameters[i].value));
+      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameter.value));
+      for (const auto& hook : std::as_const(*accumulators_.back()).post_hooks())
+        require<UsageError>(dynamic_cast<const Hook*>(hook.get()) == nullptr, parameter.name,
+                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto call = [ready, i](const ::torch::autograd::variable_list& outputs,
                                    const ::torch::autograd::variable_list&) {
         ready(i);
         return outputs;
       };
-      keys_.push_back(
-          accumulators_[i]->add_post_hook(std::make_unique<::torch::autograd::utils::LambdaPostHook>(call)));
+      keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(call)));
     }
   }
   ~GradientHooks() {
@@ -41,6 +49,10 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
  private:
+  struct Hook final : ::torch::autograd::utils::LambdaPostHook {
+    using LambdaPostHook::LambdaPostHook;
+  };
+
   std::vector<GradAccumulator> accumulators_;
   std::vector<std::uintptr_t> keys_;
 };
@@ -48,9 +60,10 @@ class GradientHooks {
 /// Follows one backward at a time to its end.
 class BackwardEnd {
  public:
-  /// Within a backward: ended() is called when it has computed all gradients. One that throws before drops it.
+  /// Within a backward: ended() is called when it has computed all gradients, in any of LibTorch's threads, where the
+  /// streams of the caller of backward() are current and come after all gradients. One that throws before drops it.
   void expect(std::function<void()> ended) {
-    run_ = std::make_shared<bool>(false);
+    run_ = std::make_shared<std::atomic<bool>>(false);
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [run = std::shared_ptr<Run>(new Run{run_}), ended = std::move(ended)] {
           *run->over = true;
@@ -63,10 +76,10 @@ class BackwardEnd {
  private:
   /// Goes with the engine's last copy of the callback, also where that was never called.
   struct Run {
-    std::shared_ptr<bool> over;
+    std::shared_ptr<std::atomic<bool>> over;
     ~Run() { *over = true; }
   };
-  std::shared_ptr<bool> run_;
+  std::shared_ptr<std::atomic<bool>> run_;  // LibTorch's threads let go of a backward that threw
 };
 
 }  // namespace duet::torch

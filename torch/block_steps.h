@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <atomic>
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ddp/group/flight_recorder.h"
@@ -21,12 +22,14 @@
 #include "lib/random.h"
 #include "lib/rows.h"
 #include "lib/tensor.h"
+#include "torch/device_order.h"
 #include "torch/flat_gradients.h"
 #include "torch/module_synchroniser.h"
 
 namespace duet::torch {
 
-/// Seeds LibTorch's default generator on the CPU for each block of a step, after which it goes on as before.
+/// Seeds LibTorch's default generators, of the CPU and of the module's device, for each block of a step, after which
+/// they go on as before.
 class BlockSeeds {
  public:
   /// Throws UsageError where a wrapper of this process has such seeds already.
@@ -42,26 +45,39 @@ class BlockSeeds {
   /// One step's.
   class Step {
    public:
-    explicit Step(std::uint64_t seed) : seed_(seed), generator_(at::detail::getDefaultCPUGenerator()) {
-      const std::lock_guard lock(generator_.mutex());
-      before_ = generator_.get_state();
+    Step(std::uint64_t seed, const at::Device& device) : seed_(seed) {
+      keep(at::kCPU);
+      if (!device.is_cpu()) keep(device);
     }
     ~Step() {
-      const std::lock_guard lock(generator_.mutex());
-      generator_.set_state(before_);
+      for (Kept& kept : generators_) {
+        const std::lock_guard lock(kept.generator.mutex());
+        kept.generator.set_state(kept.before);
+      }
     }
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
     /// `number`: of the block among those of all steps.
     void block(std::uint64_t number) {
-      const std::lock_guard lock(generator_.mutex());
-      generator_.set_current_seed(Philox(seed_, number).word());
+      for (Kept& kept : generators_) {
+        const std::lock_guard lock(kept.generator.mutex());
+        kept.generator.set_current_seed(Philox(seed_, number).word());
+      }
     }
 
    private:
+    struct Kept {
+      at::Generator generator;
+      at::Tensor before;
+    };
+    void keep(const at::Device& device) {
+      at::Generator generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard lock(generator.mutex());
+      generators_.push_back({generator, generator.get_state()});
+    }
+
     std::uint64_t seed_;
-    at::Generator generator_;
-    at::Tensor before_;
+    std::vector<Kept> generators_;
   };
   std::uint64_t seed() const { return seed_; }
 
@@ -85,12 +101,13 @@ class BlockSteps {
                         " ranks: use 1, 2, 4 or 8");
     require<UsageError>(module.options().rule == ddp::GradientRule::torch,
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
+    require<UsageError>(std::string_view(module.group().backend()) != "nccl",
+                        "blocks: NCCL adds up in an order of its own, so that bits would depend on the ranks; use shm, "
+                        "tcp or gloo");
     require<UsageError>(!module.options().static_graph,
                         "static_graph is for backward(): with blocks use find_unused_parameters");
-    module.synchroniser_.reducer().set_scale(1);
     own_ = kBlocks / ranks;
-    for (int block = 1; block < own_; ++block)
-      others_.emplace_back(module.layout_, std::make_shared<Storage>(Device{}, module.layout_.bytes()));
+    for (int block = 1; block < own_; ++block) others_.emplace_back(module.layout_, gradient_memory(module.layout_));
     if (module.options().block_seed) seeds_ = std::make_unique<BlockSeeds>(*module.options().block_seed);
   }
 
@@ -107,7 +124,7 @@ class BlockSteps {
     double sum = 0;
     const ScopedValue in_block(module_.in_block_, true);
     std::optional<BlockSeeds::Step> seeds;
-    if (seeds_) seeds.emplace(seeds_->seed());
+    if (seeds_) seeds.emplace(seeds_->seed(), module_.layout_.device());
     for (int block = 0; block < own_; ++block) {
       const int number = first_block() + block;
       if (seeds) seeds->block(static_cast<std::uint64_t>(module_.times().steps * kBlocks + number));
@@ -129,7 +146,9 @@ class BlockSteps {
       for (int block = 0; block + step < own_; block += 2 * step) memory(block).add(memory(block + step));
     // A rank without rows adds zeros to what the others use.
     const bool all = rows == 0 && !module_.options().find_unused_parameters;
+    const DuetWork work(module_.layout_.device());
     module_.synchroniser_.backward_ended([&](int slot) { return all || used_[static_cast<std::size_t>(slot)] != 0; });
+    work.before_torch();
     module_.take_sums();
     return sum;
   }
@@ -148,6 +167,7 @@ class BlockSteps {
 
   std::int64_t global_rows(std::int64_t rows) {
     ddp::ProcessGroup& group = module_.group();
+    const c10::DeviceGuard guard(module_.layout_.device());
     std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
     group.all_gather(std::span(&rows, 1), std::span(all)).wait();
     std::int64_t global = 0;

@@ -30,16 +30,20 @@ namespace duet::torch {
 /// returns when all ranks hold the same gradients. These lie in one piece of memory, which the group sums without
 /// copies where the ranks share memory: a parameter's grad() is a part of it. The parameters stay as they are.
 ///
-/// For tensors in the host's memory. The module and the group must outlive this. Used by one thread at a time, which
-/// must be the one that runs backward. After a backward that threw, the next one starts afresh; if it threw on some
-/// ranks only, the ranks are out of step.
+/// For tensors in the host's memory or on one GPU, which is the group's where that is of backend nccl; needs a LibTorch
+/// that has c10::Stream::native_handle() there. Gradients are complete for what is asked of the stream that was current
+/// where backward was called. Ranks that are threads of one process need a GPU each: LibTorch has one thread per GPU
+/// for backward. The module and the group must outlive this. Used by one thread at a time, which must be the one that
+/// runs backward. After a backward that threw, the next one starts afresh; if it threw on some ranks only, the ranks
+/// are out of step.
 template <AnyModuleType Module>
 class DistributedDataParallel {
  public:
   /// `module`: a module holder (what TORCH_MODULE makes), a shared_ptr or a reference to a module, or a TorchScript
   /// module. Checks that all ranks have the same parameters and copies rank 0's values and buffers to all. Throws
   /// CommError on every rank if they differ, naming the first difference; UsageError for a module without parameters
-  /// that require a gradient, or with such that cannot be summed; DeviceError for tensors on a GPU.
+  /// that require a gradient, or with such that cannot be summed; DeviceError for tensors on several
+  /// devices, and on a GPU where duet or LibTorch cannot.
   template <ModuleHandle Given>
   DistributedDataParallel(Given&& module, ddp::ProcessGroup& group, const DistributedDataParallelOptions& options = {})
       : module_(shared_module(module)),

@@ -31,13 +31,15 @@ struct DistributedDataParallelOptions {
   /// In every K-th step all ranks compare hashes of their parameters; 0: never. backward then throws CommError on every
   /// rank that names the ranks whose parameters are not rank 0's, and the first such parameter.
   std::int64_t compare_parameters_every = 0;
-  /// Communicates gradients in place of all_reduce: ddp/comm_hook.h.
+  /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. What it asks of a GPU belongs on the stream of
+  /// duet's device (Backend::stream), with which LibTorch's streams are ordered.
   std::shared_ptr<ddp::CommHook> comm_hook{};
-  /// 8: steps are made by backward_in_blocks(), which gives the same bits on 1, 2, 4 and 8 ranks. 0: by backward().
+  /// 8: steps are made by backward_in_blocks(), which gives the same bits on 1, 2, 4 and 8 ranks. 0: by backward(). Not
+  /// over NCCL, which adds up in an order of its own.
   int blocks = 0;
-  /// With blocks: LibTorch's default generator is seeded for each block, from this, the step and the block, so that
-  /// dropout draws the same masks on any number of ranks. The generator is one for the whole process, so at most one
-  /// wrapper of a process can have it.
+  /// With blocks: LibTorch's default generators, of the CPU and of the module's device, are seeded for each block, from
+  /// this, the step and the block, so that dropout draws the same masks on any number of ranks. The generator is one
+  /// for the whole process, so at most one wrapper of a process can have it.
   std::optional<std::uint64_t> block_seed{};
 };
 

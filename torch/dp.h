@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <concepts>
@@ -21,6 +23,7 @@
 #include "lib/base/thread_pool.h"
 #include "lib/device.h"
 #include "lib/error.h"
+#include "torch/device_order.h"
 #include "torch/replica_gather.h"
 #include "torch/tensors.h"
 #include "torch/wrapped_module.h"
@@ -32,11 +35,13 @@ namespace duet::torch {
 /// by side; the sum of their gradients reaches the module's parameters as any other gradient would. Few rows use fewer
 /// replicas.
 ///
-/// Devices are CPUs, "cpu:0" and so on. Replicas share the module's parameters and have gradients and buffers of their
-/// own: before each forward they get the module's buffers, and only those of the module, which is the first replica,
-/// keep what forward changes. What else a forward reads is each replica's own. All replicas draw random numbers from
-/// LibTorch's one generator, in an order that is not fixed: dropout differs from run to run. LibTorch's own threads are
-/// in addition: at::set_num_threads(cores / devices).
+/// Devices are CPUs, "cpu:0" and so on, on which replicas share the module's parameters; or GPUs, where module and
+/// replicas are moved to, forward gives each its rows and the values of the module's parameters, and outputs and
+/// gradients come to the first GPU. Replicas have gradients and buffers of their own: before each forward they get the
+/// module's buffers, and only those of the module, which is the first replica, keep what forward changes. What else a
+/// forward reads is each replica's own. All replicas draw random numbers from LibTorch's one generator, in an order
+/// that is not fixed: dropout differs from run to run. LibTorch's own threads are in addition:
+/// at::set_num_threads(cores / devices).
 ///
 /// Used by one thread at a time, which is the first device's. A second backward through the same outputs is an error.
 template <AnyModuleType Module>
@@ -44,7 +49,7 @@ class DataParallel {
  public:
   /// factory() makes a module of the same kind each time, a holder, a shared_ptr or a TorchScript module; the first one
   /// is module(). Throws UsageError for no device, a device named twice, and for modules that differ; DeviceError for
-  /// GPUs.
+  /// devices of two kinds, logical ones, and modules that are on a GPU where the devices are CPUs.
   template <class Factory>
   requires(!ModuleHandle<Factory>) DataParallel(const Factory& factory, const std::vector<Device>& devices)
       : devices_(checked(devices)), pool_(static_cast<int>(devices.size())) {
@@ -77,7 +82,9 @@ class DataParallel {
     step->replicas.resize(pieces.size());
     std::vector<at::Tensor> leaves = refresh(*step);
     const auto add_leaf = [&](at::Tensor& input) {
-      if (input.requires_grad()) leaves.push_back(input);
+      if (!input.requires_grad()) return;
+      leaves.push_back(input);
+      step->input_devices.push_back(input.device());
     };
     (visit_copy(inputs, add_leaf), ...);
     std::vector<std::optional<Output>> outputs(pieces.size());
@@ -116,8 +123,8 @@ class DataParallel {
   static const std::vector<Device>& checked(const std::vector<Device>& devices) {
     require<UsageError>(!devices.empty(), "DataParallel needs at least one device");
     for (std::size_t i = 0; i < devices.size(); ++i) {
-      require<DeviceError>(devices[i].kind == DeviceKind::cpu, "DataParallel got ", devices[i],
-                           ": duet's wrappers of LibTorch modules are built for CPU tensors");
+      require<DeviceError>(devices[i].kind == devices[0].kind, "DataParallel got ", devices[0], " and ", devices[i],
+                           ", expected devices of one kind");
       for (std::size_t other = 0; other < i; ++other)
         require<UsageError>(devices[i] != devices[other], "device ", devices[i], " is named twice");
     }
@@ -131,13 +138,26 @@ class DataParallel {
       return std::dynamic_pointer_cast<Module>(module.clone());
   }
 
+  static void move(Module& module, const at::Device& device) {
+    using Base = std::conditional_t<std::same_as<Module, ScriptModule>, ScriptModule, ::torch::nn::Module>;
+    try {
+      static_cast<Base&>(module).to(device);
+    } catch (const c10::Error& error) {
+      throw DeviceError(concat("LibTorch: ", error.what_without_backtrace()));
+    }
+  }
+
   void add_replica(std::shared_ptr<Module> module) {
+    const at::Device device = torch_device(devices_[replicas_.size()]);
+    if (device.is_cuda()) move(*module, device);
     Replica replica{module, tensors_of(*module)};
     const auto check = [&](const std::vector<NamedTensorRef>& own, const std::vector<NamedTensorRef>& first) {
       require<UsageError>(own.size() == first.size(), "replica ", replicas_.size(), " has ", own.size(),
                           " tensors where the module has ", first.size());
       for (std::size_t i = 0; i < own.size(); ++i) {
-        require_on_host(own[i]);
+        require_dense(own[i]);
+        require<DeviceError>(own[i].value.device() == device, own[i].name, " is on ", own[i].value.device().str(),
+                             ", but replica ", replicas_.size(), " computes on ", device.str());
         require<UsageError>(own[i].name == first[i].name && shape_text(own[i].value) == shape_text(first[i].value),
                             "replica ", replicas_.size(), " has ", own[i].name, " ", shape_text(own[i].value),
                             " where the module has ", first[i].name, " ", shape_text(first[i].value));
@@ -158,12 +178,13 @@ class DataParallel {
     std::vector<std::tuple<Inputs...>> pieces;
     for (std::int64_t i = 0; i < count; ++i) {
       pieces.emplace_back(inputs...);
-      if (count > 1)
-        visit_tensors(pieces.back(), [&](at::Tensor& tensor) {
-          require<UsageError>(tensor.dim() > 0 && tensor.size(0) == rows, "an input of DataParallel is ",
-                              shape_text(tensor), ", expected the ", rows, " rows of the first one");
-          tensor = tensor.narrow(0, i * most, std::min(most, rows - i * most));
-        });
+      const at::Device device = torch_device(devices_[static_cast<std::size_t>(i)]);
+      visit_tensors(pieces.back(), [&](at::Tensor& tensor) {
+        require<UsageError>(count == 1 || (tensor.dim() > 0 && tensor.size(0) == rows), "an input of DataParallel is ",
+                            shape_text(tensor), ", expected the ", rows, " rows of the first one");
+        if (count > 1) tensor = tensor.narrow(0, i * most, std::min(most, rows - i * most));
+        tensor = tensor.to(device);
+      });
     }
     return pieces;
   }
@@ -173,13 +194,19 @@ class DataParallel {
     return std::apply([&](auto&... values) { return call(*replicas_[i].module, values...); }, inputs);
   }
 
-  /// Runs task(i) in the thread of replica i.
+  /// Runs task(i) in the thread of replica i, on the calling thread's current stream of its device.
   void side_by_side(std::size_t count, const ReplicaTask& task) {
+    std::vector<c10::Stream> streams;
+    for (const Device own : devices_)
+      streams.push_back(c10::impl::VirtualGuardImpl(torch_device(own).type()).getStream(torch_device(own)));
     pool_.run(static_cast<int>(devices_.size()), [&](int i, int) {
       const auto replica = static_cast<std::size_t>(i);
       if (replica < count)
         with_prefix([&] { return concat("replica ", i, " on device ", devices_[replica], ": "); },
-                    [&] { task(replica); });
+                    [&] {
+                      const c10::StreamGuard guard(streams[replica]);
+                      task(replica);
+                    });
     });
   }
 
@@ -192,7 +219,7 @@ class DataParallel {
       const at::Tensor& value = first.parameters[p].value;
       for (std::size_t i = 1; i < replicas_.size(); ++i) {
         at::Tensor own = replicas_[i].tensors.parameters[p].value;
-        if (own.data_ptr() != value.data_ptr()) own.set_data(value);
+        if (own.data_ptr() != value.data_ptr()) own.set_data(value.to(own.device()));
         own.set_requires_grad(value.requires_grad());
       }
       if (!value.requires_grad()) continue;

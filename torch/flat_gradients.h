@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,8 +19,6 @@ namespace duet::torch {
 /// Where each parameter's gradient lies: in the order given, one dtype after the other, each at a multiple of 64 bytes.
 class GradientLayout {
  public:
-  static constexpr std::size_t kAlignment = 64;
-
   /// Throws UsageError that names a parameter whose gradients cannot be summed.
   explicit GradientLayout(std::vector<NamedTensorRef> parameters) {
     for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
@@ -29,7 +26,7 @@ class GradientLayout {
         if (!parameter.value.defined()) continue;  // moved
         if (dtype_of(parameter) != dtype) continue;
         offsets_.push_back(bytes_);
-        bytes_ += (bytes_of(parameter.value) + kAlignment - 1) / kAlignment * kAlignment;
+        bytes_ += aligned_bytes_of(parameter.value);
         parameters_.push_back(std::move(parameter));
       }
     }
@@ -37,6 +34,8 @@ class GradientLayout {
 
   const std::vector<NamedTensorRef>& parameters() const { return parameters_; }
   std::size_t bytes() const { return bytes_; }
+  /// Of the first parameter.
+  at::Device device() const { return parameters_.at(0).value.device(); }
   std::size_t offset(std::size_t i) const { return offsets_[i]; }
   /// Of parameter i and the padding behind it.
   std::size_t bytes(std::size_t i) const { return (i + 1 < offsets_.size() ? offsets_[i + 1] : bytes_) - offsets_[i]; }
@@ -51,17 +50,14 @@ class GradientLayout {
 /// these fill one run of memory. The tensors share the memory and keep it alive.
 class FlatGradients {
  public:
-  FlatGradients(const GradientLayout& layout, std::shared_ptr<Storage> memory) : memory_(std::move(memory)) {
-    std::memset(memory_->data(), 0, layout.bytes());
-    for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
-      const at::Tensor& value = layout.parameters()[i].value;
-      const auto keep = [memory = memory_](void*) {};
-      const at::TensorOptions options = value.options().requires_grad(false);
-      void* const data = static_cast<std::byte*>(memory_->data()) + layout.offset(i);
-      // Not views of one tensor: Optimizer::zero_grad() calls detach_(), which throws for views.
-      tensors_.push_back(is_one_run(value) ? at::from_blob(data, value.sizes(), value.strides(), keep, options)
-                                           : at::from_blob(data, value.sizes(), keep, options));
-    }
+  /// `memory`: bytes on the parameters' device.
+  FlatGradients(const GradientLayout& layout, const at::Tensor& memory) {
+    memory.zero_();
+    const auto keep = std::make_shared<at::Tensor>(memory);
+    // Not views of one tensor: Optimizer::zero_grad() calls detach_(), which throws for views.
+    for (std::size_t i = 0; i < layout.parameters().size(); ++i)
+      tensors_.push_back(
+          tensor_over(memory.data_ptr<std::uint8_t>() + layout.offset(i), layout.parameters()[i].value, keep));
   }
 
   const at::Tensor& operator[](std::size_t i) const { return tensors_[i]; }
@@ -85,6 +81,7 @@ class FlatGradients {
       list.push_back({.data = tensors_[i].data_ptr(),
                       .count = parameter.value.numel(),
                       .dtype = dtype_of(parameter),
+                      .device = device_of(tensors_[i].device()),
                       .name = parameter.name,
                       .padding = room - parameter.value.numel()});
     }
@@ -92,14 +89,20 @@ class FlatGradients {
   }
 
  private:
-  std::shared_ptr<Storage> memory_;
   std::vector<at::Tensor> tensors_;
 };
 
-/// Memory for gradients that the group sums without copies, where it has such.
-inline std::shared_ptr<Storage> gradient_memory(ddp::ProcessGroup& group, std::size_t bytes) {
-  std::shared_ptr<Storage> shared = group.shared_storage(bytes);
-  return shared ? shared : std::make_shared<Storage>(Device{}, bytes);
+/// Memory for gradients, not initialised: that in which the group sums without copies, where it has such, else
+/// LibTorch's, whose allocator orders a later use of it after that of the stream on which it was allocated; the
+/// wrappers order duet's work before that.
+inline at::Tensor gradient_memory(const GradientLayout& layout, ddp::ProcessGroup* group = nullptr) {
+  const auto options = at::TensorOptions(at::kByte).device(layout.device());
+  const auto bytes = static_cast<std::int64_t>(layout.bytes());
+  const std::shared_ptr<Storage> shared =
+      group != nullptr && layout.device().is_cpu() ? group->shared_storage(layout.bytes()) : nullptr;
+  return shared ? at::from_blob(
+                      shared->data(), {bytes}, [shared](void*) {}, options)
+                : at::empty({bytes}, options);
 }
 
 }  // namespace duet::torch

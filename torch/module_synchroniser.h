@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "lib/monotonic.h"
 #include "torch/backward_hooks.h"
 #include "torch/ddp_options.h"
+#include "torch/device_order.h"
 #include "torch/flat_gradients.h"
 #include "torch/tensors.h"
 #include "torch/wrapped_module.h"
@@ -30,7 +33,8 @@
 namespace duet::torch {
 
 /// Keeps the parameters, gradients and buffers of one module the same on all ranks. Used by one thread, which runs
-/// forward and backward; the module's tensors and the group must outlive it.
+/// forward and backward; LibTorch calls hooks in threads of its own, too, while that one waits. The module's tensors
+/// and the group must outlive it.
 class ModuleSynchroniser {
  public:
   /// Checks that all ranks have the same parameters, and copies rank 0's values and buffers to all.
@@ -39,7 +43,7 @@ class ModuleSynchroniser {
       : group_(with_same_model(group, tensors)),
         options_(options),
         layout_(trained(tensors.parameters)),
-        gradients_(layout_, gradient_memory(group, layout_.bytes())),
+        gradients_(layout_, gradient_memory(layout_, &group)),
         accumulated_(layout_.parameters().size()),
         synchroniser_(group, gradients_.slots(layout_),
                       {.bucket_limits = options.bucket_limits,
@@ -50,7 +54,6 @@ class ModuleSynchroniser {
     for (const NamedTensorRef& parameter : tensors.parameters) parameters_.push_back(parameter.value);
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
     broadcast_parameters_and_buffers(0);
-    synchroniser_.reducer().set_scale(1.0 / group_.size());
   }
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
@@ -63,6 +66,7 @@ class ModuleSynchroniser {
 
   /// Before a forward in training that synchronises.
   void forward_begins() {
+    const c10::DeviceGuard guard(layout_.device());
     synchroniser_.enter(ddp::Phase::forward);
     const int root = joins_ ? synchroniser_.last_of_those_that_train(true) : 0;
     if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
@@ -77,6 +81,7 @@ class ModuleSynchroniser {
     visit_tensors(output, [&](at::Tensor& tensor) {
       if (!tensor.requires_grad()) return;
       tensor.register_hook([this, batch](const at::Tensor&) {
+        const InHook hook(*this);
         follow_backward();
         synchroniser_.weights()->reached(batch);
       });
@@ -90,6 +95,7 @@ class ModuleSynchroniser {
     const ScopedValue joins(joins_, true);
     const auto parameters_and_buffers = [&](int root) { broadcast_parameters_and_buffers(root); };
     const auto step_begins = [&](int root) {
+      const DuetWork zeros_after_the_last_step(layout_.device());
       if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
     };
     synchroniser_.join(body, {.by_rows = options_.rule == ddp::GradientRule::rows,
@@ -100,16 +106,35 @@ class ModuleSynchroniser {
  private:
   friend class BlockSteps;
 
+  /// Makes hooks of one backward take turns: LibTorch has a thread for each kind of device that it passes.
+  class InHook {
+   public:
+    explicit InHook(ModuleSynchroniser& module) : lock_(module.hooks_mutex_), guard_(module.layout_.device()) {}
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+    c10::DeviceGuard guard_;
+  };
+
   static ddp::ProcessGroup& with_same_model(ddp::ProcessGroup& group, const ModuleTensors& tensors) {
     std::vector<std::string> descriptions;
+    const NamedTensorRef* first = nullptr;
     const auto describe = [&](const char* kind, const NamedTensorRef& tensor) {
-      require_on_host(tensor);
+      require_dense(tensor);
+      const at::Device device = tensor.value.device();
+      require<DeviceError>(device.is_cpu() || device.is_cuda(), tensor.name, " is on ", device.str(),
+                           ", expected cpu or cuda");
+      if (first == nullptr) first = &tensor;
+      require<DeviceError>(device == first->value.device(), tensor.name, " is on ", device.str(), " and ", first->name,
+                           " on ", first->value.device().str(), ", expected one device for the whole module");
       const std::string strides = tensor.value.is_contiguous() ? "" : concat(" of strides ", tensor.value.strides());
-      descriptions.push_back(concat(kind, tensor.name, " ", shape_text(tensor.value), strides));
+      descriptions.push_back(
+          concat(kind, tensor.name, " ", shape_text(tensor.value), strides, device.is_cpu() ? "" : " on cuda"));
     };
     for (const NamedTensorRef& parameter : tensors.parameters)
       describe(parameter.value.requires_grad() ? "" : "frozen ", parameter);
     for (const NamedTensorRef& buffer : tensors.buffers) describe("buffer ", buffer);
+    const DuetWork work(first == nullptr ? at::Device(at::kCPU) : first->value.device());
     ddp::require_same_model(group, descriptions);
     return group;
   }
@@ -151,6 +176,7 @@ class ModuleSynchroniser {
 
   void gradient_ready(std::size_t i) {
     if (in_block_) return;
+    const InHook hook(*this);
     require<UsageError>(options_.blocks == 0 || !sync_, "with blocks, a step is made by backward_in_blocks()");
     follow_backward();
     if (!synchronises_) {
@@ -159,40 +185,51 @@ class ModuleSynchroniser {
       return;
     }
     if (options_.rule == ddp::GradientRule::rows && group_.size() > 1 && !std::exchange(weighed_, true))
-      synchroniser_.reducer().set_scale(synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value);
+      scale_ = synchroniser_.weights()->exchange(group_, {.normalisers = kOwnRows}).value;
     put_in_place(i);
+    const DuetWork work(layout_.device());
     synchroniser_.reducer().mark_ready(static_cast<int>(i));
   }
 
-  /// Moves a gradient into the flat memory, where it is not there already.
+  /// Scales a gradient and moves it into the flat memory, in one pass, where it is not there already.
   void put_in_place(std::size_t i) {
     const at::NoGradGuard no_grad;
     at::Tensor& own = gradient(i);
     const std::string& name = layout_.parameters()[i].name;
+    at::Tensor place = gradients_[i];
     if (!own.defined()) {  // backward gave none
-      at::Tensor(gradients_[i]).zero_();
+      place.zero_();
       return;
     }
     require<UsageError>(own.layout() == at::kStrided, "the gradient of ", name, " is sparse: duet sums dense ones");
-    if (gradients_.holds(i, own)) return;
+    if (gradients_.holds(i, own)) {
+      scale_ == 0 ? own.zero_() : own.mul_(scale_);
+      return;
+    }
     require<UsageError>(!own.requires_grad(), "the gradient of ", name,
                         " has a graph of its own (create_graph): its sum over the ranks would have none");
     require<UsageError>(own.scalar_type() == gradients_[i].scalar_type() && own.sizes() == gradients_[i].sizes(),
                         "the gradient of ", name, " is ", shape_text(own), ", expected ", shape_text(gradients_[i]),
                         ": the module was converted after it was wrapped");
-    at::Tensor(gradients_[i]).copy_(own);
-    own = gradients_[i];
+    scale_ == 0 ? place.zero_() : at::mul_out(place, own, at::scalar_tensor(scale_, at::kDouble));
+    own = place;
   }
 
   void backward_ended() {
     if (!synchronises_ || in_block_) return;
+    const InHook hook(*this);
+    const DuetWork work(layout_.device());
     const auto goes_along = [&](int slot) {
       const auto i = static_cast<std::size_t>(slot);
       const bool has = gradient(i).defined() && (accumulated_[i] || options_.find_unused_parameters);
-      if (has) put_in_place(i);
+      if (has) {
+        put_in_place(i);
+        work.after_torch();
+      }
       return has;
     };
     synchroniser_.backward_ended(goes_along);
+    work.before_torch();
     take_sums();
   }
 
@@ -211,7 +248,7 @@ class ModuleSynchroniser {
     std::vector<ddp::NamedBytes> list;
     std::vector<at::Tensor> values;
     for (const NamedTensorRef& parameter : layout_.parameters()) {
-      const at::Tensor value = parameter.value.detach().contiguous();
+      const at::Tensor value = parameter.value.detach().contiguous().cpu();
       values.push_back(value);
       list.push_back({parameter.name, {static_cast<const std::byte*>(value.data_ptr()), bytes_of(value)}});
     }
@@ -229,7 +266,9 @@ class ModuleSynchroniser {
   bool weighed_ = false;                          // in it
   bool joins_ = false;                            // within join()
   bool in_block_ = false;                         // within backward_in_blocks()
+  double scale_ = 1.0 / group_.size();            // of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;                       // backward runs that found no accumulated gradients
+  std::mutex hooks_mutex_;
   BackwardEnd backward_;
   ddp::GradientSynchroniser synchroniser_;
   GradientHooks hooks_;

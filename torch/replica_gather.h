@@ -28,6 +28,7 @@ struct ReplicaStep : ::torch::CustomClassHolder {
   std::vector<Replica> replicas;
   std::vector<NamedTensorRef> parameters;  // of the module
   std::vector<std::int64_t> versions;      // theirs, as forward read them
+  std::vector<at::Device> input_devices;   // of the inputs that require a gradient, before they were cut
   /// Runs task(i) for the first `count` replicas, side by side.
   std::function<void(std::size_t count, const ReplicaTask& task)> run;
 
@@ -45,7 +46,8 @@ struct ReplicaStep : ::torch::CustomClassHolder {
     std::vector<at::Tensor> list;
     for (std::size_t output = 0; output < replicas[0].outputs.size(); ++output) {
       std::vector<at::Tensor> pieces;
-      for (const Replica& replica : replicas) pieces.push_back(as_rows(replica.outputs.at(output)));
+      for (const Replica& replica : replicas)
+        pieces.push_back(as_rows(replica.outputs.at(output)).to(replicas[0].outputs.at(output).device()));
       list.push_back(at::cat(pieces, 0));
     }
     return list;
@@ -62,7 +64,8 @@ struct ReplicaStep : ::torch::CustomClassHolder {
       for (std::size_t before = 0; before < i; ++before) begin += as_rows(replicas[before].outputs[output]).size(0);
       const at::Tensor rows = as_rows(own.outputs[output]);
       outputs.push_back(own.outputs[output]);
-      of_outputs.push_back(gradients[output].narrow(0, begin, rows.size(0)).view_as(own.outputs[output]));
+      of_outputs.push_back(
+          gradients[output].narrow(0, begin, rows.size(0)).view_as(own.outputs[output]).to(rows.device()));
     }
     if (outputs.empty()) return std::vector<at::Tensor>(leaves.size());
     return ::torch::autograd::grad(outputs, leaves, of_outputs, {}, false, true);
@@ -99,7 +102,8 @@ struct ReplicaGather : ::torch::autograd::Function<ReplicaGather> {
     step.run(count, [&](std::size_t i) { parts[i] = step.backward(i, gradients); });
     for (std::size_t apart = 1; apart < count; apart *= 2)
       for (std::size_t i = 0; i + apart < count; i += 2 * apart)
-        for (std::size_t p = 0; p < parameters; ++p) add(parts[i][p], parts[i + apart][p]);
+        for (std::size_t p = 0; p < parameters; ++p)
+          add(parts[i][p], parts[i + apart][p], step.replicas[i].parameters[p].device());
     ::torch::autograd::variable_list all{at::Tensor()};  // of the step
     all.insert(all.end(), parts[0].begin(), parts[0].begin() + static_cast<std::ptrdiff_t>(parameters));
     for (std::size_t input = parameters; input < parts[0].size(); ++input) all.push_back(joined(step, parts, input));
@@ -107,17 +111,20 @@ struct ReplicaGather : ::torch::autograd::Function<ReplicaGather> {
   }
 
  private:
-  static void add(at::Tensor& sum, const at::Tensor& other) {
+  static void add(at::Tensor& sum, const at::Tensor& other, const at::Device& device) {
     if (!other.defined()) return;
-    sum = sum.defined() ? sum + other : other;
+    const at::Tensor here = other.to(device);
+    sum = sum.defined() ? sum + here : here;
   }
 
   static at::Tensor joined(const ReplicaStep& step, const std::vector<std::vector<at::Tensor>>& parts,
                            std::size_t leaf) {
     std::vector<at::Tensor> pieces;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      const at::Tensor& piece = step.replicas[i].inputs[leaf - step.parameters.size()];
-      pieces.push_back(parts[i][leaf].defined() ? parts[i][leaf] : at::zeros_like(piece));
+      const std::size_t input = leaf - step.parameters.size();
+      const at::Tensor piece =
+          parts[i][leaf].defined() ? parts[i][leaf] : at::zeros_like(step.replicas[i].inputs[input]);
+      pieces.push_back(piece.to(step.input_devices[input]));
     }
     return at::cat(pieces, 0);
   }

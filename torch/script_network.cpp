@@ -1,5 +1,4 @@
 // The module libduet_torch: networks in TorchScript files, for `--model FILE.pt`.
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 
 #include <cstdint>
@@ -15,20 +14,10 @@
 #include "lib/shape.h"
 #include "lib/tensor.h"
 #include "torch/module_adapter.h"
+#include "torch/script_file.h"
 
 namespace duet::torch {
 namespace {
-
-/// Without LibTorch's compiler, which the wheels do not have, and which in Debian 13's 2.6 does not come back.
-ScriptModule load(const std::string& path) {
-  ::torch::jit::setTensorExprFuserEnabled(false);
-  try {
-    return ::torch::jit::load(path, at::kCPU);
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    throw DataError(concat(path, ": not a TorchScript file: ", text.substr(0, text.find('\n'))));
-  }
-}
 
 /// What it gives for one sample of zeros: (1, classes).
 std::int64_t classes_of(const ScriptModule& script, const Shape& sample, const std::string& path) {
@@ -52,7 +41,7 @@ extern "C" const duet::nn::NetworkModule* duet_torch_script(const char* path, co
   const std::lock_guard lock(mutex);
   const std::string key = duet::concat(path, " ", *sample);
   if (const auto known = networks.find(key); known != networks.end()) return &known->second;
-  const duet::torch::ScriptModule script = duet::torch::load(path);
+  const duet::torch::ScriptModule script = duet::torch::load_script(path);
   return &networks
               .insert({key,
                        {.sample_shape = *sample,

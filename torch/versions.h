@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <optional>
 #include <utility>
 
 namespace duet::torch {
@@ -10,5 +11,14 @@ namespace duet::torch {
 /// The node of the tape that adds up a parameter's gradient: held by a shared_ptr before 2.9, by an intrusive_ptr
 /// since.
 using GradAccumulator = decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+/// A c10::Stream as its vendor's type; nothing before LibTorch could tell it (pytorch#171040).
+template <class Stream>
+std::optional<void*> native_handle(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); })
+    return stream.native_handle();
+  else
+    return std::nullopt;
+}
 
 }  // namespace duet::torch

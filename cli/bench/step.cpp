@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@
 
 namespace duet::cli {
 namespace {
+
+/// Why this program was built without LibTorch; empty where it was.
+constexpr std::string_view kWhyNoTorch = DUET_WHY_NO_TORCH;
 
 /// A cell, and its row of the table as it grows from its bursts.
 struct TimedCell {
@@ -76,28 +80,35 @@ std::vector<TimedCell> timed_cells(const BenchOptions& options) {
 }
 
 /// For every number of cores that a cell takes, PyTorch on as many: as ranks of DDP and as threads.
-std::vector<TimedTorch> timed_torch(const BenchOptions& options, const std::vector<TimedCell>& cells) {
+std::vector<TimedTorch> timed_torch(const BenchOptions& options, const std::vector<TimedCell>& cells, bool over_duet) {
+  using By = TorchWay::By;
   std::set<int> workers;
-  if (!options.vs_torch.empty())
-    for (const TimedCell& timed : cells) workers.insert(timed.row.workers());
+  for (const TimedCell& timed : cells) workers.insert(timed.row.workers());
   std::vector<TimedTorch> all;
-  for (const int count : workers)
+  const auto add = [&](const TorchWay& way) {
+    const StepRow row{
+        .name = name(way), .devices = way.ranks, .threads_per_device = way.threads, .torch = way.by == By::python};
+    all.push_back({.way = way, .row = row});
+  };
+  for (const int count : workers) {
     for (const int ranks : std::set<int>{1, count})
-      for (const bool tuned : {false, true}) {
-        const TorchWay way{.ranks = ranks, .threads = count / ranks, .tuned = tuned};
-        const StepRow row{.name = name(way), .devices = ranks, .threads_per_device = way.threads, .torch = true};
-        all.push_back({.way = way, .row = row});
-      }
+      for (const bool tuned : {false, true}) add({.ranks = ranks, .threads = count / ranks, .tuned = tuned});
+    if (over_duet && count > 1) add({.ranks = count, .by = By::python_over_duet});
+    if (!kWhyNoTorch.empty()) continue;
+    add({.ranks = count, .by = By::libtorch, .backend = options.backend});
+    if (count > 1) add({.ranks = count, .by = By::libtorch_averaged, .backend = options.backend});
+  }
   return all;
 }
 
-TorchNetwork torch_network(const BenchOptions& options) {
+TorchNetwork torch_network(const BenchOptions& options, const std::string& folder) {
   if (options.vs_torch.empty()) return {};
   const std::int64_t data_classes = classes_of_data(options);
   return {.model = options.model,
           .image_size = chosen_network(options).sample_shape[1],
           .classes = options.classes > 0 ? options.classes : data_classes,
-          .stem = options.stem};
+          .stem = options.stem,
+          .script = folder + "/network.pt"};
 }
 
 class Bench {
@@ -107,31 +118,47 @@ class Bench {
         from_(cells_from(options)),
         line_(stderr, terminal_style(stderr, options.quiet)),
         cells_(timed_cells(options)),
-        torch_(timed_torch(options, cells_)),
-        torch_network_(torch_network(options)),
+        torch_network_(torch_network(options, folder_.path())),
         runner_(from_, folder_.path(), line_, static_cast<int>(cells_.size())) {}
 
   /// Throws Interrupted.
   StepTimes run() {
-    if (!torch_.empty()) require_torch(options_.vs_torch, folder_.path(), torch_network_);
+    StepTimes times;
+    if (!options_.vs_torch.empty()) prepare_torch(times.notes);
     for (TimedCell& timed : cells_) start(timed);
     for (TimedTorch& timed : torch_) start(timed);
     time_in_rounds();
     for (TimedCell& timed : cells_)
       if (timed.learnt.parked) timed.learnt.parked->leave();
-    StepTimes times;
     for (TimedCell& timed : cells_) {
       if (timed.learnt.parked) timed.learnt.parked->wait_for_end();
-      if (timed.row.error.empty())
+      if (timed.row.error.empty()) {
         timed.row.run = with_rounds(timed.learnt.run, timed.bursts, options_.batch, from_.train_images);
+        timed.row.parts = timed.row.run->step_us;
+        timed.row.communication_us = timed.row.run->communication_us;
+      }
       times.rows.push_back(timed.row);
     }
     for (const TimedTorch& timed : torch_) times.rows.push_back(timed.row);
     times.torch = torch_version_;
+    times.libtorch = libtorch_version_;
     return times;
   }
 
  private:
+  void prepare_torch(std::vector<std::string>& notes) {
+    require_torch(options_.vs_torch, folder_.path(), torch_network_);
+    const bool several =
+        std::any_of(cells_.begin(), cells_.end(), [](const TimedCell& timed) { return timed.row.workers() > 1; });
+    const std::string no_package = several ? why_no_duet_torch(options_.vs_torch, folder_.path()) : "";
+    if (!no_package.empty()) notes.push_back("no row torch ddp over duet: " + no_package);
+    if (!kWhyNoTorch.empty())
+      notes.push_back(concat("no rows of LibTorch: duet was built without it: ", kWhyNoTorch));
+    else
+      no_script_ = export_script(options_.vs_torch, folder_.path(), torch_network_, options_.batch);
+    torch_ = timed_torch(options_, cells_, no_package.empty());
+  }
+
   void start(TimedCell& timed) {
     timed.learnt = runner_.run(timed.cell, concat(timed.row.name, " ", timed.row.devices), timed.choice, true);
     const Run& run = timed.learnt.run;
@@ -141,12 +168,14 @@ class Bench {
   }
 
   void start(TimedTorch& timed) {
+    timed.row.error = timed.way.is_python() ? "" : no_script_;
+    if (!timed.row.error.empty()) return;
     timed.peer = std::make_unique<TorchPeer>(options_.vs_torch, timed.way, torch_network_, options_.batch,
                                              concat(folder_.path(), "/torch", &timed - torch_.data()));
     timed.row.error = timed.peer->wait();
     if (!timed.row.error.empty()) return;
     timed.row.startup_s = timed.peer->startup_s();
-    torch_version_ = timed.peer->version();
+    (timed.way.is_python() ? torch_version_ : libtorch_version_) = timed.peer->version();
   }
 
   void time_in_rounds() {
@@ -175,11 +204,14 @@ class Bench {
   }
 
   std::optional<double> burst(TimedTorch& timed, int steps) {
-    const std::vector<double> steps_us = timed.peer->burst(steps);
+    const TorchBurst burst = timed.peer->burst(steps);
     timed.row.error = timed.peer->error();
     if (!timed.row.error.empty()) return std::nullopt;
-    const auto [fastest, slowest] = std::minmax_element(steps_us.begin(), steps_us.end());
-    timed.row.add(median(steps_us), *fastest, *slowest);
+    const auto [fastest, slowest] = std::minmax_element(burst.steps_us.begin(), burst.steps_us.end());
+    timed.row.add(median(burst.steps_us), *fastest, *slowest);
+    timed.row.add(burst.parts, burst.communication_us);
+    if (!burst.alone_us.empty())
+      timed.row.synchronisation_us.push_back(median(burst.steps_us) - median(burst.alone_us));
     return timed.row.rounds_us.back();
   }
 
@@ -190,7 +222,8 @@ class Bench {
   std::vector<TimedCell> cells_;
   std::vector<TimedTorch> torch_;
   TorchNetwork torch_network_;
-  std::string torch_version_;
+  std::string torch_version_, libtorch_version_;
+  std::string no_script_;  // why there is none for LibTorch
   CellRunner runner_;
 };
 

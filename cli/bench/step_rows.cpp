@@ -16,8 +16,10 @@ using Json = nlohmann::ordered_json;
 
 std::string us(double value, std::size_t column) { return flush_right(grouped(std::llround(value)), column); }
 
+constexpr std::size_t kNames = 20;  // column of names
+
 std::string head_of(const StepRow& row) {
-  return concat(flush_left(row.name, 16), " ", flush_right(concat(row.devices), 7), " ",
+  return concat(flush_left(row.name, kNames), " ", flush_right(concat(row.devices), 7), " ",
                 flush_right(concat(row.threads_per_device), 7));
 }
 
@@ -27,11 +29,14 @@ std::string row_text(const StepRow& row, std::int64_t batch) {
   const double middle = median(row.rounds_us);
   text += concat("  ", us(middle, 10), "  ", us(row.fastest_us, 10), "..", flush_left(us(row.slowest_us, 0), 10), "  ",
                  us(static_cast<double>(batch) / middle * 1e6, 10));
+  text += "  " + flush_right(row.startup_s > 0 ? seconds(row.startup_s) : "-", 8);
+  if (row.parts) {
+    const StepParts& parts = *row.parts;
+    text += concat("  ", us(parts.forward + parts.loss, 9), "  ", us(parts.backward, 9), "  ",
+                   us(parts.scatter + parts.replicate + parts.gather + parts.communication, 13), "  ",
+                   us(parts.input + parts.update, 9));
+  }
   if (!row.run) return text + "\n";
-  const StepParts& parts = row.run->step_us;
-  text += concat("  ", us(parts.forward + parts.loss, 9), "  ", us(parts.backward, 9), "  ",
-                 us(parts.scatter + parts.replicate + parts.gather + parts.communication, 13), "  ",
-                 us(parts.input + parts.update, 9));
   if (const std::string note = sharing(*row.run); !note.empty()) text += "  " + note;
   if (row.run->workers == "thread") text += "  ranks are threads";
   return text + (row.run->graph ? "  as CUDA graphs\n" : "\n");
@@ -50,7 +55,7 @@ std::optional<Ratio> ratio_to(const std::string& column, const StepRow& row, con
 
 std::string ratios_text(const std::vector<StepRow>& rows, bool torch) {
   const std::size_t shown = torch ? std::size(kColumns) : 1;
-  std::string text = flush_left("  times as fast as ...", 33);
+  std::string text = flush_left("  times as fast as ...", kNames + 18);
   for (std::size_t i = 0; i < shown; ++i) text += "  " + flush_right(kColumns[i], 21);
   text += '\n';
   for (const StepRow& row : rows) {
@@ -65,6 +70,20 @@ std::string ratios_text(const std::vector<StepRow>& rows, bool torch) {
     text += '\n';
   }
   return text;
+}
+
+std::string synchronisation_text(const std::vector<StepRow>& rows) {
+  std::string text;
+  for (const StepRow& row : rows) {
+    if (row.synchronisation_us.empty()) continue;
+    const auto [low, high] = std::minmax_element(row.synchronisation_us.begin(), row.synchronisation_us.end());
+    text += concat("  ", head_of(row), "  ", us(median(row.synchronisation_us), 10), " (", us(*low, 0), "..",
+                   us(*high, 0), ")\n");
+  }
+  if (text.empty()) return text;
+  return "what bringing gradients together adds to a step, in us: median of the rounds (lowest..highest), each the "
+         "median step less that of steps without\n" +
+         text;
 }
 
 std::string operators_text(const OperatorTable& table, std::int64_t batch) {
@@ -97,6 +116,12 @@ Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
   for (const char* const column : kColumns)
     if (const std::optional<Ratio> ratio = ratio_to(column, row, rows); ratio && !row.torch)
       ratios[column] = {{"median", ratio->middle}, {"low", ratio->low}, {"high", ratio->high}};
+  Json parts = nullptr;
+  if (row.parts)
+    parts = {{"forward", row.parts->forward + row.parts->loss},
+             {"backward", row.parts->backward},
+             {"exposed", row.parts->scatter + row.parts->replicate + row.parts->gather + row.parts->communication},
+             {"rest", row.parts->input + row.parts->update}};
   return {{"name", row.name},
           {"devices", row.devices},
           {"threads_per_device", row.threads_per_device},
@@ -105,6 +130,9 @@ Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
           {"fastest_us", row.fastest_us},
           {"slowest_us", row.slowest_us},
           {"startup_s", row.startup_s},
+          {"parts_us", parts},
+          {"communication_us", row.communication_us},
+          {"synchronisation_us", row.synchronisation_us},
           {"times_as_fast_as", ratios}};
 }
 
@@ -126,6 +154,14 @@ void StepRow::add(double median_us, double fastest_step_us, double slowest_step_
   rounds_us.push_back(median_us);
 }
 
+void StepRow::add(const StepParts& round_parts, double round_communication_us) {
+  const auto rounds = static_cast<double>(rounds_us.size());
+  const auto mean = [rounds](double& all, double next) { all += (next - all) / rounds; };
+  if (!parts) parts.emplace();
+  for (const PartName& part : kStepParts) mean((*parts).*part.member, round_parts.*part.member);
+  mean(communication_us, round_communication_us);
+}
+
 std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other) {
   if (!row.error.empty() || !other.error.empty()) return std::nullopt;
   std::vector<double> ratios;
@@ -144,13 +180,22 @@ std::string to_text(const BenchOptions& options, const StepTimes& times) {
     text += concat("on ", kind_title(options.device), ", precision ", name(options.precision),
                    "; parts are the host's times, the rest holds its wait for the GPU; steps as CUDA graphs are timed "
                    "from one reading of the loss to the next\n");
-  text +=
-      " mode             devices threads      median                   range    images/s    forward   backward  "
-      "communication   the rest\n";
+  text += " " + flush_left("mode", kNames) +
+          " devices threads      median                   range    images/s   start s    forward   backward  "
+          "communication   the rest\n";
   for (const StepRow& row : times.rows) text += row_text(row, options.batch);
+  for (const std::string& note : times.notes) text += concat(" ", note, "\n");
+  text +=
+      " start s: from the start of the program to the end of the first step; communication: what backward does not "
+      "hide\n";
   if (!times.torch.empty())
     text += concat(" torch is PyTorch ", times.torch,
                    " under --vs-torch; tuned: channels_last, and a malloc that keeps memory\n");
+  if (!times.libtorch.empty())
+    text += concat(" LibTorch is LibTorch ", times.libtorch,
+                   " in C++, untuned; + duet: duet::torch::DistributedDataParallel; averaged: an all_reduce for each "
+                   "parameter after backward\n");
+  text += synchronisation_text(times.rows);
   text += "ratios inside each round: median (lowest..highest)\n" + ratios_text(times.rows, !times.torch.empty());
   return times.operators ? text + operators_text(*times.operators, options.batch) : text;
 }
@@ -170,6 +215,8 @@ std::string to_json(const BenchOptions& options, const StepTimes& times) {
                      {"rounds", options.repeats},
                      {"steps", options.steps},
                      {"torch", times.torch.empty() ? Json(nullptr) : Json(times.torch)},
+                     {"libtorch", times.libtorch.empty() ? Json(nullptr) : Json(times.libtorch)},
+                     {"notes", times.notes},
                      {"rows", rows},
                      {"operators", times.operators ? json_of(*times.operators) : Json(nullptr)}};
   return json.dump(1) + "\n";

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -37,22 +38,44 @@ std::vector<Descriptor> make_fifos(const std::string& files, int ranks) {
   return fifos;
 }
 
-std::vector<std::string> arguments_of(const TorchWay& way, const TorchNetwork& network, std::int64_t batch,
-                                      const std::string& files) {
+/// The script's, under Python; writes the script.
+std::vector<std::string> script_arguments(const TorchNetwork& network, std::int64_t batch, const std::string& files) {
   const std::string script = files + ".py";
   write_atomically(script, std::string(kScript));
-  std::vector<std::string> arguments = {script, "--device=cpu", "--parked", "--out=" + files};
+  std::vector<std::string> arguments = {script, "--device=cpu"};
   const auto add = [&](const char* option, const auto& value) {
     arguments.push_back(concat("--", option, "=", value));
   };
-  add("ranks", way.ranks);
-  add("threads", way.threads);
   add("batch", batch);
   add("model", network.model);
   add("image-size", network.image_size);
   add("classes", network.classes);
   add("stem", network.stem);
-  if (way.tuned) arguments.push_back("--tuned");
+  return arguments;
+}
+
+std::vector<std::string> arguments_of(const TorchWay& way, const TorchNetwork& network, std::int64_t batch,
+                                      const std::string& files) {
+  using By = TorchWay::By;
+  std::vector<std::string> arguments;
+  const auto add = [&](const char* option, const auto& value) {
+    arguments.push_back(concat("--", option, "=", value));
+  };
+  if (way.is_python()) {
+    arguments = script_arguments(network, batch, files);
+    arguments.emplace_back("--parked");
+    add("backend", way.by == By::python ? "gloo" : "duet");
+    if (way.tuned) arguments.emplace_back("--tuned");
+  } else {
+    arguments = {"bench", "libtorch"};
+    add("script", network.script);
+    add("batch", batch);
+    add("backend", way.backend);
+    add("sync", way.by == By::libtorch_averaged ? "averaged" : way.ranks > 1 ? "wrapper" : "none");
+  }
+  add("out", files);
+  add("ranks", way.ranks);
+  add("threads", way.threads);
   return arguments;
 }
 
@@ -62,25 +85,25 @@ TorchPeer::TorchPeer(const std::string& python, const TorchWay& way, const Torch
                      const std::string& files)
     : files_(files),
       commands_(make_fifos(files, way.ranks)),
-      child_(python, arguments_of(way, network, batch, files), files + ".log") {}
+      child_(way.is_python() ? python : kThisProgram, arguments_of(way, network, batch, files), files + ".log") {}
 
 const std::string& TorchPeer::wait() {
   read_times();
   return error_;
 }
 
-std::vector<double> TorchPeer::burst(int steps) {
+TorchBurst TorchPeer::burst(int steps) {
   const std::string command = concat(steps, "\n");
   for (const Descriptor& fifo : commands_)
     require<CommError>(::write(fifo.get(), command.data(), command.size()) == std::ssize(command),
                        "cannot write to the PyTorch peer: ", last_errno);
   ++bursts_;
-  std::vector<double> times = read_times();
-  if (times.empty() && error_.empty()) error_ = "the PyTorch peer timed no step";
-  return times;
+  TorchBurst burst = read_times();
+  if (burst.steps_us.empty() && error_.empty()) error_ = "the PyTorch peer timed no step";
+  return burst;
 }
 
-std::vector<double> TorchPeer::read_times() {
+TorchBurst TorchPeer::read_times() {
   const std::string file = concat(files_, ".", bursts_);
   for (; ::access(file.c_str(), R_OK) != 0; std::this_thread::sleep_for(kPoll)) {
     if (noted_signal() != 0) throw Interrupted{noted_signal()};
@@ -93,7 +116,16 @@ std::vector<double> TorchPeer::read_times() {
     const auto json = nlohmann::json::parse(read_file(file));
     json.at("torch").get_to(version_);
     json.at("startup_s").get_to(startup_s_);
-    return json.at("steps_us").get<std::vector<double>>();
+    TorchBurst burst{.steps_us = json.at("steps_us"), .alone_us = json.at("alone_us")};
+    const auto& parts = json.at("parts_us");
+    burst.parts = {
+        .forward = parts.at("forward"), .backward = parts.at("backward"), .communication = parts.at("exposed")};
+    burst.communication_us = parts.at("communication");
+    if (!burst.steps_us.empty())
+      burst.parts.update =
+          std::reduce(burst.steps_us.begin(), burst.steps_us.end()) / static_cast<double>(burst.steps_us.size()) -
+          burst.parts.sum();
+    return burst;
   } catch (const nlohmann::json::exception& error) {
     throw DataError(concat("the PyTorch peer wrote something else than its times: ", error.what()));
   }
@@ -105,7 +137,24 @@ void require_torch(const std::string& python, const std::string& folder, const T
   require<UsageError>(end.ok || end.signal != 0, "--vs-torch ", python, ": ", end.reason);
 }
 
+std::string why_no_duet_torch(const std::string& python, const std::string& folder) {
+  return run_program(python, {"-c", "import duet_torch"}, folder + "/log").reason;
+}
+
+std::string export_script(const std::string& python, const std::string& folder, const TorchNetwork& network,
+                          std::int64_t batch) {
+  std::vector<std::string> arguments = script_arguments(network, batch, folder + "/export");
+  arguments.push_back("--export=" + network.script);
+  const ChildEnd end = run_program(python, arguments, folder + "/log");
+  if (end.signal != 0) throw Interrupted{end.signal};
+  return end.ok ? "" : concat("no TorchScript: ", end.reason);
+}
+
 std::string name(const TorchWay& way) {
+  using By = TorchWay::By;
+  if (way.by == By::python_over_duet) return "torch ddp over duet";
+  if (way.by == By::libtorch_averaged) return "LibTorch averaged";
+  if (way.by == By::libtorch) return way.ranks > 1 ? "LibTorch + duet" : "LibTorch";
   return concat("torch", way.ranks > 1 ? " ddp" : "", way.tuned ? ", tuned" : "");
 }
 

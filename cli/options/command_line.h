@@ -30,6 +30,8 @@ void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 /// Adds a subcommand for every collective to duet bench; the one that is used names itself in `options`.
 void add_collectives(CLI::App& bench, CollectiveOptions& options);
+/// Adds the hidden subcommand libtorch to duet bench.
+void add_script_steps(CLI::App& bench, ScriptBenchOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
 void add_predict(CLI::App& app, PredictOptions& options);
 /// Adds --json, which means the same in every command: see cli/system/output.h. `what` it is that JSON holds.

@@ -115,7 +115,9 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   app.add_option(
       "--vs-torch", options.vs_torch,
       "step: a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes "
-      "and tuned (channels_last), runs in the same rounds");
+      "and tuned (channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's "
+      "DistributedDataParallel or averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the "
+      "backend duet, where that Python has duet_torch");
   add_json(app, options.json, "step: everything measured");
   add_step(app, options);
 }
@@ -145,6 +147,7 @@ struct CommandLine {
   LaunchOptions launch;
   BenchOptions bench;
   CollectiveOptions collective;
+  ScriptBenchOptions script;
   InfoOptions info;
   std::string what;  // bench: step or overhead
 
@@ -172,6 +175,7 @@ CommandLine::CommandLine()
   add_launch(*launch_app, launch);
   add_bench(*bench_app, bench, what);
   add_collectives(*bench_app, collective);
+  add_script_steps(*bench_app, script);
   add_json(*info_app, info.json, "the same");
 }
 
@@ -246,6 +250,7 @@ Command CommandLine::command() {
     check(collective);
     return collective;
   }
+  if (*bench_app && !script.script.empty()) return script;
   if (*bench_app) {
     require_bench(what);
     bench.overhead = what == "overhead";

@@ -122,6 +122,16 @@ struct BenchOptions : Training {
   std::string json;      // see cli/system/output.h
 };
 
+/// The ranks of a row of duet bench step that trains by LibTorch: a command that only duet itself gives.
+struct ScriptBenchOptions {
+  std::string script;  // TorchScript; script.json holds what its steps are made of (tools/torch_peer.py --export)
+  std::string out;     // begin of the names of files: see TorchPeer
+  std::string sync = "none";  // or "wrapper", "averaged": see ddp::ScriptSync
+  std::string backend = "auto";
+  int ranks = 1, threads = 1;
+  std::int64_t batch = 128;
+};
+
 /// duet bench of one collective.
 struct CollectiveOptions {
   std::string collective{};  // "all_reduce", ...
@@ -161,7 +171,7 @@ struct Printed {
 };
 
 using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptions, LaunchOptions, BenchOptions,
-                             CollectiveOptions, InfoOptions>;
+                             ScriptBenchOptions, CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -191,6 +201,7 @@ void check(const PredictOptions& options);
 int info(const InfoOptions& options);
 int bench(const BenchOptions& options);
 int bench(const CollectiveOptions& options, const std::string& command_line);
+int bench(const ScriptBenchOptions& options);
 int launch(const LaunchOptions& options);
 /// The part of it that measures tape, modules and loader; exit code 1 if both sides do not end with the same loss.
 int bench_overhead(const BenchOptions& options);

@@ -24,7 +24,7 @@ std::string place_of(Phase phase, std::int64_t step) {
   switch (phase) {
     case Phase::none: return "had not begun to join the others";
     case Phase::joining: return "was joining the others";
-    case Phase::ready: return "was before its first step";
+    case Phase::ready: return "had entered no step";
     case Phase::forward: return concat("was in forward of step ", step);
     case Phase::backward: return concat("was in backward of step ", step);
     case Phase::after: return concat("was after backward of step ", step);

@@ -142,6 +142,11 @@ class Backend {
   virtual bool shares_memory() const = 0;
   /// The stream on which everything of `device` is ordered, as its vendor's type (cudaStream_t); null on CPU.
   virtual void* stream(Device device) = 0;
+  /// What is asked of `second` from now on runs after what was asked of `first` so far: both are streams of the
+  /// device's GPU, one of them stream(device), the other one foreign; null is CUDA's default stream. With memory of
+  /// other libraries, work is ordered so before and after a call here. The host does not wait. Nothing to do on CPU.
+  /// Throws UsageError while a CUDA graph is recorded on either.
+  virtual void order(Device device, void* first, void* second) = 0;
   /// What records steps of `device` (lib/backend/step_graph.h); null on CPU, where none can be.
   virtual StepRecorder* recorder(Device device) = 0;
   /// Of all devices of this kind; fp32 at first. Throws UsageError for one that this kind does not have.

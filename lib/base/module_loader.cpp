@@ -72,4 +72,9 @@ LoadedModule load_module(const ModulePlace& place) {
   return {nullptr, concat(place.title, " was not built or is not installed; looked for ", tried)};
 }
 
+LoadedModule load_torch_module(const char* symbol) {
+  return load_module(
+      {.title = "the LibTorch module", .file = "libduet_torch.so", .build_folder = "torch", .symbol = symbol});
+}
+
 }  // namespace duet

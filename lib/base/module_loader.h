@@ -31,4 +31,7 @@ struct LoadedModule {
 /// malloc() that the program replaces.
 LoadedModule load_module(const ModulePlace& place);
 
+/// The module libduet_torch, which brings LibTorch along, by one of the functions that it exports.
+LoadedModule load_torch_module(const char* symbol);
+
 }  // namespace duet

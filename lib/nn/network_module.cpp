@@ -39,10 +39,7 @@ const NetworkModule& load_script_network(const std::string& path, const Shape& s
   using Load = const NetworkModule* (*)(const char* path, const Shape* sample_shape);
   std::error_code unknown;
   require<DataError>(std::filesystem::is_regular_file(path, unknown), path, ": no such file, expected TorchScript");
-  static const LoadedModule module = load_module({.title = "the LibTorch module",
-                                                  .file = "libduet_torch.so",
-                                                  .build_folder = "torch",
-                                                  .symbol = "duet_torch_script"});
+  static const LoadedModule module = load_torch_module("duet_torch_script");
   require<DataError>(module.symbol != nullptr, path, " needs LibTorch: ", module.error);
   return *reinterpret_cast<Load>(module.symbol)(path.c_str(), &sample_shape);
 }

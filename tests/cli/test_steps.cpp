@@ -3,10 +3,12 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "cli/bench/step_rows.h"
 #include "cli/bench/torch_peer.h"
+#include "cli/options/options.h"
 #include "cli/system/files.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
@@ -20,7 +22,7 @@ namespace {
 
 StepRow row(const std::string& name, int devices, int threads, const std::vector<double>& rounds) {
   StepRow made{.name = name, .devices = devices, .threads_per_device = threads};
-  made.torch = name.starts_with("torch");
+  made.torch = name.starts_with("torch") && name != "torch ddp over duet";
   for (const double us : rounds) made.add(us, us - 1, us + 10);
   return made;
 }
@@ -81,11 +83,72 @@ TEST_CASE("rows are compared with peers on as many cores") {
   CHECK_THAT(text, duet_test::ContainsSubstring("PyTorch 2.0"));
 }
 
+TEST_CASE("rows of LibTorch have ratios, parts, start-up and what their synchronisation costs") {
+  StepTimes times;
+  times.torch = "2.9+cpu";
+  times.libtorch = "2.9.0";
+  times.notes = {"no row torch ddp over duet: no such package"};
+  times.rows = {row("torch ddp", 2, 1, {800, 900}), row("LibTorch + duet", 2, 1, {}),
+                row("LibTorch averaged", 2, 1, {}), row("torch ddp over duet", 2, 1, {800, 450})};
+  StepRow& duet = times.rows[1];
+  duet.startup_s = 0.75;
+  duet.synchronisation_us = {10, 30};
+  duet.add(400, 399, 410);
+  duet.add({.forward = 100, .backward = 50, .communication = 8, .update = 2}, 20);
+  duet.add(600, 599, 610);
+  duet.add({.forward = 300, .backward = 70, .communication = 16, .update = 4}, 40);
+  times.rows[2].error = "no TorchScript: no such module";
+  BenchOptions options;
+  const auto json = nlohmann::json::parse(to_json(options, times));
+  CHECK(json.at("libtorch") == "2.9.0");
+  CHECK(json.at("notes").at(0) == "no row torch ddp over duet: no such package");
+  CHECK(json.at("rows").at(0).at("times_as_fast_as").empty());
+  CHECK(json.at("rows").at(0).at("parts_us").is_null());
+  const auto& shown = json.at("rows").at(1);
+  CHECK(shown.at("times_as_fast_as").at("torch ddp").at("median") == 1.75);
+  CHECK(shown.at("startup_s") == 0.75);
+  CHECK(shown.at("communication_us") == 30);
+  CHECK(shown.at("synchronisation_us").size() == 2);
+  const nlohmann::json parts = {{"forward", 200}, {"backward", 60}, {"exposed", 12}, {"rest", 3}};
+  CHECK(shown.at("parts_us") == parts);
+  CHECK(json.at("rows").at(3).at("times_as_fast_as").at("torch ddp").at("high") == 2);
+  const std::string text = to_text(options, times);
+  CHECK_THAT(text, duet_test::ContainsSubstring("0.750        200         60             12          3\n"));
+  CHECK_THAT(text,
+             duet_test::ContainsSubstring("LibTorch averaged          2       1  failed: no TorchScript: no such"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch + duet            2       1          20 (10..30)\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("\n no row torch ddp over duet: no such package\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch is LibTorch 2.9.0 in C++"));
+}
+
+TEST_CASE("ranks of LibTorch get the same rows, and their way of bringing gradients together") {
+  CHECK(name(TorchWay{.by = TorchWay::By::libtorch}) == "LibTorch");
+  CHECK(name(TorchWay{.ranks = 2, .by = TorchWay::By::libtorch}) == "LibTorch + duet");
+  CHECK(name(TorchWay{.ranks = 2, .by = TorchWay::By::libtorch_averaged}) == "LibTorch averaged");
+  CHECK(name(TorchWay{.ranks = 2, .by = TorchWay::By::python_over_duet}) == "torch ddp over duet");
+  const auto options = std::get<ScriptBenchOptions>(
+      parse({"bench", "libtorch", "--script=net.pt", "--out=f", "--ranks=2", "--sync=averaged", "--batch=64"}));
+  CHECK(options.script == "net.pt");
+  CHECK(options.sync == "averaged");
+  CHECK(options.batch == 64);
+  const std::string help = std::get<Printed>(parse({"bench", "--help"})).text;
+  CHECK_THAT(help, !duet_test::ContainsSubstring("  libtorch"));
+}
+
+TEST_CASE("a network that cannot be exported is why rows of LibTorch fail") {
+  const TemporaryFolder folder;
+  const std::string python = program(folder, "echo 'AttributeError: no module torch.jit'; exit 1");
+  CHECK(export_script(python, folder.path(), {.script = folder.path() + "/net.pt"}, 128) ==
+        "no TorchScript: AttributeError: no module torch.jit");
+  CHECK(why_no_duet_torch(python, folder.path()) == "AttributeError: no module torch.jit");
+}
+
 TEST_CASE("the PyTorch peer is run by the Python that was named, parks, and runs the bursts that it is asked for") {
   const TemporaryFolder folder;
   const std::string good = program(folder, R"(
 write() {
-  echo "{\"torch\": \"2.9\", \"startup_s\": 2.5, \"steps_us\": [$2]}" >"$out.new"
+  parts='{"forward": 2, "backward": 1, "exposed": 0.25, "communication": 0.5}'
+  echo "{\"torch\": \"2.9\", \"startup_s\": 2.5, \"parts_us\": $parts, \"steps_us\": [$2], \"alone_us\": []}" >"$out.new"
   mv "$out.new" "$out.$1"
 }
 write 0 ""
@@ -98,8 +161,14 @@ done <"$out.commands.0" 4<"$out.commands.1")");
   CHECK(parked.wait() == "");
   CHECK(parked.version() == "2.9");
   CHECK(parked.startup_s() == 2.5);
-  CHECK(parked.burst(5) == std::vector<double>{5, 1.5});
-  CHECK(parked.burst(7) == std::vector<double>{7, 1.5});
+  const TorchBurst burst = parked.burst(5);
+  CHECK(burst.steps_us == std::vector<double>{5, 1.5});
+  CHECK(burst.alone_us.empty());
+  CHECK(burst.communication_us == 0.5);
+  CHECK(burst.parts.forward == 2);
+  CHECK(burst.parts.communication == 0.25);
+  CHECK(burst.parts.update == 0);  // of a mean of 3.25
+  CHECK(parked.burst(7).steps_us == std::vector<double>{7, 1.5});
   CHECK(parked.error() == "");
   CHECK_THAT(read_file(folder.path() + "/torch.py"), duet_test::ContainsSubstring("class SimpleCNN(nn.Module):"));
 }
@@ -125,11 +194,13 @@ TEST_CASE("a PyTorch peer that cannot run is an error with the reason") {
 
 TEST_CASE("a PyTorch peer that ends while it is parked is an error in the next burst") {
   const TemporaryFolder folder;
-  const std::string once =
-      program(folder, R"(echo '{"torch": "2.9", "startup_s": 2.5, "steps_us": []}' >"$out.new"; mv "$out.new" "$out.0"
+  const std::string once = program(folder, R"(
+parts='{"forward": 0, "backward": 0, "exposed": 0, "communication": 0}'
+echo '{"torch": "2.9", "startup_s": 2.5, "parts_us": '"$parts"', "steps_us": [], "alone_us": []}' >"$out.new"
+mv "$out.new" "$out.0"
 read steps <"$out.commands.0"; echo "out of memory"; exit 1)");
   TorchPeer parked = peer(once, folder);
   REQUIRE(parked.wait() == "");
-  CHECK(parked.burst(5).empty());
+  CHECK(parked.burst(5).steps_us.empty());
   CHECK(parked.error() == "out of memory");
 }

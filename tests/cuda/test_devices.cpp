@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "lib/backend/step_graph.h"
 #include "tests/cuda/gpu.h"
 
 using namespace duet;
@@ -58,6 +59,28 @@ TEST_CASE("cuda: a copy between devices comes after earlier work of both, and be
       CAPTURE(devices[0].str(), devices[1].str());
       CHECK(all_are(x, 9));
     }
+}
+
+TEST_CASE("cuda: work on a foreign stream runs between the device's own where that is asked for", "[order]") {
+  DUET_NEEDS_CUDA();
+  // The stream of another device on the same GPU is as foreign as another library's.
+  const Device own = {DeviceKind::cuda, 0, 0}, other = {DeviceKind::cuda, 0, 1};
+  void *const stream = cuda().stream(own), *const foreign = cuda().stream(other);
+  const Tensor x = filled(1000, 1, own), one = filled(1000, 1, own);
+  const Tensor there = borrow(x.raw(), x.shape(), DType::f32, other);
+  for (int turn = 0; turn < 6; ++turn) {
+    cuda().order(own, stream, foreign);
+    cuda().scale(there, 2);
+    cuda().order(own, foreign, stream);
+    cuda().add(x, one, x);
+  }
+  CHECK(all_are(x, 127));
+  StepRecorder& recorder = *cuda().recorder(own);
+  recorder.begin(0);
+  CHECK_THROWS_WITH(cuda().order(own, foreign, stream), ContainsSubstring("a stream of cuda:0.0 records a CUDA graph"));
+  CHECK_THROWS_AS(cuda().order(own, stream, foreign), UsageError);
+  recorder.cancel();
+  CHECK_THROWS_AS(cuda().order({DeviceKind::cuda, cuda().device_count()}, foreign, stream), DeviceError);
 }
 
 TEST_CASE("cuda: memory given back while a copy of it is under way is not used for something else", "[order]") {

@@ -1,4 +1,6 @@
 // What only simulated devices can show: contexts, the driver's memory, and calls that fail.
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -110,6 +112,35 @@ TEST_CASE("simulated: errors of CUDA and cuDNN carry their reason, and what to d
     cuda.relu_forward(x, x);
     CHECK_THROWS_WITH(cuda.synchronize(kTwo), ContainsSubstring("caused by relu_forward"));
   }
+  duet_sim::reset(1);
+}
+
+TEST_CASE("simulated: work on CUDA's default stream needs an order with the device's, in both directions") {
+  Backend& cuda = backend(DeviceKind::cuda);
+  void* const stream = cuda.stream(kOne);
+  const Tensor x = zeros({1000}, DType::f32, kOne);
+  const auto wrong_seeds = [&](bool before, bool after) {
+    int wrong = 0;
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      duet_sim::reset(seed);
+      cuda.fill(x, 1);
+      if (before) cuda.order(kOne, stream, nullptr);
+      REQUIRE(cudaMemsetAsync(x.raw(), 0, x.bytes(), nullptr) == cudaSuccess);
+      if (after) cuda.order(kOne, nullptr, stream);
+      cuda.add(x, x, x);
+      cuda.fill(x.rows(0, 500), 3);
+      REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess);
+      const std::vector<double> values = as_array(x).values;
+      wrong += values[0] != 3 || values[999] != 0;
+    }
+    return wrong;
+  };
+  cuda.bind_thread(kOne);
+  CHECK(wrong_seeds(true, true) == 0);
+  CHECK(wrong_seeds(false, true) >= 5);
+  CHECK(wrong_seeds(true, false) >= 5);
+  duet_sim::reset(1, "cudaStreamWaitEvent:1");
+  CHECK_THROWS_WITH(cuda.order(kOne, nullptr, stream), ContainsSubstring("cudaStreamWaitEvent"));
   duet_sim::reset(1);
 }
 

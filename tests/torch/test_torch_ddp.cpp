@@ -241,3 +241,16 @@ TEST_CASE("LibTorch: times of a wrapper, and hooks that go with it") {
   model->forward(row(1)).sum().backward();
   CHECK(model->w.grad().item<float>() == 3.0f);
 }
+
+TEST_CASE("LibTorch: a module that is wrapped already is an error") {
+  duet::ddp::SoloGroup group;
+  Scale model;
+  {
+    const DistributedDataParallel net(model, group);
+    CHECK_THROWS_WITH(DistributedDataParallel(model, group),
+                      "w is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
+  }
+  DistributedDataParallel net(model, group);
+  net(row(1)).sum().backward();
+  CHECK(net.times().steps == 1);
+}

@@ -58,6 +58,7 @@ class CpuBackend final : public Backend {
   void synchronize(Device) override {}
   bool shares_memory() const override { return true; }
   void* stream(Device) override { return nullptr; }
+  void order(Device, void*, void*) override {}
   StepRecorder* recorder(Device) override { return nullptr; }
   void set_precision(Precision precision) override;
   Precision precision() const override { return precision_; }

@@ -1,6 +1,7 @@
 #include "lib/backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -102,6 +103,15 @@ Allocator& CudaBackend::allocator(Device device) { return find(device).memory();
 void CudaBackend::synchronize(Device device) { find(device).synchronize(); }
 
 void* CudaBackend::stream(Device device) { return find(device).stream(); }
+
+void CudaBackend::order(Device device, void* first, void* second) {
+  CudaDevice& found = on(device);
+  const std::array streams = {static_cast<cudaStream_t>(first), static_cast<cudaStream_t>(second)};
+  for (const cudaStream_t stream : streams)
+    require<UsageError>(!is_capturing(stream), "a stream of ", device,
+                        " records a CUDA graph, of which work on other streams cannot be part");
+  found.order(streams[0], streams[1]);
+}
 
 StepRecorder* CudaBackend::recorder(Device device) { return &find(device).recorder(); }
 

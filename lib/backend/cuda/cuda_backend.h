@@ -49,6 +49,7 @@ class CudaBackend final : public Backend {
   void synchronize(Device device) override;
   bool shares_memory() const override { return false; }
   void* stream(Device device) override;
+  void order(Device device, void* first, void* second) override;
   StepRecorder* recorder(Device device) override;
   /// Throws DeviceError when the environment keeps NVIDIA's libraries from computing so.
   void set_precision(Precision precision) override;

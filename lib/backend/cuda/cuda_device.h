@@ -67,6 +67,8 @@ class CudaDevice {
   /// Orders all work enqueued on this device from now on after all work enqueued on `other` so far. The host does not
   /// wait. Throws UsageError when only one of the two is part of a recording.
   void wait_for(CudaDevice& other);
+  /// Orders all work enqueued on `second` from now on after all work enqueued on `first` so far: streams of this GPU.
+  void order(cudaStream_t first, cudaStream_t second);
   /// Returns when all work enqueued on this device is done; then checks for faults.
   void synchronize();
 
@@ -82,8 +84,6 @@ class CudaDevice {
   /// An event after all work enqueued so far; to be given back when all waits for it are enqueued.
   cudaEvent_t record_event();
   void wait_for(cudaEvent_t event);
-  /// Orders all work enqueued on `second` from now on after all work enqueued on `first` so far.
-  void order(cudaStream_t first, cudaStream_t second);
   /// A stream, and the handles that enqueue on it. A handle keeps device memory, which must not be used by two streams
   /// at the same time.
   struct Lane {

@@ -250,8 +250,8 @@ TEST_CASE("a launch that fails reports where the ranks were, the killed one incl
   const Outcome killed = run_worker(3, {"die", "shm", "all_reduce"}, {.grace = 20s});
   CHECK(killed.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK_THAT(killed.result.report,
-             ContainsSubstring("  rank 1 was before its first step, in all_reduce #5 of 240000 f32 (sum)\n"
-                               "  ranks 0, 2 were before their first step, waiting for rank 1 in all_reduce #5 of "
+             ContainsSubstring("  rank 1 had entered no step, in all_reduce #5 of 240000 f32 (sum)\n"
+                               "  ranks 0, 2 had entered no step, waiting for rank 1 in all_reduce #5 of "
                                "240000 f32 (sum), for "));
   CHECK(run(2, {"/bin/sh", "-c", "exit $RANK"}).result.report.empty());
 }
@@ -272,6 +272,6 @@ TEST_CASE("a rank leaves its report to other launchers too") {
   REQUIRE(outcome.err.count(0) == 1);
   REQUIRE(outcome.err.at(0).size() == 2);
   CHECK_THAT(outcome.err.at(0)[0], ContainsSubstring("rank 0: all_reduce #20 failed"));
-  CHECK_THAT(outcome.err.at(0)[1], ContainsSubstring("  rank 0 was before its first step, in all_reduce #20 of 50000"));
+  CHECK_THAT(outcome.err.at(0)[1], ContainsSubstring("  rank 0 had entered no step, in all_reduce #20 of 50000"));
   CHECK(outcome.err.at(1) == std::vector<std::string>{"rank 1: label 10 of image 7"});
 }

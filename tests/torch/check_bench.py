@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Runs `duet bench step --vs-torch` under this Python, with few and small steps: check_bench.py DUET
+
+The last line reads "N passed, N failed, N skipped".
+"""
+import json
+import subprocess
+import sys
+
+RANKS = 2
+# As many ranks, or one with as many threads.
+PEERS = {"torch": 1, "torch, tuned": 1, "torch ddp": RANKS, "torch ddp, tuned": RANKS, "torch ddp over duet": RANKS}
+LIBTORCH = {"LibTorch + duet": RANKS, "LibTorch averaged": RANKS}
+
+
+def is_whole(row):
+    """A row of several ranks has times, parts that are within them, and a communication."""
+    parts = row["parts_us"]
+    good = len(row["round_medians_us"]) == 1 and row["startup_s"] > 0 and parts["forward"] > 0 and parts["backward"] > 0
+    if row["devices"] == 1:
+        return good and parts["exposed"] == 0 and row["synchronisation_us"] == []
+    return good and 0 <= parts["exposed"] <= row["communication_us"] and len(row["synchronisation_us"]) == 1
+
+
+def main(duet):
+    options = ["--devices", str(RANKS), "--modes", "ddp", "--batch", "16", "--steps", "5", "--repeats", "1"]
+    command = [duet, "bench", "step", "--data", "synthetic", "--vs-torch", sys.executable, "--json", *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    if run.returncode != 0:
+        print(run.stdout + run.stderr)
+        print("0 passed, 1 failed, 0 skipped")
+        return 1
+    found = json.loads(run.stdout)
+    rows = {row["name"]: row for row in found["rows"]}
+    checks = {f"notes: {found['notes']}": found["notes"] == [], f"LibTorch: {found['libtorch']}": found["libtorch"] is not None}
+    for name, ranks in (PEERS | LIBTORCH).items():
+        row = rows.get(name)
+        good = row is not None and row["devices"] == ranks and is_whole(row)
+        compared = name in LIBTORCH or name == "torch ddp over duet"
+        checks[f"{name}: {row}"] = good and compared == ("torch ddp" in row["times_as_fast_as"])
+    for name, good in checks.items():
+        if not good:
+            print("FAILED:", name)
+    print(f"{sum(checks.values())} passed, {len(checks) - sum(checks.values())} failed, 0 skipped")
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

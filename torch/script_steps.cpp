@@ -1,0 +1,146 @@
+// The module libduet_torch: training steps of TorchScript networks, for `duet bench step`. The work of a step is that
+// of tools/torch_peer.py.
+#include "ddp/script_steps.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
+#include <torch/optim/sgd.h>
+#include <torch/script.h>
+#include <torch/version.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/process_group.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+#include "torch/ddp.h"
+#include "torch/script_file.h"
+#include "torch/tensors.h"
+#include "torch/wrapped_module.h"
+
+namespace duet::torch {
+namespace {
+
+using ddp::ScriptStepsOptions;
+using ddp::ScriptStepTimes;
+using ddp::ScriptSync;
+
+constexpr std::uint64_t kSeed = 1234;
+constexpr double kLearningRate = 0.01, kMomentum = 0.5;
+
+std::vector<at::Tensor> parameters_of(const ScriptModule& network) {
+  std::vector<at::Tensor> parameters;
+  for (const NamedTensorRef& parameter : tensors_of(network).parameters) parameters.push_back(parameter.value);
+  return parameters;
+}
+
+class Steps final : public ddp::ScriptSteps {
+ public:
+  Steps(const ScriptStepsOptions& options, ddp::ProcessGroup& group)
+      : options_(options),
+        group_(group),
+        network_(load_script(options.file)),
+        parameters_(parameters_of(network_)),
+        optimizer_(parameters_, ::torch::optim::SGDOptions(kLearningRate).momentum(kMomentum)) {
+    require<UsageError>(options.rows >= 1 && options.images / group.size() > options.rows, options.images,
+                        " images for ", group.size(), " ranks with batches of ", options.rows);
+    // As PyTorch runs it in Python: TorchScript's passes would fuse operators and differentiate some by themselves.
+    ::torch::jit::setGraphExecutorOptimize(false);
+    at::set_num_threads(options.threads);
+    at::manual_seed(kSeed);
+    draw();
+    if (options.sync == ScriptSync::wrapper) wrapper_.emplace(network_, group);
+  }
+
+  ScriptStepTimes run(bool synchronises) override {
+    if (synchronises || !wrapper_) return step(synchronises);
+    const auto no_sync = wrapper_->no_sync();
+    return step(false);
+  }
+
+  double drawing_us() const override { return drawing_us_; }
+  const char* version() const override { return TORCH_VERSION; }
+
+ private:
+  using Wrapper = DistributedDataParallel<ScriptModule>;
+
+  double communication_us() const { return wrapper_ ? wrapper_->times().communication_us : 0; }
+  double exposed_us() const { return wrapper_ ? wrapper_->times().exposed_us : 0; }
+
+  ScriptStepTimes step(bool synchronises) {
+    const std::int64_t begin = done_++ * options_.rows % (order_.size(0) - options_.rows);
+    const double communication = communication_us(), exposed = exposed_us();
+    const Clock::time_point start = Clock::now();
+    const at::Tensor picked = order_.narrow(0, begin, options_.rows);
+    optimizer_.zero_grad();
+    const at::Tensor loss = loss_of(images_.index({picked}), labels_.index({picked}));
+    const Clock::time_point forward_end = Clock::now();
+    loss.backward();
+    const Clock::time_point backward_end = Clock::now();
+    double averaging = 0;
+    if (synchronises && options_.sync == ScriptSync::averaged) {
+      average();
+      averaging = microseconds_since(backward_end);
+    }
+    optimizer_.step();
+    total_ += loss.detach();
+    const double in_backward = exposed_us() - exposed;
+    return {.whole = microseconds_since(start),
+            .forward = microseconds(forward_end - start),
+            .backward = microseconds(backward_end - forward_end) - in_backward,
+            .exposed = averaging + in_backward,
+            .communication = averaging + communication_us() - communication,
+            .loss = loss.item<double>()};
+  }
+
+  void draw() {
+    const Clock::time_point start = Clock::now();
+    const Shape& sample = options_.sample_shape;
+    // Ranks that are threads share LibTorch's own generator.
+    const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(kSeed);
+    images_ = at::randn({options_.images, sample[0], sample[1], sample[2]}, generator);
+    labels_ = at::randint(options_.classes, {options_.images}, generator, at::kLong);
+    drawing_us_ = microseconds_since(start);
+    const at::Tensor order = at::randperm(options_.images, generator, at::kLong);
+    order_ = order.slice(0, group_.rank(), options_.images, group_.size());
+  }
+
+  at::Tensor loss_of(const at::Tensor& images, const at::Tensor& labels) {
+    std::vector<at::IValue> inputs = {images};
+    const at::IValue output = wrapper_ ? wrapper_->forward(std::move(inputs)) : network_.forward(std::move(inputs));
+    return options_.nll_loss ? at::nll_loss(output.toTensor(), labels)
+                             : at::cross_entropy_loss(output.toTensor(), labels);
+  }
+
+  void average() {
+    for (const at::Tensor& parameter : parameters_) {
+      at::Tensor gradient = parameter.grad();
+      group_.all_reduce(std::span(gradient.data_ptr<float>(), static_cast<std::size_t>(gradient.numel()))).wait();
+      gradient /= group_.size();
+    }
+  }
+
+  ScriptStepsOptions options_;
+  ddp::ProcessGroup& group_;
+  ScriptModule network_;
+  std::vector<at::Tensor> parameters_;
+  ::torch::optim::SGD optimizer_;
+  std::optional<Wrapper> wrapper_;  // of ScriptSync::wrapper
+  at::Tensor images_, labels_, order_, total_ = at::zeros({});
+  double drawing_us_ = 0;
+  std::int64_t done_ = 0;
+};
+
+}  // namespace
+}  // namespace duet::torch
+
+extern "C" duet::ddp::ScriptSteps* duet_torch_steps(const duet::ddp::ScriptStepsOptions* options,
+                                                    duet::ddp::ProcessGroup* group) {
+  return new duet::torch::Steps(*options, *group);
+}
