@@ -1,7 +1,6 @@
 // TorchScript files.
 #pragma once
 
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/script.h>
 
 #include <string>
@@ -11,10 +10,8 @@
 
 namespace duet::torch {
 
-/// Without LibTorch's compiler, which the wheels do not have, and which in Debian 13's 2.6 does not come back. Throws
-/// DataError that names the file.
+/// Throws DataError that names the file.
 inline ScriptModule load_script(const std::string& path) {
-  ::torch::jit::setTensorExprFuserEnabled(false);
   try {
     return ::torch::jit::load(path, at::kCPU);
   } catch (const c10::Error& error) {

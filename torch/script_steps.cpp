@@ -4,7 +4,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 #include <torch/optim/sgd.h>
 #include <torch/script.h>
 #include <torch/version.h>
@@ -50,8 +49,6 @@ class Steps final : public ddp::ScriptSteps {
         optimizer_(parameters_, ::torch::optim::SGDOptions(kLearningRate).momentum(kMomentum)) {
     require<UsageError>(options.rows >= 1 && options.images / group.size() > options.rows, options.images,
                         " images for ", group.size(), " ranks with batches of ", options.rows);
-    // As PyTorch runs it in Python: TorchScript's passes would fuse operators and differentiate some by themselves.
-    ::torch::jit::setGraphExecutorOptimize(false);
     at::set_num_threads(options.threads);
     at::manual_seed(kSeed);
     draw();

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -86,9 +87,12 @@ decltype(auto) call(Module& module, Inputs&&... inputs) {
   return module.forward(std::forward<Inputs>(inputs)...);
 }
 
-/// The inputs of a TorchScript module become its list of values; such a list is taken as it is.
+/// The inputs of a TorchScript module become its list of values; such a list is taken as it is. Runs without LibTorch's
+/// graph optimiser, whose second run of a module has other bits than its first, and which in Debian 13's 2.6 does not
+/// come back from some.
 template <class... Inputs>
 at::IValue call(ScriptModule& module, Inputs&&... inputs) {
+  const ::torch::jit::GraphOptimizerEnabledGuard without_optimiser(false);
   if constexpr ((std::is_same_v<std::remove_cvref_t<Inputs>, std::vector<at::IValue>> && ...) && sizeof...(Inputs) == 1)
     return module.forward(std::forward<Inputs>(inputs)...);
   else

@@ -139,11 +139,22 @@ TEST_CASE("a module of LibTorch trains as LibTorch trains it") {
 }
 
 TEST_CASE("with equal_bits a module of LibTorch ends with the same bits on 1, 2, 4 and 8 devices") {
-  const auto single = net(true);
+  ::torch::jit::Module script("Net");
+  ::torch::manual_seed(3);
+  script.register_parameter("first", ::torch::randn({kIn, 16}).requires_grad_(), false);
+  script.register_parameter("shift", ::torch::randn({16}).requires_grad_(), false);
+  script.register_parameter("last", ::torch::randn({16, kClasses}).requires_grad_(), false);
+  script.define(
+      "def forward(self, x):\n"
+      "    hidden = torch.layer_norm(torch.tanh(x @ self.first + self.shift), [16])\n"
+      "    return torch.sigmoid(hidden) * hidden @ self.last\n");
+  const bool scripted = GENERATE(false, true);
+  const auto make = [&] { return scripted ? duet::torch::adapt(script, {.equal_bits = true}) : net(true); };
+  const auto single = make();
   CHECK(single->sums_by_blocks());
   train(*single, [&](const Tensor& x) { return (*single)(x); });
   for (const int devices : {2, 4, 8}) {
-    const auto model = net(true);
+    const auto model = make();
     duet::dp::DataParallel parallel(*model, {.devices = duet::first_devices(DeviceKind::cpu, devices)});
     train(*model, [&](const Tensor& x) { return parallel(x); });
     CHECK(values(*model) == values(*single));
