@@ -12,7 +12,6 @@
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
-#include "lib/half.h"
 
 namespace duet::ddp {
 namespace {
@@ -89,24 +88,10 @@ void set_to_zero(const Buffer& buffer) {
   copy(zeros(tensor.shape(), tensor.dtype(), tensor.device()), tensor);
 }
 
-void scale_halves(const Buffer& buffer, float factor) {
-  const std::span halves(static_cast<std::uint16_t*>(buffer.data), static_cast<std::size_t>(buffer.count));
-  for (std::uint16_t& half : halves)
-    half = buffer.dtype == DType::f16 ? to_f16(from_f16(half) * factor) : to_bf16(from_bf16(half) * factor);
-}
-
 void scale(const Buffer& buffer, double factor) {
   if (factor == 1.0) return;
   if (factor == 0.0) return set_to_zero(buffer);
-  const bool on_host = buffer.device.kind == DeviceKind::cpu;
-  if (on_host && buffer.dtype == DType::f64) {
-    const Tensor values = tensor_of(buffer);
-    for (double& value : values.span<double>()) value *= factor;
-    return;
-  }
-  if (on_host && (buffer.dtype == DType::f16 || buffer.dtype == DType::bf16))
-    return scale_halves(buffer, static_cast<float>(factor));
-  require<UsageError>(buffer.dtype == DType::f32, "cannot scale gradients of ", buffer.dtype, " on ", buffer.device);
+  require<UsageError>(buffer.dtype == DType::f32, "cannot scale gradients of ", buffer.dtype, ", only of f32");
   backend(buffer.device.kind).scale(tensor_of(buffer), static_cast<float>(factor));
 }
 

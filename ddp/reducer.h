@@ -76,7 +76,7 @@ class Reducer {
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
 
   /// From the next bucket on each gradient is multiplied by this before it is sent (PyTorch: 1 / world size). 1 leaves
-  /// the bits alone, 0 sets to zero.
+  /// the bits alone, 0 sets to zero; for others gradients are f32, or sending them throws UsageError.
   void set_scale(double scale) { scale_ = scale; }
 
   /// The slot's gradient is complete. Throws UsageError that names a slot marked twice, or one that was not ready in

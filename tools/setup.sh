@@ -94,9 +94,9 @@ fi
 if [ "${1:-}" = --torch ] && ! why=$(tools/find_torch.py 2>&1 >/dev/null); then
   # The limit is for the mirror alone: it would leave packages behind that are half installed.
   absent=(libtorch-dev python3-torch)
-  if ! { [ -n "$apt" ] && as_root apt-get update -qq && as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null &&
+  if ! { [ -n "$apt" ] && as_root timeout 60 apt-get update -qq && as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null &&
     as_root "${install[@]}" "${absent[@]}" >/dev/null; }; then
-    echo "setup: LibTorch could not be fetched in two minutes, and none was found: $why" >&2
+    echo "setup: LibTorch could not be fetched in two minutes, or not be installed, and none was found: $why" >&2
     exit 1
   fi
   touch meson_options.txt  # build folders that were set up without it look again

@@ -61,7 +61,8 @@ class GradientHooks {
 class BackwardEnd {
  public:
   /// Within a backward: ended() is called when it has computed all gradients, in any of LibTorch's threads, where the
-  /// streams of the caller of backward() are current and come after all gradients. One that throws before drops it.
+  /// streams of the caller of backward() are current and come after all gradients. If backward throws first, it is not
+  /// called.
   void expect(std::function<void()> ended) {
     run_ = std::make_shared<std::atomic<bool>>(false);
     ::torch::autograd::Engine::get_default_engine().queue_callback(

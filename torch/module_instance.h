@@ -54,6 +54,8 @@ class InstanceOf final : public ModuleInstance {
   at::IValue run_script(const at::Tensor& x) {
     try {
       return call(*module_, x);
+    } catch (const Error&) {
+      throw;
     } catch (const std::runtime_error& error) {
       throw UsageError(concat("LibTorch: ", error.what()));
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <cstddef>
@@ -98,6 +99,7 @@ class ModuleSynchroniser {
       const DuetWork zeros_after_the_last_step(layout_.device());
       if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
     };
+    const c10::DeviceGuard guard(layout_.device());  // the zeros of ranks that have ended change it
     synchroniser_.join(body, {.by_rows = options_.rule == ddp::GradientRule::rows,
                               .step_begins = step_begins,
                               .parameters_and_buffers = parameters_and_buffers});
@@ -106,7 +108,7 @@ class ModuleSynchroniser {
  private:
   friend class BlockSteps;
 
-  /// Makes hooks of one backward take turns: LibTorch has a thread for each kind of device that it passes.
+  /// Makes hooks of one backward take turns: LibTorch runs backward in a thread per device.
   class InHook {
    public:
     explicit InHook(ModuleSynchroniser& module) : lock_(module.hooks_mutex_), guard_(module.layout_.device()) {}
@@ -203,7 +205,7 @@ class ModuleSynchroniser {
     }
     require<UsageError>(own.layout() == at::kStrided, "the gradient of ", name, " is sparse: duet sums dense ones");
     if (gradients_.holds(i, own)) {
-      scale_ == 0 ? own.zero_() : own.mul_(scale_);
+      if (scale_ != 1) scale_ == 0 ? own.zero_() : own.mul_(scale_);
       return;
     }
     require<UsageError>(!own.requires_grad(), "the gradient of ", name,
@@ -211,7 +213,7 @@ class ModuleSynchroniser {
     require<UsageError>(own.scalar_type() == gradients_[i].scalar_type() && own.sizes() == gradients_[i].sizes(),
                         "the gradient of ", name, " is ", shape_text(own), ", expected ", shape_text(gradients_[i]),
                         ": the module was converted after it was wrapped");
-    scale_ == 0 ? place.zero_() : at::mul_out(place, own, at::scalar_tensor(scale_, at::kDouble));
+    scale_ == 0 ? place.zero_() : at::mul_out(place, own, at::native::wrapped_scalar_tensor(scale_));
     own = place;
   }
 

@@ -16,7 +16,7 @@ inline ScriptModule load_script(const std::string& path) {
     return ::torch::jit::load(path, at::kCPU);
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw DataError(concat(path, ": not a TorchScript file: ", text.substr(0, text.find('\n'))));
+    throw DataError(concat(path, ": cannot load TorchScript: ", text.substr(0, text.find('\n'))));
   }
 }
 

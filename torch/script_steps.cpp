@@ -110,7 +110,7 @@ class Steps final : public ddp::ScriptSteps {
 
   at::Tensor loss_of(const at::Tensor& images, const at::Tensor& labels) {
     std::vector<at::IValue> inputs = {images};
-    const at::IValue output = wrapper_ ? wrapper_->forward(std::move(inputs)) : network_.forward(std::move(inputs));
+    const at::IValue output = wrapper_ ? wrapper_->forward(std::move(inputs)) : call(network_, std::move(inputs));
     return options_.nll_loss ? at::nll_loss(output.toTensor(), labels)
                              : at::cross_entropy_loss(output.toTensor(), labels);
   }

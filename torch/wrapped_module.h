@@ -88,8 +88,7 @@ decltype(auto) call(Module& module, Inputs&&... inputs) {
 }
 
 /// The inputs of a TorchScript module become its list of values; such a list is taken as it is. Runs without LibTorch's
-/// graph optimiser, whose second run of a module has other bits than its first, and which in Debian 13's 2.6 does not
-/// come back from some.
+/// graph optimiser, whose second run of a module has other bits than its first, and which hangs in Debian 13's 2.6.
 template <class... Inputs>
 at::IValue call(ScriptModule& module, Inputs&&... inputs) {
   const ::torch::jit::GraphOptimizerEnabledGuard without_optimiser(false);

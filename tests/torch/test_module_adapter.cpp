@@ -213,7 +213,7 @@ TEST_CASE("a TorchScript file is a network") {
   CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}),
                     ContainsSubstring("LibTorch: ") && ContainsSubstring("three channels"));
   duet_test::write_text(file, "no archive");
-  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: not a TorchScript file: "));
+  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: cannot load TorchScript: "));
 }
 
 TEST_CASE("steps of a TorchScript file bring gradients together by the wrapper as by averaging") {
@@ -249,5 +249,5 @@ TEST_CASE("steps of a TorchScript file bring gradients together by the wrapper a
   options.rows = options.images;
   CHECK_THROWS_WITH(duet::ddp::make_script_steps(options, alone), "64 images for 1 ranks with batches of 64");
   options.file = scratch.path("nothing.pt");
-  CHECK_THROWS_WITH(duet::ddp::make_script_steps(options, alone), ContainsSubstring("not a TorchScript file"));
+  CHECK_THROWS_WITH(duet::ddp::make_script_steps(options, alone), ContainsSubstring("cannot load TorchScript"));
 }
