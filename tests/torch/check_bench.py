@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 
+from checks import report
+
 RANKS = 2
 # As many ranks, or one with as many threads.
 PEERS = {"torch": 1, "torch, tuned": 1, "torch ddp": RANKS, "torch ddp, tuned": RANKS, "torch ddp over duet": RANKS}
@@ -27,9 +29,7 @@ def main(duet):
     command = [duet, "bench", "step", "--data", "synthetic", "--vs-torch", sys.executable, "--json", *options]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     if run.returncode != 0:
-        print(run.stdout + run.stderr)
-        print("0 passed, 1 failed, 0 skipped")
-        return 1
+        return report({f"exit code {run.returncode}\n{run.stdout}{run.stderr}": False})
     found = json.loads(run.stdout)
     rows = {row["name"]: row for row in found["rows"]}
     checks = {f"notes: {found['notes']}": found["notes"] == [], f"LibTorch: {found['libtorch']}": found["libtorch"] is not None}
@@ -38,11 +38,7 @@ def main(duet):
         good = row is not None and row["devices"] == ranks and is_whole(row)
         compared = name in LIBTORCH or name == "torch ddp over duet"
         checks[f"{name}: {row}"] = good and compared == ("torch ddp" in row["times_as_fast_as"])
-    for name, good in checks.items():
-        if not good:
-            print("FAILED:", name)
-    print(f"{sum(checks.values())} passed, {len(checks) - sum(checks.values())} failed, 0 skipped")
-    return 0 if all(checks.values()) else 1
+    return report(checks)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 
+from checks import report
+
 WRAPPER_LINES = 18
 
 
@@ -36,11 +38,7 @@ def main(duet, mnist, train_ddp, sources):
         f"2 ranks: {ranks}": len(ranks) == 2 and not isinstance(ranks, str) and ranks[1] < ranks[0] < 2.4,
         "more than the wrapper's lines differ:\n" + "\n".join(changed): len(changed) <= WRAPPER_LINES,
     }
-    for name, good in checks.items():
-        if not good:
-            print("FAILED:", name)
-    print(f"{sum(checks.values())} passed, {len(checks) - sum(checks.values())} failed, 0 skipped")
-    return 0 if all(checks.values()) else 1
+    return report(checks)
 
 
 if __name__ == "__main__":
