@@ -21,7 +21,8 @@ SKIPPED = 77
 TRAIN = ["train", "--quiet", "--data", "synthetic", "--train-images", "333", "--test-images", "200", "--lr", "0.05",
          "--batch", "64", "--epochs", "1"]
 COMMANDS = {
-    "torchrun": ["--standalone", "--no-python", f"--nproc-per-node={RANKS}"],
+    # Debian 12's torchrun, 1.13 under Python 3.11, takes no dashes, and fails on the defaults of --redirects and --tee.
+    "torchrun": ["--standalone", "--no_python", f"--nproc_per_node={RANKS}", "--redirects=1", "--tee=1"],
     # Containers often run as root, and on fewer cores than ranks.
     "mpirun": ["--allow-run-as-root", "--oversubscribe", "-np", str(RANKS)],
     "srun": [f"--ntasks={RANKS}", "--nodes=1", "--overcommit"],
