@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 #include <torch/version.h>
 
 #include <optional>
@@ -65,6 +66,47 @@ class DuetWork {
 
   c10::DeviceGuard guard_;
   c10::Device device_;
+};
+
+/// LibTorch's work on memory of duet's: what its current stream is asked for while this lives runs after duet's work so
+/// far, and duet's work from then on after it. The thread's current device is that device meanwhile. Used by one
+/// thread.
+class TorchWork {
+ public:
+  /// Throws DeviceError where LibTorch has no such device.
+  explicit TorchWork(Device device) : order_(loaded(device)) { order_.before_torch(); }
+  ~TorchWork() {
+    if (ended_) return;
+    try {
+      order_.after_torch();
+    } catch (const Error&) {  // that of the work is on its way
+    }
+  }
+  TorchWork(const TorchWork&) = delete;
+  TorchWork& operator=(const TorchWork&) = delete;
+
+  /// Orders what comes after duet's work so far once more: for memory that duet has allocated meanwhile.
+  void after_duet() const { order_.before_torch(); }
+  /// Ends the work; not called where it throws.
+  void end() {
+    ended_ = true;
+    order_.after_torch();
+  }
+
+ private:
+  /// libtorch_cuda registers the device type when it is loaded, but programs use none of its functions by name.
+  static c10::Device loaded(Device device) {
+    const c10::Device own = torch_device(device);
+    if (c10::impl::hasDeviceGuardImpl(own.type())) return own;
+    const char* const file = "libtorch_cuda.so";
+    const bool opened = ::dlopen(file, RTLD_NOW | RTLD_LOCAL) != nullptr;
+    require<DeviceError>(opened && c10::impl::hasDeviceGuardImpl(own.type()), "LibTorch ", TORCH_VERSION, " has no ",
+                         own.str(), ": ", opened ? concat(file, " does not register it") : ::dlerror());
+    return own;
+  }
+
+  DuetWork order_;
+  bool ended_ = false;
 };
 
 }  // namespace duet::torch

@@ -138,18 +138,9 @@ class DataParallel {
       return std::dynamic_pointer_cast<Module>(module.clone());
   }
 
-  static void move(Module& module, const at::Device& device) {
-    using Base = std::conditional_t<std::same_as<Module, ScriptModule>, ScriptModule, ::torch::nn::Module>;
-    try {
-      static_cast<Base&>(module).to(device);
-    } catch (const c10::Error& error) {
-      throw DeviceError(concat("LibTorch: ", error.what_without_backtrace()));
-    }
-  }
-
   void add_replica(std::shared_ptr<Module> module) {
     const at::Device device = torch_device(devices_[replicas_.size()]);
-    if (device.is_cuda()) move(*module, device);
+    if (device.is_cuda()) move_to(*module, device);
     Replica replica{module, tensors_of(*module)};
     const auto check = [&](const std::vector<NamedTensorRef>& own, const std::vector<NamedTensorRef>& first) {
       require<UsageError>(own.size() == first.size(), "replica ", replicas_.size(), " has ", own.size(),

@@ -20,9 +20,11 @@
 #include "lib/ops/ops.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"
+#include "torch/device_order.h"
 #include "torch/module_instance.h"
 #include "torch/module_parts.h"
 #include "torch/tape_node.h"
+#include "torch/tensor_view.h"
 #include "torch/tensors.h"
 #include "torch/wrapped_module.h"
 
@@ -35,11 +37,12 @@ struct ModuleAdapterOptions {
   bool equal_bits = false;
 };
 
-/// Takes one tensor (N, ...), Float or of i64, and gives one (N, ...) Float. Its parameters and buffers are duet's, and
-/// LibTorch computes with them in place, so that optimizers, replicas and checkpoints of both sides see the same
-/// values; names are LibTorch's. Devices that train at the same time have an instance of the module each. All gradients
-/// arrive at the end of its backward: ddp hides no communication behind it, which duet::torch::DistributedDataParallel
-/// does. Errors of LibTorch are UsageErrors with its text.
+/// Takes one tensor (N, ...), Float or of i64, and gives one (N, ...) Float, on CPUs, or on GPUs where LibTorch has
+/// c10::Stream::native_handle(), else a DeviceError. Its parameters and buffers are duet's, and LibTorch computes with
+/// them in place, so that optimizers, replicas and checkpoints of both sides see the same values; names are LibTorch's.
+/// Devices that train at the same time have an instance of the module each. All gradients arrive at the end of its
+/// backward: ddp hides no communication behind it, which duet::torch::DistributedDataParallel does. Errors of LibTorch
+/// are UsageErrors with its text.
 class ModuleAdapter : public ModulePart {
  public:
   explicit ModuleAdapter(const MakeInstance& make, const ModuleAdapterOptions& options = {})
@@ -58,7 +61,6 @@ class ModuleAdapter : public ModulePart {
       : ModulePart(first->tree()), options_(options), pool_(std::make_shared<InstancePool>(make, std::move(first))) {}
 
   Variable run(nn::Context& context, const Variable& x) const {
-    require<DeviceError>(x.device().kind == DeviceKind::cpu, "LibTorch computes on CPU devices here, got ", x.device());
     require<ShapeError>(x.shape().rank() >= 1 && (x.value().dtype() == DType::f32 || x.value().dtype() == DType::i64),
                         "got ", x.shape(), " ", name(x.value().dtype()), ", expected (N, ...) of f32 or i64");
     set_threads(x.device());
@@ -68,11 +70,13 @@ class ModuleAdapter : public ModulePart {
     bool recorded = x.requires_grad();
     for (const Variable& value : values) recorded = recorded || value.requires_grad();
     recorded = recorded && grad_enabled();
-    std::shared_ptr<BoundInstance> instance = InstancePool::take(pool_);
-    instance->bind(values, buffers, context.training);
+    TorchWork work(x.device());
+    std::shared_ptr<BoundInstance> instance = InstancePool::take(pool_, torch_device(x.device()));
+    instance->bind(values, buffers, torch_device(x.device()), context.training);
     const Blocks blocks = blocks_of_run(x.value());
     Tensor result;
-    std::vector<TorchRun> runs = run_all(*instance, x, blocks, recorded, result);
+    std::vector<TorchRun> runs = run_all(*instance, x, blocks, recorded, work, result);
+    work.end();
     if (!recorded) return Variable(result);
     const auto node = make_pooled<TorchNode>(std::move(instance), std::move(runs), blocks, x.device());
     node->add_edge(x.edge());
@@ -91,37 +95,39 @@ class ModuleAdapter : public ModulePart {
 
   /// Of several blocks the running statistics of the first count, as of several devices those of the first do.
   static std::vector<TorchRun> run_all(BoundInstance& instance, const Variable& x, const Blocks& blocks, bool recorded,
-                                       Tensor& result) {
+                                       const TorchWork& work, Tensor& result) {
     const at::AutoGradMode mode(recorded);
     std::vector<TorchRun> runs;
     std::vector<at::Tensor> first;
     for (int i = 0; i < blocks.leaf_count; ++i) {
       TorchRun& run = runs.emplace_back(TorchRun{blocks.leaf(i), {}, {}});
       if (run.rows.rows() == 0 && blocks.leaf_count > 1) continue;
-      run.input = view_of(x.value(), run.rows.begin, run.rows.end).requires_grad_(x.requires_grad());
+      run.input = rows_view(x.value(), run.rows.begin, run.rows.end).requires_grad_(x.requires_grad());
       run.output = instance.forward(run.input);
-      put(run, x.value(), result);
+      put(run, x.value(), work, result);
       if (blocks.leaf_count == 1 || !first.empty()) continue;
       for (const at::Tensor& buffer : instance.buffers()) first.push_back(buffer.detach().clone());
     }
     const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < first.size(); ++i)  // the tape may hold what did not change
-      if (at::Tensor& buffer = instance.buffers()[i]; !buffer.equal(first[i])) buffer.copy_(first[i]);
+    // Not as a change: a batch norm's tape holds its running statistics, though backward in training does not read
+    // them.
+    for (std::size_t i = 0; i < first.size(); ++i) instance.buffers()[i].variable_data().copy_(first[i]);
     return runs;
   }
 
   /// Copies a run's output to its rows of the result, which the first run makes.
-  static void put(const TorchRun& run, const Tensor& x, Tensor& result) {
+  static void put(const TorchRun& run, const Tensor& x, const TorchWork& work, Tensor& result) {
     const at::Tensor& output = run.output;
     require<ShapeError>(output.dim() >= 1 && output.size(0) == run.rows.rows() && output.scalar_type() == at::kFloat,
                         "it gives ", shape_text(output), " for ", run.rows.rows(), " rows, expected (", run.rows.rows(),
                         ", ...) Float");
     if (!result.defined()) {
-      result = empty(shape_of(output).with(0, x.size(0)));
+      result = empty(shape_of(output).with(0, x.size(0)), DType::f32, x.device());
       result.set_stamp(x.stamp());
+      work.after_duet();
     }
     const at::NoGradGuard no_grad;
-    view_of(result, run.rows.begin, run.rows.end).copy_(output);
+    rows_view(result, run.rows.begin, run.rows.end).copy_(output);
   }
 
   ModuleAdapterOptions options_;

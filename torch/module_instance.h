@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -16,6 +17,7 @@
 #include "lib/error.h"
 #include "lib/tensor.h"
 #include "torch/module_parts.h"
+#include "torch/tensor_view.h"
 #include "torch/wrapped_module.h"
 
 namespace duet::torch {
@@ -27,6 +29,8 @@ class ModuleInstance {
   virtual ModuleTree tree() const = 0;
   virtual at::Tensor forward(const at::Tensor& x) = 0;
   virtual void train(bool on) = 0;
+  /// Moves all its tensors, which stay the same objects.
+  virtual void to(const at::Device& device) = 0;
 };
 
 /// Makes an instance; all of them have the same tensors and, of those that are no parameters or buffers, values.
@@ -48,6 +52,7 @@ class InstanceOf final : public ModuleInstance {
     }
   }
   void train(bool on) override { module_->train(on); }
+  void to(const at::Device& device) override { move_to(*module_, device); }
 
  private:
   /// TorchScript's interpreter throws what a script raises, and in 1.13 what an operator throws, as no c10::Error.
@@ -70,24 +75,29 @@ class BoundInstance {
   explicit BoundInstance(std::unique_ptr<ModuleInstance> instance) : instance_(std::move(instance)) {
     append_tensors(instance_->tree(), parameters_, buffers_);
   }
-  /// Lets it compute with these values, in place.
-  void bind(const std::vector<Variable>& values, const std::vector<Tensor>& buffers, bool training) {
-    for (std::size_t i = 0; i < values.size(); ++i) place(parameters_[i], values[i].value().raw());
-    for (std::size_t i = 0; i < buffers.size(); ++i) place(buffers_[i], buffers[i].raw());
+  /// Makes it compute with these values, in place, on their device.
+  void bind(const std::vector<Variable>& values, const std::vector<Tensor>& buffers, const at::Device& device,
+            bool training) {
+    if (device != device_) instance_->to(device);
+    device_ = device;
+    for (std::size_t i = 0; i < values.size(); ++i) place(parameters_[i], values[i].value());
+    for (std::size_t i = 0; i < buffers.size(); ++i) place(buffers_[i], buffers[i]);
     instance_->train(training);
   }
   at::Tensor forward(const at::Tensor& x) { return instance_->forward(x); }
+  const at::Device& device() const { return device_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   std::vector<at::Tensor>& buffers() { return buffers_; }
 
  private:
-  static void place(at::Tensor& tensor, void* memory) {
-    if (tensor.numel() > 0 && tensor.data_ptr() != memory)
-      tensor.set_data(at::from_blob(memory, tensor.sizes(), tensor.options().requires_grad(false)));
+  static void place(at::Tensor& tensor, const Tensor& memory) {
+    if (tensor.numel() > 0 && tensor.data_ptr() != memory.raw())
+      tensor.set_data(torch_view(memory, tensor.scalar_type(), tensor.sizes()));
   }
 
   std::unique_ptr<ModuleInstance> instance_;
   std::vector<at::Tensor> parameters_, buffers_;
+  at::Device device_{at::kCPU};
 };
 
 /// Instances that no tape holds. Thread-safe.
@@ -96,11 +106,14 @@ class InstancePool {
   InstancePool(MakeInstance make, std::unique_ptr<ModuleInstance> first) : make_(std::move(make)) {
     free_.push_back(std::make_unique<BoundInstance>(std::move(first)));
   }
-  /// One that comes back when its last user goes.
-  static std::shared_ptr<BoundInstance> take(const std::shared_ptr<InstancePool>& pool) {
+  /// One that comes back when its last user goes; if it can be, one that was on this device last.
+  static std::shared_ptr<BoundInstance> take(const std::shared_ptr<InstancePool>& pool, const at::Device& device) {
     std::unique_ptr<BoundInstance> taken;
     {
       const std::lock_guard lock(pool->mutex_);
+      const auto here = std::find_if(pool->free_.begin(), pool->free_.end(),
+                                     [&](const auto& instance) { return instance->device() == device; });
+      if (here != pool->free_.end()) std::iter_swap(here, pool->free_.end() - 1);
       if (!pool->free_.empty()) {
         taken = std::move(pool->free_.back());
         pool->free_.pop_back();

@@ -19,8 +19,10 @@
 #include "lib/error.h"
 #include "lib/shape.h"
 #include "lib/tensor.h"
+#include "torch/device_order.h"
 #include "torch/module_instance.h"
 #include "torch/module_parts.h"
+#include "torch/tensor_view.h"
 
 namespace duet::torch {
 
@@ -37,16 +39,9 @@ auto with_duet_errors(Task&& task) {
 /// The calling thread computes with as many threads as duet's devices do.
 inline void set_threads(Device device) {
   thread_local int threads = 0;
+  if (device.kind != DeviceKind::cpu) return;
   const int wanted = backend(device.kind).threads_per_device();
   if (std::exchange(threads, wanted) != wanted) at::set_num_threads(wanted);
-}
-
-inline at::Tensor view_of(const Tensor& tensor, std::int64_t begin, std::int64_t end) {
-  const at::ScalarType type = tensor.dtype() == DType::i64 ? at::kLong : at::kFloat;
-  std::vector<std::int64_t> sizes(tensor.shape().begin(), tensor.shape().end());
-  const std::int64_t row = tensor.shape().count_from(1) * static_cast<std::int64_t>(size_of(tensor.dtype()));
-  sizes.at(0) = end - begin;
-  return at::from_blob(static_cast<std::byte*>(tensor.raw()) + begin * row, sizes, at::TensorOptions(type));
 }
 
 /// One forward of LibTorch on some rows of the batch.
@@ -68,30 +63,41 @@ class TorchNode final : public Node {
 
   void backward(const Gradients& gradients) override {
     if (!gradients.outputs[0].defined()) return;
-    with_duet_errors([&] { run_backward(gradients); });
+    with_duet_errors([&] {
+      TorchWork work(device_);
+      run_backward(gradients, work);
+      work.end();
+    });
   }
 
  private:
   using Found = std::vector<at::Tensor>;  // by edge; undefined where there is none
 
-  void run_backward(const Gradients& gradients) {
+  void run_backward(const Gradients& gradients, const TorchWork& work) {
     set_threads(device_);
     std::vector<Found> leaves(runs_.size());
     for (std::size_t i = 0; i < runs_.size(); ++i) leaves[i] = gradients_of(runs_[i], gradients);
     const at::NoGradGuard no_grad;
-    if (gradients.wanted(0)) put_input_gradient(leaves, gradients);
+    const at::Tensor input = input_gradient(leaves);
     for (int i = 0; i < blocks_.addition_count; ++i) {
       const auto [to, from] = blocks_.addition(i);
       for (std::size_t edge = 1; edge < gradients.edges.size(); ++edge)
         add(leaves[static_cast<std::size_t>(to)][edge], leaves[static_cast<std::size_t>(from)][edge]);
     }
-    for (std::size_t edge = 1; edge < gradients.edges.size(); ++edge) {
+    leaves[0][0] = input;
+    for (std::size_t edge = 0; edge < gradients.edges.size(); ++edge) {
+      if (leaves[0][edge].defined())
+        gradients.place(edge, shape_of(leaves[0][edge]), device_);
+      else
+        gradients.inputs[edge] = Tensor();  // else the place would count as a gradient
+    }
+    work.after_duet();
+    for (std::size_t edge = 0; edge < gradients.edges.size(); ++edge) {
       const at::Tensor& sum = leaves[0][edge];
       if (!sum.defined()) continue;
-      const at::Tensor& parameter = instance_->parameters()[edge - 1];
-      const Tensor& to = gradients.place(edge, shape_of(parameter), device_);
-      const at::Tensor place = at::from_blob(to.raw(), parameter.sizes(), at::TensorOptions(at::kFloat));
-      blocks_.add_zero ? at::add_out(const_cast<at::Tensor&>(place), sum, 0.0F) : place.copy_(sum);
+      at::Tensor place = torch_view(gradients.inputs[edge], at::kFloat, sum.sizes());
+      const bool adds_zero = blocks_.add_zero && edge > 0;
+      adds_zero ? at::add_out(place, sum, 0.0F) : place.copy_(sum);
     }
   }
 
@@ -105,21 +111,23 @@ class TorchNode final : public Node {
       inputs.push_back(edge == 0 ? run.input : instance_->parameters()[edge - 1]);
       edges.push_back(edge);
     }
-    const at::Tensor gradient = view_of(gradients.outputs[0], run.rows.begin, run.rows.end);
+    const at::Tensor gradient = rows_view(gradients.outputs[0], run.rows.begin, run.rows.end);
     const auto all = ::torch::autograd::grad({run.output}, inputs, {gradient.view_as(run.output)}, {}, false,
                                              /*allow_unused=*/true);
     for (std::size_t i = 0; i < edges.size(); ++i) found[edges[i]] = all[i];
     return found;
   }
 
-  void put_input_gradient(const std::vector<Found>& leaves, const Gradients& gradients) const {
-    const Tensor& like = gradients.outputs[0];
-    Shape shape;
-    for (const TorchRun& run : runs_)
-      if (run.input.defined() && shape.rank() == 0) shape = shape_of(run.input).with(0, like.size(0));
-    const Tensor& to = gradients.place(0, shape, device_);
-    for (std::size_t i = 0; i < runs_.size(); ++i)
-      if (leaves[i][0].defined()) view_of(to, runs_[i].rows.begin, runs_[i].rows.end).copy_(leaves[i][0]);
+  /// Of all rows; undefined where none got one.
+  at::Tensor input_gradient(const std::vector<Found>& leaves) const {
+    std::vector<at::Tensor> rows;
+    bool any = false;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      if (!runs_[i].input.defined()) continue;
+      any = any || leaves[i][0].defined();
+      rows.push_back(leaves[i][0].defined() ? leaves[i][0] : at::zeros_like(runs_[i].input));
+    }
+    return any ? at::cat(rows, 0) : at::Tensor();
   }
 
   static void add(at::Tensor& to, const at::Tensor& from) {

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/nn/module.h>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/error.h"
 #include "torch/tensors.h"
 
 namespace duet::torch {
@@ -85,6 +87,17 @@ inline ModuleTensors tensors_of(const ScriptModule& module) {
 template <NnModule Module, class... Inputs>
 decltype(auto) call(Module& module, Inputs&&... inputs) {
   return module.forward(std::forward<Inputs>(inputs)...);
+}
+
+/// Moves the module's tensors, which stay the same objects. Throws DeviceError where LibTorch cannot.
+template <AnyModuleType Module>
+void move_to(Module& module, const at::Device& device) {
+  using Base = std::conditional_t<std::same_as<Module, ScriptModule>, ScriptModule, ::torch::nn::Module>;
+  try {
+    static_cast<Base&>(module).to(device);
+  } catch (const c10::Error& error) {
+    throw DeviceError(concat("LibTorch: ", error.what_without_backtrace()));
+  }
 }
 
 /// The inputs of a TorchScript module become its list of values; such a list is taken as it is. Runs without LibTorch's

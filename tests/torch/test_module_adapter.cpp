@@ -15,6 +15,8 @@
 #include "dp/data_parallel.h"
 #include "lib/device.h"
 #include "lib/error.h"
+#include "lib/nn/chain.h"
+#include "lib/nn/layers.h"
 #include "lib/nn/network_module.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
@@ -38,7 +40,7 @@ namespace ops = duet::ops;
 
 namespace {
 
-constexpr std::int64_t kRows = 12, kIn = 6, kClasses = 5;
+constexpr std::int64_t kRows = 16, kIn = 6, kClasses = 5;
 
 struct NetImpl : ::torch::nn::Module {
   ::torch::nn::Linear first{register_module("first", ::torch::nn::Linear(kIn, 7))};
@@ -148,8 +150,15 @@ TEST_CASE("with equal_bits a module of LibTorch ends with the same bits on 1, 2,
       "def forward(self, x):\n"
       "    hidden = torch.layer_norm(torch.tanh(x @ self.first + self.shift), [16])\n"
       "    return torch.sigmoid(hidden) * hidden @ self.last\n");
-  const bool scripted = GENERATE(false, true);
-  const auto make = [&] { return scripted ? duet::torch::adapt(script, {.equal_bits = true}) : net(true); };
+  const auto normed = [] {
+    return ::torch::nn::Sequential(::torch::nn::Linear(kIn, 7), ::torch::nn::BatchNorm1d(7), ::torch::nn::Tanh(),
+                                   ::torch::nn::Linear(7, kClasses));
+  };
+  const std::string kind = GENERATE("class", "batch norm", "script");
+  const auto make = [&] {
+    if (kind == "batch norm") return duet::torch::adapt(normed, 3, {.equal_bits = true});
+    return kind == "script" ? duet::torch::adapt(script, {.equal_bits = true}) : net(true);
+  };
   const auto single = make();
   CHECK(single->sums_by_blocks());
   train(*single, [&](const Tensor& x) { return (*single)(x); });
@@ -159,6 +168,45 @@ TEST_CASE("with equal_bits a module of LibTorch ends with the same bits on 1, 2,
     train(*model, [&](const Tensor& x) { return parallel(x); });
     CHECK(values(*model) == values(*single));
   }
+}
+
+TEST_CASE("with equal_bits a batch of fewer rows than blocks has the same bits on 1, 2, 4 and 8 devices") {
+  const auto step = [](int devices) {
+    const auto model = net(true);
+    duet::dp::DataParallel parallel(*model, {.devices = duet::first_devices(DeviceKind::cpu, devices)});
+    const Batch batch(0);
+    Tensor x = batch.x().rows(0, 3);
+    x.set_stamp({.step = 1, .first = 0, .global = 3});
+    ops::cross_entropy(parallel(x), batch.y().rows(0, 3)).backward();
+    const auto all = model->parameters().gradients().span<float>();
+    return std::vector<float>(all.begin(), all.end());
+  };
+  const auto single = step(1);
+  for (const int devices : {2, 4, 8}) CHECK(step(devices) == single);
+}
+
+TEST_CASE("a parameter that a LibTorch module did not use has no gradient, whatever an earlier step left") {
+  struct Branches : ::torch::nn::Module {
+    ::torch::nn::Linear always{register_module("always", ::torch::nn::Linear(kIn, kClasses))};
+    ::torch::nn::Linear branch{register_module("branch", ::torch::nn::Linear(kIn, kClasses))};
+    at::Tensor forward(const at::Tensor& x) {
+      const at::Tensor y = always(x);
+      return x.size(0) > 2 ? y + branch(x) : y;
+    }
+  };
+  const bool equal_bits = GENERATE(false, true);
+  const auto model = duet::torch::adapt([] { return std::make_shared<Branches>(); }, 3, {.equal_bits = equal_bits});
+  const Batch batch(0);
+  const auto gradients = [&](std::int64_t rows) {
+    model->zero_grad();
+    Tensor x = batch.x().rows(0, rows);
+    ops::cross_entropy((*model)(x), batch.y().rows(0, rows)).backward();
+    std::vector<bool> there;
+    for (int slot = 0; slot < 4; ++slot) there.push_back(model->parameters().has_gradient(slot));
+    return there;
+  };
+  if (!equal_bits) CHECK(gradients(kRows) == std::vector<bool>{true, true, true, true});  // blocks have few rows
+  CHECK(gradients(2) == std::vector<bool>{true, true, false, false});
 }
 
 TEST_CASE("the gradient of a LibTorch module's input goes on along duet's tape") {
@@ -171,6 +219,31 @@ TEST_CASE("the gradient of a LibTorch module's input goes on along duet's tape")
   const at::Tensor input = batch.samples.clone().requires_grad_();
   ::torch::nn::functional::cross_entropy(expected(input), batch.labels).backward();
   CHECK(::torch::allclose(at::from_blob(x.grad().raw(), {kRows, kIn}), input.grad(), 1e-6, 1e-7));
+}
+
+TEST_CASE("backward of a LibTorch module reads its input where that was a temporary tensor") {
+  // A convolution's blocked result becomes a plain copy for LibTorch, which backward reads again.
+  nn::Sequential model;
+  model.add<nn::Conv2d>(16, 16, 3);
+  model.append(duet::torch::adapt([] { return ::torch::nn::Conv2d(16, 4, 6); }, 3));
+  model.add<nn::Flatten>();
+  Tensor x = duet::empty({2, 16, 8, 8});
+  for (std::int64_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i * 37 % 19) / 9 - 1;
+  const Tensor labels = zeros({2}, DType::i64);
+  const auto gradient = [&](bool reused) {
+    model.zero_grad();
+    const Variable loss = ops::cross_entropy(model(x), labels);
+    std::vector<Tensor> others;
+    for (int i = 0; reused && i < 8; ++i) {
+      others.push_back(duet::empty({2, 16, 6, 6}));
+      std::ranges::fill(others.back().span<float>(), 1e9F);
+    }
+    loss.backward();
+    const auto all = model.parameters().gradients().span<float>();
+    return std::vector<float>(all.begin(), all.end());
+  };
+  const bool same = gradient(true) == gradient(false);
+  CHECK(same);
 }
 
 TEST_CASE("what a LibTorch module cannot take is an error with its text") {

@@ -12,17 +12,25 @@
 #include <vector>
 
 #include "ddp/rank_threads.h"
+#include "dp/data_parallel.h"
+#include "lib/autograd/variable.h"
+#include "lib/device.h"
+#include "lib/ops/losses.h"
+#include "lib/optim/sgd.h"
+#include "lib/tensor.h"
 #include "tests/support/catch2.h"
 #include "tests/support/fake_cuda/simulator.h"
 #include "tests/torch/networks.h"
 #include "tests/torch/simulated_gpu.h"
 #include "torch/ddp.h"
 #include "torch/dp.h"
+#include "torch/module_adapter.h"
 
 using namespace duet_test;
 using duet::DeviceKind;
 using duet::ddp::ProcessGroup;
 using duet::torch::DistributedDataParallel;
+using duet_test::Approx;
 using Options = duet::torch::DistributedDataParallelOptions;
 
 namespace {
@@ -221,6 +229,69 @@ TEST_CASE("LibTorch on simulated GPUs: DataParallel's replicas learn what they d
   for (const std::uint64_t seed : {1U, 2U, 3U}) {
     duet_sim::reset(seed);
     check_same(train(DeviceKind::cuda, seed == 2), expected);
+  }
+}
+
+namespace {
+
+/// What a network of duet's may be: Float, with buffers, one of them not Float.
+struct PlainNet : nn::Module {
+  nn::Linear first{register_module("first", nn::Linear(6, 7))};
+  nn::LayerNorm norm{register_module("norm", nn::LayerNorm(std::vector<std::int64_t>{7}))};
+  nn::Linear last{register_module("last", nn::Linear(7, 3))};
+  Tensor shift{register_buffer("shift", torch::ones({}))};
+  Tensor mean{register_buffer("mean", torch::zeros({7}))};
+  Tensor forwards{register_buffer("forwards", torch::zeros({}, torch::kLong))};
+  Tensor forward(const Tensor& x) {
+    const Tensor hidden = torch::tanh(norm(first(x)) + shift);
+    if (is_training()) {
+      const torch::NoGradGuard no_grad;
+      forwards.add_(1);
+      mean.mul_(0.9).add_(hidden.mean(0), 0.1);
+    }
+    return last(hidden);
+  }
+};
+
+/// The bytes of all values after three steps of duet's loop.
+std::vector<std::vector<float>> learn_in_duet(DeviceKind kind, int devices) {
+  const auto model = duet::torch::adapt([] { return std::make_shared<PlainNet>(); }, 3, {.equal_bits = true});
+  const std::vector<duet::Device> list = duet::first_devices(kind, devices);
+  model->to(list[0]);
+  duet::optim::SGD sgd(*model, {.lr = 0.1F, .momentum = 0.9F});
+  duet::dp::DataParallel parallel(*model, {.devices = list});
+  const duet::Tensor x = duet::zeros({16, 6}), labels = duet::zeros({16}, duet::DType::i64);
+  for (std::int64_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i * 37 % 19) / 9 - 1;
+  for (std::int64_t i = 0; i < 16; ++i) labels.data<std::int64_t>()[i] = i % 3;
+  for (std::int64_t i = 0; i < 3; ++i) {
+    sgd.zero_grad();
+    const duet::Variable input(x.to(list[0]).set_stamp({.step = i, .first = 0, .global = 16}), true);
+    duet::ops::cross_entropy(parallel(input), labels.to(list[0])).backward();
+    sgd.step();
+  }
+  std::vector<std::vector<float>> values;
+  for (const duet::NamedTensor& entry : model->state_dict()) {
+    const duet::Tensor value = entry.tensor.to(duet::Device{});
+    if (value.dtype() == duet::DType::f32)
+      values.emplace_back(value.span<float>().begin(), value.span<float>().end());
+    else
+      values.push_back({static_cast<float>(value.data<std::int64_t>()[0])});
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("LibTorch on simulated GPUs: an adapted module learns what it does on CPUs") {
+  const auto on_cpus = learn_in_duet(DeviceKind::cpu, 1);
+  CHECK(learn_in_duet(DeviceKind::cpu, 2) == on_cpus);
+  const auto on_gpu = learn_in_duet(DeviceKind::cuda, 1);
+  REQUIRE(on_gpu.size() == on_cpus.size());
+  for (std::size_t i = 0; i < on_gpu.size(); ++i)
+    for (std::size_t k = 0; k < on_gpu[i].size(); ++k) CHECK(on_gpu[i][k] == Approx(on_cpus[i][k]).margin(1e-6));
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+    duet_sim::reset(seed);
+    CHECK(learn_in_duet(DeviceKind::cuda, seed == 3 ? 1 : 2) == on_gpu);
   }
 }
 
