@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,27 @@ class GradientHooks {
 
   std::vector<GradAccumulator> accumulators_;
   std::vector<std::uintptr_t> keys_;
+};
+
+/// Makes calls from LibTorch's threads take turns, and refuses them after close(): threads of a backward that threw may
+/// still run.
+class HookGate {
+ public:
+  /// Throws UsageError after close().
+  template <class Task>
+  void call(Task&& task) {
+    const std::lock_guard lock(mutex_);
+    require<UsageError>(open_, "backward runs through a DistributedDataParallel that was destroyed");
+    task();
+  }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+
+ private:
+  std::mutex mutex_;
+  bool open_ = true;
 };
 
 /// Follows one backward at a time to its end.

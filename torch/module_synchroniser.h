@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,11 +50,12 @@ class ModuleSynchroniser {
                        .find_unused_parameters = options.find_unused_parameters,
                        .static_graph = options.static_graph,
                        .comm_hook = options.comm_hook}),
-        hooks_(layout_.parameters(), [this](std::size_t i) { gradient_ready(i); }) {
+        hooks_(layout_.parameters(), [this, gate = gate_](std::size_t i) { gate->call([&] { gradient_ready(i); }); }) {
     for (const NamedTensorRef& parameter : tensors.parameters) parameters_.push_back(parameter.value);
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
     broadcast_parameters_and_buffers(0);
   }
+  ~ModuleSynchroniser() { gate_->close(); }
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
 
@@ -81,10 +81,12 @@ class ModuleSynchroniser {
     const ddp::RankWeights::Batch batch{.forward = synchroniser_.next_forward(), .rows = rows};
     visit_tensors(output, [&](at::Tensor& tensor) {
       if (!tensor.requires_grad()) return;
-      tensor.register_hook([this, batch](const at::Tensor&) {
-        const InHook hook(*this);
-        follow_backward();
-        synchroniser_.weights()->reached(batch);
+      tensor.register_hook([this, gate = gate_, batch](const at::Tensor&) {
+        gate->call([&] {
+          const c10::DeviceGuard guard(layout_.device());
+          follow_backward();
+          synchroniser_.weights()->reached(batch);
+        });
       });
     });
   }
@@ -107,16 +109,6 @@ class ModuleSynchroniser {
 
  private:
   friend class BlockSteps;
-
-  /// Makes hooks of one backward take turns: LibTorch runs backward in a thread per device.
-  class InHook {
-   public:
-    explicit InHook(ModuleSynchroniser& module) : lock_(module.hooks_mutex_), guard_(module.layout_.device()) {}
-
-   private:
-    std::lock_guard<std::mutex> lock_;
-    c10::DeviceGuard guard_;
-  };
 
   static ddp::ProcessGroup& with_same_model(ddp::ProcessGroup& group, const ModuleTensors& tensors) {
     std::vector<std::string> descriptions;
@@ -162,7 +154,7 @@ class ModuleSynchroniser {
   /// Called by what comes first in each backward.
   void follow_backward() {
     if (backward_.expected()) return;
-    backward_.expect([this] { backward_ended(); });
+    backward_.expect([this, gate = gate_] { gate->call([this] { backward_ended(); }); });
     // Gradients that were set to none were dropped, and the batches that they came from with them.
     bool left = false;
     for (std::size_t i = 0; i < accumulated_.size(); ++i) {
@@ -178,7 +170,7 @@ class ModuleSynchroniser {
 
   void gradient_ready(std::size_t i) {
     if (in_block_) return;
-    const InHook hook(*this);
+    const c10::DeviceGuard guard(layout_.device());
     require<UsageError>(options_.blocks == 0 || !sync_, "with blocks, a step is made by backward_in_blocks()");
     follow_backward();
     if (!synchronises_) {
@@ -219,7 +211,6 @@ class ModuleSynchroniser {
 
   void backward_ended() {
     if (!synchronises_ || in_block_) return;
-    const InHook hook(*this);
     const DuetWork work(layout_.device());
     const auto goes_along = [&](int slot) {
       const auto i = static_cast<std::size_t>(slot);
@@ -270,7 +261,7 @@ class ModuleSynchroniser {
   bool in_block_ = false;                         // within backward_in_blocks()
   double scale_ = 1.0 / group_.size();            // of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;                       // backward runs that found no accumulated gradients
-  std::mutex hooks_mutex_;
+  std::shared_ptr<HookGate> gate_ = std::make_shared<HookGate>();
   BackwardEnd backward_;
   ddp::GradientSynchroniser synchroniser_;
   GradientHooks hooks_;

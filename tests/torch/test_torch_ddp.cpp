@@ -242,6 +242,19 @@ TEST_CASE("LibTorch: times of a wrapper, and hooks that go with it") {
   CHECK(model->w.grad().item<float>() == 3.0f);
 }
 
+TEST_CASE("LibTorch: backward of an output whose wrapper was destroyed is an error") {
+  const std::string text = error_of(2, [](ProcessGroup& group) {
+    Scale model;
+    Tensor output;
+    {
+      DistributedDataParallel net(model, group, {.rule = duet::ddp::GradientRule::rows});
+      output = net(row(1));
+    }
+    output.sum().backward();
+  });
+  CHECK_THAT(text, ContainsSubstring("backward runs through a DistributedDataParallel that was destroyed"));
+}
+
 TEST_CASE("LibTorch: a module that is wrapped already is an error") {
   duet::ddp::SoloGroup group;
   Scale model;
