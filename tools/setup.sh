@@ -91,14 +91,22 @@ elif [ "${DUET_CUDA:-auto}" != off ] && tools/find_cuda.py --driver; then
 else
   echo "setup: no CUDA toolkit found (optional)"
 fi
-if [ "${1:-}" = --torch ] && ! why=$(tools/find_torch.py 2>&1 >/dev/null); then
-  # The limit is for the mirror alone: it would leave packages behind that are half installed.
-  absent=(libtorch-dev python3-torch)
-  if ! { [ -n "$apt" ] && as_root timeout 60 apt-get update -qq && as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null &&
-    as_root "${install[@]}" "${absent[@]}" >/dev/null; }; then
-    echo "setup: LibTorch could not be fetched in two minutes, or not be installed, and none was found: $why" >&2
-    exit 1
+if [ "${1:-}" = --torch ]; then
+  found=$(tools/find_torch.py 2>&1) && there=1 || there=
+  absent=()
+  # Not where there is another LibTorch than Debian's.
+  if [ -n "$apt" ] && { [ -z "$there" ] || grep -qP '^include\t/usr/include$' <<<"$found"; }; then
+    mapfile -t absent < <(missing libtorch-dev python3-torch)
   fi
-  touch meson_options.txt  # build folders that were set up without it look again
+  # The limit is for the mirror alone: it would leave packages behind that are half installed.
+  if [ ${#absent[@]} -gt 0 ] && as_root timeout 60 apt-get update -qq &&
+    as_root timeout 120 "${install[@]}" --download-only "${absent[@]}" >/dev/null && as_root "${install[@]}" "${absent[@]}" >/dev/null; then
+    touch meson_options.txt  # build folders that were set up without it look again
+  elif [ -z "$there" ]; then
+    echo "setup: LibTorch could not be fetched in two minutes, or not be installed, and none was found: $found" >&2
+    exit 1
+  elif [ ${#absent[@]} -gt 0 ]; then
+    echo "setup: optional packages that could not be installed: ${absent[*]}" >&2
+  fi
 fi
 echo "setup: everything needed is installed"
