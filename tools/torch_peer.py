@@ -17,7 +17,8 @@ each, which share the batch. "tuned" lays images and weights out channels_last a
 otherwise everything is as it comes. FILE gets JSON: PyTorch's version, the seconds from the start of the process to
 the end of the first step (the drawing of the images not counted), and in microseconds: rank 0's later steps, the
 means of their parts over all ranks ("exposed": communication that backward did not hide, as DistributedDataParallel
-logs it), and as many steps under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
+logs it; "moving": the least over the ranks of each step, as the rank that comes last waits for none), and as many steps
+under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
 line each, that every rank R reads from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends
 when nothing has the FIFO open.
 
@@ -192,7 +193,7 @@ def run_cpu_rank(rank, options, store):
 
     def run_steps(count):
         nonlocal done, total
-        times = []
+        times, exposures = [], []
         parts = dict.fromkeys(("forward", "backward", "exposed", "communication"), 0)
         for _ in range(count):
             begin = done * rows % (len(order) - rows)
@@ -208,23 +209,28 @@ def run_cpu_rank(rank, options, store):
             total += loss.detach()
             times.append((time.perf_counter() - start) * 1e6)
             exposed, whole = communication(model)
+            exposures.append(exposed)
             backward = (backward_end - forward_end) * 1e6 - exposed
             for part, us in zip(parts, ((forward_end - start) * 1e6, backward, exposed, whole)):
                 parts[part] += us / count
-        return times, parts
+        return times, parts, exposures
 
     def write(name, steps):
-        times, parts = run_steps(steps)
+        times, parts, exposures = run_steps(steps)
         with model.no_sync() if options.ranks > 1 else contextlib.nullcontext():
             alone = run_steps(steps)[0] if options.ranks > 1 else []
-        if options.ranks > 1:  # the rank that comes last waits for none
-            means = torch.tensor(list(parts.values())) / options.ranks
+        moving = 0
+        if options.ranks > 1:
+            means, least = torch.tensor(list(parts.values())) / options.ranks, torch.tensor(exposures)
             torch.distributed.all_reduce(means)
+            if exposures:
+                torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+                moving = least.mean().item()
             parts = dict(zip(parts, means.tolist()))
         if rank > 0:
             return
         measured = {"torch": torch.__version__, "startup_s": startup}
-        measured |= {"steps_us": times, "parts_us": parts, "alone_us": alone}
+        measured |= {"steps_us": times, "parts_us": parts, "alone_us": alone, "moving_us": moving}
         with open(name + ".new", "w", encoding="utf-8") as file:
             json.dump(measured, file)
         os.replace(name + ".new", name)

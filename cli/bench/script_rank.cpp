@@ -1,4 +1,5 @@
 // The ranks of rows of duet bench step that train by LibTorch. They park and report as tools/torch_peer.py does.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -90,14 +92,18 @@ class ScriptRank {
       const std::array<double, 4> own = {step.forward, step.backward, step.exposed, step.communication};
       for (std::size_t i = 0; i < parts.size(); ++i) parts[i] += own[i] / count / group_.size();
     }
-    group_.all_reduce(std::span<double>(parts)).wait();  // the rank that comes last waits for none
+    group_.all_reduce(std::span<double>(parts)).wait();
+    std::vector<double> least;
+    for (const ddp::ScriptStepTimes& step : timed) least.push_back(step.exposed);
+    if (count > 0) group_.all_reduce(std::span<double>(least), ddp::ReduceOp::min).wait();
     const Json measured = {
         {"torch", steps_->version()},
         {"startup_s", startup_s_},
         {"steps_us", whole(timed)},
         {"parts_us",
          {{"forward", parts[0]}, {"backward", parts[1]}, {"exposed", parts[2]}, {"communication", parts[3]}}},
-        {"alone_us", whole(alone)}};
+        {"alone_us", whole(alone)},
+        {"moving_us", std::reduce(least.begin(), least.end()) / std::max(count, 1)}};
     if (group_.rank() == 0) write_atomically(concat(options_.out, ".", reports_), measured.dump());
     ++reports_;
   }

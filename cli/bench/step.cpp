@@ -209,7 +209,7 @@ class Bench {
     if (!timed.row.error.empty()) return std::nullopt;
     const auto [fastest, slowest] = std::minmax_element(burst.steps_us.begin(), burst.steps_us.end());
     timed.row.add(median(burst.steps_us), *fastest, *slowest);
-    timed.row.add(burst.parts, burst.communication_us);
+    timed.row.add(burst.parts, burst.communication_us, burst.moving_us);
     if (!burst.alone_us.empty())
       timed.row.synchronisation_us.push_back(median(burst.steps_us) - median(burst.alone_us));
     return timed.row.rounds_us.back();

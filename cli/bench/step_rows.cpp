@@ -78,11 +78,13 @@ std::string synchronisation_text(const std::vector<StepRow>& rows) {
     if (row.synchronisation_us.empty()) continue;
     const auto [low, high] = std::minmax_element(row.synchronisation_us.begin(), row.synchronisation_us.end());
     text += concat("  ", head_of(row), "  ", us(median(row.synchronisation_us), 10), " (", us(*low, 0), "..",
-                   us(*high, 0), ")\n");
+                   us(*high, 0), ")  ", us(row.moving_us, 10), "\n");
   }
   if (text.empty()) return text;
   return "what bringing gradients together adds to a step, in us: median of the rounds (lowest..highest), each the "
-         "median step less that of steps without\n" +
+         "median step less that of steps without; and of that communication which backward did not hide, the mean on "
+         "the "
+         "rank that came last in each step and waited for none\n" +
          text;
 }
 
@@ -132,6 +134,7 @@ Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
           {"startup_s", row.startup_s},
           {"parts_us", parts},
           {"communication_us", row.communication_us},
+          {"moving_us", row.moving_us},
           {"synchronisation_us", row.synchronisation_us},
           {"times_as_fast_as", ratios}};
 }
@@ -154,12 +157,13 @@ void StepRow::add(double median_us, double fastest_step_us, double slowest_step_
   rounds_us.push_back(median_us);
 }
 
-void StepRow::add(const StepParts& round_parts, double round_communication_us) {
+void StepRow::add(const StepParts& round_parts, double round_communication_us, double round_moving_us) {
   const auto rounds = static_cast<double>(rounds_us.size());
   const auto mean = [rounds](double& all, double next) { all += (next - all) / rounds; };
   if (!parts) parts.emplace();
   for (const PartName& part : kStepParts) mean((*parts).*part.member, round_parts.*part.member);
   mean(communication_us, round_communication_us);
+  mean(moving_us, round_moving_us);
 }
 
 std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other) {

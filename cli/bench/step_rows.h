@@ -25,6 +25,7 @@ struct StepRow {
   /// Means; of PyTorch's rows the last part is all that is not named. Its communication is what backward did not hide.
   std::optional<StepParts> parts{};
   double communication_us = 0;  // of a step, hidden or not
+  double moving_us = 0;  // of PyTorch's rows: not hidden, on the rank that comes last in each step and waits for none
   /// Of PyTorch's rows with several ranks, by round: median step less that of steps whose gradients stay where they
   /// are.
   std::vector<double> synchronisation_us{};
@@ -33,7 +34,7 @@ struct StepRow {
   /// Adds a round.
   void add(double median_us, double fastest_step_us, double slowest_step_us);
   /// What the round's step consisted of, after the call above.
-  void add(const StepParts& round_parts, double round_communication_us);
+  void add(const StepParts& round_parts, double round_communication_us, double round_moving_us);
 };
 
 /// How many times as fast `row` is as `other`, by rounds.

@@ -121,6 +121,7 @@ TorchBurst TorchPeer::read_times() {
     burst.parts = {
         .forward = parts.at("forward"), .backward = parts.at("backward"), .communication = parts.at("exposed")};
     burst.communication_us = parts.at("communication");
+    burst.moving_us = json.at("moving_us");
     if (!burst.steps_us.empty())
       burst.parts.update =
           std::reduce(burst.steps_us.begin(), burst.steps_us.end()) / static_cast<double>(burst.steps_us.size()) -

@@ -41,6 +41,7 @@ struct TorchBurst {
   /// Means: forward (with the loss), backward, communication (what backward did not hide), update (all else).
   StepParts parts{};
   double communication_us = 0;  // hidden or not
+  double moving_us = 0;         // not hidden, of the rank that comes last in each step, which waits for none
 };
 
 /// Runs tools/torch_peer.py, of which this program carries a copy, or this program's ranks of LibTorch, parked between

@@ -94,9 +94,9 @@ TEST_CASE("rows of LibTorch have ratios, parts, start-up and what their synchron
   duet.startup_s = 0.75;
   duet.synchronisation_us = {10, 30};
   duet.add(400, 399, 410);
-  duet.add({.forward = 100, .backward = 50, .communication = 8, .update = 2}, 20);
+  duet.add({.forward = 100, .backward = 50, .communication = 8, .update = 2}, 20, 5);
   duet.add(600, 599, 610);
-  duet.add({.forward = 300, .backward = 70, .communication = 16, .update = 4}, 40);
+  duet.add({.forward = 300, .backward = 70, .communication = 16, .update = 4}, 40, 9);
   times.rows[2].error = "no TorchScript: no such module";
   BenchOptions options;
   const auto json = nlohmann::json::parse(to_json(options, times));
@@ -108,6 +108,7 @@ TEST_CASE("rows of LibTorch have ratios, parts, start-up and what their synchron
   CHECK(shown.at("times_as_fast_as").at("torch ddp").at("median") == 1.75);
   CHECK(shown.at("startup_s") == 0.75);
   CHECK(shown.at("communication_us") == 30);
+  CHECK(shown.at("moving_us") == 7);
   CHECK(shown.at("synchronisation_us").size() == 2);
   const nlohmann::json parts = {{"forward", 200}, {"backward", 60}, {"exposed", 12}, {"rest", 3}};
   CHECK(shown.at("parts_us") == parts);
@@ -116,7 +117,7 @@ TEST_CASE("rows of LibTorch have ratios, parts, start-up and what their synchron
   CHECK_THAT(text, duet_test::ContainsSubstring("0.750        200         60             12          3\n"));
   CHECK_THAT(text,
              duet_test::ContainsSubstring("LibTorch averaged          2       1  failed: no TorchScript: no such"));
-  CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch + duet            2       1          20 (10..30)\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch + duet            2       1          20 (10..30)           7\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\n no row torch ddp over duet: no such package\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch is LibTorch 2.9.0 in C++"));
 }
@@ -148,7 +149,7 @@ TEST_CASE("the PyTorch peer is run by the Python that was named, parks, and runs
   const std::string good = program(folder, R"(
 write() {
   parts='{"forward": 2, "backward": 1, "exposed": 0.25, "communication": 0.5}'
-  echo "{\"torch\": \"2.9\", \"startup_s\": 2.5, \"parts_us\": $parts, \"steps_us\": [$2], \"alone_us\": []}" >"$out.new"
+  echo "{\"torch\": \"2.9\", \"startup_s\": 2.5, \"parts_us\": $parts, \"steps_us\": [$2], \"alone_us\": [], \"moving_us\": 0.125}" >"$out.new"
   mv "$out.new" "$out.$1"
 }
 write 0 ""
@@ -165,6 +166,7 @@ done <"$out.commands.0" 4<"$out.commands.1")");
   CHECK(burst.steps_us == std::vector<double>{5, 1.5});
   CHECK(burst.alone_us.empty());
   CHECK(burst.communication_us == 0.5);
+  CHECK(burst.moving_us == 0.125);
   CHECK(burst.parts.forward == 2);
   CHECK(burst.parts.communication == 0.25);
   CHECK(burst.parts.update == 0);  // of a mean of 3.25

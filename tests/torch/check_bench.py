@@ -22,7 +22,7 @@ def is_whole(row):
     good = len(row["round_medians_us"]) == 1 and row["startup_s"] > 0 and parts["forward"] > 0 and parts["backward"] > 0
     if row["devices"] == 1:
         return good and parts["exposed"] == 0 and row["synchronisation_us"] == []
-    return good and 0 <= parts["exposed"] <= row["communication_us"] and len(row["synchronisation_us"]) == 1
+    return good and 0 <= row["moving_us"] <= parts["exposed"] <= row["communication_us"] and len(row["synchronisation_us"]) == 1
 
 
 def main(duet, no_package=""):
