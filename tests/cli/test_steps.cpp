@@ -198,7 +198,7 @@ TEST_CASE("a PyTorch peer that ends while it is parked is an error in the next b
   const TemporaryFolder folder;
   const std::string once = program(folder, R"(
 parts='{"forward": 0, "backward": 0, "exposed": 0, "communication": 0}'
-echo '{"torch": "2.9", "startup_s": 2.5, "parts_us": '"$parts"', "steps_us": [], "alone_us": []}' >"$out.new"
+echo '{"torch": "2.9", "startup_s": 2.5, "parts_us": '"$parts"', "steps_us": [], "alone_us": [], "moving_us": 0}' >"$out.new"
 mv "$out.new" "$out.0"
 read steps <"$out.commands.0"; echo "out of memory"; exit 1)");
   TorchPeer parked = peer(once, folder);
