@@ -23,28 +23,33 @@ namespace duet::torch {
 
 /// Calls ready(i) when parameter i's gradient is complete, until this goes: in the thread that called backward(), or,
 /// for parameters on a GPU, in LibTorch's thread of that device, on whose current stream the gradient is computed.
-/// Throws UsageError that names a parameter whose gradient another one waits for: it would be summed twice.
 class GradientHooks {
  public:
-  GradientHooks(const std::vector<NamedTensorRef>& parameters, const std::function<void(std::size_t)>& ready) {
-    for (const NamedTensorRef& parameter : parameters) {
-      // Parameters hold their accumulators weakly.
-      accumulators_.push_back(::torch::autograd::impl::grad_accumulator(parameter.value));
-      for (const auto& hook : std::as_const(*accumulators_.back()).post_hooks())
-        require<UsageError>(dynamic_cast<const Hook*>(hook.get()) == nullptr, parameter.name,
-                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
-    }
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const auto call = [ready, i](const ::torch::autograd::variable_list& outputs,
-                                   const ::torch::autograd::variable_list&) {
-        ready(i);
-        return outputs;
-      };
-      keys_.push_back(accumulators_[i]->add_post_hook(std::make_unique<Hook>(call)));
-    }
+  /// The parameters must outlive this. Throws UsageError that names one whose gradient another one waits for: it would
+  /// be summed twice.
+  GradientHooks(const std::vector<NamedTensorRef>& parameters, std::function<void(std::size_t)> ready)
+      : parameters_(parameters), ready_(std::move(ready)), accumulators_(parameters.size()), keys_(parameters.size()) {
+    renew();
   }
   ~GradientHooks() {
-    for (std::size_t i = 0; i < accumulators_.size(); ++i) accumulators_[i]->del_post_hook(keys_[i]);
+    for (std::size_t i = 0; i < accumulators_.size(); ++i)
+      if (accumulators_[i]) accumulators_[i]->del_post_hook(keys_[i]);
+  }
+  /// Before a forward: torch::load() and conversions give parameters new accumulators, which have no hooks yet.
+  void renew() {
+    std::vector<GradAccumulator> fresh(parameters_.size());
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].value.requires_grad()) continue;
+      // Parameters hold their accumulators weakly.
+      GradAccumulator now = ::torch::autograd::impl::grad_accumulator(parameters_[i].value);
+      if (now == accumulators_[i]) continue;
+      for (const auto& hook : std::as_const(*now).post_hooks())
+        require<UsageError>(dynamic_cast<const Hook*>(hook.get()) == nullptr, parameters_[i].name,
+                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
+      fresh[i] = std::move(now);
+    }
+    for (std::size_t i = 0; i < fresh.size(); ++i)
+      if (fresh[i]) attach(i, std::move(fresh[i]));
   }
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -54,6 +59,20 @@ class GradientHooks {
     using LambdaPostHook::LambdaPostHook;
   };
 
+  void attach(std::size_t i, GradAccumulator accumulator) {
+    const auto call = [ready = ready_, i](const ::torch::autograd::variable_list& outputs,
+                                          const ::torch::autograd::variable_list&) {
+      ready(i);
+      return outputs;
+    };
+    const std::uintptr_t key = accumulator->add_post_hook(std::make_unique<Hook>(call));
+    if (accumulators_[i]) accumulators_[i]->del_post_hook(keys_[i]);
+    keys_[i] = key;
+    accumulators_[i] = std::move(accumulator);
+  }
+
+  const std::vector<NamedTensorRef>& parameters_;
+  std::function<void(std::size_t)> ready_;
   std::vector<GradAccumulator> accumulators_;
   std::vector<std::uintptr_t> keys_;
 };

@@ -55,6 +55,7 @@ class DistributedDataParallel {
   template <class... Inputs>
   auto forward(Inputs&&... inputs) {
     if (!module_->is_training() || !at::GradMode::is_enabled()) return call(*module_, std::forward<Inputs>(inputs)...);
+    synchroniser_->follow_parameters();
     const bool synchronises = synchroniser_->synchronises();
     if (synchronises) synchroniser_->forward_begins();
     const std::int64_t rows = rows_of(inputs...);

@@ -65,6 +65,22 @@ class ModuleSynchroniser {
   const DistributedDataParallelOptions& options() const { return options_; }
   WrapperTimes times() const { return synchroniser_.times(); }
 
+  /// Before a forward in training. Throws UsageError that names a parameter which was converted since it was wrapped.
+  void follow_parameters() {
+    for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
+      const NamedTensorRef& parameter = layout_.parameters()[i];
+      const auto text = [](const at::Tensor& tensor) {
+        return concat(shape_text(tensor), " on ", tensor.device().str());
+      };
+      const at::Tensor& expected = gradients_[i];
+      require<UsageError>(parameter.value.scalar_type() == expected.scalar_type() &&
+                              parameter.value.sizes() == expected.sizes() &&
+                              parameter.value.device() == expected.device(),
+                          parameter.name, " is ", text(parameter.value), ", expected ", text(expected),
+                          ": the module was converted after it was wrapped");
+    }
+    hooks_.renew();
+  }
   /// Before a forward in training that synchronises.
   void forward_begins() {
     const c10::DeviceGuard guard(layout_.device());

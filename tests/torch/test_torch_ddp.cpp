@@ -15,6 +15,7 @@
 #include "ddp/rank_threads.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
+#include "tests/support/scratch.h"
 #include "tests/torch/networks.h"
 #include "tests/torch/rank_errors.h"
 #include "torch/ddp.h"
@@ -240,6 +241,38 @@ TEST_CASE("LibTorch: times of a wrapper, and hooks that go with it") {
   }
   model->forward(row(1)).sum().backward();
   CHECK(model->w.grad().item<float>() == 3.0f);
+}
+
+TEST_CASE("LibTorch: gradients are summed after a checkpoint was loaded into a wrapped module") {
+  const Scratch scratch;
+  Scale saved(5);
+  torch::save(saved, scratch.path("model.pt"));
+  const bool at_once = GENERATE(true, false);
+  run_ranks(2, [&](ProcessGroup& group) {
+    const double own = group.rank() == 0 ? 10 : 40;
+    Scale model;
+    DistributedDataParallel net(model, group, {.compare_parameters_every = 1});
+    if (!at_once) net(row(own)).sum().backward();
+    torch::load(model, scratch.path("model.pt"));
+    model->zero_grad();
+    net(row(own)).sum().backward();
+    EXPECT_ON_RANK(model->w.item<float>() == 5.0f);
+    EXPECT_ON_RANK(model->w.grad().item<float>() == 25.0f);
+    model->to(torch::kDouble);
+    model->to(torch::kFloat);
+    net(row(own)).sum().backward();
+    EXPECT_ON_RANK(model->w.grad().item<float>() == 50.0f);
+  });
+}
+
+TEST_CASE("LibTorch: a module that is converted after it was wrapped is an error") {
+  const std::string text = error_of(2, [](ProcessGroup& group) {
+    Scale model;
+    DistributedDataParallel net(model, group);
+    model->to(torch::kDouble);
+    net(row(1).to(torch::kDouble)).sum().backward();
+  });
+  CHECK_THAT(text, ContainsSubstring("w is [1] Double on cpu, expected [1] Float on cpu: the module was converted"));
 }
 
 TEST_CASE("LibTorch: backward of an output whose wrapper was destroyed is an error") {
