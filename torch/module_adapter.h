@@ -23,6 +23,7 @@
 #include "torch/device_order.h"
 #include "torch/module_instance.h"
 #include "torch/module_parts.h"
+#include "torch/run_seeds.h"
 #include "torch/tape_node.h"
 #include "torch/tensor_view.h"
 #include "torch/tensors.h"
@@ -33,7 +34,8 @@ namespace duet::torch {
 struct ModuleAdapterOptions {
   /// Forward and backward run for each of the 8 blocks of the global batch by itself, and gradients are added up by
   /// duet's tree: then 1, 2, 4 and 8 devices end with the same bits, at the price of smaller kernels. Batch norm takes
-  /// its statistics of a block, and dropout draws from LibTorch's generator, which devices share.
+  /// its statistics of a block. Dropout is seeded by block; CPU devices that are threads of one process share
+  /// LibTorch's generator, so that it differs from run to run there.
   bool equal_bits = false;
 };
 
@@ -41,8 +43,9 @@ struct ModuleAdapterOptions {
 /// c10::Stream::native_handle(), else a DeviceError. Its parameters and buffers are duet's, and LibTorch computes with
 /// them in place, so that optimizers, replicas and checkpoints of both sides see the same values; names are LibTorch's.
 /// Devices that train at the same time have an instance of the module each. All gradients arrive at the end of its
-/// backward: ddp hides no communication behind it, which duet::torch::DistributedDataParallel does. Errors of LibTorch
-/// are UsageErrors with its text.
+/// backward: ddp hides no communication behind it, which duet::torch::DistributedDataParallel does. A forward in
+/// training seeds LibTorch's default generator of the device from the model's seed, the step and the first row. Errors
+/// of LibTorch are UsageErrors with its text.
 class ModuleAdapter : public ModulePart {
  public:
   explicit ModuleAdapter(const MakeInstance& make, const ModuleAdapterOptions& options = {})
@@ -74,8 +77,10 @@ class ModuleAdapter : public ModulePart {
     std::shared_ptr<BoundInstance> instance = InstancePool::take(pool_, torch_device(x.device()));
     instance->bind(values, buffers, torch_device(x.device()), context.training);
     const Blocks blocks = blocks_of_run(x.value());
+    const RunSeeds seeds(context, layer(context), x.value().stamp(), torch_device(x.device()));
+    const at::AutoGradMode mode(recorded);
     Tensor result;
-    std::vector<TorchRun> runs = run_all(*instance, x, blocks, recorded, work, result);
+    std::vector<TorchRun> runs = run_all(*instance, x, blocks, seeds, work, result);
     work.end();
     if (!recorded) return Variable(result);
     const auto node = make_pooled<TorchNode>(std::move(instance), std::move(runs), blocks, x.device());
@@ -94,15 +99,15 @@ class ModuleAdapter : public ModulePart {
   }
 
   /// Of several blocks the running statistics of the first count, as of several devices those of the first do.
-  static std::vector<TorchRun> run_all(BoundInstance& instance, const Variable& x, const Blocks& blocks, bool recorded,
-                                       const TorchWork& work, Tensor& result) {
-    const at::AutoGradMode mode(recorded);
+  static std::vector<TorchRun> run_all(BoundInstance& instance, const Variable& x, const Blocks& blocks,
+                                       const RunSeeds& seeds, const TorchWork& work, Tensor& result) {
     std::vector<TorchRun> runs;
     std::vector<at::Tensor> first;
     for (int i = 0; i < blocks.leaf_count; ++i) {
       TorchRun& run = runs.emplace_back(TorchRun{blocks.leaf(i), {}, {}});
       if (run.rows.rows() == 0 && blocks.leaf_count > 1) continue;
       run.input = rows_view(x.value(), run.rows.begin, run.rows.end).requires_grad_(x.requires_grad());
+      seeds.begin_rows(run.rows.begin);
       run.output = instance.forward(run.input);
       put(run, x.value(), work, result);
       if (blocks.leaf_count == 1 || !first.empty()) continue;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cstddef>
@@ -13,13 +12,13 @@
 #include <vector>
 
 #include "lib/autograd/node.h"
-#include "lib/backend/backend.h"
 #include "lib/backend/blocks.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "lib/shape.h"
 #include "lib/tensor.h"
 #include "torch/device_order.h"
+#include "torch/device_threads.h"
 #include "torch/module_instance.h"
 #include "torch/module_parts.h"
 #include "torch/tensor_view.h"
@@ -34,14 +33,6 @@ auto with_duet_errors(Task&& task) {
   } catch (const c10::Error& error) {
     throw UsageError(concat("LibTorch: ", error.what_without_backtrace()));
   }
-}
-
-/// The calling thread computes with as many threads as duet's devices do.
-inline void set_threads(Device device) {
-  thread_local int threads = 0;
-  if (device.kind != DeviceKind::cpu) return;
-  const int wanted = backend(device.kind).threads_per_device();
-  if (std::exchange(threads, wanted) != wanted) at::set_num_threads(wanted);
 }
 
 /// One forward of LibTorch on some rows of the batch.

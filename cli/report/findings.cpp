@@ -103,7 +103,7 @@ void statistics(const Results& results, std::vector<std::string>& out) {
   if (std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok && run.library_sums; }))
     out.emplace_back(
         "LibTorch adds up over each device's rows in an order of its own, so results depend on the number of devices "
-        "and threads by rounding.");
+        "and threads by rounding; its dropout draws other numbers for each device's rows.");
 }
 
 }  // namespace

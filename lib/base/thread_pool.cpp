@@ -77,12 +77,12 @@ void pause_core() {
 
 int usable_cores() { return std::max(1, CPU_COUNT(&process_cores())); }
 
-bool pin_current_thread(int core) {
+bool pin_current_thread(int first, int count) {
   TakenCores& taken = taken_cores();
   const std::lock_guard lock(taken.mutex);
-  if (core < 0 || core >= CPU_COUNT(&taken.cores)) return false;
-  const cpu_set_t one = part_of(taken.cores, core, 1);
-  return pthread_setaffinity_np(pthread_self(), sizeof one, &one) == 0;
+  if (first < 0 || count < 1 || first + count > CPU_COUNT(&taken.cores)) return false;
+  const cpu_set_t part = part_of(taken.cores, first, count);
+  return pthread_setaffinity_np(pthread_self(), sizeof part, &part) == 0;
 }
 
 int own_cores() {

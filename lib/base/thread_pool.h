@@ -53,9 +53,9 @@ class ThreadPool {
 /// The processor's hint for a spin loop.
 void pause_core();
 
-/// Pins the calling thread to one of the process's cores, counted from 0 among those that take_cores() left. Returns
-/// whether it did.
-bool pin_current_thread(int core);
+/// Pins the calling thread to `count` of the process's cores from `first` on, counted from 0 among those that
+/// take_cores() left. Returns whether it did.
+bool pin_current_thread(int first, int count = 1);
 
 /// Leaves the process `count` of its cores, from the first-th on: for processes that share a machine. Moves the calling
 /// thread there; threads that it starts later follow. Returns false, and changes nothing, if there are not so many.

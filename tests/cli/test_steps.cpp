@@ -117,7 +117,8 @@ TEST_CASE("rows of LibTorch have ratios, parts, start-up and what their synchron
   CHECK_THAT(text, duet_test::ContainsSubstring("0.750        200         60             12          3\n"));
   CHECK_THAT(text,
              duet_test::ContainsSubstring("LibTorch averaged          2       1  failed: no TorchScript: no such"));
-  CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch + duet            2       1          20 (10..30)           7\n"));
+  CHECK_THAT(text,
+             duet_test::ContainsSubstring("LibTorch + duet            2       1          20 (10..30)           7\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\n no row torch ddp over duet: no such package\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("LibTorch is LibTorch 2.9.0 in C++"));
 }

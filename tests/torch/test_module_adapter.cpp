@@ -1,29 +1,29 @@
 // Modules of LibTorch as networks of duet's.
+#include <sched.h>
 #include <torch/script.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "ddp/group/process_group.h"
-#include "ddp/rank_threads.h"
-#include "ddp/script_steps.h"
 #include "dp/data_parallel.h"
+#include "lib/base/thread_pool.h"
 #include "lib/device.h"
-#include "lib/error.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"
-#include "lib/nn/network_module.h"
 #include "lib/ops/losses.h"
 #include "lib/ops/ops.h"
 #include "lib/optim/sgd.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
-#include "tests/support/scratch.h"
+#include "torch/device_threads.h"
 #include "torch/module_adapter.h"
 
 // Not all of duet: its namespace torch would be as good as LibTorch's.
@@ -33,7 +33,6 @@ using duet::Shape;
 using duet::Tensor;
 using duet::Variable;
 using duet::zeros;
-using duet_test::Approx;
 using duet_test::ContainsSubstring;
 namespace nn = duet::nn;
 namespace ops = duet::ops;
@@ -55,19 +54,6 @@ struct NetImpl : ::torch::nn::Module {
   }
 };
 TORCH_MODULE(Net);
-
-/// Of a network of samples of (3, 8, 8), with 4 classes.
-std::string script_file(const duet_test::Scratch& scratch) {
-  std::string file = scratch.path("net.pt");
-  ::torch::jit::Module script("Net");
-  script.register_parameter("weight", ::torch::full({3 * 8 * 8, 4}, 0.25).requires_grad_(), false);
-  script.define(
-      "def forward(self, x):\n"
-      "    assert x.size(1) == 3, 'three channels'\n"
-      "    return torch.flatten(x, 1).matmul(self.weight)\n");
-  script.save(file);
-  return file;
-}
 
 std::unique_ptr<duet::torch::ModuleAdapter> net(bool equal_bits = false) {
   return duet::torch::adapt([] { return Net(); }, 3, {.equal_bits = equal_bits});
@@ -209,6 +195,56 @@ TEST_CASE("a parameter that a LibTorch module did not use has no gradient, whate
   CHECK(gradients(2) == std::vector<bool>{true, true, false, false});
 }
 
+TEST_CASE("dropout of a LibTorch module depends on seed, step and rows alone") {
+  const auto dropped = [] { return ::torch::nn::Sequential(::torch::nn::Linear(kIn, 7), ::torch::nn::Dropout(0.5)); };
+  const Batch batch(0);
+  const auto outputs = [&](std::uint64_t seed, std::int64_t step, std::int64_t begin, std::int64_t end) {
+    const auto model = duet::torch::adapt(dropped, 3, {.equal_bits = true});
+    model->context().seed = seed;
+    Tensor x = batch.x();
+    x.set_stamp({.step = step, .first = 0, .global = kRows});
+    const Variable y = (*model)(x.rows(begin, end));
+    return std::vector<float>(y.value().span<float>().begin(), y.value().span<float>().end());
+  };
+  const auto whole = outputs(5, 1, 0, kRows);
+  CHECK(outputs(5, 1, 0, kRows) == whole);
+  CHECK(outputs(6, 1, 0, kRows) != whole);
+  CHECK(outputs(5, 2, 0, kRows) != whole);
+  std::vector<float> halves = outputs(5, 1, 0, kRows / 2);
+  const std::vector<float> second = outputs(5, 1, kRows / 2, kRows);
+  halves.insert(halves.end(), second.begin(), second.end());
+  CHECK(halves == whole);
+}
+
+TEST_CASE("LibTorch's threads of a pinned device run on the device's cores") {
+  if (duet::own_cores() < 2) return;
+  const auto threads = [] {
+    std::set<int> numbers;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+      numbers.insert(std::stoi(entry.path().filename()));
+    return numbers;
+  };
+  int started = 0, own = 0, least = 1 << 20;
+  std::thread([&] {  // LibTorch's threads belong to the one that started them
+    duet::pin_current_thread(0);
+    at::set_num_threads(2);
+    const std::set<int> before = threads();
+    duet::torch::start_team({}, 2);
+    cpu_set_t cores;
+    for (const int thread : threads()) {
+      if (before.contains(thread) || ::sched_getaffinity(thread, sizeof cores, &cores) != 0) continue;
+      ++started;
+      least = std::min(least, CPU_COUNT(&cores));
+    }
+    own = ::sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 0;
+    at::set_num_threads(1);
+  })
+      .join();
+  CHECK(own == 1);
+  CHECK(started >= 1);
+  CHECK(least == 2);
+}
+
 TEST_CASE("the gradient of a LibTorch module's input goes on along duet's tape") {
   const auto model = net();
   const Batch batch(0);
@@ -271,56 +307,4 @@ TEST_CASE("networks of one TorchScript module have values of their own") {
   CHECK(std::all_of(own.begin(), own.end(), [](float value) { return value == 0.25F; }));
   CHECK(script.attr("weight").toTensor().eq(0.25).all().item<bool>());
   CHECK((*other)(Batch(0).x()).value().data<float>()[0] != (*model)(Batch(0).x()).value().data<float>()[0]);
-}
-
-TEST_CASE("a TorchScript file is a network") {
-  const duet_test::Scratch scratch;
-  const std::string file = script_file(scratch);
-  const Shape sample{3, 8, 8};  // with a name, as GCC 14 takes the reference for one into it
-  const nn::NetworkModule& network = nn::load_script_network(file, sample);
-  CHECK(network.classes == 4);
-  const auto model = nn::make_network(network, file, sample, 4);
-  CHECK((*model)(zeros({2, 3, 8, 8})).shape() == Shape{2, 4});
-  CHECK(model->parameter_count() == 3 * 8 * 8 * 4);
-  CHECK_THROWS_WITH(nn::load_script_network(file, {3, 9, 9}), ContainsSubstring("LibTorch: "));
-  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}),
-                    ContainsSubstring("LibTorch: ") && ContainsSubstring("three channels"));
-  duet_test::write_text(file, "no archive");
-  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: cannot load TorchScript: "));
-}
-
-TEST_CASE("steps of a TorchScript file bring gradients together by the wrapper as by averaging") {
-  using duet::ddp::ScriptSync;
-  const duet_test::Scratch scratch;
-  duet::ddp::ScriptStepsOptions options = {
-      .file = script_file(scratch), .sample_shape = {3, 8, 8}, .classes = 4, .images = 64, .rows = 8};
-  const auto steps_of = [&](ScriptSync sync, bool synchronises) {
-    options.sync = sync;
-    std::vector<std::vector<duet::ddp::ScriptStepTimes>> ranks(2);
-    duet::ddp::run_rank_threads(2,
-                                [&](duet::ddp::ProcessGroup& group) {
-                                  const auto steps = duet::ddp::make_script_steps(options, group);
-                                  for (int i = 0; i < 4; ++i)
-                                    ranks[static_cast<std::size_t>(group.rank())].push_back(steps->run(synchronises));
-                                },
-                                {.backend = "memory"});
-    return ranks;
-  };
-  const auto wrapped = steps_of(ScriptSync::wrapper, true), averaged = steps_of(ScriptSync::averaged, true);
-  const auto none = steps_of(ScriptSync::none, true), no_sync = steps_of(ScriptSync::wrapper, false);
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    CHECK(wrapped[rank][3].loss == Approx(averaged[rank][3].loss));
-    CHECK(none[rank][3].loss == Approx(no_sync[rank][3].loss));
-    CHECK(wrapped[rank][3].loss != Approx(none[rank][3].loss).epsilon(1e-3));
-    CHECK(averaged[rank][3].exposed > 0);
-    CHECK(wrapped[rank][3].communication > 0);
-    CHECK(wrapped[rank][3].communication >= wrapped[rank][3].exposed);
-    CHECK(no_sync[rank][3].communication == 0);
-    CHECK(none[rank][3].exposed == 0);
-  }
-  duet::ddp::SoloGroup alone;
-  options.rows = options.images;
-  CHECK_THROWS_WITH(duet::ddp::make_script_steps(options, alone), "64 images for 1 ranks with batches of 64");
-  options.file = scratch.path("nothing.pt");
-  CHECK_THROWS_WITH(duet::ddp::make_script_steps(options, alone), ContainsSubstring("cannot load TorchScript"));
 }

@@ -1,0 +1,39 @@
+// Seeds of LibTorch's random numbers in a forward of an adapted module.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <mutex>
+
+#include "lib/nn/module.h"
+#include "lib/random.h"
+#include "lib/rows.h"
+
+namespace duet::torch {
+
+/// Sets LibTorch's default generator of the device to what the model's seed, the layer, the step and the first row of
+/// the global batch give, so that draws depend on nothing else where no other thread draws from it.
+class RunSeeds {
+ public:
+  RunSeeds(const nn::Context& context, std::uint32_t layer, const Rows& stamp, const at::Device& device)
+      : on_(context.training), first_(stamp.first), device_(device) {
+    Philox step(context.seed, static_cast<std::uint64_t>(stamp.stamped() ? stamp.step : context.step));
+    key_ = std::uint64_t{step.word()} << 32 | (step.word() ^ layer);
+  }
+  /// Of the rows of the batch from `begin` on; nothing outside of training.
+  void begin_rows(std::int64_t begin) const {
+    if (!on_) return;
+    at::Generator generator = at::globalContext().defaultGenerator(device_);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(Philox(key_, static_cast<std::uint64_t>(first_ + begin)).word());
+  }
+
+ private:
+  bool on_;
+  std::int64_t first_;
+  at::Device device_;
+  std::uint64_t key_ = 0;
+};
+
+}  // namespace duet::torch
