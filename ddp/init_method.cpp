@@ -17,9 +17,9 @@ constexpr int kMorePorts = 16;
 
 std::string needed_variable(const char* name) {
   const auto text = environment_variable(name);
-  require<UsageError>(text.has_value(),
-                      "Error initializing the process group using env:// rendezvous: ", "environment variable ", name,
-                      " expected, but not set");
+  require<UsageError>(
+      text.has_value(), "Error initializing the process group using env:// rendezvous: ", "environment variable ", name,
+      " expected, but not set: a launcher sets it, such as duet launch -n 2 PROGRAM, torchrun or mpirun");
   return *text;
 }
 
