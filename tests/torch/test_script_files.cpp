@@ -1,6 +1,6 @@
-// TorchScript files: as networks of duet's, and as steps that `duet bench step` times.
+// TorchScript files as networks of duet's, and their steps.
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/script.h>
-#include <torch/torch.h>
 
 #include <cstddef>
 #include <string>
@@ -9,12 +9,15 @@
 #include "ddp/group/process_group.h"
 #include "ddp/rank_threads.h"
 #include "ddp/script_steps.h"
+#include "lib/error.h"
+#include "lib/nn/module.h"
 #include "lib/nn/network_module.h"
 #include "lib/shape.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 
+// Not all of duet: its namespace torch would be as good as LibTorch's.
 using duet::Shape;
 using duet::zeros;
 using duet_test::Approx;
@@ -47,11 +50,43 @@ TEST_CASE("a TorchScript file is a network") {
   const auto model = nn::make_network(network, file, sample, 4);
   CHECK((*model)(zeros({2, 3, 8, 8})).shape() == Shape{2, 4});
   CHECK(model->parameter_count() == 3 * 8 * 8 * 4);
-  CHECK_THROWS_WITH(nn::load_script_network(file, {3, 9, 9}), ContainsSubstring("LibTorch: "));
-  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}),
-                    ContainsSubstring("LibTorch: ") && ContainsSubstring("three channels"));
+}
+
+TEST_CASE("a file of another kind, or for other samples than its network takes, is an error of one line") {
+  const duet_test::Scratch scratch;
+  const std::string file = script_file(scratch);
+  const std::string fails = file + ": fails on samples of ", options = " (--input, --image-size): LibTorch: ";
+  const auto message = [&](const Shape& sample) {
+    try {
+      nn::load_script_network(file, sample);
+    } catch (const duet::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message({3, 9, 9}).starts_with(fails + "3x9x9" + options));
+  CHECK(message({3, 9, 9}).ends_with("shapes cannot be multiplied (1x243 and 192x4)"));
+  CHECK(message({1, 8, 8}).starts_with(fails + "1x8x8" + options));
+  CHECK(message({1, 8, 8}).ends_with("three channels"));
   duet_test::write_text(file, "no archive");
-  CHECK_THROWS_WITH(nn::load_script_network(file, {1, 8, 8}), ContainsSubstring("net.pt: cannot load TorchScript: "));
+  CHECK(message({3, 8, 8}).starts_with(file + ": cannot load TorchScript: "));
+  CHECK_THAT(message({3, 8, 8}), !ContainsSubstring("corrupted"));
+  const std::vector<char> pickled = ::torch::jit::pickle_save(::torch::zeros({2}));
+  duet_test::write_text(file, std::string(pickled.begin(), pickled.end()));
+  CHECK(message({3, 8, 8}) ==
+        file + ": is of torch.save or torch.export, expected TorchScript: torch.jit.script(model).save(FILE)");
+}
+
+TEST_CASE("a frozen TorchScript file cannot be trained") {
+  const duet_test::Scratch scratch;
+  const std::string file = scratch.path("frozen.pt");
+  auto script = ::torch::jit::load(script_file(scratch));
+  script.eval();
+  ::torch::jit::freeze(script).save(file);
+  const Shape sample{3, 8, 8};
+  CHECK_THROWS_AS(nn::load_script_network(file, sample), duet::DataError);
+  CHECK_THROWS_WITH(nn::load_script_network(file, sample),
+                    file + ": has no parameters that require a gradient (torch.jit.freeze turns them into constants)");
 }
 
 TEST_CASE("steps of a TorchScript file bring gradients together by the wrapper as by averaging") {
