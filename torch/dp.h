@@ -185,7 +185,7 @@ class DataParallel {
     return std::apply([&](auto&... values) { return call(*replicas_[i].module, values...); }, inputs);
   }
 
-  /// Runs task(i) in the thread of replica i, on the calling thread's current stream of its device.
+  /// Runs task(i) in the thread of replica i, on its device and with the calling thread's current streams.
   void side_by_side(std::size_t count, const ReplicaTask& task) {
     std::vector<c10::Stream> streams;
     for (const Device own : devices_)
@@ -195,6 +195,7 @@ class DataParallel {
       if (replica < count)
         with_prefix([&] { return concat("replica ", i, " on device ", devices_[replica], ": "); },
                     [&] {
+                      const c10::MultiStreamGuard current(streams);  // of all: gradients come from the first device
                       const c10::StreamGuard guard(streams[replica]);
                       task(replica);
                     });

@@ -226,9 +226,9 @@ TEST_CASE("LibTorch on simulated GPUs: DataParallel's replicas learn what they d
     return all;
   };
   const std::vector<Tensor> expected = train(DeviceKind::cpu, false);
-  for (const std::uint64_t seed : {1U, 2U, 3U}) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     duet_sim::reset(seed);
-    check_same(train(DeviceKind::cuda, seed == 2), expected);
+    check_same(train(DeviceKind::cuda, seed % 2 == 0), expected);
   }
 }
 
