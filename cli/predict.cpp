@@ -27,6 +27,17 @@ std::string rate_text(const TransferCost& hop) {
                 " us a message");
 }
 
+/// Those with a model. Errors name the file.
+Results read_results(const std::string& file) {
+  const std::string text = read_file(file);
+  return with_prefix([&] { return file + ": "; },
+                     [&] {
+                       Results results = results_from_json(text);
+                       model_of(results);
+                       return results;
+                     });
+}
+
 void print_links(const PredictOptions& options, std::FILE* out) {
   const auto print = [&](const std::string& called, const std::string& what, const Link& link,
                          const std::string& source) {
@@ -35,7 +46,7 @@ void print_links(const PredictOptions& options, std::FILE* out) {
   };
   for (const NamedLink& link : named_links()) print(link.name, link.title, link.link, link.source);
   if (options.results.empty()) return;
-  const Results results = results_from_json(read_file(options.results));
+  const Results results = read_results(options.results);
   for (const MeasuredLink& link : model_of(results).links)
     print("-", link.backend, link_of(link),
           concat("all-reduces measured among ", link.ranks, " ranks: ", options.results));
@@ -154,7 +165,7 @@ int predict(const PredictOptions& options, const std::string& command_line) {
   const ScalingPlan plan = plan_of(options);
   require_outputs({{.option = "--json", .path = to_stdout(options.json) ? "" : options.json},
                    {.option = "--out", .path = options.out}});
-  const Results results = results_from_json(read_file(options.results));
+  const Results results = read_results(options.results);
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
   std::fprintf(out, "link: %s\n\n%s\n%s%s\n", link.c_str(), table_of(rows).c_str(), missing_rows(options, rows).c_str(),

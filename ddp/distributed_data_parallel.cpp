@@ -218,6 +218,8 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   require<UsageError>(range.slots > 0,
                       "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
                       "gradient.");
+  require<UsageError>(options_.compare_parameters_every >= 0, "compare_parameters_every is ",
+                      options_.compare_parameters_every, ", expected 0 or more");
   wrap_module("module", module);
   const auto slots = std::span(store.slots())
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));

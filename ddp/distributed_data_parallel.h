@@ -41,7 +41,7 @@ enum class UpdateKind { replicated, sharded };
 
 struct DistributedDataParallelOptions {
   GradientRule rule = GradientRule::rows;
-  /// Sizes at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
+  /// Sizes in bytes, 1 or more, at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
   std::vector<std::size_t> bucket_limits{};
   /// Parameters that the loss of a rank does not reach count as zeros there instead of being an error; those that the
   /// loss of no rank reaches have no gradient, as with one device. One small all_reduce a step.

@@ -75,6 +75,9 @@ std::vector<BucketAssignment> compute_bucket_assignment_by_size(std::span<const 
 
 namespace {
 
+constexpr const char* kGraphsThatChange =
+    "; a graph that changes needs find_unused_parameters in place of static_graph";
+
 std::byte* begin_of(const ReducerSlot& slot) { return static_cast<std::byte*>(slot.data); }
 std::byte* end_of(const ReducerSlot& slot) {
   return begin_of(slot) + static_cast<std::size_t>(slot.count) * size_of(slot.dtype);
@@ -101,6 +104,8 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const Redu
     : group_(group), slots_(std::move(slots)), options_(options), bucket_of_(slots_.size()), ready_(slots_.size(), 0) {
   require<UsageError>(!slots_.empty(), "Reducer: there are no gradients to reduce");
   if (options_.bucket_limits.empty()) options_.bucket_limits.assign(std::begin(kBucketLimits), std::end(kBucketLimits));
+  for (const std::size_t limit : options_.bucket_limits)
+    require<UsageError>(limit > 0, "a limit in bucket_limits is ", limit, ", expected 1 or more bytes");
   std::vector<BucketItem> items;
   for (const ReducerSlot& slot : slots_)
     items.push_back({static_cast<std::size_t>(end_of(slot) - begin_of(slot)), slot.dtype, slot.device});
@@ -151,7 +156,7 @@ void Reducer::require_expected(int slot) const {
   const auto i = static_cast<std::size_t>(slot);
   require<UsageError>(expected_.empty() || expected_[i], "static_graph: the graph has changed: the gradient of ",
                       slots_[i].name, " became ready in step ", times_.steps + 1, " on rank ", group_.rank(),
-                      ", but not in the first");
+                      ", but not in the first", kGraphsThatChange);
 }
 
 void Reducer::mark(std::size_t i) {
@@ -222,7 +227,7 @@ void Reducer::settle_missing() {
   if (sent_ == buckets_.size()) return;
   if (options_.static_graph) {
     throw UsageError(concat("static_graph: the graph has changed: step ", times_.steps + 1, " on rank ", group_.rank(),
-                            " has no gradient for ", missing_names(), ", but the first step had"));
+                            " has no gradient for ", missing_names(), ", but the first step had", kGraphsThatChange));
   }
   if (options_.find_unused_parameters) zero_missing();
   if (sent_ < buckets_.size()) {

@@ -51,7 +51,7 @@ struct ReducerSlot {
 };
 
 struct ReducerOptions {
-  /// Sizes at which buckets are closed, the last repeats; empty: kBucketLimits.
+  /// Sizes in bytes, 1 or more, at which buckets are closed, the last repeats; empty: kBucketLimits.
   std::vector<std::size_t> bucket_limits{};
   /// Slots that are not ready at finish() count as zeros instead of being an error. The ranks then agree which slots
   /// any of them used, which costs one all_reduce a step.
@@ -71,8 +71,8 @@ struct ReducerOptions {
 class Reducer {
  public:
   /// `slots` in the order of their addresses, about the order in which they become ready. Slots that do not follow one
-  /// another in memory, padding aside, start a new bucket. Throws UsageError for no slots at all and for overlapping
-  /// ones.
+  /// another in memory, padding aside, start a new bucket. Throws UsageError for no slots at all, for overlapping
+  /// ones and for a limit of 0.
   Reducer(ProcessGroup& group, std::vector<ReducerSlot> slots, const ReducerOptions& options = {});
 
   /// From the next bucket on each gradient is multiplied by this before it is sent (PyTorch: 1 / world size). 1 leaves

@@ -19,7 +19,7 @@ struct DistributedDataParallelOptions {
   /// those are, which the ranks exchange in every backward. With no_sync(), batches whose gradients were then dropped
   /// count as accumulated unless zero_grad() sets gradients to none.
   ddp::GradientRule rule = ddp::GradientRule::torch;
-  /// Sizes in bytes at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
+  /// Sizes in bytes, 1 or more, at which buckets are closed, the last repeats. Empty: PyTorch's 1 MiB, then 25 MiB.
   std::vector<std::size_t> bucket_limits{};
   /// Parameters that the loss of a rank does not reach count as zeros there instead of being an error. One small
   /// all_reduce a step.

@@ -41,7 +41,7 @@ class ModuleSynchroniser {
   ModuleSynchroniser(const ModuleTensors& tensors, ddp::ProcessGroup& group,
                      const DistributedDataParallelOptions& options)
       : group_(with_same_model(group, tensors)),
-        options_(options),
+        options_(checked(options)),
         layout_(trained(tensors.parameters)),
         gradients_(layout_, gradient_memory(layout_, &group)),
         accumulated_(layout_.parameters().size()),
@@ -125,6 +125,12 @@ class ModuleSynchroniser {
 
  private:
   friend class BlockSteps;
+
+  static const DistributedDataParallelOptions& checked(const DistributedDataParallelOptions& options) {
+    require<UsageError>(options.compare_parameters_every >= 0, "compare_parameters_every is ",
+                        options.compare_parameters_every, ", expected 0 or more");
+    return options;
+  }
 
   static ddp::ProcessGroup& with_same_model(ddp::ProcessGroup& group, const ModuleTensors& tensors) {
     std::vector<std::string> descriptions;

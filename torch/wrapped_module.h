@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "torch/tensors.h"
 
@@ -96,7 +97,10 @@ void move_to(Module& module, const at::Device& device) {
   try {
     static_cast<Base&>(module).to(device);
   } catch (const c10::Error& error) {
-    throw DeviceError(concat("LibTorch: ", error.what_without_backtrace()));
+    const std::string text = error.what_without_backtrace(), why = device.is_cuda() ? why_no_cuda() : "";
+    require<DeviceError>(why.empty(), "no CUDA device: ", why);
+    // Behind it is a list of all backends.
+    throw DeviceError(concat("LibTorch: ", text.substr(0, text.find(". This could be because"))));
   }
 }
 

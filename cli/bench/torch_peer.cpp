@@ -133,9 +133,12 @@ TorchBurst TorchPeer::read_times() {
 }
 
 void require_torch(const std::string& python, const std::string& folder, const TorchNetwork& network) {
-  const char* const imports = network.model == "simple_cnn" ? "import torch" : "import torch, torchvision";
-  const ChildEnd end = run_program(python, {"-c", imports}, folder + "/log");
+  const std::string imports = network.model == "simple_cnn" ? "import torch" : "import torch, torchvision";
+  const std::string log = folder + "/log";
+  const ChildEnd end = run_program(python, {"-c", imports + "; print('\\nPyTorch', torch.__version__)"}, log);
   require<UsageError>(end.ok || end.signal != 0, "--vs-torch ", python, ": ", end.reason);
+  require<UsageError>(end.signal != 0 || read_file(log).find("\nPyTorch ") != std::string::npos, "--vs-torch ", python,
+                      ": ended without running \"", imports, "\", expected a Python with PyTorch");
 }
 
 std::string why_no_duet_torch(const std::string& python, const std::string& folder) {

@@ -20,8 +20,6 @@
 namespace duet::cli {
 namespace {
 
-constexpr int kMaxDevices = 1024;
-
 void check_training(const Training& training) {
   require<UsageError>(training.device == DeviceKind::cuda || training.precision != Precision::tf32,
                       "--precision is tf32, but CPU devices compute in fp32 or bf16");
@@ -29,6 +27,8 @@ void check_training(const Training& training) {
                       "--threads-per-device is ", training.threads_per_device, ", but one thread drives a GPU");
   require<UsageError>(training.device == DeviceKind::cuda || training.graph != "on",
                       "--graph on: CPU devices have no graphs");
+  require<UsageError>(training.device == DeviceKind::cuda || training.graph_steps <= 1, "--graph-steps is ",
+                      training.graph_steps, ", but CPU devices have no graphs");
   const bool threads = training.workers == "thread";
   require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
                       "--workers thread is for CPU devices");

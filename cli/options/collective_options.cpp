@@ -23,19 +23,15 @@ void add_options(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->check(one_of({"process", "thread"}));
-  app.add_option(
-         "--backend", options.backends,
-         "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
-         "one; several, separated by commas, are compared")
-      ->check(one_of(kBackends))
-      ->delimiter(',')
-      ->trigger_on_parse();  // given twice, the last list counts
-  app.add_option("--algorithm", options.algorithms,
-                 "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
-                 "recursive_doubling; several are compared")
-      ->check(one_of(algorithms))
-      ->delimiter(',')
-      ->trigger_on_parse();  // given twice, the last list counts
+  const auto into = [](std::vector<std::string>& list) {
+    return [&list](const std::vector<std::string>& entries) { list = entries; };
+  };
+  add_list(app, "--backend", one_of(kBackends), into(options.backends), "auto",
+           "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
+           "one; several, separated by commas, are compared");
+  add_list(app, "--algorithm", one_of(algorithms), into(options.algorithms), "library",
+           "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
+           "recursive_doubling; several are compared");
   const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
     app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
   };

@@ -36,6 +36,17 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return edits[a.size()][b.size()];
 }
 
+std::vector<std::string> entries_of(const std::string& list) {
+  std::vector<std::string> entries(1);
+  for (const char letter : list) {
+    if (letter == ',')
+      entries.emplace_back();
+    else
+      entries.back() += letter;
+  }
+  return entries;
+}
+
 }  // namespace
 
 void add_json(CLI::App& app, std::string& json, const std::string& what) {
@@ -49,9 +60,10 @@ void add_json(CLI::App& app, std::string& json, const std::string& what) {
 Check in_range(double least, double most) {
   return [=](const std::string& text) -> std::string {
     double value = 0;
-    if (!CLI::detail::lexical_cast(text, value) || (value >= least && value <= most)) return "";  // text: CLI11's error
+    const bool number = CLI::detail::lexical_cast(text, value);                      // 0 for an empty text
+    if (!text.empty() && (!number || (value >= least && value <= most))) return "";  // other text: CLI11's error
     const bool open = most == std::numeric_limits<double>::max();
-    return concat("is ", text, ", expected ", least, open ? " or more" : concat(" to ", most));
+    return concat("is ", text.empty() ? "''" : text, ", expected ", least, open ? " or more" : concat(" to ", most));
   };
 }
 
@@ -68,6 +80,20 @@ void add_choice(CLI::App& app, const char* option, const std::vector<std::string
     take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
   };
   app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
+}
+
+void add_list(CLI::App& app, const char* option, const Check& check,
+              const std::function<void(const std::vector<std::string>&)>& take, const char* otherwise,
+              const char* about) {
+  // Not by CLI11's delimiter, which drops empty entries.
+  const auto read = [take](const std::string& list) { take(entries_of(list)); };
+  const auto wrong = [check](const std::string& list) {
+    std::string error;
+    for (const std::string& entry : entries_of(list))
+      if (error.empty()) error = check(entry);
+    return error;
+  };
+  app.add_option_function<std::string>(option, read, about)->check(wrong)->default_str(otherwise);
 }
 
 std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,

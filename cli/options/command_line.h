@@ -44,6 +44,10 @@ Check one_of(std::vector<std::string> words);
 /// Adds an option that takes one of `words`, shown with its default, and calls take(its index).
 void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
                 const std::function<void(std::size_t)>& take, const char* about);
+/// Adds an option that takes a list with commas between its entries, which all pass `check`, and calls take(entries).
+void add_list(CLI::App& app, const char* option, const Check& check,
+              const std::function<void(const std::vector<std::string>&)>& take, const char* otherwise,
+              const char* about);
 /// Adds an option that takes the name of one of `values`.
 template <class T, std::size_t N>
 void add_choice(CLI::App& app, const char* option, T& chosen, const std::array<T, N>& values, const char* about) {

@@ -22,11 +22,10 @@ constexpr const char* kAbout =
     "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
     "with the same bits.";
 
-/// Adds an option that takes a list of different entries with commas between them, which pass `check` and are read by
-/// read(entry). Given twice, the last list counts.
+/// As add_list(), of different entries, which are read by read(entry).
 template <class T>
-void add_list(CLI::App& app, const char* option, std::vector<T>& values, const Check& check,
-              T (*read)(const std::string&), const char* otherwise, const char* about) {
+void add_distinct(CLI::App& app, const char* option, std::vector<T>& values, const Check& check,
+                  T (*read)(const std::string&), const char* otherwise, const char* about) {
   const auto take = [=, &values](const std::vector<std::string>& entries) {
     values.clear();
     for (const std::string& entry : entries) {
@@ -36,21 +35,14 @@ void add_list(CLI::App& app, const char* option, std::vector<T>& values, const C
       values.push_back(value);
     }
   };
-  app.add_option_function<std::vector<std::string>>(option, take, about)
-      ->delimiter(',')
-      ->expected(1)
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)  // entries of one list; TakeLast would take one entry
-      ->trigger_on_parse()
-      ->check(check)
-      ->default_str(otherwise);
+  add_list(app, option, check, take, otherwise, about);
 }
 
 void add_modes(CLI::App& app, std::vector<Mode>& modes, const char* otherwise, const char* about) {
   const auto read = [](const std::string& word) {
     return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
   };
-  add_list<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
+  add_distinct<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
 }
 
 void add_device_counts(CLI::App& app, std::vector<int>& devices, const char* otherwise) {
@@ -58,7 +50,7 @@ void add_device_counts(CLI::App& app, std::vector<int>& devices, const char* oth
     return parse_number<int>(text) ? std::string() : concat("'", text, "' is not a whole number");
   };
   const auto read = [](const std::string& text) { return *parse_number<int>(text); };
-  add_list<int>(app, "--devices", devices, whole, read, otherwise, "numbers of devices, separated by commas");
+  add_distinct<int>(app, "--devices", devices, whole, read, otherwise, "numbers of devices, separated by commas");
 }
 
 void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
@@ -68,10 +60,10 @@ void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
     return *rows >= 1 ? std::string() : concat("is ", text, ", expected 1 or more");
   };
   const auto read = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
-  add_list<std::int64_t>(app, "--batch", batches, whole, read, "128",
-                         "images of a batch, of networks for colour images 32 by default; several, separated by "
-                         "commas, are compared one after the other, each in "
-                         "a folder of its own, and share the time budget");
+  add_distinct<std::int64_t>(app, "--batch", batches, whole, read, "128",
+                             "images of a batch, of networks for colour images 32 by default; several, separated by "
+                             "commas, are compared one after the other, each in "
+                             "a folder of its own, and share the time budget");
 }
 
 /// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
@@ -81,7 +73,7 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   add_modes(app, options.modes, "single,averaging,dp,ddp", "what to compare, separated by commas");
   add_device_counts(app, options.devices, "1,2,4");
   const auto same = [](const std::string& backend) { return backend; };
-  add_list<std::string>(
+  add_distinct<std::string>(
       app, "--backend", options.backends, one_of(kBackends), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");

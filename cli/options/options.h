@@ -17,6 +17,8 @@
 
 namespace duet::cli {
 
+inline constexpr int kMaxDevices = 1024;
+
 /// copies: ranks that each train alone on their share of every batch, for timing only.
 enum class Mode { single, averaging, dp, ddp, copies };
 const char* name(Mode mode);

@@ -123,8 +123,8 @@ void add_step(CLI::App& app, Training& training) {
                  "threads of one CPU device, each pinned to a core")
       ->check(in_range(1, 1024));
   add_data(app, training);
-  app.add_option("--lr", training.lr, "learning rate");
-  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1");
+  app.add_option("--lr", training.lr, "learning rate")->check(in_range(0));
+  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->check(in_range(0));
   app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->check(seed_error);
   add_choice(
       app, "--compat", {"torch"}, "", [&](std::size_t) { training.compat_torch = true; },
@@ -157,14 +157,14 @@ void add_training(CLI::App& app, Training& training) {
 
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
-  app.add_option("--devices", options.devices, "number of devices (single: 1)");
+  app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(in_range(1, kMaxDevices));
   add_backend(app, options);
   add_batch(app, options);
   add_training(app, options);
   app.add_option("--timeout", options.timeout_s,
                  "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
                  "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300")
-      ->check(in_range(0, 8e5))
+      ->check(in_range(0.001, 8e5))
       ->default_str("");
   app.add_option("--replicas", options.replicas,
                  "dp: persistent (every device keeps the parameters and updates its own; CPU devices share "

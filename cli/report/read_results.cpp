@@ -81,7 +81,7 @@ void require_one_batch(const Json& json) {
 
 Results results_from_json(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
-  require<DataError>(!json.is_discarded(), "results: not JSON");
+  require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
   require_one_batch(json);
   Results results;
   results.machine = machine_from(at(json, "machine"));

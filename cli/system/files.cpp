@@ -8,6 +8,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -103,10 +104,12 @@ std::string disk_of(const std::string& path) {
 }  // namespace
 
 std::string read_file(const std::string& path) {
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
+  in.peek();  // fails for a folder, which can be opened
+  require<DataError>(in.is_open() && !in.bad(), "cannot read ", path, ": ", last_errno);
   std::ostringstream content;
   content << in.rdbuf();
-  require<DataError>(in.good() || in.eof(), "cannot read ", path);
   return content.str();
 }
 

@@ -117,6 +117,8 @@ std::vector<Library> libraries() {
   add(backend(DeviceKind::cpu).libraries());
   std::istringstream built(DUET_BUILT_WITH);  // "zlib 1.2.13;libcurl 7.88.1;...", by Meson
   for (std::string item; std::getline(built, item, ';');) add(item);
+  const std::string torch = DUET_TORCH_VERSION;
+  list.push_back({"LibTorch", torch.empty() ? DUET_WHY_NO_TORCH : torch, !torch.empty()});
   if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) {
     list.push_back({"CUDA", why, false});
     return list;

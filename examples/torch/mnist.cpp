@@ -5,12 +5,12 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <numeric>
 #include <vector>
 
 #include <duet/lib/data/mnist/mnist.h>
+
+#include "../program.h"
 
 namespace {
 
@@ -75,12 +75,13 @@ void train(const Digits& training, const Digits& test) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const std::int64_t images = argc > 2 ? std::atoll(argv[2]) : 0;
-  const duet::data::Mnist mnist =
-      duet::data::load_mnist({.data = argc > 1 ? argv[1] : "", .train_images = images, .test_images = 1000});
-  train(tensors_of(mnist.train), tensors_of(mnist.test));
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "mnist: %s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  const char* const usage =
+      "[DATA [IMAGES]]      DATA: a folder with MNIST, or \"synthetic\"; IMAGES: use only the first so many";
+  return examples::run(argc, argv, usage, [](const examples::Arguments& arguments) {
+    const std::int64_t images = arguments.number(1, 0, 60'000);
+    const duet::data::Mnist mnist =
+        duet::data::load_mnist({.data = arguments.text(0), .train_images = images, .test_images = 1000});
+    train(tensors_of(mnist.train), tensors_of(mnist.test));
+  });
 }

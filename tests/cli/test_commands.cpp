@@ -1,4 +1,4 @@
-// Unknown names of commands and options, and torchrun's names of options.
+// Unknown names of commands and options, empty and idle values, and torchrun's names of options.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -44,6 +44,22 @@ TEST_CASE("an unknown command is answered with the nearest one") {
   CHECK(complaint({"fly"}) ==
         "unknown command 'fly', expected compare, predict, train, launch, bench or info (see duet --help)");
   CHECK(complaint({"bench", "all_reduc"}) == "duet bench: unknown 'all_reduc', did you mean all_reduce?");
+}
+
+TEST_CASE("an empty text is neither a number nor an entry of a list") {
+  CHECK_THAT(complaint({"train", "--mode", "dp", "--devices", ""}),
+             ContainsSubstring("--devices is '', expected 1 to 1024"));
+  CHECK_THAT(complaint({"train", "--lr", ""}), ContainsSubstring("--lr is '', expected 0 or more"));
+  CHECK_THAT(complaint({"compare", "--devices", "1,,2"}), ContainsSubstring("--devices: '' is not a whole number"));
+  CHECK_THAT(complaint({"compare", "--modes", "dp,"}), ContainsSubstring("--modes: unknown '', expected single"));
+  CHECK_THAT(complaint({"bench", "all_reduce", "--backend", "shm,,tcp"}),
+             ContainsSubstring("--backend: unknown '', expected auto"));
+}
+
+TEST_CASE("values without an effect are refused") {
+  CHECK_THAT(complaint({"train", "--timeout", "0"}), ContainsSubstring("--timeout is 0, expected 0.001 to 800000"));
+  CHECK_THAT(complaint({"train", "--graph-steps", "3"}),
+             ContainsSubstring("--graph-steps is 3, but CPU devices have no graphs"));
 }
 
 TEST_CASE("an unknown option is answered with the nearest one") {

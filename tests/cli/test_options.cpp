@@ -65,7 +65,7 @@ TEST_CASE("options are read") {
   CHECK(std::get<InfoOptions>(parse({"info"})).json.empty());
   CHECK(std::get<CompareOptions>(parse({"compare", "--devices", "1", "--devices", "2"})).devices ==
         std::vector<int>{2});
-  CHECK(std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--modes=single,,dp"})).modes ==
+  CHECK(std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--modes=single,dp"})).modes ==
         std::vector<Mode>{Mode::single, Mode::dp});
   const auto backends = std::get<CompareOptions>(parse({"compare", "--backend", "shm", "--backend", "tcp,gloo"}));
   CHECK(backends.backends == std::vector<std::string>{"tcp", "gloo"});

@@ -185,11 +185,16 @@ TEST_CASE("a PyTorch peer that cannot run is an error with the reason") {
   const std::string bare = folder.path() + "/python-without-torchvision";
   write_atomically(bare,
                    "#!/bin/sh\ncase \"$2\" in *torchvision*)\n"
-                   "  echo \"ModuleNotFoundError: No module named 'torchvision'\"; exit 1\nesac\n");
+                   "  echo \"ModuleNotFoundError: No module named 'torchvision'\"; exit 1\nesac\n"
+                   "echo; echo PyTorch 2.9\n");
   ::chmod(bare.c_str(), 0755);
   CHECK_NOTHROW(require_torch(bare, folder.path()));
   CHECK_THROWS_WITH(require_torch(bare, folder.path(), {.model = "resnet18"}),
                     "--vs-torch " + bare + ": ModuleNotFoundError: No module named 'torchvision'");
+  for (const std::string none : {"/bin/true", "/bin/echo"})
+    CHECK_THROWS_WITH(
+        require_torch(none, folder.path()),
+        "--vs-torch " + none + ": ended without running \"import torch\", expected a Python with PyTorch");
   const TemporaryFolder other;
   TorchPeer nonsense = peer(program(other, "echo nonsense >\"$out.0\""), other);
   CHECK_THROWS_AS(nonsense.wait(), DataError);

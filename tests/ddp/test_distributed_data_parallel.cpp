@@ -290,6 +290,8 @@ TEST_CASE("a module without parameters needs no DDP, and the text shows the wrap
   nn::Dropout nothing(0.5);
   CHECK_THROWS_AS(DistributedDataParallel(nothing, group), UsageError);
   nn::Linear model(5, 2);
+  CHECK_THROWS_WITH(DistributedDataParallel(model, group, {.compare_parameters_every = -3}),
+                    "compare_parameters_every is -3, expected 0 or more");
   DistributedDataParallel net(model, group);
   CHECK(net.str() == "DistributedDataParallel(\n  (module): Linear(in_features=5, out_features=2, bias=True)\n)");
   CHECK(net.state_dict()[0].name == "module.weight");

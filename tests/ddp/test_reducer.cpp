@@ -203,7 +203,10 @@ TEST_CASE("of a static graph, unused slots hold up no bucket, and a change is an
   reducer.mark_ready(0);
   reducer.mark_ready(2);
   CHECK_THROWS_WITH(reducer.finish(), ContainsSubstring("static_graph: the graph has changed: step 4 on rank 0 has no "
-                                                        "gradient for slot3"));
+                                                        "gradient for slot3, but the first step had; a graph that "
+                                                        "changes needs find_unused_parameters"));
+  CHECK_THROWS_WITH(Reducer(group, slots_in(flat, {10}), {.bucket_limits = {40, 0}}),
+                    "a limit in bucket_limits is 0, expected 1 or more bytes");
 }
 
 TEST_CASE("slots apart in memory are sent apart, overlapping ones refused") {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -193,6 +194,12 @@ TEST_CASE("info lists the devices") {
   REQUIRE(info.at("devices").size() >= info.at("cores").get<std::size_t>());
   CHECK(info.at("devices").at(0).at("device") == "cpu:0");
   CHECK_FALSE(info.at("devices").at(0).at("name").get<std::string>().empty());
+  std::set<std::string> libraries;
+  for (const auto& library : info.at("libraries")) {
+    libraries.insert(library.at("name").get<std::string>());
+    CHECK_FALSE(library.at("version").get<std::string>().empty());  // or why it is not there
+  }
+  for (const char* name : {"LibTorch", "libjpeg", "libpng"}) CHECK(libraries.count(name) == 1);
 }
 
 TEST_CASE("a loss that is not finite is reported once, with a hint") {

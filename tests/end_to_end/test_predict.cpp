@@ -19,7 +19,13 @@ TEST_CASE("predict prints measured and computed rows, and draws them") {
   duet::cli::write_output(file, to_json(results));
   const auto without = duet_test::duet({"predict", file});
   CHECK(without.status == 1);
-  CHECK_THAT(without.err, ContainsSubstring("model is null; duet compare with a time budget"));
+  CHECK_THAT(without.err, ContainsSubstring(file + ": results: model is null; duet compare with a time budget"));
+  CHECK_THAT(duet_test::duet({"predict", "--links", file}).err, ContainsSubstring(file + ": results: model is null"));
+  duet::cli::write_output(file, "no JSON");
+  CHECK(duet_test::duet({"predict", file}).err ==
+        "duet: " + file + ": not JSON, expected the results.json of duet compare\n");
+  CHECK_THAT(duet_test::duet({"predict", file + ".no"}).err, ContainsSubstring("cannot read " + file + ".no: No such"));
+  CHECK_THAT(duet_test::duet({"predict", folder.path()}).err, ContainsSubstring(folder.path() + ": Is a directory"));
   results.model = duet_test::made_up_model();
   duet::cli::write_output(file, to_json(results));
   const auto ran =

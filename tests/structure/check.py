@@ -136,7 +136,8 @@ def check_examples(root):
     for path, bracket, header in includes(root):
         installed = bracket == "<" and header.startswith("duet/")
         if path.startswith("examples/"):
-            good = header[len("duet/") :] in public if installed else bracket == "<" or "/" not in header
+            own = os.path.normpath(os.path.join(os.path.dirname(path), header)).startswith("examples/")
+            good = header[len("duet/") :] in public if installed else bracket == "<" or own
         else:
             good = not installed or path.startswith("tests/install/outside/")
         if not good:

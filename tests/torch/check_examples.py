@@ -12,7 +12,7 @@ import sys
 
 from checks import report
 
-WRAPPER_LINES = 18
+WRAPPER_LINES = 13
 
 
 def losses(*command):

@@ -156,6 +156,19 @@ TEST_CASE("LibTorch: a parameter without a gradient is an error that names it, u
              ContainsSubstring("static_graph: the graph has changed: the gradient of b."));
 }
 
+TEST_CASE("LibTorch: options that make no sense are errors that name their value") {
+  const auto error_with = [](const duet::torch::DistributedDataParallelOptions& options) {
+    return error_of(1, [&](ProcessGroup& group) {
+      auto model = make_with_values<UnusedBranches>();
+      DistributedDataParallel net(model, group, options);
+    });
+  };
+  CHECK_THAT(error_with({.bucket_limits = {0}}),
+             ContainsSubstring("a limit in bucket_limits is 0, expected 1 or more"));
+  CHECK_THAT(error_with({.compare_parameters_every = -3}),
+             ContainsSubstring("compare_parameters_every is -3, expected 0 or more"));
+}
+
 TEST_CASE("LibTorch: with unused parameters, gradients that accumulate are those of all ranks") {
   run_ranks(2, [](ProcessGroup& group) {
     auto model = make_with_values<UnusedBranches>();

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lib/backend/backend.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
@@ -78,6 +79,14 @@ TEST_CASE("LibTorch: replicas give the outputs and gradients of one module") {
   for (const int devices : {1, 2, 3, 4}) compare<SimpleCnn>(devices);
   compare<UnusedBranches>(2);
   compare<Script>(3);
+}
+
+TEST_CASE("LibTorch: replicas on GPUs where there are none are an error with duet's reason") {
+  const std::string why = duet::why_no_cuda();
+  if (why.empty()) DUET_SKIP("there is a GPU");
+  const auto gpus = duet::first_devices(duet::DeviceKind::cuda, 2);
+  CHECK(error_of([&] { DataParallel net([] { return make_with_values<SimpleCnn>(); }, gpus); }) ==
+        "no CUDA device: " + why);
 }
 
 TEST_CASE("LibTorch: replicas are cut from several inputs, and their outputs joined") {
