@@ -232,8 +232,8 @@ void Reducer::settle_missing() {
   if (options_.find_unused_parameters) zero_missing();
   if (sent_ < buckets_.size()) {
     throw UsageError(concat("backward ended on rank ", group_.rank(), " without a gradient for ", missing_names(),
-                            "; a parameter that the loss does not use, or that was replaced or frozen after the model "
-                            "was wrapped, needs the option find_unused_parameters"));
+                            "; a parameter that the loss does not use, or that was frozen, needs the option "
+                            "find_unused_parameters; after one was replaced, make a new wrapper"));
   }
 }
 

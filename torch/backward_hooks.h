@@ -21,66 +21,16 @@
 
 namespace duet::torch {
 
-/// Calls ready(i) when parameter i's gradient is complete, until this goes: in the thread that called backward(), or,
-/// for parameters on a GPU, in LibTorch's thread of that device, on whose current stream the gradient is computed.
-class GradientHooks {
- public:
-  /// The parameters must outlive this. Throws UsageError that names one whose gradient another one waits for: it would
-  /// be summed twice.
-  GradientHooks(const std::vector<NamedTensorRef>& parameters, std::function<void(std::size_t)> ready)
-      : parameters_(parameters), ready_(std::move(ready)), accumulators_(parameters.size()), keys_(parameters.size()) {
-    renew();
-  }
-  ~GradientHooks() {
-    for (std::size_t i = 0; i < accumulators_.size(); ++i)
-      if (accumulators_[i]) accumulators_[i]->del_post_hook(keys_[i]);
-  }
-  /// Before a forward: torch::load() and conversions give parameters new accumulators, which have no hooks yet.
-  void renew() {
-    std::vector<GradAccumulator> fresh(parameters_.size());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].value.requires_grad()) continue;
-      // Parameters hold their accumulators weakly.
-      GradAccumulator now = ::torch::autograd::impl::grad_accumulator(parameters_[i].value);
-      if (now == accumulators_[i]) continue;
-      for (const auto& hook : std::as_const(*now).post_hooks())
-        require<UsageError>(dynamic_cast<const Hook*>(hook.get()) == nullptr, parameters_[i].name,
-                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
-      fresh[i] = std::move(now);
-    }
-    for (std::size_t i = 0; i < fresh.size(); ++i)
-      if (fresh[i]) attach(i, std::move(fresh[i]));
-  }
-  GradientHooks(const GradientHooks&) = delete;
-  GradientHooks& operator=(const GradientHooks&) = delete;
-
- private:
-  struct Hook final : ::torch::autograd::utils::LambdaPostHook {
-    using LambdaPostHook::LambdaPostHook;
-  };
-
-  void attach(std::size_t i, GradAccumulator accumulator) {
-    const auto call = [ready = ready_, i](const ::torch::autograd::variable_list& outputs,
-                                          const ::torch::autograd::variable_list&) {
-      ready(i);
-      return outputs;
-    };
-    const std::uintptr_t key = accumulator->add_post_hook(std::make_unique<Hook>(call));
-    if (accumulators_[i]) accumulators_[i]->del_post_hook(keys_[i]);
-    keys_[i] = key;
-    accumulators_[i] = std::move(accumulator);
-  }
-
-  const std::vector<NamedTensorRef>& parameters_;
-  std::function<void(std::size_t)> ready_;
-  std::vector<GradAccumulator> accumulators_;
-  std::vector<std::uintptr_t> keys_;
-};
-
-/// Makes calls from LibTorch's threads take turns, and refuses them after close(): threads of a backward that threw may
-/// still run.
+/// Makes calls from LibTorch's threads take turns, and ends them by close(): threads of a backward that threw may still
+/// run, and graphs outlive the wrapper.
 class HookGate {
  public:
+  /// Not after close().
+  template <class Task>
+  void call_if_open(Task&& task) {
+    const std::lock_guard lock(mutex_);
+    if (open_) task();
+  }
   /// Throws UsageError after close().
   template <class Task>
   void call(Task&& task) {
@@ -92,10 +42,70 @@ class HookGate {
     const std::lock_guard lock(mutex_);
     open_ = false;
   }
+  bool is_open() {
+    const std::lock_guard lock(mutex_);
+    return open_;
+  }
 
  private:
   std::mutex mutex_;
   bool open_ = true;
+};
+
+/// Calls ready(i) when parameter i's gradient is complete, while the gate is open: in the thread that called
+/// backward(), or, for parameters on a GPU, in LibTorch's thread of that device, on whose current stream the gradient
+/// is computed. Hooks stay where they are, as another thread may be running them; they go with the graphs that lead to
+/// them.
+class GradientHooks {
+ public:
+  /// The parameters must outlive this. Throws UsageError that names one whose gradient another one waits for: it would
+  /// be summed twice.
+  GradientHooks(const std::vector<NamedTensorRef>& parameters, std::shared_ptr<HookGate> gate,
+                std::function<void(std::size_t)> ready)
+      : parameters_(parameters), gate_(std::move(gate)), ready_(std::move(ready)), accumulators_(parameters.size()) {
+    renew();
+  }
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  /// Before a forward: torch::load() and conversions give parameters new accumulators, which have no hooks yet.
+  void renew() {
+    std::vector<GradAccumulator> fresh(parameters_.size());
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].value.requires_grad()) continue;
+      // Parameters hold their accumulators weakly.
+      GradAccumulator now = ::torch::autograd::impl::grad_accumulator(parameters_[i].value);
+      if (now == accumulators_[i]) continue;
+      for (const auto& other : std::as_const(*now).post_hooks()) {
+        const auto* const hook = dynamic_cast<const Hook*>(other.get());
+        require<UsageError>(hook == nullptr || !hook->gate->is_open(), parameters_[i].name,
+                            " is wrapped already: only one DistributedDataParallel at a time can sum its gradients");
+      }
+      fresh[i] = std::move(now);
+    }
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      if (!fresh[i]) continue;
+      fresh[i]->add_post_hook(std::make_unique<Hook>(gate_, ready_, i));
+      accumulators_[i] = std::move(fresh[i]);
+    }
+  }
+
+ private:
+  struct Hook final : ::torch::autograd::utils::LambdaPostHook {
+    Hook(const std::shared_ptr<HookGate>& own, const std::function<void(std::size_t)>& ready, std::size_t i)
+        : LambdaPostHook([own, ready, i](const ::torch::autograd::variable_list& outputs,
+                                         const ::torch::autograd::variable_list&) {
+            own->call_if_open([&] { ready(i); });
+            return outputs;
+          }),
+          gate(own) {}
+    std::shared_ptr<HookGate> gate;
+  };
+
+  const std::vector<NamedTensorRef>& parameters_;
+  std::shared_ptr<HookGate> gate_;
+  std::function<void(std::size_t)> ready_;
+  std::vector<GradAccumulator> accumulators_;
 };
 
 /// Follows one backward at a time to its end.

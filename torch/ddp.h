@@ -54,8 +54,8 @@ class DistributedDataParallel {
   /// What the module's own forward returns. A TorchScript module's inputs become its list of values.
   template <class... Inputs>
   auto forward(Inputs&&... inputs) {
+    if (at::GradMode::is_enabled()) synchroniser_->follow_parameters();  // backward may follow in eval(), too
     if (!module_->is_training() || !at::GradMode::is_enabled()) return call(*module_, std::forward<Inputs>(inputs)...);
-    synchroniser_->follow_parameters();
     const bool synchronises = synchroniser_->synchronises();
     if (synchronises) synchroniser_->forward_begins();
     const std::int64_t rows = rows_of(inputs...);

@@ -1,6 +1,7 @@
 // Work of duet and of LibTorch on the same memory of one device, in order.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -8,6 +9,7 @@
 #include <torch/version.h>
 
 #include <optional>
+#include <string>
 
 #include "lib/backend/backend.h"
 #include "lib/device.h"
@@ -68,8 +70,22 @@ class DuetWork {
   c10::Device device_;
 };
 
+/// Loads libtorch_cuda, once, where there are GPUs for duet: programs use none of its functions by name, and LibTorch
+/// looks for it when it is first used, and never again. Returns why LibTorch cannot use GPUs; empty if it can.
+inline const std::string& why_no_torch_cuda() {
+  static const std::string reason = [] {
+    if (std::string why = why_no_cuda(); !why.empty()) return why;
+    const char* const file = "libtorch_cuda.so";
+    const bool there = c10::impl::hasDeviceGuardImpl(c10::kCUDA);
+    if (!there && ::dlopen(file, RTLD_NOW | RTLD_LOCAL) == nullptr) return std::string(::dlerror());
+    if (at::globalContext().hasCUDA()) return std::string();
+    return concat("LibTorch was used before ", file, " was loaded, or finds no GPU: link the program with it");
+  }();
+  return reason;
+}
+
 /// LibTorch's work on memory of duet's: what its current stream is asked for while this lives runs after duet's work so
-/// far, and duet's work from then on after it. The thread's current device is that device meanwhile. Used by one
+/// far, and duet's work after end() runs after it. The thread's current device is that device meanwhile. Used by one
 /// thread.
 class TorchWork {
  public:
@@ -79,7 +95,7 @@ class TorchWork {
     if (ended_) return;
     try {
       order_.after_torch();
-    } catch (const Error&) {  // that of the work is on its way
+    } catch (...) {  // the error of the work is on its way
     }
   }
   TorchWork(const TorchWork&) = delete;
@@ -94,14 +110,10 @@ class TorchWork {
   }
 
  private:
-  /// libtorch_cuda registers the device type when it is loaded, but programs use none of its functions by name.
   static c10::Device loaded(Device device) {
     const c10::Device own = torch_device(device);
-    if (c10::impl::hasDeviceGuardImpl(own.type())) return own;
-    const char* const file = "libtorch_cuda.so";
-    const bool opened = ::dlopen(file, RTLD_NOW | RTLD_LOCAL) != nullptr;
-    require<DeviceError>(opened && c10::impl::hasDeviceGuardImpl(own.type()), "LibTorch ", TORCH_VERSION, " has no ",
-                         own.str(), ": ", opened ? concat(file, " does not register it") : ::dlerror());
+    const std::string why = own.is_cpu() ? "" : why_no_torch_cuda();
+    require<DeviceError>(why.empty(), "LibTorch ", TORCH_VERSION, " has no ", own.str(), ": ", why);
     return own;
   }
 

@@ -139,15 +139,17 @@ class ModuleAdapter : public ModulePart {
   std::shared_ptr<InstancePool> pool_;
 };
 
-/// Of what `make` makes, a module, holder or shared_ptr: `adapt([] { return Net(); })`. LibTorch's generator is seeded
-/// with `seed` before each call, so that all instances begin alike.
+/// Of what `make` makes on the CPU, a module, holder or shared_ptr: `adapt([] { return Net(); })`. LibTorch's generator
+/// has this seed in each call, so that all instances begin alike. Calls are made one after the other, in the threads of
+/// the devices. For GPUs it must be the program's first use of LibTorch, unless that links libtorch_cuda.
 template <class Make>
 std::unique_ptr<ModuleAdapter> adapt(Make make, std::uint64_t seed = 0, const ModuleAdapterOptions& options = {}) {
   using Made = decltype(make());
   using Module = ModuleOf<Made>;
+  why_no_torch_cuda();  // which loads it
   return std::make_unique<ModuleAdapter>(
       [make, seed]() -> std::unique_ptr<ModuleInstance> {
-        ::torch::manual_seed(seed);
+        const SeededCpu seeded(seed);
         const std::shared_ptr<Made> made(new Made(make()));  // a module by value lives as long as the instance
         return std::make_unique<InstanceOf<Module>>(std::shared_ptr<Module>(made, shared_module(*made).get()));
       },

@@ -120,7 +120,10 @@ class InstancePool {
       }
       pool->free_.reserve(++pool->out_ + pool->free_.size());  // giving back must not throw
     }
-    if (!taken) taken = std::make_unique<BoundInstance>(pool->make_());
+    if (!taken) {
+      const std::lock_guard lock(pool->make_mutex_);
+      taken = std::make_unique<BoundInstance>(pool->make_());
+    }
     return {taken.release(), [pool](BoundInstance* instance) {
               const std::lock_guard lock(pool->mutex_);
               pool->free_.emplace_back(instance);
@@ -130,7 +133,8 @@ class InstancePool {
 
  private:
   MakeInstance make_;
-  std::mutex mutex_;
+  std::mutex make_mutex_;  // for make_, which draws from LibTorch's one generator
+  std::mutex mutex_;       // for what follows
   std::vector<std::unique_ptr<BoundInstance>> free_;
   std::size_t out_ = 0;
 };

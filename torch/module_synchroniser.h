@@ -50,8 +50,11 @@ class ModuleSynchroniser {
                        .find_unused_parameters = options.find_unused_parameters,
                        .static_graph = options.static_graph,
                        .comm_hook = options.comm_hook}),
-        hooks_(layout_.parameters(), [this, gate = gate_](std::size_t i) { gate->call([&] { gradient_ready(i); }); }) {
-    for (const NamedTensorRef& parameter : tensors.parameters) parameters_.push_back(parameter.value);
+        hooks_(layout_.parameters(), gate_, [this](std::size_t i) { gradient_ready(i); }) {
+    for (const NamedTensorRef& parameter : tensors.parameters) {
+      parameters_.push_back(parameter.value);
+      if (!parameter.value.requires_grad()) frozen_.push_back(parameter);
+    }
     for (const NamedTensorRef& buffer : tensors.buffers) buffers_.push_back(buffer.value);
     broadcast_parameters_and_buffers(0);
   }
@@ -65,20 +68,26 @@ class ModuleSynchroniser {
   const DistributedDataParallelOptions& options() const { return options_; }
   WrapperTimes times() const { return synchroniser_.times(); }
 
-  /// Before a forward in training. Throws UsageError that names a parameter which was converted since it was wrapped.
+  /// Before a forward that backward may follow. Throws UsageError that names a parameter which was converted or
+  /// unfrozen since it was wrapped.
   void follow_parameters() {
     for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
-      const NamedTensorRef& parameter = layout_.parameters()[i];
+      const at::Tensor& value = layout_.parameters()[i].value;
+      const at::Tensor& expected = gradients_[i];
+      if (value.scalar_type() == expected.scalar_type() && value.sizes() == expected.sizes() &&
+          value.device() == expected.device())
+        continue;
       const auto text = [](const at::Tensor& tensor) {
         return concat(shape_text(tensor), " on ", tensor.device().str());
       };
-      const at::Tensor& expected = gradients_[i];
-      require<UsageError>(parameter.value.scalar_type() == expected.scalar_type() &&
-                              parameter.value.sizes() == expected.sizes() &&
-                              parameter.value.device() == expected.device(),
-                          parameter.name, " is ", text(parameter.value), ", expected ", text(expected),
-                          ": the module was converted after it was wrapped");
+      throw UsageError(concat(layout_.parameters()[i].name, " is ", text(value), ", expected ", text(expected),
+                              ": the module was converted after it was wrapped"));
     }
+    for (const NamedTensorRef& parameter : frozen_)
+      if (parameter.value.requires_grad())
+        throw UsageError(concat(parameter.name,
+                                " requires a gradient, but did not when the module was wrapped: make a "
+                                "new wrapper"));
     hooks_.renew();
   }
   /// Before a forward in training that synchronises.
@@ -275,14 +284,15 @@ class ModuleSynchroniser {
   GradientLayout layout_;
   FlatGradients gradients_;
   std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
-  std::vector<char> accumulated_;                 // by parameter: under no_sync()
-  bool sync_ = true;                              // false under no_sync()
-  bool synchronises_ = true;                      // the backward that runs
-  bool weighed_ = false;                          // in it
-  bool joins_ = false;                            // within join()
-  bool in_block_ = false;                         // within backward_in_blocks()
-  double scale_ = 1.0 / group_.size();            // of this rank's gradients; not of those of blocks
-  std::uint64_t drops_ = 0;                       // backward runs that found no accumulated gradients
+  std::vector<NamedTensorRef> frozen_;
+  std::vector<char> accumulated_;       // by parameter: under no_sync()
+  bool sync_ = true;                    // false under no_sync()
+  bool synchronises_ = true;            // the backward that runs
+  bool weighed_ = false;                // in it
+  bool joins_ = false;                  // within join()
+  bool in_block_ = false;               // within backward_in_blocks()
+  double scale_ = 1.0 / group_.size();  // of this rank's gradients; not of those of blocks
+  std::uint64_t drops_ = 0;             // backward runs that found no accumulated gradients
   std::shared_ptr<HookGate> gate_ = std::make_shared<HookGate>();
   BackwardEnd backward_;
   ddp::GradientSynchroniser synchroniser_;

@@ -19,7 +19,8 @@ class RunSeeds {
   RunSeeds(const nn::Context& context, std::uint32_t layer, const Rows& stamp, const at::Device& device)
       : on_(context.training), first_(stamp.first), device_(device) {
     Philox step(context.seed, static_cast<std::uint64_t>(stamp.stamped() ? stamp.step : context.step));
-    key_ = std::uint64_t{step.word()} << 32 | (step.word() ^ layer);
+    key_ = std::uint64_t{step.word()} << 32;
+    key_ |= step.word() ^ layer;
   }
   /// Of the rows of the batch from `begin` on; nothing outside of training.
   void begin_rows(std::int64_t begin) const {
@@ -34,6 +35,26 @@ class RunSeeds {
   std::int64_t first_;
   at::Device device_;
   std::uint64_t key_ = 0;
+};
+
+/// LibTorch's default generator of the CPU, seeded; as it was before when this goes.
+class SeededCpu {
+ public:
+  explicit SeededCpu(std::uint64_t seed) {
+    const std::lock_guard lock(generator_.mutex());
+    before_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  ~SeededCpu() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(before_);
+  }
+  SeededCpu(const SeededCpu&) = delete;
+  SeededCpu& operator=(const SeededCpu&) = delete;
+
+ private:
+  at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
+  at::Tensor before_;
 };
 
 }  // namespace duet::torch

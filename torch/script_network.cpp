@@ -14,6 +14,7 @@
 #include "lib/nn/network_module.h"
 #include "lib/shape.h"
 #include "lib/tensor.h"
+#include "torch/device_order.h"
 #include "torch/module_adapter.h"
 #include "torch/script_file.h"
 
@@ -61,6 +62,7 @@ std::int64_t classes_of(const ScriptModule& script, const Shape& sample, const s
 
 /// The network in a file for samples of this shape; it stays.
 extern "C" const duet::nn::NetworkModule* duet_torch_script(const char* path, const duet::Shape* sample) {
+  duet::torch::why_no_torch_cuda();  // which loads it, before anything else of LibTorch runs
   static std::mutex mutex;
   static std::map<std::string, duet::nn::NetworkModule> networks;
   const std::lock_guard lock(mutex);

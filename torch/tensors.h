@@ -56,7 +56,7 @@ inline void require_dense(const NamedTensorRef& tensor) {
 /// Throws DeviceError that names the tensor unless it is in the host's memory, and UsageError unless it is dense.
 inline void require_on_host(const NamedTensorRef& tensor) {
   require<DeviceError>(tensor.value.device().is_cpu(), tensor.name, " is on ", tensor.value.device().str(),
-                       ": this wrapper of LibTorch modules is built for CPU tensors");
+                       ": make the module on the CPU, duet moves its values");
   require_dense(tensor);
 }
 

@@ -275,7 +275,25 @@ TEST_CASE("LibTorch: gradients are summed after a checkpoint was loaded into a w
     model->to(torch::kFloat);
     net(row(own)).sum().backward();
     EXPECT_ON_RANK(model->w.grad().item<float>() == 50.0f);
+    // Without a forward in training, as with frozen batch norm.
+    model->eval();
+    torch::load(model, scratch.path("model.pt"));
+    model->zero_grad();
+    net(row(own)).sum().backward();
+    EXPECT_ON_RANK(model->w.grad().item<float>() == 25.0f);
   });
+}
+
+TEST_CASE("LibTorch: a parameter that is unfrozen after the module was wrapped is an error") {
+  const std::string text = error_of(2, [](ProcessGroup& group) {
+    nn::Sequential model(nn::Linear(1, 1), nn::Linear(1, 1));
+    const Tensor frozen = model->named_parameters()["0.weight"].set_requires_grad(false);
+    DistributedDataParallel net(model, group);
+    net(row(1)).sum().backward();
+    Tensor(frozen).set_requires_grad(true);
+    net(row(1)).sum().backward();
+  });
+  CHECK_THAT(text, ContainsSubstring("0.weight requires a gradient, but did not when the module was wrapped"));
 }
 
 TEST_CASE("LibTorch: a module that is converted after it was wrapped is an error") {
@@ -288,7 +306,7 @@ TEST_CASE("LibTorch: a module that is converted after it was wrapped is an error
   CHECK_THAT(text, ContainsSubstring("w is [1] Double on cpu, expected [1] Float on cpu: the module was converted"));
 }
 
-TEST_CASE("LibTorch: backward of an output whose wrapper was destroyed is an error") {
+TEST_CASE("LibTorch: backward of an output by rows whose wrapper was destroyed is an error") {
   const std::string text = error_of(2, [](ProcessGroup& group) {
     Scale model;
     Tensor output;
