@@ -28,7 +28,8 @@ void await_parked(int worker) {
 
 /// The pool calls this one in place of libc's.
 extern "C" __attribute__((visibility("default"))) long syscall(long number, ...) noexcept {
-  static const auto real = reinterpret_cast<decltype(&syscall)>(::dlsym(RTLD_NEXT, "syscall"));
+  // Not static: the guard of its initialisation would call this function.
+  const auto real = reinterpret_cast<decltype(&syscall)>(::dlsym(RTLD_NEXT, "syscall"));
   va_list list;
   va_start(list, number);
   long arguments[6] = {};
@@ -45,8 +46,10 @@ extern "C" __attribute__((visibility("default"))) long syscall(long number, ...)
 
 int main() {
   duet::ThreadPool pool(3, [](int worker) { self = worker; });
-  int needless = 0;
-  for (int round = 0; round < 100; ++round) {
+  int needless = 0, first_wakes = 0;
+  for (int round = 0; round <= 100; ++round) {
+    // Round 0 does not count: in it threads initialise static variables, whose guards wake each other.
+    if (round == 1) needless = 0, first_wakes = wakes;
     limits[1] = limits[2] = -1;
     pool.run(3, [&](int, int worker) {
       const int before = wakes;
@@ -56,6 +59,7 @@ int main() {
       needless += wakes - before;
     });
   }
-  std::printf("%d rounds woke parked workers %d times, and none %d times\n", 100, wakes - needless, needless);
-  return needless == 0 && wakes > 0 ? 0 : 1;
+  const int useful = wakes - first_wakes - needless;
+  std::printf("%d rounds woke parked workers %d times, and none %d times\n", 100, useful, needless);
+  return needless == 0 && useful > 0 ? 0 : 1;
 }
