@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -25,6 +24,7 @@
 #include "torch/device_order.h"
 #include "torch/flat_gradients.h"
 #include "torch/module_synchroniser.h"
+#include "torch/run_seeds.h"
 
 namespace duet::torch {
 
@@ -46,38 +46,19 @@ class BlockSeeds {
   class Step {
    public:
     Step(std::uint64_t seed, const at::Device& device) : seed_(seed) {
-      keep(at::kCPU);
-      if (!device.is_cpu()) keep(device);
+      if (!device.is_cpu()) own_.emplace(device);
     }
-    ~Step() {
-      for (Kept& kept : generators_) {
-        const std::lock_guard lock(kept.generator.mutex());
-        kept.generator.set_state(kept.before);
-      }
-    }
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
     /// `number`: of the block among those of all steps.
     void block(std::uint64_t number) {
-      for (Kept& kept : generators_) {
-        const std::lock_guard lock(kept.generator.mutex());
-        kept.generator.set_current_seed(Philox(seed_, number).word());
-      }
+      const std::uint64_t word = Philox(seed_, number).word();
+      cpu_.seed(word);
+      if (own_) own_->seed(word);
     }
 
    private:
-    struct Kept {
-      at::Generator generator;
-      at::Tensor before;
-    };
-    void keep(const at::Device& device) {
-      at::Generator generator = at::globalContext().defaultGenerator(device);
-      const std::lock_guard lock(generator.mutex());
-      generators_.push_back({generator, generator.get_state()});
-    }
-
     std::uint64_t seed_;
-    std::vector<Kept> generators_;
+    SeededGenerator cpu_{at::kCPU};
+    std::optional<SeededGenerator> own_;  // of the module's device, where that is another
   };
   std::uint64_t seed() const { return seed_; }
 

@@ -149,7 +149,8 @@ std::unique_ptr<ModuleAdapter> adapt(Make make, std::uint64_t seed = 0, const Mo
   why_no_torch_cuda();  // which loads it
   return std::make_unique<ModuleAdapter>(
       [make, seed]() -> std::unique_ptr<ModuleInstance> {
-        const SeededCpu seeded(seed);
+        SeededGenerator generator(at::kCPU);
+        generator.seed(seed);
         const std::shared_ptr<Made> made(new Made(make()));  // a module by value lives as long as the instance
         return std::make_unique<InstanceOf<Module>>(std::shared_ptr<Module>(made, shared_module(*made).get()));
       },

@@ -1,4 +1,4 @@
-// Seeds of LibTorch's random numbers in a forward of an adapted module.
+// Seeds of LibTorch's random numbers.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,6 +11,30 @@
 #include "lib/rows.h"
 
 namespace duet::torch {
+
+/// LibTorch's default generator of a device; when this goes, it is as it was before.
+class SeededGenerator {
+ public:
+  explicit SeededGenerator(const at::Device& device) : generator_(at::globalContext().defaultGenerator(device)) {
+    const std::lock_guard lock(generator_.mutex());
+    before_ = generator_.get_state();
+  }
+  ~SeededGenerator() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(before_);
+  }
+  SeededGenerator(const SeededGenerator&) = delete;
+  SeededGenerator& operator=(const SeededGenerator&) = delete;
+
+  void seed(std::uint64_t value) {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_current_seed(value);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor before_;
+};
 
 /// Sets LibTorch's default generator of the device to what the model's seed, the layer, the step and the first row of
 /// the global batch give, so that draws depend on nothing else where no other thread draws from it.
@@ -35,26 +59,6 @@ class RunSeeds {
   std::int64_t first_;
   at::Device device_;
   std::uint64_t key_ = 0;
-};
-
-/// LibTorch's default generator of the CPU, seeded; as it was before when this goes.
-class SeededCpu {
- public:
-  explicit SeededCpu(std::uint64_t seed) {
-    const std::lock_guard lock(generator_.mutex());
-    before_ = generator_.get_state();
-    generator_.set_current_seed(seed);
-  }
-  ~SeededCpu() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
-  SeededCpu(const SeededCpu&) = delete;
-  SeededCpu& operator=(const SeededCpu&) = delete;
-
- private:
-  at::Generator generator_ = at::globalContext().defaultGenerator(at::kCPU);
-  at::Tensor before_;
 };
 
 }  // namespace duet::torch

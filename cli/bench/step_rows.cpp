@@ -83,8 +83,7 @@ std::string synchronisation_text(const std::vector<StepRow>& rows) {
   if (text.empty()) return text;
   return "what bringing gradients together adds to a step, in us: median of the rounds (lowest..highest), each the "
          "median step less that of steps without; and of that communication which backward did not hide, the mean on "
-         "the "
-         "rank that came last in each step and waited for none\n" +
+         "the rank that came last in each step and waited for none\n" +
          text;
 }
 

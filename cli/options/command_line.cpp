@@ -36,17 +36,6 @@ std::size_t distance(const std::string& a, const std::string& b) {
   return edits[a.size()][b.size()];
 }
 
-std::vector<std::string> entries_of(const std::string& list) {
-  std::vector<std::string> entries(1);
-  for (const char letter : list) {
-    if (letter == ',')
-      entries.emplace_back();
-    else
-      entries.back() += letter;
-  }
-  return entries;
-}
-
 }  // namespace
 
 void add_json(CLI::App& app, std::string& json, const std::string& what) {
@@ -80,6 +69,17 @@ void add_choice(CLI::App& app, const char* option, const std::vector<std::string
     take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
   };
   app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
+}
+
+std::vector<std::string> entries_of(const std::string& list) {
+  std::vector<std::string> entries(1);
+  for (const char letter : list) {
+    if (letter == ',')
+      entries.emplace_back();
+    else
+      entries.back() += letter;
+  }
+  return entries;
 }
 
 void add_list(CLI::App& app, const char* option, const Check& check,

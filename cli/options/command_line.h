@@ -44,6 +44,8 @@ Check one_of(std::vector<std::string> words);
 /// Adds an option that takes one of `words`, shown with its default, and calls take(its index).
 void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
                 const std::function<void(std::size_t)>& take, const char* about);
+/// Of a list with commas between its entries, which may be empty.
+std::vector<std::string> entries_of(const std::string& list);
 /// Adds an option that takes a list with commas between its entries, which all pass `check`, and calls take(entries).
 void add_list(CLI::App& app, const char* option, const Check& check,
               const std::function<void(const std::vector<std::string>&)>& take, const char* otherwise,

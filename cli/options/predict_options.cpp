@@ -11,31 +11,18 @@
 namespace duet::cli {
 namespace {
 
-constexpr int kMostDevices = 1024;
-
-std::vector<std::string> entries(const std::string& text) {
-  std::vector<std::string> out = {""};
-  for (const char c : text) {
-    if (c == ',')
-      out.emplace_back();
-    else
-      out.back() += c;
-  }
-  return out;
-}
-
 /// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
 std::vector<int> counts(const char* option, const std::string& text) {
   const std::size_t dots = text.find("..");
   std::vector<int> out;
   const auto number = [&](const std::string& word) {
     const auto value = parse_number<int>(word);
-    require<UsageError>(value && *value >= 1 && *value <= kMostDevices, option, " is ", text,
-                        ", expected numbers from 1 to ", kMostDevices, ", as 1,2,4 or 1..8");
+    require<UsageError>(value && *value >= 1 && *value <= kMaxDevices, option, " is ", text,
+                        ", expected numbers from 1 to ", kMaxDevices, ", as 1,2,4 or 1..8");
     return *value;
   };
   if (dots == std::string::npos) {
-    for (const std::string& word : entries(text)) out.push_back(number(word));
+    for (const std::string& word : entries_of(text)) out.push_back(number(word));
   } else {
     const int first = number(text.substr(0, dots)), last = number(text.substr(dots + 2));
     require<UsageError>(first <= last, option, " is ", text, ", expected the smaller number first");
@@ -56,7 +43,7 @@ void add_counts(CLI::App& app, const char* option, std::vector<int>& values, con
 
 std::vector<Mode> modes(const std::string& text) {
   std::vector<Mode> out;
-  for (const std::string& word : entries(text)) {
+  for (const std::string& word : entries_of(text)) {
     const auto named = [&](Mode mode) { return word == name(mode); };
     const auto all = {Mode::ddp, Mode::dp, Mode::averaging};
     const auto found = std::find_if(all.begin(), all.end(), named);
@@ -110,8 +97,8 @@ void check(const PredictOptions& options) {
   require<UsageError>(options.algorithm.empty() || !options.link.empty() || options.gbit,
                       "--algorithm is for a link that --link or --gbit names");
   const int devices = options.devices.back(), hosts = options.hosts.back();
-  require<UsageError>(devices * hosts <= kMostDevices, devices, " devices on each of ", hosts, " hosts are ",
-                      devices * hosts, ", expected at most ", kMostDevices);
+  require<UsageError>(devices * hosts <= kMaxDevices, devices, " devices on each of ", hosts, " hosts are ",
+                      devices * hosts, ", expected at most ", kMaxDevices);
   require<UsageError>(hosts == 1 || !options.link.empty() || options.gbit, "--hosts is ", hosts,
                       ", but no --link or --gbit is given for what connects them");
   require<UsageError>(options.out.empty() || options.out.ends_with(".html") || options.out.ends_with(".svg"),
