@@ -1,5 +1,7 @@
 #include <csetjmp>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 #include "tests/fake_cuda/gpu.h"
 
@@ -12,10 +14,16 @@ __global__ void write_at(float* x, int index) {
 }
 
 struct Pointers {
-  int count;
+  std::int64_t count;
   float* x;
 };
 __global__ void write_through(Pointers p) { p.x[0] = 1; }
+
+struct Sizes {
+  std::int64_t rows;
+  int columns;  // padding follows
+};
+__global__ void read_sizes(Sizes) {}
 
 struct Device {
   Device() { duet_sim::reset(1); }
@@ -80,6 +88,19 @@ TEST_CASE("a use after free is caught at launch, when it runs, and by copies") {
   good(cudaSetDevice(0));
   CHECK(cudaStreamSynchronize(stream) == cudaErrorIllegalAddress);
   CHECK_THAT(duet_sim::take_report(), ContainsSubstring("argument 0"));
+}
+
+TEST_CASE("what the padding of a structure holds is no pointer") {
+  Device device;
+  cudaStream_t stream = make_stream();
+  float* freed;
+  good(cudaMalloc(reinterpret_cast<void**>(&freed), 64));
+  good(cudaFree(freed));
+  Sizes sizes{};
+  std::memcpy(&sizes.columns, &freed, sizeof freed);  // the other half of the pointer lies in the padding
+  CHECK(launch(read_sizes, 1, 1, stream, sizes) == cudaSuccess);
+  good(cudaStreamSynchronize(stream));
+  CHECK(duet_sim::take_report() == "");
 }
 
 TEST_CASE("memory of another device is refused until peer access is enabled") {
