@@ -30,22 +30,50 @@ constexpr long kRoundNs = 10'000'000;
 // In an entry that getdents64 gives: its size, and its name.
 constexpr std::size_t kBytesOffset = 16, kNameOffset = 19;
 
-/// Whether a file of /proc holds `text`, which must be shorter than 512 bytes.
-bool holds(const char* path, const char* text, std::size_t length) {
+enum class Content { kNone, kOther, kText };
+
+/// Whether a file of /proc holds `text`, which must be shorter than 512 bytes, or something else, or nothing.
+Content look_for(const char* path, const char* text, std::size_t length) {
   const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;  // of another user, or gone
+  if (file < 0) return Content::kOther;  // of another user, or gone
   std::array<char, 8192> bytes;
   std::size_t have = 0;
-  bool found = false;
-  for (ssize_t got; !found && (got = ::read(file, bytes.data() + have, bytes.size() - have)) > 0;) {
+  Content content = Content::kNone;
+  for (ssize_t got; content != Content::kText && (got = ::read(file, bytes.data() + have, bytes.size() - have)) > 0;) {
     have += static_cast<std::size_t>(got);
-    found = ::memmem(bytes.data(), have, text, length) != nullptr;
+    content = ::memmem(bytes.data(), have, text, length) != nullptr ? Content::kText : Content::kOther;
     const std::size_t keep = std::min(have, length - 1);  // the text may lie across two reads
     std::memmove(bytes.data(), bytes.data() + have - keep, keep);
     have = keep;
   }
   ::close(file);
-  return found;
+  return content;
+}
+
+/// /proc/PID/FILE.
+struct ProcPath {
+  ProcPath(const char* pid, const char* file) {
+    const std::size_t pid_length = std::strlen(pid);
+    std::memcpy(text.data(), "/proc/", 6);
+    std::memcpy(text.data() + 6, pid, pid_length);
+    text[6 + pid_length] = '/';
+    std::memcpy(text.data() + 7 + pid_length, file, std::strlen(file));
+  }
+  std::array<char, 40> text{};
+};
+
+/// Whether a process has `text` in its environment: kNone while it is in execve(), where the kernel has set neither its
+/// arguments nor its environment.
+Content environment_of(const char* pid, const char* text, std::size_t length) {
+  const ProcPath environ(pid, "environ");
+  Content content = look_for(environ.text.data(), text, length);
+  if (content != Content::kNone) return content;
+  if (look_for(ProcPath(pid, "cmdline").text.data(), text, length) == Content::kNone) {
+    char byte;  // kernel threads and zombies have no program
+    return ::readlink(ProcPath(pid, "exe").text.data(), &byte, 1) > 0 ? Content::kNone : Content::kOther;
+  }
+  content = look_for(environ.text.data(), text, length);  // execve() has set it meanwhile, or it is really empty
+  return content == Content::kNone ? Content::kOther : content;
 }
 
 /// The number that a name of /proc spells, or -1.
@@ -55,11 +83,16 @@ pid_t number(const char* name) {
   return *name == '\0' && value > 0 ? value : -1;
 }
 
-/// One scan of all processes. Returns how many it killed.
-int kill_all(const char* text, std::size_t length) {
-  const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return 0;
+struct Scan {
   int killed = 0;
+  bool all_read = true;  // no process was in execve()
+};
+
+/// One scan of all processes.
+Scan kill_all(const char* text, std::size_t length) {
+  Scan scan;
+  const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return scan;
   alignas(8) std::array<char, 16384> bytes;
   for (long got; (got = ::syscall(SYS_getdents64, folder, bytes.data(), bytes.size())) > 0;) {
     for (long at = 0; at < got;) {
@@ -69,25 +102,22 @@ int kill_all(const char* text, std::size_t length) {
       std::memcpy(&step, entry + kBytesOffset, sizeof(step));
       at += step;
       const pid_t pid = number(name);
-      const std::size_t name_length = std::strlen(name);
-      if (pid < 0 || pid == ::getpid() || name_length > 12) continue;
-      std::array<char, 40> path{};
-      std::memcpy(path.data(), "/proc/", 6);
-      std::memcpy(path.data() + 6, name, name_length);
-      std::memcpy(path.data() + 6 + name_length, "/environ", 9);
-      if (holds(path.data(), text, length) && ::kill(pid, SIGKILL) == 0) ++killed;
+      if (pid < 0 || pid == ::getpid() || std::strlen(name) > 12) continue;
+      const Content content = environment_of(name, text, length);
+      if (content == Content::kNone) scan.all_read = false;
+      if (content == Content::kText && ::kill(pid, SIGKILL) == 0) ++scan.killed;
     }
   }
   ::close(folder);
-  return killed;
+  return scan;
 }
 
 int kill_until_none(const char* text, std::size_t length) {
   int found = 0;
   for (int round = 0; round < kRounds; ++round) {
-    const int killed = kill_all(text, length);
-    if (killed == 0) return found;
-    found += killed;
+    const Scan scan = kill_all(text, length);
+    found += scan.killed;
+    if (scan.killed == 0 && scan.all_read) return found;
     const timespec pause{0, kRoundNs};
     ::nanosleep(&pause, nullptr);
   }
