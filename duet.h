@@ -15,6 +15,7 @@
 // Gradients, operators, networks, optimizers; whole steps as CUDA graphs.
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/blocks.h"
 #include "lib/backend/step_graph.h"
@@ -64,7 +65,6 @@
 #include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
 #include "ddp/same_model.h"
-#include "ddp/sharded_update.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/tutorial/average_gradients.h"

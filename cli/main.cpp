@@ -6,6 +6,8 @@
 #include <variant>
 
 #include "cli/options/options.h"
+#include "cli/system/bus_error.h"
+#include "cli/system/signals.h"
 #include "ddp/launch/launch.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
@@ -57,6 +59,8 @@ void complain(const std::exception& error) {
 
 int main(int argc, char** argv) {
   duet::open_closed_streams();
+  explain_bus_errors();
+  fail_beyond_size_limit();
   try {
     const int status = std::visit(Runner{as_typed(argc, argv)}, parse({argv + 1, argv + argc}));
     // An earlier write may have failed, of which the last fflush() says nothing.

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/report/report.h"
+#include "cli/report/page/page.h"
 #include "cli/report/scaling.h"
 #include "cli/system/files.h"
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -144,14 +145,18 @@ std::string html_table(const std::vector<ScalingRow>& rows) {
 }
 
 std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link, const std::string& command_line) {
-  return html_page("duet predict", "What other numbers of devices would give",
-                   html_table(rows) + concat("<p class=\"note\">", kNote, "</p>\n") +
-                       page_section("Efficiency and time of a step", scaling_chart(rows)) +
-                       page_section("What bounds it", losses_chart(rows),
-                                    "Parts of every computed step, each as a share of it; divided is single's step "
-                                    "over the number of devices.") +
-                       page_section("What was computed", "<dl>\n" + page_entry("command line", command_line) +
-                                                             page_entry("link", link) + "</dl>\n"));
+  Page page("duet predict", "What other numbers of devices would give");
+  const std::string efficiency =
+      page.picture(efficiency_chart(rows), "Solid lines join measured rows, dashed ones lead to computed rows.");
+  page.add("<div class=\"first\">\n" + efficiency + page.picture(step_time_chart(rows)) + "</div>\n");
+  page.add(html_table(rows) + page_note(kNote));
+  page.section("What bounds it", page.picture(bounds_chart(rows),
+                                              "Parts of every computed step, each as a share of it; divided is "
+                                              "single's step over the number of devices."));
+  page.section("What was computed",
+               "<dl>\n" + page_entry("command line", command_line) + page_entry("link", link) + "</dl>\n");
+  page.data(to_json(rows));
+  return page.html();
 }
 
 }  // namespace
@@ -170,8 +175,8 @@ int predict(const PredictOptions& options, const std::string& command_line) {
   const std::string link = link_line(options, plan, model_of(results));
   std::fprintf(out, "link: %s\n\n%s\n%s%s\n", link.c_str(), table_of(rows).c_str(), missing_rows(options, rows).c_str(),
                kNote);
-  if (!options.out.empty())
-    write_output(options.out, options.out.ends_with(".svg") ? scaling_svg(rows) : page_of(rows, link, command_line));
+  for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
+  if (!options.out.empty()) write_output(options.out, page_of(rows, link, command_line));
   write_json(options.json, to_json(rows));
   return 0;
 }

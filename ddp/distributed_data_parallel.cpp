@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,11 +18,20 @@
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
+#include "lib/base/scoped_value.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
+
+/// The values of a module that are about to be overwritten: copies of them are out of date.
+Tensor written_values(nn::ParameterStore& store, const nn::Module::Range& range) {
+  store.values();
+  const Tensor values = store.values_of(range.first_slot, range.slots);
+  values.bump_version();
+  return values;
+}
 
 std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
   std::vector<std::string> texts;
@@ -35,24 +46,22 @@ std::vector<std::string> descriptions_of(std::span<const nn::Slot> slots) {
 /// (waits for the sums). Used by the module's thread.
 class ModuleHooks {
  public:
-  /// `sync` is false while gradients stay local, `joins` true within join(). `sharded`: the update that sums the
-  /// gradients in place of the reducer, or null. All must outlive this.
-  ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options, const bool& sync,
-              const bool& joins, ShardedUpdate* sharded)
+  /// Gradients stay local while `no_sync` lives; `joins` lasts within join(). All must outlive this.
+  ModuleHooks(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options,
+              const Lasting& no_sync, const Lasting& joins)
       : store_(module.parameters()),
         first_(module.range().first_slot),
         count_(module.range().slots),
         group_(group),
         options_(options),
-        sync_(sync),
+        no_sync_(no_sync),
         joins_(joins),
-        sharded_(sharded),
         sums_(group),
         synchroniser_(group, slots(),
                       {.bucket_limits = options.bucket_limits,
                        .find_unused_parameters = options.find_unused_parameters,
                        .static_graph = options.static_graph,
-                       .comm_hook = sharded ? std::make_shared<NoCommunication>() : options.comm_hook}),
+                       .comm_hook = options.comm_hook}),
         at_begin_(store_.at_backward_begin([this] { backward_begins(); })),
         on_ready_(store_.on_grad_ready([this](int slot) { grad_ready(slot); })),
         at_end_(store_.at_backward_end([this] { backward_ended(); })) {}
@@ -71,7 +80,7 @@ class ModuleHooks {
     if (recorded_step_) synchroniser_.forget();  // its recording was given up within backward
     recorded_step_ = recording() != 0;
     if (!recorded_step_) return;
-    require<UsageError>(!joins_,
+    require<UsageError>(!joins_.lasts(),
                         "a step within join() cannot be recorded: the ranks agree on the host which of them train it");
     require<UsageError>(options_.compare_parameters_every == 0,
                         "a step cannot be recorded with compare_parameters_every = ", options_.compare_parameters_every,
@@ -80,15 +89,7 @@ class ModuleHooks {
 
   void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin, recorded_step_); }
 
-  WrapperTimes times() const {
-    WrapperTimes times = synchroniser_.times();
-    if (sharded_) {
-      times.communication_us = times.exposed_us = 0;
-      times.update_us = sharded_->times().update_us;
-      times.update_communication_us = sharded_->times().update_communication_us;
-    }
-    return times;
-  }
+  WrapperTimes times() const { return synchroniser_.times(); }
 
   GradientSynchroniser& synchroniser() { return synchroniser_; }
   GroupSums& sums() { return sums_; }
@@ -108,10 +109,9 @@ class ModuleHooks {
   }
 
   void backward_begins() {
-    if (sync_) synchroniser_.backward_begins();
-    averages_ = sharded_ == nullptr;
-    if (group_.size() == 1) return;
+    if (syncs()) synchroniser_.backward_begins();
     weights().backward_begins(store_.zero_grad_count());
+    if (group_.size() == 1) return;
     const unsigned normalisers = store_.normalisers();
     const bool global = (normalisers & kGlobalRows) != 0, part = (normalisers & kPartOfBatch) != 0;
     const unsigned others = normalisers & (global ? ~unsigned{kGlobalRows} : part ? unsigned{kOwnRows} : 0u);
@@ -120,17 +120,57 @@ class ModuleHooks {
                         "own rows: their gradients cannot be combined; give all of the batch's tensors its stamp, or "
                         "none");
     require<UsageError>(
-        options_.rule == GradientRule::rows || !(global || (part && sync_ && !weights().whole_batches())),
+        options_.rule == GradientRule::rows || !(global || (part && syncs() && !weights().whole_batches())),
         "GradientRule::torch divides by the number of ranks, but the loss was divided by the rows of "
         "the global batch already: use GradientRule::rows, or batches without the loader's stamp");
     sums_.set_weighted(!global && !part && options_.rule == GradientRule::rows);
-    if (sync_) synchroniser_.reducer().set_scale(scale_of_gradients(normalisers));
+    if (syncs()) synchroniser_.reducer().set_scale(scale_of_gradients(normalisers));
+    set_sums_aside();
+  }
+
+  /// Sums over the ranks that the last zero_grad() has left, because it was one of another part of the model, would
+  /// count once for each rank in the next sum: backward begins without them, and they are added at its end, as on one
+  /// device. What runs under no_sync() add to them is kept apart until the next sum.
+  void set_sums_aside() {
+    for (int slot = first_; slot < first_ + count_; ++slot) {
+      if (store_.is_summed(slot)) {
+        sums_aside_.insert_or_assign(slot, Aside{.sum = std::as_const(store_).gradient(slot).clone()});
+        store_.set_aside(slot);
+      } else if (Aside* const aside = aside_of(slot); aside != nullptr && aside->own.defined()) {
+        copy(std::exchange(aside->own, {}), store_.gradient(slot));
+      }
+    }
+  }
+
+  /// Sums that the last backward, under no_sync(), began without.
+  void add_sums_to_own() {
+    for (auto& [slot, aside] : sums_aside_) {
+      if (!store_.is_aside(slot)) continue;
+      const Tensor gradient = store_.gradient(slot);
+      if (!store_.has_gradient(slot)) {
+        copy(aside.sum, gradient);
+        store_.set_summed(slot);
+        continue;
+      }
+      aside.own = gradient.clone();
+      backend(gradient).add(aside.sum, gradient, gradient);
+    }
+  }
+
+  /// Adds the sum of an earlier backward, if there is one, to that of this one; `used`: the gradient holds the latter.
+  /// False: there is neither.
+  bool add_sum_aside(int slot, bool used) {
+    const Aside* const aside = aside_of(slot);
+    if (aside == nullptr) return used;
+    const Tensor gradient = store_.gradient(slot);
+    used ? backend(gradient).add(aside->sum, gradient, gradient) : copy(aside->sum, gradient);
+    return true;
   }
 
   double scale_of_gradients(unsigned normalisers) {
+    if (!joins_.lasts()) group_.set_batch(weights().mark());
     if (options_.rule == GradientRule::torch) return 1.0 / group_.size();
-    averages_ = false;
-    if (normalisers == kGlobalRows && !joins_) return 1;
+    if (normalisers == kGlobalRows && !joins_.lasts()) return 1;
     require<UsageError>(!recorded_step_,
                         "a step cannot be recorded where ranks exchange their numbers of rows on the host: use batches "
                         "that the loader has stamped, or GradientRule::torch");
@@ -139,20 +179,13 @@ class ModuleHooks {
         weight.adds_up || weight.even || (normalisers & kPartOfBatch) == 0 || !sums_.used(),
         "a synchronised batch norm cannot weight parts of the ranks' batches where those have different "
         "numbers of rows: use batches without a stamp");
-    averages_ = !weight.adds_up && sharded_ == nullptr;
     return weight.value;
   }
 
   void grad_ready(int slot) {
     if (slot < first_ || slot >= first_ + count_) return;
     const int in_reducer = mirrored(slot);
-    // The sum over ranks of a gradient that holds an earlier such sum would count that one world_size times.
-    const bool adds_to_sum = sync_ ? !averages_ && reduced_at_ == store_.zero_grad_count()
-                                   : sharded_ != nullptr && sharded_->has_gradients();
-    require<UsageError>(!adds_to_sum,
-                        "backward adds to gradients that are already summed over the ranks: call zero_grad() before "
-                        "it, or no_sync() around all backward runs but the last");
-    if (!sync_)  // what has accumulated there would be set to zero
+    if (!syncs())  // what has accumulated there would be set to zero
       return synchroniser_.reducer().require_expected(in_reducer);
     synchroniser_.reducer().mark_ready(in_reducer);
   }
@@ -164,17 +197,17 @@ class ModuleHooks {
   }
 
   void backward_ended() {
-    if (!sync_) return;
+    if (!syncs()) return add_sums_to_own();
     // Gradients from runs under no_sync() go along.
     synchroniser_.backward_ended([&](int in_reducer) { return store_.has_gradient(mirrored(in_reducer)); },
                                  recorded_step_);
     recorded_step_ = false;
     for (int slot = first_; slot < first_ + count_; ++slot)
-      if (synchroniser_.reducer().used(mirrored(slot))) store_.set_filled(slot);
-    reduced_at_ = store_.zero_grad_count();
-    if (sharded_) sharded_->gradients_ready();
+      if (add_sum_aside(slot, synchroniser_.reducer().used(mirrored(slot)))) store_.set_summed(slot);
+    sums_aside_.clear();
+    store_.forget_normalisers();
     const std::int64_t step = synchroniser_.reducer().times().steps;
-    if (options_.compare_parameters_every > 0 && !joins_ && step % options_.compare_parameters_every == 0)
+    if (options_.compare_parameters_every > 0 && !joins_.lasts() && step % options_.compare_parameters_every == 0)
       compare_parameters(step);
   }
 
@@ -195,18 +228,26 @@ class ModuleHooks {
   /// addresses, which is the reverse of registration, see Note [Flat order].
   int mirrored(int slot) const { return first_ + count_ - 1 - slot; }
   RankWeights& weights() const { return *synchroniser_.weights(); }
+  bool syncs() const { return !no_sync_.lasts(); }
 
   nn::ParameterStore& store_;
   const int first_, count_;  // slots of the module
   ProcessGroup& group_;
   const DistributedDataParallelOptions& options_;
-  const bool &sync_, &joins_;
-  ShardedUpdate* const sharded_;
+  const Lasting &no_sync_, &joins_;
   GroupSums sums_;
   bool recorded_step_ = false;  // whose forward ran, and whose backward has not ended
-  bool averages_ = true;        // in this backward: an earlier sum, which all ranks hold, stays as it is
   GradientSynchroniser synchroniser_;
-  std::uint64_t reduced_at_ = ~std::uint64_t{0};
+  struct Aside {
+    Tensor sum;    // over the ranks
+    Tensor own{};  // what this rank has added to it under no_sync(); undefined: nothing, or it is in the gradient
+  };
+  /// Null: none, or zero_grad() has emptied the slot since.
+  Aside* aside_of(int slot) {
+    const auto found = sums_aside_.find(slot);
+    return found != sums_aside_.end() && store_.is_aside(slot) ? &found->second : nullptr;
+  }
+  std::map<int, Aside> sums_aside_;  // by slot
   nn::HookHandle at_begin_, on_ready_, at_end_;
 };
 
@@ -224,25 +265,14 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, ProcessGrou
   const auto slots = std::span(store.slots())
                          .subspan(static_cast<std::size_t>(range.first_slot), static_cast<std::size_t>(range.slots));
   require_same_model(group_, descriptions_of(slots));
-  group_.broadcast(store.values_of(range.first_slot, range.slots)).wait();
-  if (options_.update == UpdateKind::sharded && group_.size() > 1) shard_update();
+  group_.broadcast(written_values(store, range)).wait();
+  std::uint64_t& seed = module_.context().seed;  // dropout's key, of rows that ranks number alike
+  group_.broadcast(Buffer(&seed, sizeof seed, DType::u8)).wait();
   // Where the ranks share memory, gradients are summed in place.
-  if (!sharded_ && range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu) {
-    const Tensor& gradients = store.gradients();
-    if (const auto shared = group_.shared_storage(gradients.bytes()))
-      store.move_gradients(Tensor(shared, 0, gradients.shape(), gradients.dtype()).alias(store.device()));
-  }
+  if (range.slots == store.slot_count() && store.device().kind == DeviceKind::cpu)
+    if (const auto shared = group_.shared_storage(store.gradient_bytes())) store.move_gradients(shared);
   broadcast_buffers(module_.context(), 0);
-  hooks_ = std::make_unique<ModuleHooks>(module_, group_, options_, sync_, joins_, sharded_.get());
-}
-
-void DistributedDataParallel::shard_update() {
-  nn::ParameterStore& store = module_.parameters();
-  require<UsageError>(options_.comm_hook == nullptr, "a sharded update sums gradients itself: it takes no comm_hook");
-  require<UsageError>(module_.range().slots == store.slot_count(), "a sharded update is for a whole model of ",
-                      store.slot_count(), " parameters, got a module with ", module_.range().slots, " of them");
-  sharded_ = std::make_shared<ShardedUpdate>(store, group_);
-  store.set_update_site(sharded_);
+  hooks_ = std::make_unique<ModuleHooks>(module_, group_, options_, no_sync_, joins_);
 }
 
 DistributedDataParallel::~DistributedDataParallel() = default;
@@ -262,13 +292,12 @@ T DistributedDataParallel::run(nn::Context& context, const T& input) const {
   const ScopedValue<BatchSums*> sums(context.batch_sums, &hooks_->sums());
   const auto forward = [&] {
     T output = module_.forward(context, input);
-    return grad_enabled() && group_.size() > 1 ? output_of_batch(output, hooks_->synchroniser().weights(), batch)
-                                               : output;
+    return grad_enabled() ? output_of_batch(output, hooks_->synchroniser().weights(), batch) : output;
   };
-  if (!context.training || !sync_ || !grad_enabled()) return forward();
+  if (!training() || no_sync_.lasts() || !grad_enabled()) return forward();
   hooks_->forward_begins();
   hooks_->synchroniser().enter(Phase::forward);
-  const int root = joins_ ? hooks_->synchroniser().last_of_those_that_train(true) : 0;
+  const int root = joins_.lasts() ? hooks_->synchroniser().last_of_those_that_train(true) : 0;
   if (options_.broadcast_buffers) broadcast_buffers(context, root);
   const Clock::time_point begin = Clock::now();
   T output = forward();
@@ -283,13 +312,10 @@ nn::Value DistributedDataParallel::forward(nn::Context& context, const nn::Value
 }
 
 void DistributedDataParallel::join(const std::function<void()>& body) {
-  require<UsageError>(!joins_, "join() is called within join()");
-  require<UsageError>(!sharded_,
-                      "join() with a sharded update: a rank that has ended makes no step(), and without it "
-                      "no rank updates its shard");
-  const ScopedValue joins(joins_, true);
+  require<UsageError>(!joins_.lasts(), "join() is called within join()");
+  const Lasting::Hold joins = joins_.hold();
   const auto parameters_and_buffers = [&](int root) {
-    group_.broadcast(hooks_->values(), root).wait();
+    group_.broadcast(written_values(*module_.context().store, module_.range()), root).wait();
     broadcast_buffers(module_.context(), root);
   };
   const auto step_begins = [&](int root) {

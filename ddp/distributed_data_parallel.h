@@ -9,8 +9,7 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
-#include "ddp/sharded_update.h"
-#include "lib/base/scoped_value.h"
+#include "lib/base/lasting.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/nn/module.h"
 
@@ -29,15 +28,12 @@ class ModuleHooks;
 ///
 /// `torch`: gradients are multiplied by 1 / world size before they are added up, as PyTorch does, however many rows
 /// each rank has. UsageError for a loss that was divided by the rows of the global batch.
+///
+/// Where a sampler divided the batches among ranks, they compare stamps in the first collective of backward: steps,
+/// sizes, the order of samples, and whether each row is there once. Ranks whose loaders disagree all throw: CommError
+/// "the ranks disagree", or UsageError where they exchange their rows, as within join(). Replays of a recorded step are
+/// not checked, and of several wrappers in one backward the last one's batches only.
 enum class GradientRule { rows, torch };
-
-/// Which rank updates what. `replicated`: backward ends with the sum of all ranks' gradients on every rank, each of
-/// which updates the whole model. `sharded`: each rank sums a shard of the gradients within the optimizer's step(),
-/// updates that shard and gives its values to the others, with the same bits (ZeRO-1, see ddp/sharded_update.h). It is
-/// for ranks on CPU devices that share memory, and for a module that is the whole model. Summed gradients are not
-/// visible then: reading gradients between backward and zero_grad() throws UsageError, and so do clip_grad_norm,
-/// join(), a comm_hook, and step() without a backward that synchronised the ranks.
-enum class UpdateKind { replicated, sharded };
 
 struct DistributedDataParallelOptions {
   GradientRule rule = GradientRule::rows;
@@ -57,22 +53,19 @@ struct DistributedDataParallelOptions {
   std::int64_t compare_parameters_every = 0;
   /// Communicates gradients in place of all_reduce: ddp/comm_hook.h. The same kind on all ranks.
   std::shared_ptr<CommHook> comm_hook{};
-  /// The same on all ranks.
-  UpdateKind update = UpdateKind::replicated;
 };
 
 /// forward passes straight through. In backward, each gradient that is complete enters the Reducer, which sends full
-/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients, or, with a sharded
-/// update, when this rank's are complete.
+/// buckets while the rest of backward runs; backward returns when all ranks hold the same gradients.
 /// Over NCCL a step may be recorded (lib/backend/step_graph.h) and replayed, by all ranks alike: forward and backward
 /// throw UsageError where the host has a part in it, as where ranks exchange their rows. What a comm_hook does on the
 /// host, it then does once.
 /// The module and the group must outlive this. Used by one thread at a time.
 class DistributedDataParallel : public nn::Module {
  public:
-  /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all. Throws CommError on
-  /// every rank if they differ, naming the first difference; UsageError for a module without parameters, and for a
-  /// sharded update that cannot be had.
+  /// Checks that all ranks have the same parameters and copies rank 0's values and buffers to all, and the seed of its
+  /// model's context, the key of dropout. Throws CommError on every rank if they differ, naming the first difference;
+  /// UsageError for a module without parameters.
   DistributedDataParallel(nn::Module& module, ProcessGroup& group, const DistributedDataParallelOptions& options = {});
   ~DistributedDataParallel() override;
 
@@ -80,20 +73,21 @@ class DistributedDataParallel : public nn::Module {
   nn::Value forward(nn::Context& context, const nn::Value& input) const override;
   nn::Module& module() { return module_; }
   ProcessGroup& group() { return group_; }
-  /// Of the synchronised steps; with a sharded update communication is all in step().
+  /// Times of the synchronised steps.
   WrapperTimes times() const;
 
-  /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
-  /// accumulated: `auto guard = net.no_sync();`.
-  using NoSync = ScopedValue<bool>;
-  [[nodiscard]] NoSync no_sync() { return NoSync(sync_, false); }
+  /// While it or a copy of it lives, backward accumulates gradients on this rank only. The next backward without it
+  /// reduces what has accumulated: `auto guard = net.no_sync();`, or `NoSync guard;` and an assignment where that
+  /// depends on the step. It may outlive this.
+  using NoSync = Lasting::Hold;
+  [[nodiscard]] NoSync no_sync() { return no_sync_.hold(); }
 
   /// Runs `body`, in which ranks may train different numbers of steps: those that have ended contribute gradients of
   /// zero to the steps of the others, and in the end get the parameters of a rank that trained the most steps
   /// (torch/distributed/algorithms/join.py). Under GradientRule::torch gradients are still divided by the number of all
   /// ranks, under GradientRule::rows the mean is over the rows of the ranks that train. Optimizers' states stay as they
-  /// are. Not with a sharded update: UsageError. All ranks call it; forward and backward alternate in it. What `body`
-  /// throws passes through, and leaves the group out of step.
+  /// are. All ranks call it; forward and backward alternate in it. What `body` throws passes through, and leaves the
+  /// group out of step.
   void join(const std::function<void()>& body);
 
  protected:
@@ -103,14 +97,11 @@ class DistributedDataParallel : public nn::Module {
   template <class T>
   T run(nn::Context& context, const T& input) const;
   void broadcast_buffers(const nn::Context& context, int root) const;
-  void shard_update();
 
   nn::Module& module_;
   ProcessGroup& group_;
   DistributedDataParallelOptions options_;
-  bool sync_ = true;                        // false under no_sync()
-  bool joins_ = false;                      // within join()
-  std::shared_ptr<ShardedUpdate> sharded_;  // null: replicated
+  Lasting no_sync_, joins_;  // while no_sync() is held, and within join()
   std::unique_ptr<ModuleHooks> hooks_;
 };
 

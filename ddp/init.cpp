@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <set>
 #include <thread>
@@ -16,18 +17,21 @@
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init_method.h"
+#include "ddp/launch/job_guard.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/nccl/load.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_group.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/network.h"
+#include "ddp/store/port_range.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -54,33 +58,49 @@ void store_barrier(Store& store, const char* name, const char* what, const Rende
   }
 }
 
+void remark(const InitOptions& options, const std::string& text) {
+  if (options.on_remark)
+    options.on_remark(text);
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+}
+
 /// Registers this rank, finds another process that claims the same rank, and waits for all.
-void join(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
+void join(Store& store, const Rendezvous& meeting, const InitOptions& options, const std::string& address) {
   const std::string size = std::to_string(meeting.world_size);
   const std::string other = store.compare_set("world_size", "", size);
   require<CommError>(other == size, "rank ", meeting.rank, " counts ", size, " ranks, but another rank counts ", other);
   store.set(concat("host/", meeting.rank), host_identity());
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  const std::string self = concat("process ", ::getpid(), " on ", host.data());
+  const std::string self = concat("process ", ::getpid(), " on ", host.data(), address.empty() ? "" : " at ", address);
   const std::string holder = store.compare_set(concat("joined/", meeting.rank), "", self);
   require<CommError>(
       holder == self, "two processes claim to be rank ", meeting.rank, ": ", holder, ", and ", self,
       meeting.scheme == "file" ? "; or the file is left over: give every run a new one, or a run_id" : "");
-  store_barrier(store, "joined", "join", meeting, timeout);
+  store_barrier(store, "joined", "join", meeting, options.join_timeout);
+  if (!options.verbose || meeting.rank != 0) return;
+  const std::vector<std::string> joined = store.multi_get(rank_keys("joined", meeting.world_size));
+  for (std::size_t rank = 0; rank < joined.size(); ++rank)
+    remark(options, concat("rank ", rank, " joined: ", printable(joined[rank])));
 }
 
 /// The first rank that cannot share memory with this one; -1: there is none.
 int rank_elsewhere(Store& store, const Rendezvous& meeting) {
   const std::vector<std::string> hosts = store.multi_get(rank_keys("host", meeting.world_size));
-  const auto other = std::find_if(hosts.begin(), hosts.end(), [](const auto& host) { return host != host_identity(); });
+  const std::string own = host_identity();  // once: it asks the system
+  const auto other = std::find_if(hosts.begin(), hosts.end(), [&](const auto& host) { return host != own; });
   return other == hosts.end() ? -1 : static_cast<int>(other - hosts.begin());
 }
 
 /// What NCCL's sockets use: the interface that was asked for; where all ranks are on this host, none that others reach.
 std::string nccl_interface(Store& store, const Rendezvous& meeting) {
+  const bool one_host = rank_elsewhere(store, meeting) < 0;
+  const PortRange ports = port_range();
+  require<UsageError>(one_host || !ports.limits(), "backend nccl takes ports of its own between hosts, not ",
+                      describe(ports), "; expected backend tcp");
   if (const auto asked = environment_variable(kInterfaceVariable)) return *asked;
-  return rank_elsewhere(store, meeting) < 0 ? loopback_interface() : "";
+  return one_host ? loopback_interface() : "";
 }
 
 /// Over the network, and within hosts over memory unless only the network was asked for.
@@ -119,12 +139,12 @@ std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const R
 }
 
 /// Where this rank is reached by ranks on other hosts, as far as the store cannot tell.
-std::string own_address(Store& store, const Rendezvous& meeting) {
+std::string own_address(Store& store, const Rendezvous& meeting, Milliseconds timeout) {
   if (rank_elsewhere(store, meeting) < 0) return kLoopback;
   const auto master = environment_variable("MASTER_ADDR");
   require<UsageError>(master.has_value(), "the ranks are on several hosts: environment variable MASTER_ADDR or ",
                       kInterfaceVariable, " expected, but not set");
-  return address_towards(*master);
+  return address_towards(*master, timeout);
 }
 
 /// The store of this rendezvous.
@@ -136,14 +156,31 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
   }
   if (meeting.scheme == "file")
     return std::make_shared<FileStore>(meeting.place, meeting.run, meeting.world_size, options.join_timeout);
-  const auto tcp = std::make_shared<TcpStore>(TcpStoreOptions{.host = meeting.host,
-                                                              .port = meeting.port,
-                                                              .more_ports = meeting.more_ports,
-                                                              .run = meeting.run,
-                                                              .secret = given_secret(),
-                                                              .one_host = meeting.one_host,
-                                                              .serve = meeting.rank == 0,
-                                                              .timeout = options.join_timeout});
+  const std::string secret = given_secret();
+  if (meeting.rank == 0 && !secret.empty() && !environment_variable(kJobVariable))
+    if (const std::string weakness = weakness_of(secret); !weakness.empty()) remark(options, weakness);
+  TcpStoreOptions tcp_options{.host = meeting.host,
+                              .port = meeting.port,
+                              .more_ports = meeting.more_ports,
+                              .run = meeting.run,
+                              .secret = secret,
+                              .one_host = meeting.one_host,
+                              .serve = meeting.rank == 0,
+                              .ranks = meeting.world_size,
+                              .timeout = options.join_timeout};
+  if (!meeting.place.empty() && meeting.scheme == "env") {
+    folder.emplace(meeting.place, meetings++);
+    tcp_options.port = 0;
+    tcp_options.port_store = std::make_shared<FileStore>(folder->store(), meeting.run, 0, options.join_timeout);
+  }
+  if (const auto reached = environment_variable(kStoreEndpointVariable); reached && meeting.rank == 0) {
+    const auto place = split_endpoint(*reached);
+    require<UsageError>(place.has_value(), "environment variable ", kStoreEndpointVariable, " is \"", *reached,
+                        "\", expected HOST:PORT");
+    tcp_options.reached_host = place->first;
+    tcp_options.reached_port = number_of(place->second, kStoreEndpointVariable);
+  }
+  const auto tcp = std::make_shared<TcpStore>(tcp_options);
   address = tcp->local_address();
   return tcp;
 }
@@ -152,15 +189,14 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
 std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting,
                                       std::shared_ptr<Store> store, std::string address) {
   const auto init = std::make_shared<PrefixStore>(store, "duet/init/");
-  join(*init, meeting, options.join_timeout);
   if (const auto interface = environment_variable(kInterfaceVariable))
     address = address_of(*interface, address.empty() ? kLoopback : address);
-  else if (address.empty())
-    address = own_address(*init, meeting);
+  join(*init, meeting, options, address);
+  if (address.empty()) address = own_address(*init, meeting, options.join_timeout);
   GlooOptions gloo;
   gloo.address = std::move(address);
   gloo.connect_timeout = options.join_timeout;
-  gloo.group.timeout = options.timeout;
+  gloo.group = {.timeout = options.timeout, .whole_job = options.subgroup.empty()};
   fault_point("init");
   std::unique_ptr<ProcessGroup> group;
   if (options.backend == "nccl") {
@@ -191,6 +227,7 @@ InitOptions complete(InitOptions options) {
   };
   fill_in(options.join_timeout, kJoinTimeoutVariable, kStoreTimeout);
   fill_in(options.timeout, kTimeoutVariable, kGroupTimeout);
+  options.verbose = options.verbose || environment_variable(kVerboseVariable);
   constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "solo"};
   require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
                       "Invalid backend: '", options.backend, "'");
@@ -203,6 +240,7 @@ InitOptions complete(InitOptions options) {
 /// The group of these ranks; `store` is null where they have none yet.
 std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous& meeting,
                                    std::shared_ptr<Store> store) {
+  hide_secret();
   require<UsageError>(meeting.world_size >= 1, "world size must be at least 1, got ", meeting.world_size);
   require<UsageError>(meeting.rank >= 0 && meeting.rank < meeting.world_size, "Invalid rank ", meeting.rank,
                       ", rank should be in the interval [0, ", meeting.world_size - 1, "]");

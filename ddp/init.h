@@ -1,6 +1,7 @@
 // Rendezvous: ranks connect and become a process group.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,12 +35,19 @@ struct InitOptions {
   std::string run_id{};
   /// Of a group that not all ranks of the job are in: a name that no other of its groups has.
   std::string subgroup{};
+  /// Rank 0 also remarks on who has joined from where: "rank 1 joined: process 123 on node7 at 10.0.0.7". Also where
+  /// the launcher sets DUET_VERBOSE.
+  bool verbose = false;
+  /// Gets rank 0's remarks, instead of stderr: those, and of a secret that can be guessed where no launcher of duet has
+  /// said so.
+  std::function<void(const std::string& remark)> on_remark{};
   /// This rank's device, for nccl; the GPU with the number LOCAL_RANK unless set.
   std::optional<Device> device{};
 };
 
 /// Waits for all ranks, connects them, and returns when all are connected. A world of one needs neither backend nor
-/// store. Unlike PyTorch's there is no default group: the caller holds it, and may have several.
+/// store. Unlike PyTorch's there is no default group: the caller holds it, and may have several. Empties DUET_SECRET in
+/// this process's environment: see hide_secret() of ddp/store/secret.h.
 /// Throws UsageError for a bad option or variable (PyTorch's texts), CommError that names the ranks that did not come
 /// or that disagree, DeviceError when the backend is not built.
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});

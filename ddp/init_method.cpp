@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 #include "ddp/launch/rank_resolver.h"
+#include "ddp/store/port_range.h"
 #include "lib/base/environment.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 
@@ -14,6 +19,7 @@ namespace duet::ddp {
 namespace {
 
 constexpr int kMorePorts = 16;
+constexpr std::size_t kNameDigits = 32;  // of a run's digest: its name may be longer than a folder's
 
 std::string needed_variable(const char* name) {
   const auto text = environment_variable(name);
@@ -64,12 +70,25 @@ void read_env(Rendezvous& meeting) {
   if (meeting.run.empty()) meeting.run = launched.job;
   meeting.run += concat("|", meeting.port);
   meeting.one_host = environment_variable("LOCAL_WORLD_SIZE") == std::to_string(meeting.world_size);
+  if (environment_variable("TORCHELASTIC_USE_AGENT_STORE") != "True") return;
   // There torchrun's own store listens.
-  if (environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True")
+  if (meeting.one_host)
+    meeting.place = concat("torchrun-", sha256_hex(std::as_bytes(std::span(meeting.run))).substr(0, kNameDigits));
+  else if (const PortRange ports = port_range(); ports.limits())
+    std::tie(meeting.port, meeting.more_ports) = std::pair(ports.first, ports.last - ports.first);
+  else
     meeting.more_ports = std::clamp(65535 - meeting.port, 0, kMorePorts);
 }
 
 }  // namespace
+
+std::optional<std::pair<std::string, std::string>> split_endpoint(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon + 1 == text.size()) return {};
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return {{host, text.substr(colon + 1)}};
+}
 
 int number_of(const std::string& text, const std::string& what) {
   const auto value = parse_number<int>(text);
@@ -103,12 +122,10 @@ Rendezvous read_method(const InitOptions& options) {
   require<UsageError>(meeting.world_size >= 0, prefix, "world size parameter missing");
   require<UsageError>(!meeting.place.empty(), prefix, meeting.scheme == "tcp" ? "port number missing" : "path missing");
   if (meeting.scheme == "file") return meeting;
-  const std::size_t port = meeting.place.rfind(':');
-  require<UsageError>(port != std::string::npos && port + 1 < meeting.place.size(), prefix, "port number missing");
-  meeting.host = meeting.place.substr(0, port);
-  if (meeting.host.size() > 2 && meeting.host.front() == '[' && meeting.host.back() == ']')  // IPv6, as in [::1]:29500
-    meeting.host = meeting.host.substr(1, meeting.host.size() - 2);
-  meeting.port = number_of(meeting.place.substr(port + 1), "port");
+  const auto place = split_endpoint(meeting.place);
+  require<UsageError>(place.has_value(), prefix, "port number missing");
+  meeting.host = place->first;
+  meeting.port = number_of(place->second, "port");
   return meeting;
 }
 

@@ -1,7 +1,9 @@
 // Where the ranks of a job meet, as a URL or the launcher's variables say.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "ddp/init.h"
 
@@ -9,7 +11,9 @@ namespace duet::ddp {
 
 /// This rank's rendezvous: where, and under which rank.
 struct Rendezvous {
-  std::string scheme, place;  // of the URL
+  /// Parts of the URL. Under env:// `place`, where it is set, names the private folder in which rank 0 publishes its
+  /// port.
+  std::string scheme, place;
   int rank = -1, world_size = -1;
   std::string host;
   int port = -1;
@@ -21,6 +25,9 @@ struct Rendezvous {
 
 /// Reads options.init_method. Throws UsageError (PyTorch's texts).
 Rendezvous read_method(const InitOptions& options);
+
+/// Host and port of "HOST:PORT", or of "[::1]:29500"; nothing where there is no port.
+std::optional<std::pair<std::string, std::string>> split_endpoint(const std::string& text);
 
 /// The number that a variable or option holds; UsageError names it as `what`.
 int number_of(const std::string& text, const std::string& what);

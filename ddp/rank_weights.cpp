@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "ddp/store/store.h"
 #include "lib/autograd/node.h"
+#include "lib/base/hash.h"
 #include "lib/error.h"
 #include "lib/pool.h"
 
@@ -25,13 +27,16 @@ struct Sent {
   std::int64_t whole;             // every batch has all rows of its stamp
   std::int64_t all_rows;          // of all batches
   std::int64_t all_global;        // by their stamps
-  std::int64_t global_digest;     // of steps and sizes in the stamps, in order
+  std::int64_t global_digest;     // of what ranks have in common in their stamps, in order
   std::int64_t first, last_rows;  // of the last batch
+  std::int64_t own_part;          // of an order that ranks share out, which no other rank has; 0: unknown
+  std::int64_t mark_whole, mark_cover, divided_rows, divided_global;  // see Divided
 };
 
-std::int64_t mixed(std::int64_t digest, std::int64_t number) {
-  return static_cast<std::int64_t>((static_cast<std::uint64_t>(digest) ^ static_cast<std::uint64_t>(number + 1)) *
-                                   0x9e3779b97f4a7c15u);
+/// Hashes what the stamps of all ranks' parts of a batch have in common.
+std::uint64_t hash_of(const Rows& stamp) {
+  const std::uint64_t batch = mixed(static_cast<std::uint64_t>(stamp.step), static_cast<std::uint64_t>(stamp.global));
+  return mixed(batch, stamp.shards == 1 ? 0 : stamp.order);
 }
 
 /// The training ranks of which `holds` is true.
@@ -67,25 +72,99 @@ bool parts_of_one(const std::vector<Sent>& all, const std::vector<int>& training
   return rows == first.all_global;
 }
 
-/// The batches, with consecutive parts of the same stamped batch as one.
-std::vector<RankWeights::Batch> joined_parts(const std::vector<RankWeights::Batch>& batches) {
-  std::vector<RankWeights::Batch> joined;
-  for (const RankWeights::Batch& batch : batches) {
-    if (!joined.empty() && batch.stamp.stamped() && batch.stamp.first > 0) {
-      RankWeights::Batch& last = joined.back();
-      if (last.stamp.global == batch.stamp.global && last.stamp.step == batch.stamp.step &&
-          last.stamp.first + last.rows == batch.stamp.first) {
-        last.rows += batch.rows;
-        continue;
-      }
+/// Whether two parts of the same stamped batch follow one another.
+bool touch(const RankWeights::Batch& one, const RankWeights::Batch& other) {
+  Rows stamp = other.stamp;
+  stamp.first = one.stamp.first;
+  return one.rows > 0 && one.stamp.stamped() && stamp == one.stamp &&
+         (other.stamp.first + other.rows == one.stamp.first || one.stamp.first + one.rows == other.stamp.first);
+}
+
+/// The batches, with parts of the same stamped batch that follow one another as one.
+PooledVector<RankWeights::Batch> joined_parts(const std::vector<RankWeights::Batch>& batches) {
+  PooledVector<RankWeights::Batch> joined;
+  for (RankWeights::Batch part : batches) {
+    const auto next = [&] {
+      return std::find_if(joined.begin(), joined.end(), [&](const auto& other) { return touch(part, other); });
+    };
+    for (auto other = next(); other != joined.end(); other = next()) {
+      part.rows += other->rows;
+      part.stamp.first = std::min(other->stamp.first, part.stamp.first);
+      joined.erase(other);
     }
-    joined.push_back(batch);
+    joined.push_back(part);
   }
   return joined;
 }
 
+/// Where all losses were divided by global rows, within join(). Ranks may have ended whose rows the stamps count: the
+/// mean is over the rows of the others.
+RankWeights::Weight of_global_rows(const std::vector<Sent>& all, const std::vector<int>& training, bool trains) {
+  const Sent* known = nullptr;
+  std::int64_t rows = 0;
+  std::uint64_t cover = 0;
+  for (const int rank : training) {
+    const Sent& other = all[static_cast<std::size_t>(rank)];
+    rows += other.divided_rows;
+    cover += static_cast<std::uint64_t>(other.mark_cover);
+    if (other.mark_whole == 0) continue;
+    if (known == nullptr) known = &other;
+    require<UsageError>(other.mark_whole == known->mark_whole, "the ranks disagree: rank ", rank, " trains on ",
+                        other.divided_global, " rows of another batch than other ranks do");
+  }
+  if (known == nullptr || rows == 0) return {};
+  const std::int64_t expected = known->divided_global;
+  require<UsageError>(
+      training.size() < all.size() ? rows <= expected : cover == static_cast<std::uint64_t>(known->mark_whole),
+      "the ranks disagree: they have ", rows, " rows of batches of ", expected, ", but not each of them once");
+  return {trains ? static_cast<double>(expected) / static_cast<double>(rows) : 1.0, true, true};
+}
+
+/// Each rank's part of an order is its own.
+void require_own_parts(const std::vector<Sent>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::vector<int> same = ranks_where(
+        all, [&](const Sent& other) { return other.own_part != 0 && other.own_part == all[rank].own_part; });
+    require<UsageError>(same.size() < 2, rank_names(same),
+                        " read the same part of the data: give each rank's sampler its own rank");
+  }
+}
+
+/// What batches have in common that a sampler divided among ranks.
+struct Divided {
+  BatchMark mark;
+  std::int64_t rows = 0, global = 0;  // this rank's, and all ranks'
+};
+
+Divided divided(const std::vector<RankWeights::Batch>& batches) {
+  Divided sum;
+  bool known = true;
+  for (const RankWeights::Batch& batch : joined_parts(batches)) {
+    const Rows& stamp = batch.stamp;
+    if (stamp.shards == 1) continue;
+    const std::uint64_t hash = hash_of(stamp);
+    const auto at = [&](std::int64_t row) { return mixed(hash, static_cast<std::uint64_t>(row)); };
+    const std::int64_t end = stamp.first + batch.rows;
+    sum.rows += batch.rows;
+    sum.global += stamp.global;
+    sum.mark = {.whole = sum.mark.whole + at(stamp.global) - at(0),
+                .cover = sum.mark.cover + at(end) - at(stamp.first),
+                .step = stamp.step,
+                .first = stamp.first,
+                .end = end,
+                .global = stamp.global,
+                .order = stamp.order};
+    known = known && batch.rows > 0;  // else it is not known how many parts of it are one
+  }
+  if (!known) sum.mark.whole = 0;
+  return sum;
+}
+
 Sent summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::Step& step) {
-  const auto batches = (step.normalisers & kPartOfBatch) != 0 ? joined_parts(all) : all;
+  const Divided shards = divided(all);
+  const auto batches = (step.normalisers & kPartOfBatch) != 0
+                           ? joined_parts(all)
+                           : PooledVector<RankWeights::Batch>(all.begin(), all.end());
   Sent sent{.trains = step.trains,
             .normalisers = step.normalisers,
             .batches = static_cast<std::int64_t>(batches.size()),
@@ -97,23 +176,38 @@ Sent summary_of(const std::vector<RankWeights::Batch>& all, const RankWeights::S
             .all_global = 0,
             .global_digest = 0,
             .first = batches.empty() ? 0 : batches.back().stamp.first,
-            .last_rows = batches.empty() ? 0 : batches.back().rows};
+            .last_rows = batches.empty() ? 0 : batches.back().rows,
+            .own_part = 0,
+            .mark_whole = static_cast<std::int64_t>(shards.mark.whole),
+            .mark_cover = static_cast<std::int64_t>(shards.mark.cover),
+            .divided_rows = shards.rows,
+            .divided_global = shards.global};
+  std::uint64_t digest = 0, global_digest = 0;
   for (const RankWeights::Batch& batch : batches) {
     sent.alike &= batch.rows == sent.rows;
-    sent.digest = mixed(sent.digest, batch.rows);
+    digest = mixed(digest, static_cast<std::uint64_t>(batch.rows));
     sent.whole &= batch.rows == batch.stamp.global;
     sent.all_rows += batch.rows;
     sent.all_global += batch.stamp.global;
-    sent.global_digest = mixed(mixed(sent.global_digest, batch.stamp.step), batch.stamp.global);
+    global_digest = mixed(global_digest, hash_of(batch.stamp));
+    if (batch.stamp.shards == 1 && batch.rows > 0) sent.own_part = static_cast<std::int64_t>(batch.stamp.order);
   }
+  sent.digest = static_cast<std::int64_t>(digest);
+  sent.global_digest = static_cast<std::int64_t>(global_digest);
   return sent;
 }
 
 struct OutputNode final : Node {
   const char* name() const override { return "DistributedDataParallel"; }
-  void reached() override { weights->reached(batch); }
+  void reached() override {
+    const std::shared_ptr<RankWeights> wrapper = weights.lock();
+    require<UsageError>(wrapper != nullptr,
+                        "the DistributedDataParallel of this backward's forward was destroyed: gradients would stay "
+                        "those of this rank; keep the wrapper as long as its losses");
+    wrapper->reached(batch);
+  }
   void backward(const Gradients& gradients) override { gradients.inputs[0] = gradients.outputs[0]; }
-  std::shared_ptr<RankWeights> weights;
+  std::weak_ptr<RankWeights> weights;  // while the wrapper is
   RankWeights::Batch batch;
 };
 
@@ -136,6 +230,8 @@ void RankWeights::reached(const Batch& batch) {
     batches_.push_back(batch);
 }
 
+BatchMark RankWeights::mark() const { return divided(batches_).mark; }
+
 bool RankWeights::whole_batches() const { return summary_of(batches_, {.normalisers = kPartOfBatch}).whole != 0; }
 
 RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step) const {
@@ -153,7 +249,8 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
                         rank_names(ranks), ", those of others by their own rows: their gradients cannot be combined");
   };
   require_all_global(global.empty() || global.size() == training.size(), global);
-  if (!global.empty()) return {};
+  if (!global.empty()) return of_global_rows(all, training, step.trains);
+  require_own_parts(all);
   const std::vector<int> without = ranks_where(all, [](const Sent& rank) { return rank.batches == 0; });
   require<UsageError>(without.empty(), "backward reached no output of DistributedDataParallel, on ",
                       rank_names(without), ": call the wrapper, not the module in it");
@@ -178,6 +275,16 @@ RankWeights::Weight RankWeights::exchange(ProcessGroup& group, const Step& step)
   std::int64_t total = 0;
   for (const int rank : training) total += all[static_cast<std::size_t>(rank)].rows;
   return {total == 0 || !step.trains ? 1.0 : static_cast<double>(own.rows) / static_cast<double>(total), false, false};
+}
+
+double GroupSums::sum_gradients(std::span<double> values) {
+  if (!weighted_) return BatchSums::sum_gradients(values);
+  const double own = values.back();
+  const auto of_gradients = values.first(values.size() - 1);
+  for (double& one : of_gradients) one *= own;
+  sum(values);
+  for (double& one : of_gradients) one /= values.back();
+  return own;
 }
 
 Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeights>& weights,

@@ -33,6 +33,9 @@ class RankWeights {
   void reached(const Batch& batch);
   /// The gradients were reduced.
   void reduced();
+  /// The rows of batches that a sampler divided among the ranks. Row numbers a and b of a batch stand for the hashes of
+  /// both: the ranks' [first, end) add up to [0, global) where each row is there once, as what is between cancels out.
+  BatchMark mark() const;
   /// Whether parts of stamped batches, taken together, are whole ones.
   bool whole_batches() const;
 
@@ -46,9 +49,10 @@ class RankWeights {
     bool adds_up = true;  // gradients are parts of one sum, else of a weighted mean
     bool even = true;     // all ranks that train have the same
   };
-  /// This rank's weight; 1 where gradients add up. All ranks call it. Parts of stamped batches are each rank's own
-  /// batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks, where they are
-  /// neither, where weights are undefined, and where only some ranks have divided by global rows.
+  /// This rank's weight; 1 where gradients add up and all ranks train. All ranks call it. Parts of stamped batches are
+  /// each rank's own batch, whole, or all ranks' parts of one batch. Throws UsageError on every rank, naming the ranks,
+  /// where they are neither, where weights are undefined, where only some ranks have divided by global rows, and where
+  /// ranks have the same part of an order of samples.
   Weight exchange(ProcessGroup& group, const Step& step) const;
 
  private:
@@ -58,7 +62,7 @@ class RankWeights {
 };
 
 /// `output` with a node of the tape through which gradients pass unchanged. Every backward that will reach it calls
-/// weights->reached(batch) before any node runs.
+/// weights->reached(batch) before any node runs, and throws UsageError if `weights` has expired.
 Variable output_of_batch(const Variable& output, const std::shared_ptr<RankWeights>& weights,
                          const RankWeights::Batch& batch);
 nn::Value output_of_batch(const nn::Value& output, const std::shared_ptr<RankWeights>& weights,
@@ -72,7 +76,7 @@ class GroupSums final : public BatchSums {
     used_ = true;
     group_.all_reduce(values).wait();
   }
-  bool weighted_by_rows() const override { return weighted_; }
+  double sum_gradients(std::span<double> values) override;
   /// Whether gradients are those of means over each rank's own rows.
   void set_weighted(bool weighted) { weighted_ = weighted; }
   /// Whether a layer has summed.

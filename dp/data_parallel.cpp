@@ -83,22 +83,24 @@ nn::Value DataParallel::forward(nn::Context& context, const nn::Value& input) co
   watch.lap(times_->scatter_us, "scatter");
   if (options_.devices.size() > 1) {
     const Variable* const batch = nn::first_tensor(whole);
-    return run_replicas(context, pieces, batch != nullptr ? batch->value().stamp() : Rows{});
+    if (batch == nullptr) return run_replicas(context, pieces, {}, 1);
+    return run_replicas(context, pieces, batch->value().stamp(), batch->shape().rank() > 0 ? batch->shape()[0] : 1);
   }
   nn::Value output = forward_(context, pieces[0]);
   watch.lap(times_->forward_us);
   return output;
 }
 
-nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces,
-                                     const Rows& batch) const {
+nn::Value DataParallel::run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
+                                     std::int64_t count) const {
   require<UsageError>(context.stream == nullptr,
                       "PyTorch's stream of random numbers has one order, so it needs one device, got ",
                       options_.devices.size());
   Stopwatch watch{.devices = options_.devices};
-  replicas_->replicate(context, static_cast<int>(pieces.size()));
+  replicas_->replicate(context, static_cast<int>(pieces.size()), {batch.first, batch.first + count});
   watch.lap(times_->replicate_us, "replicate");
   const PooledVector<nn::Value> outputs = parallel_apply(replicas_, context, pieces, times_);
+  context.draws.take(replicas_->context(0).draws);  // all replicas count alike
   watch.lap(times_->forward_us);
   PooledVector<std::int64_t> sizes;
   for (const nn::Value& piece : pieces) {

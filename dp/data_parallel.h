@@ -52,8 +52,9 @@ class DataParallel : public nn::Module {
   const WrapperTimes& times() const { return *times_; }
 
  private:
-  /// `batch`: the stamp of what the pieces were cut from.
-  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch) const;
+  /// `batch`: the stamp of what the pieces were cut from, of which `count` rows are here.
+  nn::Value run_replicas(nn::Context& context, const PooledVector<nn::Value>& pieces, const Rows& batch,
+                         std::int64_t count) const;
   nn::Value join(const PooledVector<nn::Value>& outputs, const PooledVector<std::int64_t>& sizes,
                  const Rows& batch) const;
 

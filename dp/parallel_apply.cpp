@@ -19,10 +19,10 @@
 namespace duet::dp {
 namespace {
 
-/// Runs task(i) for the first `count` replicas, each on its device's thread.
+/// Runs task(i) for the first `count` replicas, each on its device's thread. `others`: see ReplicaSums::begin.
 template <class Task>
-void run_side_by_side(Replicas& replicas, int count, Task&& task) {
-  replicas.sums().begin(count);
+void run_side_by_side(Replicas& replicas, int count, BatchSums* others, Task&& task) {
+  replicas.sums().begin(count, others);
   try {
     replicas.run([&](int i) {
       if (i >= count) return;
@@ -71,7 +71,7 @@ struct ParallelApplyNode final : Node {
     PooledVector<std::size_t> first(outputs_of.size());
     for (std::size_t i = 1; i < first.size(); ++i) first[i] = first[i - 1] + outputs_of[i - 1].size();
     took_part.assign(static_cast<std::size_t>(replicas->size()), 0);
-    run_side_by_side(*replicas, static_cast<int>(outputs_of.size()), [&](int i) {
+    run_side_by_side(*replicas, static_cast<int>(outputs_of.size()), others, [&](int i) {
       const auto at = static_cast<std::size_t>(i);
       replicas->context(i).store->zero_grad();
       PooledVector<BackwardRoot> roots;
@@ -88,7 +88,7 @@ struct ParallelApplyNode final : Node {
   }
 
   void deliver_parameters(const Gradients& g) {
-    const int slots = replicas->module().range().slots;
+    const int slots = static_cast<int>(g.edges.size() - inputs.size());  // the module may be gone
     PooledVector<char> filled(static_cast<std::size_t>(slots));
     for (int s = 0; s < slots; ++s)
       for (int i = 0; i < replicas->size(); ++i)
@@ -96,6 +96,8 @@ struct ParallelApplyNode final : Node {
             static_cast<char>(took_part[static_cast<std::size_t>(i)] && replicas->context(i).store->has_gradient(s));
     fill_gaps(filled);
     const nn::ParameterStore& store = *replicas->context(0).store;
+    bool adds_uses = false;
+    for (int i = 0; i < replicas->size(); ++i) adds_uses |= replicas->context(i).store->added_uses();
     const Tensor destination = whole_place(g, store, filled);
     const Tensor sum =
         destination.defined() ? destination : empty(store.gradients().shape(), DType::f32, store.device());
@@ -103,6 +105,7 @@ struct ParallelApplyNode final : Node {
     for (int s = 0; s < slots; ++s) {
       const std::size_t edge = inputs.size() + static_cast<std::size_t>(s);
       const nn::Slot& slot = store.slots()[static_cast<std::size_t>(s)];
+      if (adds_uses) static_cast<Leaf&>(*g.edges[edge].node).adds_up();
       g.inputs[edge] = filled[static_cast<std::size_t>(s)] ? sum.slice(slot.offset, slot.shape) : Tensor();
     }
   }
@@ -131,6 +134,7 @@ struct ParallelApplyNode final : Node {
 
   std::shared_ptr<Replicas> replicas;
   std::shared_ptr<WrapperTimes> times;
+  BatchSums* others = nullptr;                      // of the wrapper around, in this tape's forward
   Tensor model_gradients;                           // the module's run of the model's flat gradient
   PooledVector<PooledVector<Variable>> outputs_of;  // of each replica, on its own tape
   PooledVector<Variable> inputs;                    // leaves of the replicas' tapes
@@ -167,7 +171,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
     }));
   }
   PooledVector<nn::Value> outputs(inputs.size());
-  run_side_by_side(*replicas, static_cast<int>(inputs.size()), [&](int i) {
+  run_side_by_side(*replicas, static_cast<int>(inputs.size()), model.batch_sums, [&](int i) {
     const auto at = static_cast<std::size_t>(i);
     const NoGrad guard(!record);
     const TraceSpan span("forward", replicas->devices()[at]);
@@ -194,6 +198,7 @@ PooledVector<nn::Value> parallel_apply(const std::shared_ptr<Replicas>& replicas
   node->set_normalisers(normalisers);
   node->replicas = replicas;
   node->times = times;
+  node->others = model.batch_sums;
   node->model_gradients = model.store->gradients_of(range.first_slot - model.first_slot, range.slots);
   node->outputs_of = std::move(outputs_of);
   node->inputs = std::move(leaves);

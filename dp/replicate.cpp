@@ -41,6 +41,7 @@ class RecordedReplicas final : public RecordedWork {
 struct StateCopies {
   std::vector<std::vector<Tensor>> of_replica;  // none of the first
   int recording = 0;                            // in which they were made; 0: none
+  int updated_in = 0;                           // the last recording that holds an update of them
   bool valid = true;                            // false: they were made in a recording that was never replayed
 };
 
@@ -75,21 +76,16 @@ void attach_once(Device device, int& last, MakeWork make_work) {
   last = recording;
 }
 
-nn::UpdateRun run_of(const nn::ParameterStore& store, const std::vector<Tensor>& buffers) {
-  nn::UpdateRun run{.values = store.values(), .gradients = store.gradients()};
-  run.state.assign(buffers.begin(), buffers.end());
-  return run;
-}
-
 }  // namespace
 
 ReplicaSums::ReplicaSums(int replicas) : parts_(static_cast<std::size_t>(replicas)) {
   for (int replica = 0; replica < replicas; ++replica) entrances_.emplace_back(*this, replica);
 }
 
-void ReplicaSums::begin(int count) {
+void ReplicaSums::begin(int count, BatchSums* others) {
   const std::lock_guard lock(mutex_);
   count_ = count;
+  others_ = others;
   arrived_ = 0;
   left_ = false;
   cause_ = nullptr;
@@ -103,12 +99,16 @@ void ReplicaSums::end(std::exception_ptr cause) {
   changed_.notify_all();
 }
 
-void ReplicaSums::sum(int replica, std::span<double> values) {
+double ReplicaSums::sum(int replica, std::span<double> values, bool of_gradients) {
   std::unique_lock lock(mutex_);
   const std::uint64_t round = round_;
   parts_[static_cast<std::size_t>(replica)] = values;
   if (++arrived_ == count_) {
     add_up();
+    if (of_gradients)
+      samples_ = others_ != nullptr ? others_->sum_gradients(result_) : result_.back();
+    else if (others_ != nullptr)
+      others_->sum(result_);
     arrived_ = 0;
     ++round_;
     changed_.notify_all();
@@ -118,6 +118,7 @@ void ReplicaSums::sum(int replica, std::span<double> values) {
   if (round_ == round && cause_) throw OtherReplicaFailed{cause_};
   require<UsageError>(round_ != round, "replica ", replica, " sums over the batch, but another one has ended");
   std::copy(result_.begin(), result_.end(), values.begin());
+  return samples_;
 }
 
 /// Replicas without rows count as zeros, which change no bits.
@@ -225,7 +226,7 @@ void Replicas::prepare_replay(int contexts_number) {
   replicated_->set_update_site(site_);
 }
 
-void Replicas::replicate(const nn::Context& model, int count) {
+void Replicas::replicate(const nn::Context& model, int count, const nn::DrawCounts::Range& rows) {
   require<DeviceError>(model.store->device() == devices_[0], "module must have its parameters and buffers on device ",
                        devices_[0], " (the first device) but found them on ", model.store->device());
   if (replicated_ != model.store) make_contexts(model);
@@ -239,9 +240,10 @@ void Replicas::replicate(const nn::Context& model, int count) {
   bool copies = range.buffers > 0;
   for (int i = 0; i < size(); ++i) {
     nn::Context& context = contexts_[static_cast<std::size_t>(i)];
-    context.training = model.training;
     context.seed = model.seed;
     context.step = model.step;
+    context.draws.begin_piece(model.draws, rows);
+    context.stamped = model.stamped;
     context.fuse = model.fuse;
     copies |= lacks_values(context);
   }
@@ -261,10 +263,10 @@ void Replicas::replicate(const nn::Context& model, int count) {
   model.store->set_update_site(site_);
 }
 
-void Replicas::update(nn::OptimizerState& state, Settings, Rule rule) {
+void Replicas::update(nn::OptimizerState& state, Rule rule) {
   if (!has_values_) {
     state.at_site.reset();  // copies of the buffers miss this update
-    return rule(run_of(*replicated_, state.buffers));
+    return rule(replicated_->update_run(state, state.buffers));
   }
   auto copies = std::static_pointer_cast<StateCopies>(state.at_site);
   if (copies == nullptr || !copies->valid) {
@@ -275,14 +277,14 @@ void Replicas::update(nn::OptimizerState& state, Settings, Rule rule) {
     copies->recording = recording_of(devices_[0]);
     state.at_site = copies;
   }
-  attach_once(devices_[0], recorded_update_,
+  attach_once(devices_[0], copies->updated_in,
               [&](int recording) { return std::make_shared<RecordedUpdate>(copies, copies->recording == recording); });
   const nn::ParameterStore& model = *replicated_;
   for (std::size_t i = 1; !has_gradients_ && i < stores_.size(); ++i) copy(model.gradients(), stores_[i]->gradients());
   has_gradients_ = true;
   has_values_ = false;  // until all of them are updated
-  rule(run_of(model, state.buffers));
-  for (std::size_t i = 1; i < stores_.size(); ++i) rule(run_of(*stores_[i], copies->of_replica[i]));
+  rule(model.update_run(state, state.buffers));
+  for (std::size_t i = 1; i < stores_.size(); ++i) rule(stores_[i]->update_run(state, copies->of_replica[i]));
   has_values_ = true;
 }
 

@@ -42,8 +42,9 @@ struct OtherReplicaFailed {
 class ReplicaSums {
  public:
   explicit ReplicaSums(int replicas);
-  /// Replicas 0 to count - 1 start to run.
-  void begin(int count);
+  /// Replicas 0 to count - 1 start to run. `others` adds to their sums those of other processes, in the tree of which
+  /// these replicas' are a branch; null: there are none. It must outlive the run.
+  void begin(int count, BatchSums* others);
   /// What a replica's layers call.
   BatchSums& of(int replica) { return entrances_[static_cast<std::size_t>(replica)]; }
   /// `cause`: of a replica that failed.
@@ -52,11 +53,13 @@ class ReplicaSums {
  private:
   struct Entrance final : BatchSums {
     Entrance(ReplicaSums& all, int number) : sums(all), replica(number) {}
-    void sum(std::span<double> values) override { sums.sum(replica, values); }
+    void sum(std::span<double> values) override { sums.sum(replica, values, false); }
+    double sum_gradients(std::span<double> values) override { return sums.sum(replica, values, true); }
     ReplicaSums& sums;
     int replica;
   };
-  void sum(int replica, std::span<double> values);
+  /// Returns what sum_gradients() does.
+  double sum(int replica, std::span<double> values, bool of_gradients);
   void add_up();
 
   std::mutex mutex_;
@@ -64,6 +67,8 @@ class ReplicaSums {
   std::vector<Entrance> entrances_;
   std::vector<std::span<double>> parts_;  // by replica; empty: takes no part
   std::vector<double> result_, scratch_;
+  double samples_ = 0;  // what sum_gradients() returns
+  BatchSums* others_ = nullptr;
   int count_ = 0, arrived_ = 0;
   std::uint64_t round_ = 0;
   bool left_ = false;
@@ -96,9 +101,9 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   /// were written past the store. Waits for the devices.
   void require_same_values() const;
 
-  /// Brings values, buffers, mode and random key of `count` replicas up to those of the model's context. Throws
-  /// DeviceError when the model is not on the first device.
-  void replicate(const nn::Context& model, int count);
+  /// Brings values, buffers and random key of `count` replicas up to those of the model's context, for pieces of these
+  /// rows. Throws DeviceError when the model is not on the first device.
+  void replicate(const nn::Context& model, int count, const nn::DrawCounts::Range& rows);
 
   /// Before a replay of steps that were recorded with the contexts of this number: persistent replicas get values that
   /// were written since. Throws UsageError when the contexts were made again since then.
@@ -116,7 +121,7 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   bool can_persist(const nn::Context& model) const;
   bool holds_values() const;
   void attach_to_recording();
-  void update(nn::OptimizerState& state, Settings settings, Rule rule) override;
+  void update(nn::OptimizerState& state, Rule rule) override;
   void values_written() override { has_values_ = false; }
   void gradients_written() override { has_gradients_ = false; }
 
@@ -129,7 +134,7 @@ class Replicas final : public std::enable_shared_from_this<Replicas>, private nn
   std::vector<nn::Context> contexts_;
   nn::ParameterStore* replicated_ = nullptr;  // the store of which the contexts were made
   int contexts_number_ = 0;                   // counts how often they were
-  int recording_ = 0, recorded_update_ = 0;   // the last recordings that hold a forward and an update
+  int recording_ = 0;                         // the last recording that holds a forward
   std::shared_ptr<UpdateSite> site_;          // this, for replicated_; null where values are copied in each forward
   bool has_values_ = false;                   // whether persistent copies are the values as they are now
   bool has_gradients_ = false;                // whether they have the sum of the gradients

@@ -102,14 +102,33 @@ struct GatherNode final : Node {
 struct Found {
   std::string path;
   std::int64_t size = -1;
+  Rows stamp{};
 };
+
+/// One of equal parts of a global batch.
+struct Part {
+  std::int64_t number = 0, parts = 1, global = 0;
+};
+
+/// The one that n rows with this stamp are: a shard of a sampler, or a half or quarter of it; else a batch of their
+/// own.
+Part part_of(const Rows& stamp, std::int64_t n) {
+  for (std::int64_t parts = stamp.shards; n > 0 && stamp.stamped() && parts <= std::max(stamp.shards, kBlocks);
+       parts *= 2) {
+    const std::int64_t number = ((stamp.first + 1) * parts - 1) / stamp.global;  // the last that begins there or before
+    const std::int64_t begin = block_begin(number, stamp.global, parts);
+    if (begin == stamp.first && block_begin(number + 1, stamp.global, parts) == begin + n)
+      return {number, parts, stamp.global};
+  }
+  return {.global = n};
+}
 
 /// Checks that all tensors have one size of `dim`.
 void find_size(const nn::Value& value, int dim, const std::string& path, Found& found) {
   if (value.is_variable()) {
     const Shape& shape = value.variable().shape();
     require<ShapeError>(shape.rank() > dim, "scatter: ", path, " has shape ", shape, ", which has no dimension ", dim);
-    if (found.size < 0) found = {path, shape[dim]};
+    if (found.size < 0) found = {path, shape[dim], value.variable().value().stamp()};
     require<ShapeError>(shape[dim] == found.size, "scatter: ", path, " has ", shape[dim], " rows, but ", found.path,
                         " has ", found.size);
   } else if (value.is_list()) {
@@ -122,11 +141,13 @@ void find_size(const nn::Value& value, int dim, const std::string& path, Found& 
 
 }  // namespace
 
-PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split) {
+PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split, const Rows& stamp) {
   require<UsageError>(n >= 0 && k >= 1, "cannot cut ", n, " rows into ", k, " pieces");
   PooledVector<std::int64_t> sizes;
   if (split == Split::blocked || n == 0) {
-    for (int i = 0; i < k; ++i) sizes.push_back(block_begin(i + 1, n, k) - block_begin(i, n, k));
+    const Part part = part_of(stamp, n);
+    const auto begin = [&](std::int64_t i) { return block_begin(part.number * k + i, part.global, part.parts * k); };
+    for (int i = 0; i < k; ++i) sizes.push_back(begin(i + 1) - begin(i));
     return sizes;
   }
   const std::int64_t size = (n + k - 1) / k;
@@ -190,7 +211,8 @@ PooledVector<nn::Value> scatter(const nn::Value& value, std::span<const Device> 
   Found found;
   find_size(value, dim, "input", found);
   if (found.size < 0) return PooledVector<nn::Value>(devices.size(), value);
-  const PooledVector<std::int64_t> sizes = piece_sizes(found.size, static_cast<int>(devices.size()), split);
+  const PooledVector<std::int64_t> sizes =
+      piece_sizes(found.size, static_cast<int>(devices.size()), split, found.stamp);
   PooledVector<PooledVector<Variable>> pieces;
   nn::for_each_tensor(value, [&](const Variable& x) { pieces.push_back(scatter(x, devices, sizes, dim)); });
   PooledVector<nn::Value> values;

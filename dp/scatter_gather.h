@@ -7,17 +7,21 @@
 
 #include "lib/nn/value.h"
 #include "lib/pool.h"
+#include "lib/rows.h"
 
 namespace duet::dp {
 
 /// How a batch is cut into pieces.
 enum class Split {
   chunk,    // PyTorch's: pieces of ceil(n / k), the last one smaller, perhaps fewer than k
-  blocked,  // piece i from floor(i n / k) to floor((i + 1) n / k): whole blocks of the global batch for k = 1, 2, 4, 8
+  blocked,  // whole blocks of the global batch, where there are enough for so many ranks and devices
 };
 
-/// Sizes of the pieces of n rows on k devices. Blocked pieces may be empty; chunks are not, but for n = 0.
-PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split);
+/// Sizes of the pieces of n rows on k devices. Blocked pieces may be empty; chunks are not, but for n = 0. Piece i of a
+/// blocked split of a whole batch reaches from floor(i n / k) to floor((i + 1) n / k). Of a rank's shard, or another
+/// power of 2 of equal parts that a batch is cut into, the pieces are those of a cut of the whole batch for
+/// all parts' devices, as the `stamp` of the rows says; other rows are cut as a batch of their own.
+PooledVector<std::int64_t> piece_sizes(std::int64_t n, int k, Split split, const Rows& stamp = {});
 
 /// Cuts x along `dim` into pieces of these sizes, the i-th on devices[i]; a stamp is narrowed. Pieces of dimension 0 on
 /// devices that share memory are views. The gradient of the pieces is gathered. Throws ShapeError unless the sizes are

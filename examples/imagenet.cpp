@@ -26,6 +26,7 @@
 #include <duet/lib/data/loader.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/checkpoint.h>
+#include <duet/lib/io/folder_lock.h>
 #include <duet/lib/monotonic.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/lr_scheduler.h>
@@ -78,7 +79,10 @@ class Training {
   void train(std::int64_t epoch);
   double validate();
   void save(std::int64_t epochs, bool best);
-  const char* sync_bn_text() const { return options_.sync_bn ? "on" : "off"; }
+  /// What stays the same where a run goes on from a checkpoint.
+  Metadata settings() const {
+    return {{"sync_bn", options_.sync_bn ? "on" : "off"}, {"data_hash", std::to_string(data_.train->data_hash())}};
+  }
   /// Only one rank prints, and its lines are of its own rows but for those of whole epochs.
   void say(const std::string& line) const {
     if (place_.rank() == 0) std::puts(line.c_str());
@@ -146,10 +150,12 @@ Training::Training(const ImageNetOptions& options, const Place& place)
 
 /// Behind restore(), which has loaded the model.
 void Training::resume(const LoadedCheckpoint& loaded) {
-  const auto sync_bn = loaded.checkpoint.settings.find("sync_bn");
-  if (!options_.evaluate && sync_bn != loaded.checkpoint.settings.end())
-    require<DataError>(sync_bn->second == sync_bn_text(), loaded.path, " is of a run with sync_bn ", sync_bn->second,
-                       ", this run has ", sync_bn_text());
+  for (const auto& [key, value] : settings()) {
+    const auto found = loaded.checkpoint.settings.find(key);
+    if (!options_.evaluate && found != loaded.checkpoint.settings.end())
+      require<DataError>(found->second == value, loaded.path, " is of a run with ", key, " ", found->second,
+                         ", this run has ", value);
+  }
   optimizer_->load_state(loaded.checkpoint.optimizer);
   epoch_ = loaded.checkpoint.epoch;
   best_acc1_ = loaded.checkpoint.best_acc1;
@@ -161,7 +167,8 @@ void Training::run() {
     validate();
     return;
   }
-  if (place_.saves) prepare_checkpoint_folder(options_.checkpoint, epoch_ * train_loader_->steps());
+  std::optional<FolderLock> lock;
+  if (place_.saves) lock.emplace(prepare_checkpoint_folder(options_.checkpoint, epoch_ * train_loader_->steps()));
   for (; epoch_ < options_.epochs; ++epoch_) {
     train(epoch_);
     const double acc1 = validate();
@@ -229,6 +236,8 @@ double Training::validate() {
 
 /// The number of epochs is the schedule's state, too.
 void Training::save(std::int64_t epochs, bool best) {
+  Metadata all = settings();
+  all["seed"] = std::to_string(seed_);
   save_checkpoint(options_.checkpoint,
                   {.epoch = epochs,
                    .step = epochs * train_loader_->steps(),
@@ -236,7 +245,7 @@ void Training::save(std::int64_t epochs, bool best) {
                    .best_acc1 = best_acc1_,
                    .model = network_.model->state_dict(),
                    .optimizer = optimizer_->state(),
-                   .settings = {{"seed", std::to_string(seed_)}, {"sync_bn", sync_bn_text()}}},
+                   .settings = std::move(all)},
                   best);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include <duet/lib/data/loader.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/checkpoint.h>
+#include <duet/lib/io/folder_lock.h>
 #include <duet/lib/nn/chain.h>
 #include <duet/lib/nn/layers.h>
 #include <duet/lib/ops/losses.h>
@@ -161,6 +163,8 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
   const optim::CosineAnnealingLR cosine(opt, 40);
   optim::SequentialLR schedule(opt, {&warm_up, &cosine}, {8});
 
+  std::optional<FolderLock> lock;  // no other run writes there meanwhile
+  if (rank == 0 && !options.folder.empty()) lock.emplace(prepare_checkpoint_folder(options.folder, INT64_MAX));
   std::int64_t epoch = 0;
   if (!options.folder.empty() && holds_checkpoint(options.folder)) {
     LoadedCheckpoint loaded = load_checkpoint(options.folder, kArch, model.state_dict());
@@ -195,7 +199,6 @@ void train(nn::Module& model, nn::Module& net, int rank, int world_size, const O
 
 int run(const Options& options) {
   constexpr std::uint64_t kSeed = 1;
-  if (!options.folder.empty()) prepare_checkpoint_folder(options.folder, INT64_MAX);
   if (options.mode == "ddp")
     return ddp::spawn(
         [&](int) {

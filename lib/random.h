@@ -126,6 +126,11 @@ class Philox {
     ++position_;
     return block_[lane];
   }
+  /// Two words, the first one on top.
+  std::uint64_t word64() {
+    const std::uint64_t high = word();
+    return high << 32 | word();
+  }
   /// A float in [0, 1) of 24 bits.
   float uniform() { return static_cast<float>(word() >> 8) * 0x1p-24f; }
   /// Uniform in [0, n) for n >= 1; the skew of n / 2^32 is not removed.

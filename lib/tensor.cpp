@@ -48,10 +48,33 @@ Storage::Storage(Device device, void* borrowed, std::size_t bytes)
     : device_(device), data_(borrowed), bytes_(bytes), owned_(false) {}
 
 Storage::Storage(Device device, std::shared_ptr<Storage> base)
-    : device_(device), data_(base->data()), bytes_(base->bytes()), owned_(false), base_(std::move(base)) {}
+    : device_(device),
+      data_(nullptr),
+      bytes_(base->bytes()),
+      owned_(false),
+      base_(std::move(base)),
+      model_(base_->model_),
+      versions_(base_->versions_) {}
+
+Storage::Storage(std::shared_ptr<Storage> base, std::shared_ptr<const Storage> model)
+    : device_(base->device()),
+      data_(nullptr),
+      bytes_(base->bytes()),
+      owned_(false),
+      base_(std::move(base)),
+      model_(std::move(model)) {}
 
 Storage::~Storage() {
   if (owned_) allocator(device_).release(data_, bytes_);
+}
+
+void Storage::move_to(std::shared_ptr<Storage> memory) {
+  require<DeviceError>(memory->device().kind == device_.kind && memory->bytes() == bytes_, bytes_, " bytes on ",
+                       device_, " cannot move to ", memory->bytes(), " bytes on ", memory->device());
+  allocator(device_).copy(memory->data(), device_, data(), device_, bytes_);
+  if (std::exchange(owned_, false)) allocator(device_).release(data_, bytes_);
+  data_ = nullptr;
+  base_ = std::move(memory);
 }
 
 Tensor::Tensor(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype, Layout layout)
@@ -111,6 +134,12 @@ Tensor Tensor::alias(Device device) const {
   return same;
 }
 
+Tensor Tensor::with_own_version(const Tensor& model) const {
+  Tensor same = *this;
+  same.storage_ = make_pooled<Storage>(storage_, model.storage_);
+  return same;
+}
+
 Tensor Tensor::clone() const {
   Tensor fresh = empty(shape_, dtype_, device(), layout_);
   copy(*this, fresh);
@@ -140,6 +169,7 @@ void copy(const Tensor& source, const Tensor& destination) {
                       "cannot copy ", source.shape(), " ", name(source.dtype()), " ", name(source.layout()), " to ",
                       destination.shape(), " ", name(destination.dtype()), " ", name(destination.layout()));
   const Device from = source.device(), to = destination.device();
+  destination.bump_version();
   allocator(to.kind == DeviceKind::cpu ? from : to).copy(destination.raw(), to, source.raw(), from, source.bytes());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
@@ -71,24 +72,38 @@ class Storage {
  public:
   /// Throws DeviceError when the device has no such memory.
   Storage(Device device, std::size_t bytes);
-  /// Memory of `base`, which it keeps alive, under the name of another device that shares it.
+  /// Memory of `base`, which it keeps alive, under the name of another device that shares it; of the same version.
   Storage(Device device, std::shared_ptr<Storage> base);
+  /// Memory of `base`, to whose versions those of `model` add up: see Tensor::with_own_version().
+  Storage(std::shared_ptr<Storage> base, std::shared_ptr<const Storage> model);
   /// Memory that the caller owns and keeps alive.
   Storage(Device device, void* borrowed, std::size_t bytes);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  void* data() const { return data_; }
+  void* data() const { return base_ == nullptr ? data_ : base_->data(); }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  /// See Tensor::version().
+  std::uint64_t version() const {
+    return versions_.load(std::memory_order_relaxed) + (model_ != nullptr ? model_->version() : 0);
+  }
+  void bump_version() { versions_.fetch_add(1, std::memory_order_relaxed); }
+
+  /// Moves what it holds to other memory, which it keeps alive: all tensors of this storage lie there from then on. No
+  /// other thread may use them meanwhile. Throws DeviceError for memory of another kind of device, or of other size.
+  void move_to(std::shared_ptr<Storage> memory);
 
  private:
   Device device_;
-  void* data_;
+  void* data_;  // unless base_ is set
   std::size_t bytes_;
   bool owned_;
   std::shared_ptr<Storage> base_;
+  std::shared_ptr<const Storage> model_;  // whose versions count here, too
+  std::atomic<std::uint64_t> own_versions_{0};
+  std::atomic<std::uint64_t>& versions_ = own_versions_;  // those of base_ in an alias of it
 };
 
 /// A handle: copies share the memory. Distinct handles may be used from distinct threads; writes to shared elements are
@@ -109,6 +124,8 @@ class Tensor {
   DType dtype() const { return dtype_; }
   Layout layout() const { return layout_; }
   Device device() const { return storage_->device(); }
+  /// Its memory, of which it may be a part.
+  Storage& storage() const { return *storage_; }
 
   void* raw() const { return static_cast<std::byte*>(storage_->data()) + offset_; }
   /// The elements, in memory order. Throws ShapeError when T is not the dtype.
@@ -144,6 +161,16 @@ class Tensor {
   }
   /// The stamp, or for an unstamped tensor the stamp that makes it its own global batch.
   Rows stamp_or_self() const { return stamp_.stamped() ? stamp_ : Rows{stamp_.step, 0, shape_[0]}; }
+
+  /// How often the elements were written by copy(), an optimizer or bump_version(); all views of one memory have one
+  /// version. backward compares those of the tensors that it reads with the ones in forward
+  /// (lib/autograd/saved_tensor.h). Thread-safe.
+  std::uint64_t version() const { return storage_->version(); }
+  /// Says that elements were written by other means, such as a kernel of one's own.
+  void bump_version() const { storage_->bump_version(); }
+  /// Returns a view with a version of its own, which also counts writes to `model` and to the memory around that;
+  /// writes to the view do not count there.
+  Tensor with_own_version(const Tensor& model) const;
 
   /// True when both are views of the same first element.
   bool same_memory(const Tensor& other) const { return defined() && other.defined() && raw() == other.raw(); }

@@ -21,25 +21,34 @@ struct BatchOptions {
 class StepSampler : public data::BatchSampler {
  public:
   std::int64_t steps() const override;
-  void set_epoch(std::int64_t epoch) override { order_->set_epoch(epoch); }
+  void set_epoch(std::int64_t epoch) override;
 
  protected:
-  StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options);
+  /// `shares`: all ranks have the same order, else each one its own.
+  StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options, bool shares);
   /// The indices of batch number `step`.
   std::span<const std::int64_t> cut(std::int64_t step) const;
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
+  /// The `order` of a batch's stamp.
+  std::uint64_t order_hash() const { return order_hash_; }
+  data::OrderPart part() const { return order_->part(); }
 
  private:
+  void hash_order();
+
   std::unique_ptr<data::Sampler> order_;
   BatchOptions options_;
+  bool shares_;
+  std::uint64_t order_hash_ = 0;
 };
 
 /// torch.utils.data.BatchSampler: consecutive runs of one rank's own order. The global batch is the ranks' batches one
 /// after the other.
 class Batches : public StepSampler {
  public:
-  Batches(std::unique_ptr<data::Sampler> order, const BatchOptions& options) : StepSampler(std::move(order), options) {}
+  /// Throws UsageError for the part of another rank than options.rank of an order that ranks share out.
+  Batches(std::unique_ptr<data::Sampler> order, const BatchOptions& options);
   data::StepIndices step(std::int64_t step) const override;
 };
 
@@ -56,7 +65,7 @@ struct BlockedOptions {
 class BlockedBatches : public StepSampler {
  public:
   BlockedBatches(std::unique_ptr<data::Sampler> whole_order, const BlockedOptions& o)
-      : StepSampler(std::move(whole_order), {o.global_batch, o.drop_last, o.world_size, o.rank}) {}
+      : StepSampler(std::move(whole_order), {o.global_batch, o.drop_last, o.world_size, o.rank}, true) {}
   data::StepIndices step(std::int64_t step) const override;
 };
 

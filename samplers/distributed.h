@@ -27,11 +27,13 @@ class DistributedSampler : public data::Sampler {
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
   void set_epoch(std::int64_t epoch) override;
   std::span<const std::int64_t> indices() const override { return indices_; }
+  data::OrderPart part() const override { return {options_.rank, options_.world_size, hash_}; }
 
  private:
   DistributedOptions options_;
   std::vector<std::int64_t> all_;      // the order of the whole set
   std::vector<std::int64_t> indices_;  // this rank's
+  std::uint64_t hash_ = 0;             // of all_
 };
 
 }  // namespace duet::samplers

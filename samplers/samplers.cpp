@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/hash.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "samplers/batch.h"
@@ -42,6 +43,12 @@ std::int64_t share(std::int64_t n, const DistributedOptions& options) {
   return options.drop_last ? n / options.world_size : (n + options.world_size - 1) / options.world_size;
 }
 
+std::uint64_t hash_of(std::span<const std::int64_t> order) {
+  std::uint64_t hash = order.size();
+  for (const std::int64_t index : order) hash = mixed(hash, static_cast<std::uint64_t>(index));
+  return hash;
+}
+
 }  // namespace
 
 SequentialSampler::SequentialSampler(std::int64_t n) : indices_(room_for(n)) {
@@ -72,15 +79,30 @@ void DistributedSampler::set_epoch(std::int64_t epoch) {
   } else {
     std::iota(all_.begin(), all_.end(), std::int64_t{0});
   }
+  hash_ = hash_of(all_);
   const auto ranks = static_cast<std::size_t>(options_.world_size), rank = static_cast<std::size_t>(options_.rank);
   for (std::size_t i = 0; i < indices_.size(); ++i) indices_[i] = all_[(rank + i * ranks) % all_.size()];
 }
 
-StepSampler::StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options)
-    : order_(std::move(order)), options_(options) {
+StepSampler::StepSampler(std::unique_ptr<data::Sampler> order, const BatchOptions& options, bool shares)
+    : order_(std::move(order)), options_(options), shares_(shares) {
   require<UsageError>(options.batch_size >= 1,
                       "batch_size should be a positive integer value, but got batch_size=", options.batch_size);
   check_rank(options.rank, options.world_size);
+  hash_order();
+}
+
+void StepSampler::set_epoch(std::int64_t epoch) {
+  order_->set_epoch(epoch);
+  hash_order();
+}
+
+void StepSampler::hash_order() {
+  const data::OrderPart part = order_->part();
+  if (options_.world_size > 1)
+    order_hash_ = shares_ ? hash_of(order_->indices()) : part.whole;
+  else if (part.ranks > 1)
+    order_hash_ = mixed(part.whole, static_cast<std::uint64_t>(part.rank));
 }
 
 std::int64_t StepSampler::steps() const {
@@ -97,9 +119,18 @@ std::span<const std::int64_t> StepSampler::cut(std::int64_t step) const {
   return all.subspan(begin, std::min(static_cast<std::size_t>(batch), all.size() - begin));
 }
 
+Batches::Batches(std::unique_ptr<data::Sampler> order, const BatchOptions& options)
+    : StepSampler(std::move(order), options, false) {
+  const data::OrderPart part = this->part();
+  require<UsageError>(
+      options.world_size == 1 || part.ranks == 1 || (part.rank == options.rank && part.ranks == options.world_size),
+      "the order is the part of rank ", part.rank, " of ", part.ranks, ", but its batches are those of rank ",
+      options.rank, " of ", options.world_size);
+}
+
 data::StepIndices Batches::step(std::int64_t step) const {
   const auto indices = cut(step);
-  return {indices, rank() * std::ssize(indices), world_size() * std::ssize(indices), world_size()};
+  return {indices, rank() * std::ssize(indices), world_size() * std::ssize(indices), world_size(), order_hash()};
 }
 
 data::StepIndices BlockedBatches::step(std::int64_t step) const {
@@ -107,7 +138,7 @@ data::StepIndices BlockedBatches::step(std::int64_t step) const {
   const std::int64_t rows = std::ssize(batch), begin = block_begin(rank(), rows, world_size());
   const std::int64_t end = block_begin(rank() + 1, rows, world_size());
   return {batch.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)), begin, rows,
-          world_size()};
+          world_size(), order_hash()};
 }
 
 data::Loader data_loader(const data::Dataset& dataset, DataLoaderOptions options) {

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Sums the "N passed, N failed, N skipped" lines of all test programs in a Meson test log.
 
-A program without such a line (a script, or one that crashed) counts as one test. Prints what failed and why, the skips
+A program without such a line (a script, or one that crashed) counts as one test. Prints what failed and why, how long the
+suites took (in seconds of their tests, several of which run at once; the longest first), the skips
 with their reasons on one line, then "N passed, N failed"; exits with 1 when something failed, or when nothing ran at all.
 """
+import collections
 import json
 import re
 import sys
@@ -46,6 +48,10 @@ def main(path):
         skips += reasons
         if not good:
             print(f"failed: {test['name']} ({test['result']}, {test['duration']:.0f} s)", *why(text), sep="\n")
+    times = collections.Counter()
+    for test in tests:
+        times[test["name"].split(" / ")[0].split(":")[-1].split("+")[0]] += test["duration"]
+    print("seconds: " + ", ".join(f"{suite} {seconds:.0f}" for suite, seconds in times.most_common() if seconds >= 1))
     if skips:
         unique = sorted(set(skips))
         print(f"{len(skips)} skipped: " + "; ".join(f"{reason} ({skips.count(reason)})" for reason in unique))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the fuzz targets (tests/fuzz, with clang's libFuzzer, address and undefined behaviour sanitizers) in build-fuzz and
-# runs them in turn. Prints a table; the last line reads "N passed, N failed". What was reached is kept in
+# runs as many at once as there are cores. Prints a table; the last line reads "N passed, N failed". What was reached is kept in
 # build-fuzz/corpus and the next run begins there; inputs that ended a target lie in build-fuzz/found.
 #
-#   tools/fuzz.sh HOURS [TARGET...]         so long in all, in equal parts; a fraction is allowed
+#   tools/fuzz.sh HOURS [TARGET...]         so long in all, an equal time each; a fraction is allowed
 #   tools/fuzz.sh --seconds N [TARGET...]   each target for N seconds
 #   build-fuzz/tests/fuzz/fuzz_TARGET FILE  runs one input again
 set -euo pipefail
@@ -37,7 +37,8 @@ seeds=$build/seeds
 tests/fuzz/seeds.py $seeds
 targets=("$@")
 [ $# -gt 0 ] || mapfile -t targets < <(find $seeds -mindepth 1 -maxdepth 1 -type d -printf '%f\n' | sort)
-each=${each:-$(awk -v hours="$hours" -v count=${#targets[@]} 'BEGIN { printf "%d", hours * 3600 / count + 1 }')}
+at_once=$(nproc)
+each=${each:-$(awk -v hours="$hours" -v at_once="$at_once" -v count=${#targets[@]} 'BEGIN { if (at_once > count) at_once = count; printf "%d", hours * 3600 * at_once / count + 1 }')}
 mkdir -p $build/found
 # What was freed is kept for a while, so that its use is found: 64 MiB of it.
 export ASAN_OPTIONS=quarantine_size_mb=64:allocator_may_return_null=1:${ASAN_OPTIONS-} UBSAN_OPTIONS=print_stacktrace=1
@@ -47,13 +48,10 @@ scratch=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch
 
-passed=0 failed=0
-printf '%-16s %12s %9s %9s %9s %7s %8s\n' target executions 'per s' coverage corpus MiB crashes
-for target in "${targets[@]}"; do
-  log=$build/found/$target.log words=()
+run() {  # run TARGET: prints its row, and what ended it; fails where something did
+  local target=$1 log=$build/found/$1.log words=() status=0
   mkdir -p $build/corpus/"$target"
   [ ! -f "$seeds/$target.dict" ] || words=(-dict="$seeds/$target.dict")
-  status=0
   $build/tests/fuzz/fuzz_"$target" -max_total_time="$each" -timeout=5 -rss_limit_mb=1024 -print_final_stats=1 \
     -artifact_prefix="$build/found/$target-" "${words[@]}" $build/corpus/"$target" "$seeds/$target" >"$log" 2>&1 || status=$?
   awk -v target="$target" -v crashes=$((status != 0)) '
@@ -62,12 +60,22 @@ for target in "${targets[@]}"; do
     /^stat::average_exec_per_sec:/ { rate = $2 }
     /^stat::peak_rss_mb:/ { memory = $2 }
     END { printf "%-16s %12d %9d %9d %9d %7d %8d\n", target, executions, rate, coverage, corpus, memory, crashes }' "$log"
-  if [ $status = 0 ]; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
+  [ $status = 0 ] ||
     grep -E 'ERROR|runtime error|expected:|what\(\)|SUMMARY|Test unit written' "$log" | sed "s/^/failed: $target: /" >&2
-  fi
+  return $status
+}
+
+passed=0 failed=0 running=0
+next() {  # counts a target that has ended
+  if wait -n; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  running=$((running - 1))
+}
+printf '%-16s %12s %9s %9s %9s %7s %8s\n' target executions 'per s' coverage corpus MiB crashes
+for target in "${targets[@]}"; do
+  [ $running -lt "$at_once" ] || next
+  run "$target" &
+  running=$((running + 1))
 done
+while [ $running -gt 0 ]; do next; done
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -15,7 +15,7 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "lib/base/function_ref.h"
-#include "lib/base/scoped_value.h"
+#include "lib/base/lasting.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/random.h"
@@ -103,7 +103,7 @@ class BlockSteps {
     used_.assign(module_.accumulated_.size(), 0);
     std::vector<at::Tensor> buffers;  // after the first block, whose statistics count
     double sum = 0;
-    const ScopedValue in_block(module_.in_block_, true);
+    const Lasting::Hold in_block = module_.in_block_.hold();
     std::optional<BlockSeeds::Step> seeds;
     if (seeds_) seeds.emplace(seeds_->seed(), module_.layout_.device());
     for (int block = 0; block < own_; ++block) {

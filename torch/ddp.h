@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "lib/base/scoped_value.h"
+#include "lib/base/lasting.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -79,10 +79,11 @@ class DistributedDataParallel {
   /// Of the synchronised steps. Steps in blocks count as backward.
   WrapperTimes times() const { return synchroniser_->times(); }
 
-  /// While it lives, backward accumulates gradients on this rank only. The next backward without it reduces what has
-  /// accumulated: `auto guard = net.no_sync();`.
-  using NoSync = ScopedValue<bool>;
-  [[nodiscard]] NoSync no_sync() { return NoSync(synchroniser_->sync(), false); }
+  /// While it or a copy of it lives, backward accumulates gradients on this rank only. The next backward without it
+  /// reduces what has accumulated: `auto guard = net.no_sync();`, or `NoSync guard;` and an assignment where that
+  /// depends on the step. It may outlive this.
+  using NoSync = Lasting::Hold;
+  [[nodiscard]] NoSync no_sync() { return synchroniser_->no_sync(); }
 
   /// Runs `body`, in which ranks may train different numbers of steps: see ddp::DistributedDataParallel::join.
   void join(const std::function<void()>& body) { synchroniser_->join(body); }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/blocks.h"
 #include "lib/error.h"
@@ -44,8 +45,8 @@ struct ModuleAdapterOptions {
 /// them in place, so that optimizers, replicas and checkpoints of both sides see the same values; names are LibTorch's.
 /// Devices that train at the same time have an instance of the module each. All gradients arrive at the end of its
 /// backward: ddp hides no communication behind it, which duet::torch::DistributedDataParallel does. A forward in
-/// training seeds LibTorch's default generator of the device from the model's seed, the step and the first row. Errors
-/// of LibTorch are UsageErrors with its text.
+/// training seeds LibTorch's default generator of the device from the model's seed, the step, the first row and how
+/// often the batch was forwarded before. Errors of LibTorch are UsageErrors with its text.
 class ModuleAdapter : public ModulePart {
  public:
   explicit ModuleAdapter(const MakeInstance& make, const ModuleAdapterOptions& options = {})
@@ -75,18 +76,28 @@ class ModuleAdapter : public ModulePart {
     recorded = recorded && grad_enabled();
     TorchWork work(x.device());
     std::shared_ptr<BoundInstance> instance = InstancePool::take(pool_, torch_device(x.device()));
-    instance->bind(values, buffers, torch_device(x.device()), context.training);
+    instance->bind(values, buffers, torch_device(x.device()), training());
     const Blocks blocks = blocks_of_run(x.value());
-    const RunSeeds seeds(context, layer(context), x.value().stamp(), torch_device(x.device()));
+    const RunSeeds seeds = next_seeds(context, x.value());
     const at::AutoGradMode mode(recorded);
     Tensor result;
     std::vector<TorchRun> runs = run_all(*instance, x, blocks, seeds, work, result);
     work.end();
     if (!recorded) return Variable(result);
-    const auto node = make_pooled<TorchNode>(std::move(instance), std::move(runs), blocks, x.device());
+    std::vector<SavedTensor> saved = {{x, "input"}};
+    for (const Variable& value : values) saved.emplace_back(value, "parameter");
+    const auto node =
+        make_pooled<TorchNode>(std::move(instance), std::move(runs), blocks, x.device(), std::move(saved));
     node->add_edge(x.edge());
     for (const Variable& value : values) node->add_edge(value.edge());
     return Variable(result, node);
+  }
+
+  RunSeeds next_seeds(nn::Context& context, const Tensor& x) const {
+    const at::Device device = torch_device(x.device());
+    const std::uint32_t number = layer(context);
+    if (!training()) return RunSeeds(device);
+    return {context.next_seed(number, x), context.step_of(x), number, x.stamp().first, device};
   }
 
   /// The batch as one block, or as its 8.

@@ -19,7 +19,7 @@
 #include "ddp/rank_weights.h"
 #include "ddp/same_model.h"
 #include "lib/autograd/node.h"
-#include "lib/base/scoped_value.h"
+#include "lib/base/lasting.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -62,8 +62,8 @@ class ModuleSynchroniser {
   ModuleSynchroniser(const ModuleSynchroniser&) = delete;
   ModuleSynchroniser& operator=(const ModuleSynchroniser&) = delete;
 
-  bool& sync() { return sync_; }
-  bool synchronises() const { return sync_ && !in_block_; }
+  [[nodiscard]] Lasting::Hold no_sync() { return no_sync_.hold(); }
+  bool synchronises() const { return !no_sync_.lasts() && !in_block_.lasts(); }
   ddp::ProcessGroup& group() { return group_; }
   const DistributedDataParallelOptions& options() const { return options_; }
   WrapperTimes times() const { return synchroniser_.times(); }
@@ -94,7 +94,7 @@ class ModuleSynchroniser {
   void forward_begins() {
     const c10::DeviceGuard guard(layout_.device());
     synchroniser_.enter(ddp::Phase::forward);
-    const int root = joins_ ? synchroniser_.last_of_those_that_train(true) : 0;
+    const int root = joins_.lasts() ? synchroniser_.last_of_those_that_train(true) : 0;
     if (options_.broadcast_buffers) broadcast_together(group_, buffers_, root);
   }
   void forward_ended(Clock::time_point begin) { synchroniser_.forward_ended(begin); }
@@ -118,9 +118,9 @@ class ModuleSynchroniser {
 
   /// See DistributedDataParallel.
   void join(const std::function<void()>& body) {
-    require<UsageError>(!joins_, "join() is called within join()");
+    require<UsageError>(!joins_.lasts(), "join() is called within join()");
     require<UsageError>(options_.blocks == 0, "join() with blocks: every step is of all ranks' rows");
-    const ScopedValue joins(joins_, true);
+    const Lasting::Hold joins = joins_.hold();
     const auto parameters_and_buffers = [&](int root) { broadcast_parameters_and_buffers(root); };
     const auto step_begins = [&](int root) {
       const DuetWork zeros_after_the_last_step(layout_.device());
@@ -195,14 +195,15 @@ class ModuleSynchroniser {
     if (!left) ++drops_;
     synchroniser_.weights()->backward_begins(drops_);
     weighed_ = false;
-    synchronises_ = sync_;
+    synchronises_ = !no_sync_.lasts();
     if (synchronises_) synchroniser_.backward_begins();
   }
 
   void gradient_ready(std::size_t i) {
-    if (in_block_) return;
+    if (in_block_.lasts()) return;
     const c10::DeviceGuard guard(layout_.device());
-    require<UsageError>(options_.blocks == 0 || !sync_, "with blocks, a step is made by backward_in_blocks()");
+    require<UsageError>(options_.blocks == 0 || no_sync_.lasts(),
+                        "with blocks, a step is made by backward_in_blocks()");
     follow_backward();
     if (!synchronises_) {
       synchroniser_.reducer().require_expected(static_cast<int>(i));
@@ -241,7 +242,7 @@ class ModuleSynchroniser {
   }
 
   void backward_ended() {
-    if (!synchronises_ || in_block_) return;
+    if (!synchronises_ || in_block_.lasts()) return;
     const DuetWork work(layout_.device());
     const auto goes_along = [&](int slot) {
       const auto i = static_cast<std::size_t>(slot);
@@ -265,7 +266,7 @@ class ModuleSynchroniser {
         gradient(i) = gradients_[i];
     }
     const std::int64_t step = times().steps, every = options_.compare_parameters_every;
-    if (every > 0 && !joins_ && step % every == 0) compare_parameters(step);
+    if (every > 0 && !joins_.lasts() && step % every == 0) compare_parameters(step);
   }
 
   void compare_parameters(std::int64_t step) const {
@@ -286,11 +287,11 @@ class ModuleSynchroniser {
   std::vector<at::Tensor> parameters_, buffers_;  // the frozen ones, too
   std::vector<NamedTensorRef> frozen_;
   std::vector<char> accumulated_;       // by parameter: under no_sync()
-  bool sync_ = true;                    // false under no_sync()
+  Lasting no_sync_;                     // while no_sync() is held
   bool synchronises_ = true;            // the backward that runs
   bool weighed_ = false;                // in it
-  bool joins_ = false;                  // within join()
-  bool in_block_ = false;               // within backward_in_blocks()
+  Lasting joins_;                       // within join()
+  Lasting in_block_;                    // within backward_in_blocks()
   double scale_ = 1.0 / group_.size();  // of this rank's gradients; not of those of blocks
   std::uint64_t drops_ = 0;             // backward runs that found no accumulated gradients
   std::shared_ptr<HookGate> gate_ = std::make_shared<HookGate>();

@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "lib/nn/module.h"
 #include "lib/random.h"
-#include "lib/rows.h"
 
 namespace duet::torch {
 
@@ -36,17 +34,19 @@ class SeededGenerator {
   at::Tensor before_;
 };
 
-/// Sets LibTorch's default generator of the device to what the model's seed, the layer, the step and the first row of
-/// the global batch give, so that draws depend on nothing else where no other thread draws from it.
+/// Sets LibTorch's default generator of the device to what the seed of a draw (Context::next_seed), the layer, the step
+/// and the first row of the global batch give, so that draws depend on nothing else where no other thread draws from
+/// it.
 class RunSeeds {
  public:
-  RunSeeds(const nn::Context& context, std::uint32_t layer, const Rows& stamp, const at::Device& device)
-      : on_(context.training), first_(stamp.first), device_(device) {
-    Philox step(context.seed, static_cast<std::uint64_t>(stamp.stamped() ? stamp.step : context.step));
-    key_ = std::uint64_t{step.word()} << 32;
-    key_ |= step.word() ^ layer;
+  /// Outside of training: it sets nothing.
+  explicit RunSeeds(const at::Device& device) : on_(false), device_(device) {}
+  /// `first`: number of the batch's row 0 in the global batch.
+  RunSeeds(std::uint64_t seed, std::uint64_t step, std::uint32_t layer, std::int64_t first, const at::Device& device)
+      : on_(true), first_(first), device_(device) {
+    key_ = Philox(seed, step).word64() ^ layer;
   }
-  /// Of the rows of the batch from `begin` on; nothing outside of training.
+  /// Seeds the generator for the rows of the batch from `begin` on.
   void begin_rows(std::int64_t begin) const {
     if (!on_) return;
     at::Generator generator = at::globalContext().defaultGenerator(device_);
@@ -56,7 +56,7 @@ class RunSeeds {
 
  private:
   bool on_;
-  std::int64_t first_;
+  std::int64_t first_ = 0;
   at::Device device_;
   std::uint64_t key_ = 0;
 };

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/autograd/node.h"
+#include "lib/autograd/saved_tensor.h"
 #include "lib/backend/blocks.h"
 #include "lib/device.h"
 #include "lib/error.h"
@@ -44,11 +45,21 @@ struct TorchRun {
 /// Backward of all runs of one forward.
 class TorchNode final : public Node {
  public:
-  TorchNode(std::shared_ptr<BoundInstance> instance, std::vector<TorchRun> runs, const Blocks& blocks, Device device)
-      : instance_(std::move(instance)), runs_(std::move(runs)), blocks_(blocks), device_(device) {}
+  /// `saved`: what LibTorch's own tape has views of; it does not know what duet writes.
+  TorchNode(std::shared_ptr<BoundInstance> instance, std::vector<TorchRun> runs, const Blocks& blocks, Device device,
+            std::vector<SavedTensor> saved)
+      : instance_(std::move(instance)),
+        runs_(std::move(runs)),
+        blocks_(blocks),
+        device_(device),
+        saved_(std::move(saved)) {}
   const char* name() const override { return "LibTorch"; }
+  void reached() override {
+    for (const SavedTensor& saved : saved_) saved.require_unmodified(name());
+  }
   void release() override {
     runs_.clear();
+    saved_.clear();
     instance_.reset();
   }
 
@@ -130,6 +141,7 @@ class TorchNode final : public Node {
   std::vector<TorchRun> runs_;
   Blocks blocks_;
   Device device_;
+  std::vector<SavedTensor> saved_;
 };
 
 }  // namespace duet::torch

@@ -28,7 +28,7 @@ BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, 
   d_hidden_ = empty(hidden);
   d_flat_ = empty({batch, 3136});
   d_y1_ = empty(s1, DType::f32, {}, layout);
-  momentum_ = store.flat_zeros();
+  momentum_ = store.flat_zeros(0, store.slot_count());
 }
 
 int BareStep::slot(const char* name) const {

@@ -1,18 +1,18 @@
 // The rows of duet bench COLLECTIVE as JSON and as a page with pictures.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "cli/report/report.h"
-#include "cli/report/svg.h"
+#include "cli/report/page/chart.h"
+#include "cli/report/page/page.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -22,7 +22,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kWidth = 760, kHeight = 380, kLeft = 70, kRight = 200, kTop = 30, kBottom = 46;
 // Those of the page's colours that differ most.
 constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
 
@@ -62,59 +61,26 @@ std::string curve_of(const CollectiveRow& row) {
   return row.algorithm == "library" ? row.backend : row.algorithm + ", " + row.backend;
 }
 
-/// One axis in powers of ten or two.
-struct LogAxis {
-  double low, high;  // logarithms
-  double begin, end;
-  double operator()(double value) const { return begin + (end - begin) * (std::log2(value) - low) / (high - low); }
-};
-
-LogAxis axis_over(const std::vector<CollectiveRow>& rows, double base, double begin, double end,
-                  const std::function<double(const CollectiveRow&)>& value) {
-  double low = 1e300, high = 0;
-  for (const CollectiveRow& row : rows) {
-    low = std::min(low, value(row));
-    high = std::max(high, value(row));
-  }
-  const double unit = std::log2(base);
-  LogAxis axis{std::floor(std::log2(low) / unit) * unit, std::ceil(std::log2(high) / unit) * unit, begin, end};
-  if (axis.high <= axis.low) axis.high = axis.low + unit;
-  return axis;
-}
-
 /// `value` of every row over its size, both in logarithms.
-std::string log_chart(const std::vector<CollectiveRow>& rows, const std::string& title, const std::string& unit,
-                      const std::function<double(const CollectiveRow&)>& value) {
-  if (rows.empty() || std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return !(value(row) > 0); }))
-    return "";
-  Svg svg(kWidth, kHeight, title);
-  const LogAxis x = axis_over(rows, 2, kLeft, kWidth - kRight,
-                              [](const CollectiveRow& row) { return static_cast<double>(row.bytes); });
-  const LogAxis y = axis_over(rows, 10, kHeight - kBottom, kTop, value);
-  for (double mark = std::exp2(y.low); mark <= std::exp2(y.high) * 1.001; mark *= 10) {
-    svg.line(kLeft, y(mark), kWidth - kRight, y(mark), "grid");
-    svg.text(kLeft - 8, y(mark) + 4, shortest(std::round(mark * 1e6) / 1e6), "end");
+Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, const std::string& title,
+                const std::string& unit, const std::function<double(const CollectiveRow&)>& value) {
+  Chart chart{.id = id, .title = title, .unit = unit, .log_x = true, .log_y = true};
+  if (std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return !(value(row) > 0); })) return chart;
+  std::set<std::int64_t> sizes;
+  for (const CollectiveRow& row : rows) {
+    sizes.insert(row.bytes);
+    const char* const colour = kColours[chart.series.size() % std::size(kColours)];
+    const std::string curve = curve_of(row);
+    chart.series_of(curve, colour, "line")
+        .points.push_back({static_cast<double>(row.bytes), value(row), value(row), value(row),
+                           concat(curve, ": ", grouped(row.bytes), " bytes, ", fixed(value(row), 2), " ", unit)});
   }
-  svg.text(kLeft - 8, kTop - 16, unit, "end");
-  const int step = std::max(1, static_cast<int>(std::ceil((x.high - x.low) / 7)));
-  for (double power = x.low; power <= x.high; power += step)
-    svg.text(x(std::exp2(power)), kHeight - kBottom + 20, size_text(std::exp2(power)), "middle");
-  double label = kTop + 4;
-  std::size_t colour = 0;
-  for (auto row = rows.begin(); row != rows.end(); label += 18, ++colour) {
-    const std::string curve = curve_of(*row), css = kColours[colour % std::size(kColours)];
-    const bool dashed = colour >= std::size(kColours);
-    std::vector<std::pair<double, double>> points;
-    std::vector<std::string> tips;
-    for (; row != rows.end() && curve_of(*row) == curve; ++row) {
-      points.emplace_back(x(static_cast<double>(row->bytes)), y(value(*row)));
-      tips.push_back(concat(curve, ": ", grouped(row->bytes), " bytes, ", fixed(value(*row), 2), " ", unit));
-    }
-    svg.path(points, (dashed ? "curve dashed stroke-" : "curve stroke-") + css);
-    for (std::size_t i = 0; i < points.size(); ++i) svg.dot(points[i].first, points[i].second, "fill-" + css, tips[i]);
-    svg.text(kWidth - kRight + 14, label, (dashed ? "- - " : "") + curve, "start", "label ink-" + css);
-  }
-  return svg.str();
+  const std::size_t step = sizes.size() / 8 + 1;
+  std::size_t at = 0;
+  for (const std::int64_t size : sizes)
+    if (at++ % step == 0 || at == sizes.size())
+      chart.marks.emplace_back(static_cast<double>(size), size_text(static_cast<double>(size)));
+  return chart;
 }
 
 }  // namespace
@@ -160,23 +126,24 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
                       const std::string& command_line) {
   const Machine machine = this_machine();
   const std::string ranks = concat(options.devices, options.devices == 1 ? " rank" : " ranks");
-  return html_page(
-      "duet bench " + options.collective,
-      concat(options.collective, " of ", options.dtype, " among ", ranks, " on ",
-             options.device == DeviceKind::cpu ? machine.cpu : kind_title(options.device)),
-      page_section("Time of one call",
-                   log_chart(rows, "Time of one call against size", "us", [](const auto& row) { return row.time_us; }),
-                   "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.") +
-          page_section(
-              "Bus bandwidth",
-              log_chart(rows, "Bus bandwidth against size", "GB/s", [](const auto& row) { return row.bus_gb_s; }),
-              concat("As nccl-tests define it: bytes over time, times ",
-                     shortest(bus_factor(options.collective, options.devices)), " for ", ranks, ".")) +
-          page_section("What was run",
-                       "<dl>\n" + page_entry("command line", command_line) +
-                           page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)) +
-                           page_entry("calls", concat(options.iterations, " timed after ", options.warm_up)) +
-                           "</dl>\n"));
+  Page page("duet bench " + options.collective,
+            concat(options.collective, " of ", options.dtype, " among ", ranks, " on ",
+                   options.device == DeviceKind::cpu ? machine.cpu : kind_title(options.device)));
+  const std::string time = page.picture(
+      log_chart(rows, "time", "Time of one call against size", "us", [](const auto& row) { return row.time_us; }),
+      "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.");
+  page.add("<div class=\"first\">\n" + time +
+           page.picture(log_chart(rows, "bandwidth", "Bus bandwidth against size", "GB/s",
+                                  [](const auto& row) { return row.bus_gb_s; }),
+                        concat("As nccl-tests define it: bytes over time, times ",
+                               shortest(bus_factor(options.collective, options.devices)), " for ", ranks, ".")) +
+           "</div>\n");
+  page.section("What was run",
+               "<dl>\n" + page_entry("command line", command_line) +
+                   page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)) +
+                   page_entry("calls", concat(options.iterations, " timed after ", options.warm_up)) + "</dl>\n");
+  page.data(rows_json(options, rows));
+  return page.html();
 }
 
 }  // namespace duet::cli

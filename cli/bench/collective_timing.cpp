@@ -22,9 +22,10 @@ namespace {
 std::int64_t value(int rank, std::int64_t i, int ranks) { return (rank * 7 + i) % std::clamp(256 / ranks, 1, 13) + 1; }
 
 template <class T>
-class Bench {
+class CollectiveBench {
  public:
-  Bench(const CollectiveOptions& options, const std::string& algorithm, ddp::ProcessGroup& group, Device device)
+  CollectiveBench(const CollectiveOptions& options, const std::string& algorithm, ddp::ProcessGroup& group,
+                  Device device)
       : options_(options), algorithm_(algorithm), group_(group), device_(device) {
     const Shape room = {options.max_bytes / static_cast<std::int64_t>(sizeof(T))};
     out_ = zeros(room, dtype_of<T>(), device);
@@ -150,7 +151,7 @@ bool in_pieces(const std::string& collective) { return collective != "all_reduce
 template <class T>
 void measure(const CollectiveOptions& options, const std::string& algorithm, ddp::ProcessGroup& group, Device device,
              const std::function<void(const CollectiveRow&)>& take) {
-  Bench<T> bench(options, algorithm, group, device);
+  CollectiveBench<T> bench(options, algorithm, group, device);
   for (std::int64_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor) {
     std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(T));
     if (in_pieces(options.collective)) count = bench.piece(count) * group.size();

@@ -72,9 +72,6 @@ std::vector<TimedCell> timed_cells(const BenchOptions& options) {
     if (options.device == DeviceKind::cuda && options.graph == "auto" && plain &&
         (cell.mode == Mode::single || cell.mode == Mode::dp))
       add(mode, {"--graph", "off"});
-    if (options.device == DeviceKind::cpu && plain && cell.devices > 1 && cell.mode == Mode::ddp &&
-        (options.backend == "auto" || options.backend == "shm"))
-      add(mode + ", sharded", {"--update", "sharded"});
   }
   return all;
 }
@@ -111,9 +108,9 @@ TorchNetwork torch_network(const BenchOptions& options, const std::string& folde
           .script = folder + "/network.pt"};
 }
 
-class Bench {
+class StepBench {
  public:
-  explicit Bench(const BenchOptions& options)
+  explicit StepBench(const BenchOptions& options)
       : options_(options),
         from_(cells_from(options)),
         line_(stderr, terminal_style(stderr, options.quiet)),
@@ -237,7 +234,7 @@ int bench(const BenchOptions& options) {
   note_signals();
   StepTimes times;
   try {
-    times = Bench(options).run();
+    times = StepBench(options).run();
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
   }

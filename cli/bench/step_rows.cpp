@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
+#include "cli/report/interval.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -167,9 +168,7 @@ void StepRow::add(const StepParts& round_parts, double round_communication_us, d
 
 std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other) {
   if (!row.error.empty() || !other.error.empty()) return std::nullopt;
-  std::vector<double> ratios;
-  for (std::size_t i = 0; i < std::min(row.rounds_us.size(), other.rounds_us.size()); ++i)
-    ratios.push_back(other.rounds_us[i] / row.rounds_us[i]);
+  const std::vector<double> ratios = ratios_of(other.rounds_us, row.rounds_us);
   if (ratios.empty()) return std::nullopt;
   const auto [low, high] = std::minmax_element(ratios.begin(), ratios.end());
   return Ratio{median(ratios), *low, *high};

@@ -12,6 +12,7 @@
 #include "cli/report/losses.h"
 #include "cli/report/report.h"
 #include "cli/report/scaling.h"
+#include "cli/report/screen/first_screen.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
@@ -52,6 +53,7 @@ void write_report(const CompareOptions& options, const Results& results, const s
   write_output(options.out + "/results.json", to_json(results));
   write_output(options.out + "/results.csv", to_csv(results));
   write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
+  if (!options.wide) return;
   std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
                options.out.c_str(), options.out.c_str());
 }
@@ -66,8 +68,8 @@ void print_execution_times(const Results& results, std::FILE* out) {
   }
 }
 
-void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
-  const TerminalStyle style = terminal_style(out, options.quiet);
+/// All rows and columns, and all sentences.
+void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
   std::fprintf(out, "\n%s", table(results, style).c_str());
   print_execution_times(results, out);
   const std::vector<std::string> sentences = findings(results);
@@ -79,8 +81,19 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
     std::fprintf(
         out, "  %s\n",
         loss_line(concat(row_name(results, *run), " ", run->devices), take_apart(*loss_inputs(results, *run))).c_str());
-  if (results.model) std::fprintf(out, "\n%s\n", bold("Predicted from its parts", style).c_str());
-  for (const std::string& line : prediction_lines(results)) std::fprintf(out, "  %s\n", line.c_str());
+  const std::vector<std::string> lines = prediction_lines(results);
+  if (!lines.empty()) std::fprintf(out, "\n%s\n", bold("Predicted from its parts", style).c_str());
+  for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+}
+
+void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  if (options.wide) return print_wide(results, style, out);
+  std::fprintf(
+      out, "\n%s",
+      first_screen(results, {.columns = terminal_columns(out, kScreenColumns), .style = style, .out = options.out})
+          .c_str());
+  if (options.tutorial) print_execution_times(results, out);
 }
 
 bool all_ok(const Results& results) {
@@ -106,8 +119,9 @@ int compare(const CompareOptions& options, const std::string& command_line) {
     settings.data = images.name;
     settings.train_images = images.train->size();
     parameters = blank_network(options, images.classes)->parameter_count();
-    std::fprintf(out, "%s\nnetwork: %s\ndata: %s\n", machine_line(options, machine).c_str(),
-                 network_text(options.model, parameters).c_str(), printable(images.description).c_str());
+    if (options.wide)
+      std::fprintf(out, "%s\nnetwork: %s\ndata: %s\n", machine_line(options, machine).c_str(),
+                   network_text(options.model, parameters).c_str(), printable(images.description).c_str());
   }
   note_signals();
   std::vector<Results> all;

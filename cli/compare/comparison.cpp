@@ -145,8 +145,9 @@ class Comparison {
   }
 
   static std::string round_text(const RoundState& state) {
-    return concat("round ", state.round,
-                  state.widest ? concat(", widest interval ±", fixed(100 * *state.widest, 1), " %") : std::string());
+    return concat(
+        "round ", state.round,
+        state.widest ? concat(", every interval within ", fixed(100 * *state.widest, 1), " %") : std::string());
   }
 
   std::optional<double> burst(std::size_t i, int steps) {

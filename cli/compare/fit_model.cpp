@@ -73,6 +73,13 @@ class ModelFit {
     return median(single_->rounds_us) * median(ratios_of(rounds_us(cell), single_->rounds_us));
   }
 
+  /// Rows of copies that share cores or GPUs: what they measure is that, not how devices slow each other down.
+  bool crowded(const Cell& copies) const {
+    return std::any_of(results_.runs.begin(), results_.runs.end(), [&](const Run& run) {
+      return run.mode == "copies" && run.devices == copies.devices && oversubscribed(results_, run);
+    });
+  }
+
   void sweep() {
     results_.batch_sweep = {{results_.settings.batch, median(single_->rounds_us)}};
     for (const CellRounds& cell : cells_) {
@@ -104,9 +111,16 @@ class ModelFit {
     if (compute > 0) model_.backward_share = parts.backward / compute;
     std::vector<double> spreads;
     for (const CellRounds& cell : cells_)
-      if (is_copies(cell.cell))
+      if (is_copies(cell.cell) && !crowded(cell.cell))
         for (const Burst& burst : cell.bursts) spreads.push_back(burst.spread_share);
     if (!spreads.empty()) model_.step_spread_share = median(spreads);
+  }
+
+  std::string left_out(const Cell& copies) const {
+    const int cores = results_.machine.cores;
+    const std::string what =
+        single_->on_cpu() ? concat(cores, cores == 1 ? " core" : " cores") : std::string("fewer GPUs");
+    return concat("copies on ", copies.devices, " devices, which share ", what, ", are left out");
   }
 
   /// Single on the batch of one device of these.
@@ -120,6 +134,7 @@ class ModelFit {
   }
 
   void fit_devices(const CellRounds& copies) {
+    if (crowded(copies.cell)) return note(left_out(copies.cell));
     const std::vector<double> alone = alone_us(copies.cell), together = rounds_us(copies);
     std::vector<SlowdownRound> rounds;
     for (std::size_t i = 0; i < std::min(alone.size(), together.size()); ++i)

@@ -1,5 +1,5 @@
 // The cost model of a comparison, fitted to what its rounds measured of single, copies and all-reduces; never to a cell
-// that it predicts.
+// that it predicts, nor to one whose devices outnumber the cores or GPUs.
 #pragma once
 
 #include <vector>

@@ -96,7 +96,7 @@ class Rounds {
       if (cells_[i].failed || i == limits_.base || !cells_[i].decides) continue;
       const bool relative = limits_.base && !cells_[*limits_.base].failed;
       const std::optional<Interval> interval =
-          relative ? ratio_interval(cells_[*limits_.base].rounds_us, cells_[i].rounds_us)
+          relative ? ratio_interval(ratios_of(cells_[*limits_.base].rounds_us, cells_[i].rounds_us))
                    : interval_of(cells_[i].rounds_us);
       if (!interval) return std::nullopt;
       widest = std::max(widest, interval->half_width() / interval->middle);

@@ -1,4 +1,5 @@
 // The cost model as JSON and back.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include "cli/model/cost_model.h"
+#include "cli/model/json_fields.h"
+#include "cli/options/options.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -15,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kLargest = 1e15;  // of any number in the file
+constexpr double kLeastUs = 1e-6;  // of a measured step
 
 Json or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
@@ -73,7 +76,7 @@ Json json_of(const CostModel& model) {
 class Fields {
  public:
   Fields(const Json& json, std::string place) : json_(json), place_(std::move(place)) {
-    require<DataError>(json.is_object(), "results: ", place_, " is ", json.dump(), ", expected an object");
+    require<DataError>(json.is_object(), "results: ", place_, " is ", shown(json), ", expected an object");
   }
 
   const Json& at(const char* name) const {
@@ -91,39 +94,48 @@ class Fields {
   std::vector<double> numbers(const char* name) const {
     std::vector<double> values;
     for (const Json& item : array(name))
-      values.push_back(checked(item, concat(path(name), "[", values.size(), "]"), 0, kLargest));
+      values.push_back(checked(item, concat(path(name), "[", values.size(), "]"), 0, kLargestNumber));
     return values;
   }
-  double number(const char* name, double least = 0, double most = kLargest) const {
+  double number(const char* name, double least = 0, double most = kLargestNumber) const {
     return checked(at(name), path(name), least, most);
   }
   double share(const char* name) const { return number(name, 0, 1); }
-  int whole(const char* name, int least) const {
-    const double value = number(name, least, std::numeric_limits<int>::max());
+  int devices(const char* name, int least) const {
+    const double value = number(name, least, kMaxDevices);
     require<DataError>(value == std::floor(value), "results: ", path(name), " is ", value, ", expected a whole number");
     return static_cast<int>(value);
   }
   std::string text(const char* name) const {
-    require<DataError>(at(name).is_string(), "results: ", path(name), " is ", at(name).dump(), ", expected a text");
+    require<DataError>(at(name).is_string(), "results: ", path(name), " is ", shown(at(name)), ", expected a text");
     return at(name).get<std::string>();
+  }
+  std::string backend() const {
+    const std::string value = text("backend");
+    const bool plain = std::all_of(value.begin(), value.end(), [](char c) { return c >= 'a' && c <= 'z'; });
+    require<DataError>(plain, "results: ", path("backend"), " is ", shown(at("backend")),
+                       ", expected lower-case letters");
+    return value;
   }
   TransferCost transfer() const {
     const double rate =
-        null("bytes_per_us") ? std::numeric_limits<double>::infinity() : number("bytes_per_us", 1e-6, kLargest);
+        null("bytes_per_us") ? std::numeric_limits<double>::infinity() : number("bytes_per_us", 1e-6, kLargestNumber);
     return {.latency_us = number("latency_us"), .bytes_per_us = rate};
   }
 
  private:
   std::string path(const char* name) const { return place_ + "." + name; }
   const Json& array(const char* name) const {
-    require<DataError>(at(name).is_array(), "results: ", path(name), " is ", at(name).dump(), ", expected a list");
+    require<DataError>(at(name).is_array(), "results: ", path(name), " is ", shown(at(name)), ", expected a list");
     return at(name);
   }
   static double checked(const Json& json, const std::string& path, double least, double most) {
-    require<DataError>(json.is_number(), "results: ", path, " is ", json.dump(), ", expected a number");
+    require<DataError>(json.is_number(), "results: ", path, " is ", shown(json), ", expected a number");
     const auto value = json.get<double>();
-    require<DataError>(value >= least && value <= most, "results: ", path, " is ", value, ", expected ", least,
-                       most < kLargest ? concat(" to ", most) : " or more");
+    const std::string range = most < kLargestNumber ? concat(least, " to ", most)
+                              : value < least       ? concat(least, " or more")
+                                                    : concat("at most ", most);
+    require<DataError>(value >= least && value <= most, "results: ", path, " is ", value, ", expected ", range);
     return value;
   }
 
@@ -137,11 +149,11 @@ StepCost step_from(const Fields& model) {
                 .worst_error_share = model.number("worst_error_share")};
   if (!model.null("knee")) {
     const Fields knee = model.object("knee");
-    step.knee = {.batch = knee.number("batch"), .per_sample_us = knee.number("per_sample_us")};
+    step.knee = {.batch = knee.number("batch", 1), .per_sample_us = knee.number("per_sample_us")};
   }
-  double least = 0;
+  double least = 1;
   for (const Fields& point : model.list("measured")) {
-    step.measured.push_back({.at = point.number("batch", least), .us = point.number("us")});
+    step.measured.push_back({.at = point.number("batch", least), .us = point.number("us", kLeastUs)});
     least = step.measured.back().at + 1;  // ascending
   }
   return step;
@@ -171,14 +183,14 @@ CostModel model_from(const Fields& fields) {
                   .communication_us = fields.number("communication_us")};
   int devices = 2;
   for (const Fields& one : fields.list("slowdown")) {
-    model.slowdown.push_back({.devices = one.whole("devices", devices), .factor = one.number("factor", 1e-3)});
+    model.slowdown.push_back({.devices = one.devices("devices", devices), .factor = one.number("factor", 1e-3)});
     devices = model.slowdown.back().devices + 1;  // ascending
   }
   for (const Fields& one : fields.list("buckets"))
     model.buckets.push_back({.bytes = one.number("bytes"), .ready_share = one.share("ready_share")});
   for (const Fields& one : fields.list("links")) {
-    model.links.push_back({.backend = one.text("backend"),
-                           .ranks = one.whole("ranks", 2),
+    model.links.push_back({.backend = one.backend(),
+                           .ranks = one.devices("ranks", 2),
                            .cost = one.transfer(),
                            .overlap_share = one.number("overlap_share", kLeastOverlap, 1),
                            .overhead = overhead_from(one)});
@@ -194,7 +206,7 @@ CostModel model_from(const Fields& fields) {
 std::string to_json(const CostModel& model) { return json_of(model).dump(); }
 
 CostModel model_from_json(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "results: model is not JSON");
   return model_from({json, "model"});
 }

@@ -114,16 +114,14 @@ void check(const TrainOptions& options) {
                       "--workers thread is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),
                       "--timeout is for modes averaging and ddp, not ", name(options.mode));
+  require<UsageError>(options.port_range.empty() || has_ranks(options.mode),
+                      "--port-range is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
   require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
                       "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
   const std::string no_graph = why_no_graph(options);
   require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
-  require<UsageError>(options.update == "replicated" || options.mode == Mode::ddp, "--update sharded is for mode ddp, ",
-                      "not ", name(options.mode));
-  require<UsageError>(options.update == "replicated" || options.device == DeviceKind::cpu,
-                      "--update sharded is for CPU devices, whose ranks share memory");
   const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;
   require<UsageError>(options.sum == "tree" || several_gpus,
                       "--sum nccl is for --mode dp --device cuda on several GPUs");

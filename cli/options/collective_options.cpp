@@ -11,13 +11,12 @@
 namespace duet::cli {
 namespace {
 
-constexpr int kMaxRanks = 1024;
 constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32, DType::i64, DType::u8};
 
 void add_options(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
   std::vector<std::string> algorithms = {"library"};
   if (all_reduce) algorithms.insert(algorithms.end(), {"naive_ring", "chunked_ring", "recursive_doubling"});
-  app.add_option("--devices", options.devices, "number of ranks")->check(in_range(1, kMaxRanks));
+  app.add_option("--devices", options.devices, "number of ranks")->check(in_range(1, kMaxDevices));
   add_choice(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
              "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
@@ -63,7 +62,7 @@ void add_script_steps(CLI::App& bench, ScriptBenchOptions& options) {
   app->add_option("--out", options.out)->required();
   app->add_option("--sync", options.sync)->check(one_of({"none", "wrapper", "averaged"}));
   app->add_option("--backend", options.backend)->check(one_of(kBackends));
-  app->add_option("--ranks", options.ranks)->check(in_range(1, kMaxRanks));
+  app->add_option("--ranks", options.ranks)->check(in_range(1, kMaxDevices));
   app->add_option("--threads", options.threads)->check(in_range(1));
   app->add_option("--batch", options.batch)->check(in_range(1));
 }

@@ -21,8 +21,10 @@ inline constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadca
 
 inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 
-/// --backend; --batch; --scaling; what a training step is, which duet bench has too; and a whole training's.
+/// --backend; --port-range; --batch; --scaling; what a training step is, which duet bench has too; and a whole
+/// training's.
 void add_backend(CLI::App& app, Training& training);
+void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
 void add_batch(CLI::App& app, Training& training);
 void add_scaling(CLI::App& app, std::string& scaling);
 void add_step(CLI::App& app, Training& training);

@@ -8,6 +8,7 @@
 #include "cli/options/command_line.h"
 #include "cli/system/machine.h"
 #include "ddp/launch/launch.h"
+#include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -16,7 +17,6 @@
 namespace duet::cli {
 namespace {
 
-constexpr int kMaxRanks = 1024;
 constexpr int kMaxPort = 65535;
 constexpr int kDefaultPort = 29500;  // torchrun's, where hosts must agree on one
 constexpr double kMaxSeconds = 8e5;
@@ -35,6 +35,12 @@ void check_streams(const char* option, const std::string& text, const LaunchOpti
                         " is not one of the ranks ", first, " to ", end - 1, " here");
   require<UsageError>(!streams.any() || !options.job.log_folder.empty(), option, " is ", text,
                       ", but no --log-dir says where the files go");
+}
+
+/// The ports of --port-range, else of DUET_PORT_RANGE.
+ddp::PortRange range_of(const LaunchOptions& options) {
+  const std::string& text = options.job.port_range;
+  return text.empty() ? ddp::port_range() : ddp::parse_port_range(text, "--port-range");
 }
 
 /// The options of the rendezvous, of which only one may be given.
@@ -56,7 +62,10 @@ void check_meeting(const LaunchOptions& options) {
   require<UsageError>(!c10d || options.job.nodes == 1 || options.node_rank_given,
                       "--rdzv-backend is c10d with --nnodes ", options.job.nodes,
                       ", but no --node-rank says which host this is: duet launch does not assign them");
-  endpoint_of(options);
+  const int port = endpoint_of(options).port;
+  const ddp::PortRange range = range_of(options);
+  require<UsageError>(!range.limits() || port == 0 || (range.first <= port && port <= range.last),
+                      "the range of ports is ", range.first, "-", range.last, ", but rank 0 is to have port ", port);
 }
 
 /// Shows an option by its names without underscores.
@@ -106,7 +115,7 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
   app.add_option(
       both("--rdzv-endpoint"), options.rdzv_endpoint,
       "HOST or HOST:PORT at which rank 0 serves the store. Default: 127.0.0.1 and a free port; required with "
-      "several hosts, with port 29500 if none is given");
+      "several hosts, with port 29500, or the first of --port-range, if none is given");
   app.add_option(both("--rdzv-backend"), options.rdzv_backend,
                  "torchrun's name for how ranks meet: static or c10d; with duet both mean the store of rank 0, and "
                  "that --node-rank says which host this is")
@@ -121,6 +130,7 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
                  "network interface, such as eth0, over which ranks exchange data. Default: that of the way to rank 0; "
                  "NCCL's is loopback on one host, else its own choice. Beyond loopback "
                  "ranks need DUET_SECRET_FILE or DUET_SECRET, the same on all hosts");
+  add_port_range(app, both("--port-range"), options.job.port_range);
   app.add_flag("--standalone", options.standalone, "one host, its loopback and a free port: the default");
 }
 
@@ -128,7 +138,9 @@ void add_meeting(CLI::App& app, LaunchOptions& options) {
 
 Endpoint endpoint_of(const LaunchOptions& options) {
   Endpoint endpoint;
-  const int otherwise = options.job.nodes > 1 ? kDefaultPort : 0;
+  const ddp::PortRange range = range_of(options);
+  const int agreed = range.limits() ? range.first : kDefaultPort;
+  const int otherwise = options.job.nodes > 1 ? agreed : 0;
   endpoint.port = options.master_port != 0 ? options.master_port : otherwise;
   if (!options.master_addr.empty()) endpoint.address = options.master_addr;
   if (options.rdzv_endpoint.empty()) return endpoint;
@@ -156,7 +168,7 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
          "there are any, else cpu")
       ->default_str(std::to_string(options.job.ranks));
   app.add_option("--nnodes", options.job.nodes, "number of hosts, each with a duet launch of the same -n")
-      ->check(in_range(1, kMaxRanks));
+      ->check(in_range(1, kMaxDevices));
   const CLI::Option* const node_rank =
       app.add_option(both("--node-rank"), options.job.node_rank, "which of them this is, from 0");
   app.callback([&options, node_rank] { options.node_rank_given = node_rank->count() > 0; });
@@ -181,14 +193,15 @@ void add_launch(CLI::App& app, LaunchOptions& options) {
   add_seconds(app, "--grace", options.job.grace, 0, "seconds from SIGTERM to SIGKILL when a job is ended");
   add_seconds(app, both("--stop-limit"), options.job.stop_limit, 0,
               "seconds that a rank may be stopped (SIGSTOP) before the job ends");
-  app.add_flag("--verbose", options.job.verbose, "also print each rank's cores and folder");
+  app.add_flag("--verbose", options.job.verbose,
+               "also print each rank's cores and folder, and who has joined from where");
   app.add_option("command", options.job.command, "program and its arguments, after --")->default_str("");
   app.positionals_at_end();
 }
 
 void check(const LaunchOptions& options) {
-  require<UsageError>(options.job.ranks >= 1 && options.job.ranks <= kMaxRanks, "-n is ", options.job.ranks,
-                      ", expected 1 to ", kMaxRanks, " processes");
+  require<UsageError>(options.job.ranks >= 1 && options.job.ranks <= kMaxDevices, "-n is ", options.job.ranks,
+                      ", expected 1 to ", kMaxDevices, " processes");
   require<UsageError>(options.job.node_rank >= 0 && options.job.node_rank < options.job.nodes, "--node-rank is ",
                       options.job.node_rank, ", expected 0 to ", options.job.nodes - 1, " with --nnodes ",
                       options.job.nodes);

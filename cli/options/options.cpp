@@ -10,6 +10,9 @@
 #include <optional>
 
 #include "cli/options/command_line.h"
+#include "cli/system/machine.h"
+#include "lib/backend/backend.h"
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"
@@ -45,12 +48,13 @@ void add_modes(CLI::App& app, std::vector<Mode>& modes, const char* otherwise, c
   add_distinct<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
 }
 
-void add_device_counts(CLI::App& app, std::vector<int>& devices, const char* otherwise) {
+void add_device_counts(CLI::App& app, std::vector<int>& devices) {
   const auto whole = [](const std::string& text) {
     return parse_number<int>(text) ? std::string() : concat("'", text, "' is not a whole number");
   };
   const auto read = [](const std::string& text) { return *parse_number<int>(text); };
-  add_distinct<int>(app, "--devices", devices, whole, read, otherwise, "numbers of devices, separated by commas");
+  add_distinct<int>(app, "--devices", devices, whole, read, "1,2,4,8 up to the cores or GPUs",
+                    "numbers of devices, separated by commas");
 }
 
 void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
@@ -71,7 +75,7 @@ void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::
 
 void add_compare(CLI::App& app, CompareOptions& options) {
   add_modes(app, options.modes, "single,averaging,dp,ddp", "what to compare, separated by commas");
-  add_device_counts(app, options.devices, "1,2,4");
+  add_device_counts(app, options.devices);
   const auto same = [](const std::string& backend) { return backend; };
   add_distinct<std::string>(
       app, "--backend", options.backends, one_of(kBackends), same, "auto",
@@ -90,16 +94,19 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   app.add_option("--out", options.out,
                  "folder for index.html, results.json and results.csv; of several batches with a folder batch-N of "
                  "these for each");
+  app.add_flag("--wide", options.wide, "print all rows, columns and sentences in place of the first screen");
+  app.add_flag("--tutorial", options.tutorial,
+               "print the tutorials' line for every number of devices of averaging, too");
   add_json(app, options.json, "the same as results.json");
 }
 
 void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
   app.add_option("what", what,
-                 "step: whole training steps of every mode, where ranks share memory also with the sharded update, and "
-                 "on CPUs every operator against the measured peak; overhead: what tape, modules and loader cost, "
+                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
+                 "overhead: what tape, modules and loader cost, "
                  "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
   add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
-  add_device_counts(app, options.devices, "1,2");
+  add_device_counts(app, options.devices);
   add_backend(app, options);
   add_batch(app, options);
   app.add_option("--steps", options.steps, "steps timed in every round")->check(in_range(5));
@@ -222,6 +229,17 @@ void take_colour_defaults(CLI::App& app, CompareOptions& options) {
   if (app.get_option("--test-images")->count() == 0) options.test_images = kTestImages;
 }
 
+/// 1, 2, 4 and 8, as far as each has cores of its own (or a GPU) and one of `rows` rows.
+std::vector<int> default_devices(const Training& training, std::int64_t rows) {
+  const bool gpus = training.device == DeviceKind::cuda && why_unavailable(DeviceKind::cuda).empty();
+  const std::int64_t own =
+      gpus ? backend(DeviceKind::cuda).device_count() : usable_cores() / training.threads_per_device;
+  std::vector<int> devices = {1};
+  for (const int more : {2, 4, 8})
+    if (more <= std::min(own, rows)) devices.push_back(more);
+  return devices;
+}
+
 Command CommandLine::command() {
   if (*info_app) return info;
   if (*predict_app) {
@@ -247,12 +265,16 @@ Command CommandLine::command() {
     require_bench(what);
     bench.overhead = what == "overhead";
     take_colour_defaults(*bench_app, bench);
+    if (bench_app->get_option("--devices")->count() == 0) bench.devices = default_devices(bench, bench.batch);
     check(bench);
     return bench;
   }
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);
   compare.batch = compare.batches.front();
+  const std::int64_t rows = *std::min_element(compare.batches.begin(), compare.batches.end());
+  if (compare_app->get_option("--devices")->count() == 0)
+    compare.devices = default_devices(compare, compare.scaling == "weak" ? kMaxDevices : rows);
   for (auto backend = compare.backends.rbegin(); backend != compare.backends.rend(); ++backend) {  // the first stays
     compare.backend = *backend;
     check(compare);

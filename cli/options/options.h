@@ -17,7 +17,7 @@
 
 namespace duet::cli {
 
-inline constexpr int kMaxDevices = 1024;
+inline constexpr int kMaxDevices = 1024;  // and ranks
 
 /// copies: ranks that each train alone on their share of every batch, for timing only.
 enum class Mode { single, averaging, dp, ddp, copies };
@@ -64,10 +64,10 @@ struct TrainOptions : Training {
   Mode mode = Mode::single;
   int devices = 1;
   double timeout_s = 0;                 // of one collective of ranks; 0: the launcher's
+  std::string port_range;               // of the ranks; empty: as DUET_PORT_RANGE says
   std::string replicas = "persistent";  // dp: or "per_forward"
   std::string loss = "gathered";        // dp: or "in_replica"
   std::string sum = "tree";             // dp on GPUs: or "nccl"
-  std::string update = "replicated";    // ddp on CPU devices that share memory: or "sharded"
   std::string checkpoint;               // folder
   std::string resume;                   // file or folder
   std::string result;                   // file for the run's record
@@ -85,13 +85,14 @@ struct TrainOptions : Training {
 
 struct CompareOptions : Training {
   std::vector<Mode> modes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
-  std::vector<int> devices = {1, 2, 4};
+  std::vector<int> devices = {1};                // without --devices, parse() adds those that have cores of their own
   std::vector<std::string> backends = {"auto"};  // of ddp, each a row; `backend` is the first
   std::vector<std::int64_t> batches = {128};     // each a comparison; `batch` is the first
   std::string scaling = "strong";                // "weak": a batch of each device, else of all
   double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
   std::string out = "out";
   std::string json;  // see cli/system/output.h
+  bool wide = false, tutorial = false;
 };
 
 struct LaunchOptions {
@@ -117,7 +118,7 @@ Endpoint endpoint_of(const LaunchOptions& options);
 struct BenchOptions : Training {
   bool overhead = false;  // else whole steps and operators
   std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
-  std::vector<int> devices = {1, 2};
+  std::vector<int> devices = {1};  // as in CompareOptions
   int repeats = 3;
   int steps = 100;
   std::string vs_torch;  // a Python with PyTorch; empty: no peer

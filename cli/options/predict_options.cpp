@@ -80,10 +80,10 @@ void add_predict(CLI::App& app, PredictOptions& options) {
          "--mode", [&](const std::string& text) { options.modes = modes(text); },
          "ddp, dp or averaging; several, separated by commas")
       ->default_str("all that were measured");
-  app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0));
+  app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0, 1e15));
   add_scaling(app, options.scaling);
   add_json(app, options.json, "the table");
-  app.add_option("--out", options.out, "file for the pictures: .html, or .svg for the first alone");
+  app.add_option("--out", options.out, "file for a page with pictures: .html");
   app.add_flag("--links", options.links,
                "print the links that have names and those that FILE has measured, with figures and sources, and end");
 }
@@ -101,8 +101,8 @@ void check(const PredictOptions& options) {
                       devices * hosts, ", expected at most ", kMaxDevices);
   require<UsageError>(hosts == 1 || !options.link.empty() || options.gbit, "--hosts is ", hosts,
                       ", but no --link or --gbit is given for what connects them");
-  require<UsageError>(options.out.empty() || options.out.ends_with(".html") || options.out.ends_with(".svg"),
-                      "--out is ", options.out, ", expected a name that ends with .html or .svg");
+  require<UsageError>(options.out.empty() || options.out.ends_with(".html"), "--out is ", options.out,
+                      ", expected a name that ends with .html");
 }
 
 }  // namespace duet::cli

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/options/command_line.h"
+#include "ddp/store/port_range.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"
@@ -85,6 +86,16 @@ void add_backend(CLI::App& app, Training& training) {
       ->check(one_of(kBackends));
 }
 
+void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
+  app.add_option(names, ports,
+                 "FIRST-LAST, as in 30000-30010: each port on which ranks listen and that nothing else names is one of "
+                 "these; one host's ranks need one each, and the store one. Default: $DUET_PORT_RANGE, else any")
+      ->check([](const std::string& text) {
+        ddp::parse_port_range(text, "--port-range");
+        return std::string();
+      });
+}
+
 void add_batch(CLI::App& app, Training& training) {
   app.add_option(
          "--batch", training.batch,
@@ -107,7 +118,7 @@ void add_step(CLI::App& app, Training& training) {
   app.add_option(
          "--graph", training.graph,
          "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: in modes single and dp, and where ranks "
-         "(ddp) are connected by nccl")
+         "(ddp) are connected by nccl; one process then goes on with plain steps if a recording fails")
       ->check(one_of({"auto", "on", "off"}));
   app.add_option(
          "--graph-steps", training.graph_steps,
@@ -130,9 +141,11 @@ void add_step(CLI::App& app, Training& training) {
       app, "--compat", {"torch"}, "", [&](std::size_t) { training.compat_torch = true; },
       "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
       "devices no longer end with the same bits)");
-  app.add_flag("--check-finite", training.check_finite,
-               "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
-               "gradient is infinite or not a number; a step then takes about a third longer");
+  app.add_flag(
+      "--check-finite", training.check_finite,
+      "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
+      "gradient is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then "
+      "takes about a third longer");
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
 }
 
@@ -152,7 +165,8 @@ void add_training(CLI::App& app, Training& training) {
       ->check(in_range(0));
   app.add_option("--test-images", training.test_images, "as --train-images, of the test images")->check(in_range(0));
   app.add_flag("--verbose", training.verbose,
-               "train: every rank also prints which launcher's variables its rank was read from");
+               "train: every rank also prints which launcher's variables its rank was read from, and rank 0 who has "
+               "joined from where");
 }
 
 void add_train(CLI::App& app, TrainOptions& options) {
@@ -166,6 +180,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
                  "never less than ten times the median of a rank's last 15 steps. Default: the launcher's, 300")
       ->check(in_range(0.001, 8e5))
       ->default_str("");
+  add_port_range(app, "--port-range", options.port_range);
   app.add_option("--replicas", options.replicas,
                  "dp: persistent (every device keeps the parameters and updates its own; CPU devices share "
                  "them), or per_forward (copied from the first device in every step, as PyTorch does)")
@@ -176,11 +191,6 @@ void add_train(CLI::App& app, TrainOptions& options) {
                  "dp on distinct GPUs: gradients added up by tree, in the order of every other mode, or by nccl, in an "
                  "order of its own (then results agree with other numbers of devices only to rounding)")
       ->check(one_of({"tree", "nccl"}));
-  app.add_option("--update", options.update,
-                 "ddp: replicated (every rank sums all gradients and updates the whole model), or sharded (within the "
-                 "update each rank sums and updates a part and gives it to the others, with the same bits; for ranks "
-                 "on CPU devices that share memory)")
-      ->check(one_of({"replicated", "sharded"}));
   app.add_option("--checkpoint", options.checkpoint,
                  "folder; a checkpoint is written there after every epoch. A job that duet launch "
                  "has restarted goes on from its own newest one. Default: the folder of --resume, if that is one");

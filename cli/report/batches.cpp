@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "cli/report/interval.h"
+#include "cli/report/page/page.h"
 #include "cli/report/report.h"
 #include "cli/report/speed.h"
-#include "cli/report/svg.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 
@@ -35,7 +35,8 @@ std::vector<BatchSeries> on_most_devices(const std::vector<Results>& batches) {
   return series;
 }
 
-/// "1.79x ±0.02", with the table's mark where devices or cores cannot explain it; "-" where it was not measured.
+/// The speed-up with its interval and the table's mark where devices or cores cannot explain it; "-" where it was not
+/// measured.
 std::string cell_text(const BatchSeries& series, std::int64_t batch) {
   for (const BatchPoint& point : series.points)
     if (point.batch == batch)
@@ -72,12 +73,6 @@ std::string html_table(const std::vector<Results>& batches) {
     out += "</tr>\n";
   }
   return out.empty() ? "" : "<div class=\"wide\"><table class=\"numbers\">\n" + out + "</table></div>\n";
-}
-
-std::string list_of(const std::vector<std::string>& items) {
-  std::string out;
-  for (const std::string& item : items) out += "<li>" + item + "</li>\n";
-  return out.empty() ? "" : "<ul>\n" + out + "</ul>\n";
 }
 
 }  // namespace
@@ -148,24 +143,23 @@ std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
   return out;
 }
 
-std::string batch_folder(std::int64_t batch) { return concat("batch-", batch); }
-
 std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line) {
-  std::vector<std::string> numbers, sentences, links;
+  std::vector<std::string> numbers;
+  std::string links;
   for (const Results* results : by_batch(batches)) {
     const std::int64_t batch = results->settings.batch;
     numbers.push_back(grouped(batch));
-    links.push_back(concat("<a href=\"", batch_folder(batch), "/index.html\">batch ", grouped(batch),
-                           "</a>: ", escaped(headline(*results))));
+    links += concat("<li><a href=\"", batch_folder(batch), "/index.html\">batch ", grouped(batch),
+                    "</a>: ", escaped(headline(*results)), "</li>\n");
   }
-  for (const std::string& sentence : batch_findings(batches)) sentences.push_back(escaped(sentence));
-  return html_page("duet compare", concat("Batches of ", listed(numbers), " compared"),
-                   (partial ? "<p class=\"note\">" + std::string(kPartial) + ".</p>\n" : "") +
-                       page_section("Speed-up against batch", batch_chart(batches), batch_caption(batches)) +
-                       page_section(title_of(batches), html_table(batches)) +
-                       page_section("Findings", list_of(sentences)) +
-                       page_section("The comparison of each batch", list_of(links)) +
-                       page_section("What was run", "<dl>\n" + page_entry("command line", command_line) + "</dl>\n"));
+  Page page("duet compare", concat("Batches of ", listed(numbers), " compared"));
+  if (partial) page.add(page_note(concat(kPartial, ".")));
+  page.add(page.picture(batch_chart(batches), batch_caption(batches)));
+  page.add("<ul>\n" + links + "</ul>\n");
+  page.section(title_of(batches), html_table(batches));
+  page.section("Findings", page_list(batch_findings(batches)));
+  page.section("What was run", "<dl>\n" + page_entry("command line", command_line) + "</dl>\n");
+  return page.html();
 }
 
 std::string batches_json(const std::vector<Results>& batches, bool partial) {

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/page/chart.h"
 #include "cli/report/results.h"
 #include "cli/system/terminal.h"
+#include "lib/error.h"
 
 namespace duet::cli {
 
@@ -38,12 +40,12 @@ std::string batch_table(const std::vector<Results>& batches, TerminalStyle style
 std::vector<std::string> batch_findings(const std::vector<Results>& batches);
 
 /// Speed-up against batch: a line per mode and number of devices above 1, with bars from end to end of the interval;
-/// empty where there is nothing to draw. And what stands under it.
-std::string batch_chart(const std::vector<Results>& batches);
+/// empty() where there is nothing to draw. And what stands under it.
+Chart batch_chart(const std::vector<Results>& batches);
 std::string batch_caption(const std::vector<Results>& batches);
 
 /// "batch-32": the folder of a batch's own report.
-std::string batch_folder(std::int64_t batch);
+inline std::string batch_folder(std::int64_t batch) { return concat("batch-", batch); }
 /// The page over all batches, with links to theirs.
 std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line);
 /// JSON with a list "batches" of the results.json of each.

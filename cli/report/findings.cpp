@@ -10,6 +10,7 @@
 #include "cli/options/options.h"
 #include "cli/report/interval.h"
 #include "cli/report/report.h"
+#include "cli/report/screen/verdict.h"
 #include "cli/report/speed.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -19,22 +20,6 @@ namespace {
 
 bool timed_in_rounds(const Results& results) {
   return std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return !run.rounds_us.empty(); });
-}
-
-void crowded(const Results& results, std::vector<std::string>& out) {
-  constexpr const char* kOverhead = ": this measures overhead, not scaling.";
-  std::set<int> counts;
-  std::set<std::string> shared;
-  for (const Run& run : results.runs) {
-    if (run.ok && !sharing(run).empty())
-      shared.insert(sharing(run));
-    else if (run.ok && oversubscribed(results, run))
-      counts.insert(run.devices);
-  }
-  const int cores = results.machine.cores;
-  for (const std::string& what : shared) out.push_back(what + kOverhead);
-  for (const int devices : counts)
-    out.push_back(concat(devices, " devices share ", cores, cores == 1 ? " core" : " cores", kOverhead));
 }
 
 void bits(const Results& results, std::vector<std::string>& out) {
@@ -104,25 +89,58 @@ void statistics(const Results& results, std::vector<std::string>& out) {
     out.emplace_back(
         "LibTorch adds up over each device's rows in an order of its own, so results depend on the number of devices "
         "and threads by rounding; its dropout draws other numbers for each device's rows.");
+  if (std::any_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok && run.added_uses; }))
+    out.emplace_back(
+        "A parameter is used more than once in a step: each device adds up the gradients of its uses before the "
+        "devices' "
+        "are, so results depend on the number of devices by rounding.");
 }
 
 }  // namespace
+
+std::vector<std::string> crowded(const Results& results) {
+  constexpr const char* kOverhead = ": this measures overhead, not scaling.";
+  std::set<int> counts;
+  std::set<std::string> shared;
+  for (const Run& run : results.runs) {
+    if (run.ok && !sharing(run).empty())
+      shared.insert(sharing(run));
+    else if (run.ok && oversubscribed(results, run))
+      counts.insert(run.devices);
+  }
+  std::vector<std::string> sentences;
+  const int cores = results.machine.cores;
+  for (const std::string& what : shared) sentences.push_back(what + kOverhead);
+  for (const int devices : counts)
+    sentences.push_back(concat(devices, " devices share ", cores, cores == 1 ? " core" : " cores", kOverhead));
+  return sentences;
+}
+
+std::vector<std::string> without_a_result(const Results& results) {
+  std::vector<std::string> sentences, not_finite;
+  bool any = false, timed = false;
+  for (const Run& run : results.runs) {
+    any = any || run.ok;
+    timed = timed || (run.ok && run.timed());
+    if (run.ok && !run.train_loss.empty() && !std::isfinite(run.train_loss.back()))
+      not_finite.push_back(concat(row_name(results, run), " ", run.devices));
+  }
+  if (any && !timed)
+    sentences.push_back(concat(kNothingToTime, " (", batch_text(results), ", ", grouped(results.settings.train_images),
+                               " training images)."));
+  if (!not_finite.empty())
+    sentences.push_back(
+        concat("The loss of ", listed(not_finite),
+               " is not finite: --check-finite ends a training where that begins and says where it arose."));
+  return sentences;
+}
 
 std::vector<std::string> findings(const Results& results) {
   std::vector<std::string> out;
   const auto any = [&](const auto& holds) {
     return std::any_of(results.runs.begin(), results.runs.end(), [&](const Run& run) { return run.ok && holds(run); });
   };
-  if (any([](const Run&) { return true; }) && !any([](const Run& run) { return run.timed(); }))
-    out.push_back(concat(kNothingToTime, " (", batch_text(results), ", ", grouped(results.settings.train_images),
-                         " training images)."));
-  std::vector<std::string> not_finite;
-  for (const Run& run : results.runs)
-    if (run.ok && !run.train_loss.empty() && !std::isfinite(run.train_loss.back()))
-      not_finite.push_back(concat(row_name(results, run), " ", run.devices));
-  if (!not_finite.empty())
-    out.push_back(concat("The loss of ", listed(not_finite),
-                         " is not finite: --check-finite ends a training where that begins and says where it arose."));
+  out = without_a_result(results);
   Evidence evidence;
   if (timed_in_rounds(results)) {
     add_speedups(results, evidence);
@@ -140,7 +158,7 @@ std::vector<std::string> findings(const Results& results) {
         "Nothing is concluded from these speeds: cells were not timed in rounds (--time-budget).");
   }
   out.insert(out.end(), evidence.sentences.begin(), evidence.sentences.end());
-  crowded(results, out);
+  for (const std::string& sentence : crowded(results)) out.push_back(sentence);
   if (any([](const Run& run) { return run.graph; }) && any([](const Run& run) { return !run.graph; }))
     out.push_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
   statistics(results, out);
@@ -158,11 +176,11 @@ std::string headline(const Results& results) {
     all_same = all_same && same_result(results, run) == "yes";
   }
   const std::size_t ways = results.runs.size();
-  std::string text = fastest_mode(results);
-  if (text.empty()) text = concat("Trained in ", ways, ways == 1 ? " way" : " ways");
-  if (any && all_same) text += "; dp and ddp ended with the same bits as single";
-  if (failed) text += "; not every mode ran to its end";
-  return text + ".";
+  std::string text = verdict(results);
+  if (text.empty()) text = concat("Trained in ", ways, ways == 1 ? " way." : " ways.");
+  if (any && all_same) text += " dp and ddp ended with the same bits as single.";
+  if (failed) text += " Not every mode ran to its end.";
+  return text;
 }
 
 }  // namespace duet::cli

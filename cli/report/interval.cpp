@@ -8,6 +8,8 @@
 #include <numeric>
 
 #include "cli/system/number_text.h"
+#include "lib/base/text.h"
+#include "lib/error.h"
 #include "lib/random.h"
 
 namespace duet::cli {
@@ -17,6 +19,8 @@ constexpr std::uint64_t kSeed = 20'23;
 constexpr int kResamples = 2000;
 constexpr double kOutside = 0.025;  // of the resamples, at each end
 constexpr double kNarrowest = 1e-3;
+constexpr double kLopsided = 0.1;  // by which an interval's sides differ, as a share of the longer
+constexpr double kHundredth = 0.01;
 // 97.5 % quantiles of Student's t for 3 to 7 measurements.
 constexpr std::array kStudent = {4.303, 3.182, 2.776, 2.571, 2.447};
 constexpr std::size_t kFewest = 3, kFewestResampled = kFewest + kStudent.size();
@@ -44,16 +48,29 @@ Interval by_bootstrap(const std::vector<double>& values) {
   return {median(values), medians[outside], medians[kResamples - 1 - outside]};
 }
 
+/// Computes interval_of() without its least width.
+std::optional<Interval> around(const std::vector<double>& values) {
+  const bool finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
+  if (values.size() < kFewest || !finite) return std::nullopt;
+  return values.size() < kFewestResampled ? by_student(values) : by_bootstrap(values);
+}
+
+std::optional<Interval> widened(const std::optional<Interval>& found, double middle) {
+  if (!found) return std::nullopt;
+  const double least = kNarrowest * std::fabs(middle);
+  return Interval{middle, std::min(found->low, middle - least), std::max(found->high, middle + least)};
+}
+
+/// Whether "±", the longer side of the two, says where both ends are, in numbers of this last digit.
+bool even_sides(const Interval& interval, double last_digit) {
+  const double below = interval.middle - interval.low, above = interval.high - interval.middle;
+  return std::fabs(above - below) <= std::max(last_digit, kLopsided * std::max(below, above));
+}
+
 }  // namespace
 
 std::optional<Interval> interval_of(const std::vector<double>& values) {
-  const bool finite = std::all_of(values.begin(), values.end(), [](double value) { return std::isfinite(value); });
-  if (values.size() < kFewest || !finite) return std::nullopt;
-  Interval found = values.size() < kFewestResampled ? by_student(values) : by_bootstrap(values);
-  const double least = kNarrowest * std::fabs(found.middle);
-  found.low = std::min(found.low, found.middle - least);
-  found.high = std::max(found.high, found.middle + least);
-  return found;
+  return widened(around(values), median(values));
 }
 
 std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us) {
@@ -62,8 +79,33 @@ std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vec
   return ratios;
 }
 
-std::optional<Interval> ratio_interval(const std::vector<double>& base_us, const std::vector<double>& us) {
-  return interval_of(ratios_of(base_us, us));
+std::optional<Interval> ratio_interval(const std::vector<double>& ratios) {
+  std::vector<double> logarithms;
+  for (const double ratio : ratios) logarithms.push_back(std::log(ratio));  // not finite unless it is above 0
+  std::optional<Interval> found = around(logarithms);
+  if (found) *found = {found->middle, std::exp(found->low), std::exp(found->high)};
+  return widened(found, median(ratios));
+}
+
+std::string times_text(const Interval& interval) {
+  const std::string middle = fixed(interval.middle, 2) + "x";
+  if (!even_sides(interval, kHundredth))
+    return concat(middle, " (", fixed(interval.low, 2), "..", fixed(interval.high, 2), ")");
+  return concat(middle, " ±", fixed(std::max(kHundredth, interval.half_width()), 2));
+}
+
+std::string us_text(const Interval& interval) {
+  const std::string middle = grouped(std::llround(interval.middle)) + " us ";
+  if (!even_sides(interval, 1)) return middle + us_range(interval.low, interval.high);
+  return concat(middle, "±", grouped(std::llround(interval.half_width())));
+}
+
+std::string times_range(const Interval& interval) {
+  return concat(fixed(interval.low, 2), "x..", fixed(interval.high, 2), "x");
+}
+
+std::string us_range(double low, double high) {
+  return concat("(", grouped(std::llround(low)), "..", grouped(std::llround(high)), ")");
 }
 
 }  // namespace duet::cli

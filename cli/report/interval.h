@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace duet::cli {
@@ -24,7 +25,17 @@ std::optional<Interval> interval_of(const std::vector<double>& values);
 /// How many times as fast a step was in each round, `base_us` over `us`; rounds that only one of them has do not count.
 std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us);
 
-/// Their interval.
-std::optional<Interval> ratio_interval(const std::vector<double>& base_us, const std::vector<double>& us);
+/// Interval of ratios, computed on their logarithms: it lies above 0, and inverse ratios have the inverse interval.
+/// Empty also if a ratio is not above 0.
+std::optional<Interval> ratio_interval(const std::vector<double>& ratios);
+
+/// "1.79x ±0.02"; "1.65x (0.60..4.63)" where the sides differ by more than a tenth and a unit of the last digit.
+std::string times_text(const Interval& interval);
+/// "1,217 us ±692", or "1,217 us (525..1,402)", likewise.
+std::string us_text(const Interval& interval);
+/// "0.98x..1.05x".
+std::string times_range(const Interval& interval);
+/// "(525..1,402)".
+std::string us_range(double low, double high);
 
 }  // namespace duet::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cli/report/report.h"
@@ -53,6 +54,39 @@ std::optional<LossInputs> loss_inputs(const Results& results, const Run& run) {
   const double own = undivided(inputs.copies_us ? copies->step_us : single->step_us.scaled(share));
   inputs.wrapper_us = run.step_us.scatter + run.step_us.replicate + run.step_us.gather + undivided(run.step_us) - own;
   return inputs;
+}
+
+bool explained(const Run& run, const Losses& losses) {
+  constexpr double kUnexplained = 0.1;  // of the loss
+  constexpr std::size_t kFewestRounds = 5;
+  const double lost = losses.step_us - losses.parts[0].us.value_or(0);
+  return run.rounds_us.size() >= kFewestRounds && lost > 0 && std::fabs(losses.unexplained_us()) <= kUnexplained * lost;
+}
+
+std::optional<Interval> loss_interval(const Results& results, const Run& run, const std::string& part) {
+  const Run* const single = find_run(results, "single", 1);
+  const Run* const copies = find_run(results, "copies", run.devices);
+  const std::optional<LossInputs> inputs = loss_inputs(results, run);
+  if (!inputs) return std::nullopt;
+  const bool split = !run.rounds_waiting_us.empty();
+  const Run& other = copies ? *copies : *single;
+  const double share = copies ? 1 : ideal_share(run, *single);
+  const auto own = [](const StepParts& parts) { return parts.input + parts.update; };
+  std::vector<double> us;
+  for (const std::size_t i : common_rounds(run, other)) {
+    if (i >= std::min({run.rounds_step_us.size(), single->rounds_us.size(), other.rounds_step_us.size()})) break;
+    const StepParts& step = run.rounds_step_us[i];
+    const StepParts waiting = split ? run.rounds_waiting_us.at(i) : StepParts{};
+    if (part == "machine" && copies && inputs->small_batch_us)
+      us.push_back(copies->rounds_us[i] - *inputs->small_batch_us * single->rounds_us[i] / single->step_us.sum());
+    else if (part == "uneven" && split)
+      us.push_back(waiting.sum() * longest_over_mean_waiting(run));
+    else if (part == "communication")
+      us.push_back(step.communication - waiting.communication);
+    else if (part == "wrapper")
+      us.push_back(step.scatter + step.replicate + step.gather + own(step) - share * own(other.rounds_step_us[i]));
+  }
+  return interval_of(us);
 }
 
 std::string loss_line(const std::string& title, const Losses& losses) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/interval.h"
 #include "cli/report/results.h"
 
 namespace duet::cli {
@@ -39,14 +40,17 @@ Losses take_apart(const LossInputs& inputs);
 /// Of a run on several devices; null for single and copies, and where single or the run was not timed.
 std::optional<LossInputs> loss_inputs(const Results& results, const Run& run);
 
+/// Whether the parts can be named as causes: there were rounds enough, the run loses something in all of them, and what
+/// is unexplained is at most a tenth of the loss.
+bool explained(const Run& run, const Losses& losses);
+
+/// 95 % interval of a part over the rounds; none of `smaller_batch`, which has no rounds, and where they are too few.
+std::optional<Interval> loss_interval(const Results& results, const Run& run, const std::string& part);
+
 /// A line for a terminal: "dp 2: 5,680 us = 4,520 ideal + 300 smaller batch + ... us; not measured: machine".
 std::string loss_line(const std::string& title, const Losses& losses);
 
 /// The runs of dp, ddp and averaging on the most devices above 1 that do not share cores.
 std::vector<const Run*> runs_with_losses(const Results& results);
-
-/// A waterfall per run of runs_with_losses(); empty where there is none. And what stands under it.
-std::string loss_waterfall(const Results& results);
-std::string waterfall_caption(const Results& results);
 
 }  // namespace duet::cli

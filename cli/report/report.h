@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/report/page/chart.h"
 #include "cli/report/results.h"
 #include "cli/system/terminal.h"
 
@@ -23,6 +24,8 @@ const Run* reference_of(const Results& results, const Run& run);
 std::string same_result(const Results& results, const Run& run);
 /// "single, all cores", else the mode.
 std::string row_name(const Results& results, const Run& run);
+/// "8,204", and "4.6" of a network whose step takes seconds.
+std::string rate_text(double per_s);
 /// Whether ranks of ddp were run over more than one backend.
 bool several_backends(const Results& results);
 /// Said below the table of an interrupted comparison.
@@ -35,24 +38,36 @@ std::string table(const Results& results, TerminalStyle style);
 /// Each sentence is left out where its evidence is too thin: no rounds, an interval that holds "none", or runs that are
 /// missing.
 std::vector<std::string> findings(const Results& results);
+/// "2 logical devices on 1 GPU: this measures overhead, not scaling.", "4 devices share 2 cores: ...": a sentence for
+/// each number of devices that outnumber cores or GPUs.
+std::vector<std::string> crowded(const Results& results);
+/// That no step was timed, and which losses are not finite.
+std::vector<std::string> without_a_result(const Results& results);
 /// What ranks and replicas on `devices` devices wait for each other, and move: a sentence per mode, and per backend.
 void add_waiting_findings(const Results& results, int devices, std::vector<std::string>& out);
 /// Whether dp, ddp or single is the fastest here, by how much, and whether the bits agree.
 std::string headline(const Results& results);
 
-// Pictures, each a whole <svg>; empty text where there is nothing to draw.
+// Pictures as data; empty() where there is nothing to draw.
+/// Speed-up over single with its interval: a bar per run, in it marks for the ideal and for what copies reach.
+Chart speedup_chart(const Results& results);
+/// What a step takes beyond the ideal, part by part: bars for each of runs_with_losses(). And what stands under it.
+Chart losses_chart(const Results& results);
+std::string losses_caption(const Results& results);
 /// Time of an epoch against devices: a line per mode, bars from min to max, the ideal line dashed.
-std::string epoch_chart(const Results& results);
+Chart epoch_chart(const Results& results);
 /// Where a step's time goes: a stacked bar per run.
-std::string parts_chart(const Results& results);
+Chart parts_chart(const Results& results);
 /// One step, as it ran: a lane for every device and rank, of single, and of dp above ddp on as many devices as both
 /// have.
-std::string step_chart(const Results& results);
+Chart step_chart(const Results& results);
 /// Loss of all runs over training.
-std::string loss_chart(const Results& results);
-/// Peak memory: a bar per process; and on GPUs: a bar per device.
-std::string memory_chart(const Results& results);
-std::string device_memory_chart(const Results& results);
+Chart loss_chart(const Results& results);
+/// Peak memory of the largest process; and on GPUs: of the fullest device.
+Chart memory_chart(const Results& results);
+Chart device_memory_chart(const Results& results);
+/// What a picture calls a run: "single, all cores", "ddp 2".
+std::string row_label(const Results& results, const Run& run);
 
 // What stands under them, and the page's list of words with their meanings: only what the data show.
 std::string epoch_caption(const Results& results);
@@ -62,15 +77,6 @@ std::string loss_caption(const Results& results);
 std::vector<std::pair<std::string, std::string>> words(const Results& results);
 /// Two sentences on why averaging gains little from more devices, from its figures; empty where it does not.
 std::string averaging_note(const Results& results);
-
-/// The style sheet of all pages.
-std::string page_style();
-/// One page in the style of all reports; `title` and `heading` are text, `body` is HTML.
-std::string html_page(const std::string& title, const std::string& heading, const std::string& body);
-/// A headline, something below it and a note; empty where that is empty.
-std::string page_section(const std::string& title, const std::string& body, const std::string& note = "");
-/// An entry of a <dl>; empty for an empty value.
-std::string page_entry(const std::string& name, const std::string& value);
 
 /// index.html: one file that needs no network, with what repeating the run needs beyond results.json.
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s);

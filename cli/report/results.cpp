@@ -7,7 +7,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "cli/report/json_fields.h"
+#include "cli/model/json_fields.h"
 #include "cli/report/losses.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -65,9 +65,11 @@ void each_field(SomeRun& run, const Field& field) {
   field("ceiling_efficiency", run.ceiling_efficiency);
   field("cpu_share", run.cpu_share);
   field("other_programs_share", run.other_programs_share);
+  field("rounds_other_programs", run.rounds_other_programs);
   field("batch", run.batch);
   field("per_device_statistics", run.per_device_statistics);
   field("library_sums", run.library_sums);
+  field("added_uses", run.added_uses);
 }
 
 template <class T>
@@ -122,11 +124,10 @@ using cli::read;  // and for types of results:
 
 /// Not-a-number and infinities are null in JSON.
 void read(const Json& from, const char* field, std::vector<double>& values) {
-  std::vector<Json> items;
-  read(from, field, items);
   values.clear();
-  for (const Json& item : items) {
-    require<DataError>(item.is_null() || item.is_number(), "results: field '", field, "' holds ", item.dump());
+  for (const Json& item : list_at(from, field)) {
+    require<DataError>(item.is_null() || item.is_number(), "results: field '", field, "' holds ", shown(item),
+                       ", expected numbers");
     values.push_back(item.is_null() ? std::numeric_limits<double>::quiet_NaN() : item.get<double>());
   }
 }
@@ -136,9 +137,7 @@ void read(const Json& from, const char* field, StepParts& parts) {
 }
 
 void read(const Json& from, const char* field, std::vector<StepParts>& rounds) {
-  std::vector<Json> items;
-  read(from, field, items);
-  for (const Json& item : items)
+  for (const Json& item : list_at(from, field))
     for (StepParts& parts = rounds.emplace_back(); const PartName& part : kStepParts)
       read(item, part.name, parts.*part.member);
 }
@@ -150,9 +149,7 @@ void read(const Json& from, const char* field, std::optional<T>& value) {
 }
 
 void read(const Json& from, const char* field, std::vector<StepEvent>& events) {
-  std::vector<Json> items;
-  read(from, field, items);
-  for (const Json& item : items) {
+  for (const Json& item : list_at(from, field)) {
     StepEvent& event = events.emplace_back();
     read(item, "lane", event.lane);
     read(item, "name", event.name);
@@ -206,13 +203,12 @@ std::string to_json(const Run& run) { return text_of(json_of(run), -1); }
 
 Run run_from_json(const std::string& text) {
   Run run;
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::exception& error) {
-    throw DataError(concat("results: not JSON: ", error.what()));
-  }
-  each_field(run, [&](const char* name, auto& value) { read(json, name, value); });
+  const Json json = parsed_json(text);
+  require<DataError>(!json.is_discarded(), "results: not JSON, expected an object of a run's fields");
+  const auto later = [](const std::string& name) { return name == "rounds_other_programs"; };
+  each_field(run, [&](const char* name, auto& value) {
+    if (!later(name) || json.contains(name)) read(json, name, value);
+  });
   return run;
 }
 

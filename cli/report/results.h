@@ -1,6 +1,7 @@
 // What a comparison found: the data behind the table, results.json, results.csv and index.html.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -46,7 +47,8 @@ struct StepEvent {
 };
 
 /// One row: a mode on a number of devices. Where it was timed in rounds, all times but `startup_s` are those of the
-/// rounds: `epoch_s` has an entry for each, the other numbers are their medians. Else they are the learning's.
+/// rounds that were not disturbed: `epoch_s` has an entry for each, the others are medians. Else they are the
+/// learning's.
 struct Run {
   std::string mode;
   std::string device = "cpu";  // "cuda", "cuda (simulated)"
@@ -97,14 +99,20 @@ struct Run {
   std::optional<double> ceiling_efficiency;    // speed-up as a share of that of copies on as many devices
   std::optional<double> cpu_share;             // of its cores, in processor time
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
+  std::vector<double> rounds_other_programs;   // the same of each round; empty where null
 
   std::int64_t batch = 1;              // rows a step, of all devices
+  bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
   bool library_sums = false;           // LibTorch adds up over rows: bits depend on devices and threads
   bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
 
-  /// Whether its parameters need not be single's: see the two fields above.
-  bool differs_by_design() const { return per_device_statistics || library_sums; }
+  /// Whether its parameters need not be single's: see the three fields above.
+  bool differs_by_design() const { return per_device_statistics || library_sums || added_uses; }
   bool timed() const { return samples_per_s > 0; }  // else its only step was the first
+  /// Whether other programs had so much of its cores in this round that its times are left out; never where that leaves
+  /// fewer than three rounds.
+  bool disturbed(std::size_t round) const;
+  std::int64_t disturbed_rounds() const;
 
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
@@ -148,7 +156,10 @@ Run with_parts(Run run, const std::vector<Run>& bursts);
 /// ceiling_efficiency from `copies`.
 void compare_with_single(Results& results);
 
-/// How many times as many rows a second `run` trains as `base`, in each round that both have.
+/// The rounds that both have, without those in which one of them was disturbed where three others remain.
+std::vector<std::size_t> common_rounds(const Run& a, const Run& b);
+
+/// How many times as many rows a second `run` trains as `base`, in each of common_rounds().
 std::vector<double> speed_ratios(const Run& run, const Run& base);
 /// The share of a step of `base` that a step of `run` takes if its time is that of its rows, divided among its devices.
 double ideal_share(const Run& run, const Run& base);

@@ -16,6 +16,8 @@
 namespace duet::cli {
 namespace {
 
+constexpr std::size_t kFewestRounds = 3;  // that have an interval
+
 /// Threads per device of the usual rows: the fewest that any run has.
 int usual_threads(const Results& results) {
   int threads = 0;
@@ -33,7 +35,6 @@ std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) 
 
 /// Waiting and moving of bursts that were traced, in place of those of the training.
 void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
-  if (std::any_of(bursts.begin(), bursts.end(), [](const Run& burst) { return !burst.step_waiting_us; })) return;
   const auto fill = [&](auto number, std::vector<double>& interval) {
     const std::vector<double> values = of_each(bursts, [&](const Run& burst) { return (burst.*number).value_or(0); });
     run.*number = median(values);
@@ -46,7 +47,6 @@ void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
   for (const PartName& part : kStepParts)
     waiting.*part.member =
         scale * median(of_each(bursts, [&](const Run& burst) { return (*burst.step_waiting_us).*part.member; }));
-  for (const Run& burst : bursts) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
   run.rank_waiting_us.clear();
   for (std::size_t rank = 0; rank < bursts[0].rank_waiting_us.size(); ++rank)
     run.rank_waiting_us.push_back(
@@ -69,36 +69,68 @@ StepParts StepParts::scaled(double factor) const {
 
 StepParts StepParts::scaled_to(double us) const { return sum() > 0 ? scaled(us / sum()) : *this; }
 
-Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images) {
-  if (bursts.empty()) return run;
+bool Run::disturbed(std::size_t round) const {
+  constexpr double kDisturbed = 0.1;  // of the cores
+  const auto quiet = [](double share) { return share <= kDisturbed; };
+  const auto& shares = rounds_other_programs;
+  return round < shares.size() && !quiet(shares[round]) &&
+         std::count_if(shares.begin(), shares.end(), quiet) >= static_cast<std::ptrdiff_t>(kFewestRounds);
+}
+
+std::int64_t Run::disturbed_rounds() const {
+  std::int64_t rounds = 0;
+  for (std::size_t i = 0; i < rounds_other_programs.size(); ++i) rounds += disturbed(i);
+  return rounds;
+}
+
+Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t batch, std::int64_t images) {
+  if (all.empty()) return run;
+  run.rounds_us = of_each(all, [](const Run& burst) { return burst.rounds_us.at(0); });
+  if (all[0].other_programs_share)
+    run.rounds_other_programs = of_each(all, [](const Run& burst) { return burst.other_programs_share.value_or(0); });
+  std::vector<Run> bursts;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (!run.disturbed(i)) bursts.push_back(all[i]);
   const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
-  run.rounds_us = over_rounds([](const Run& burst) { return burst.rounds_us.at(0); });
   run.epoch_s.clear();
-  for (const double us : run.rounds_us)
-    run.epoch_s.push_back(us / 1e6 * static_cast<double>(images) / static_cast<double>(batch));
-  const double middle = median(run.rounds_us);
+  for (const Run& burst : bursts)
+    run.epoch_s.push_back(burst.rounds_us.at(0) / 1e6 * static_cast<double>(images) / static_cast<double>(batch));
+  const double middle = median(over_rounds([](const Run& burst) { return burst.rounds_us.at(0); }));
   run.samples_per_s = static_cast<double>(batch) / middle * 1e6;
   for (const PartName& part : kStepParts)
     run.step_us.*part.member = median(over_rounds([&](const Run& burst) { return burst.step_us.*part.member; }));
   const double sum = run.step_us.sum();
   run.step_us = run.step_us.scaled_to(middle);
-  for (const Run& burst : bursts) run.rounds_step_us.push_back(burst.step_us);
-  take_waiting(run, bursts, sum > 0 ? middle / sum : 1);
+  for (const Run& burst : all) run.rounds_step_us.push_back(burst.step_us);
+  if (std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); })) {
+    take_waiting(run, bursts, sum > 0 ? middle / sum : 1);
+    for (const Run& burst : all) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
+  }
   for (std::size_t rank = 0; rank < bursts[0].rank_step_us.size(); ++rank)
     run.rank_step_us.push_back(median(over_rounds([&](const Run& burst) { return burst.rank_step_us.at(rank); })));
   for (const auto number : {&Run::waiting_share, &Run::communication_us})
     run.*number = median(over_rounds([&](const Run& burst) { return burst.*number; }));
   for (const auto share : {&Run::cpu_share, &Run::other_programs_share}) {
-    if (!(bursts[0].*share)) continue;
-    const std::vector<double> all = over_rounds([&](const Run& burst) { return (burst.*share).value_or(0); });
-    run.*share = std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
+    if (!(all[0].*share)) continue;
+    const std::vector<double> shares = of_each(all, [&](const Run& burst) { return (burst.*share).value_or(0); });
+    run.*share = std::accumulate(shares.begin(), shares.end(), 0.0) / static_cast<double>(shares.size());
   }
   return run;
 }
 
+std::vector<std::size_t> common_rounds(const Run& a, const Run& b) {
+  std::vector<std::size_t> all, quiet;
+  for (std::size_t i = 0; i < std::min(a.rounds_us.size(), b.rounds_us.size()); ++i) {
+    all.push_back(i);
+    if (!a.disturbed(i) && !b.disturbed(i)) quiet.push_back(i);
+  }
+  return quiet.size() < kFewestRounds ? all : quiet;
+}
+
 std::vector<double> speed_ratios(const Run& run, const Run& base) {
-  std::vector<double> ratios = ratios_of(base.rounds_us, run.rounds_us);
-  for (double& ratio : ratios) ratio *= static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  const double rows = static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  std::vector<double> ratios;
+  for (const std::size_t i : common_rounds(run, base)) ratios.push_back(rows * base.rounds_us[i] / run.rounds_us[i]);
   return ratios;
 }
 
@@ -162,7 +194,7 @@ void compare_with_single(Results& results) {
     if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
-    const std::optional<Interval> interval = interval_of(speed_ratios(run, *single));
+    const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
     if (!interval || &run == single) continue;
     run.speedup_low = interval->low;
     run.speedup_high = interval->high;

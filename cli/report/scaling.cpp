@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "cli/model/json_fields.h"
 #include "cli/report/report.h"
-#include "cli/report/svg.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 
@@ -55,6 +55,15 @@ const Run* measured_run(const Results& results, const ScalingPlan& plan, const S
   return nullptr;
 }
 
+/// A row's time. Throws DataError where numbers that are each within their limits give one that no step takes.
+double checked_us(const ScalingRow& row, double us, const char* from) {
+  constexpr double kLeast = 1e-6;
+  require<DataError>(us >= kLeast && us <= kLargestNumber, "results: by ", from, " a step of ", name(row.mode), " on ",
+                     row.devices, " devices and a batch of ", row.batch, " takes ", us, " us, expected ", kLeast,
+                     " to ", kLargestNumber);
+  return us;
+}
+
 /// All rows but for their speed-up.
 std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan) {
   const CostModel& model = model_of(results);
@@ -77,7 +86,8 @@ std::vector<ScalingRow> rows_of(const Results& results, const ScalingPlan& plan)
                                          .batch = static_cast<double>(row.batch),
                                          .link = link_of(plan, row)});
     row.measured = run != nullptr;
-    row.step_us = run ? step_us(*run) : row.computed.total_us();
+    row.step_us = checked_us(row, row.computed.total_us(), "model");
+    if (run) row.step_us = checked_us(row, step_us(*run), "samples_per_s");
   }
   return rows;
 }
@@ -114,9 +124,10 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
   return {};
 }
 
-std::vector<std::string> prediction_lines(const Results& results) {
-  if (!results.model) return {};
-  const CostModel& model = *results.model;
+namespace {
+
+/// The model's costs, and what it predicts of the cells that were measured.
+std::vector<std::string> lines_of(const Results& results, const CostModel& model) {
   const StepCost& step = model.step;
   const std::string more = step.knee ? concat(" up to ", fixed(step.knee->batch, 0), " and ",
                                               fixed(step.knee->per_sample_us, 1), " us above")
@@ -140,16 +151,14 @@ std::vector<std::string> prediction_lines(const Results& results) {
   return lines;
 }
 
-std::string prediction_section(const Results& results) {
-  if (!results.model) return "";
-  std::string list;
-  for (const std::string& line : prediction_lines(results)) list += "<li>" + escaped(line) + "</li>\n";
-  const std::vector<ScalingRow> rows = scaling_rows(results, {.weak = results.weak});
-  return page_section("Predicted from its parts",
-                      "<ul>\n" + list + "</ul>\n" + scaling_chart(rows) + losses_chart(rows),
-                      "Computed from the step's cost over batch sizes, the slow-down of devices next to each other and "
-                      "the time of all-reduces, never from the cells themselves; for devices that one host would have. "
-                      "duet predict computes other links, hosts and batches.");
+}  // namespace
+
+std::vector<std::string> prediction_lines(const Results& results) {
+  std::vector<std::string> lines;
+  if (results.model) lines = lines_of(results, *results.model);
+  for (const std::string& note : results.model_notes)
+    lines.push_back(concat(results.model ? "Of the model: " : "No model: ", note, "."));
+  return lines;
 }
 
 std::string to_json(const std::vector<ScalingRow>& rows) {

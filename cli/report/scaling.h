@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/model/simulate_step.h"
+#include "cli/report/page/chart.h"
 #include "cli/report/results.h"
 
 namespace duet::cli {
@@ -40,8 +41,8 @@ struct ScalingRow {
 const CostModel& model_of(const Results& results);
 
 /// Single first, then mode by mode in the order of devices, without those that have fewer samples than devices. Throws
-/// DataError without a model or where it lacks a term of a mode that `plan` names, UsageError for several hosts without
-/// a link.
+/// DataError without a model, where it lacks a term of a mode that `plan` names or gives a step no time or an absurd
+/// one, UsageError for several hosts without a link.
 std::vector<ScalingRow> scaling_rows(const Results& results, const ScalingPlan& plan);
 
 /// The step of a run as the model has it, without what was measured of the run; nothing without a model, for failed
@@ -51,20 +52,17 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
 double step_us(const Run& run);
 
 /// The model in sentences, for the terminal: the costs of a step, the break-even batch, and each predicted cell next to
-/// what was measured. Empty without a model.
+/// what was measured; and why there is none, or what it lacks. Empty where no model was wanted.
 std::vector<std::string> prediction_lines(const Results& results);
-/// The same as HTML, with the pictures for 1 to 64 devices of one host; empty without a model.
-std::string prediction_section(const Results& results);
 
 /// JSON with a list "rows".
 std::string to_json(const std::vector<ScalingRow>& rows);
 
-// Pictures; empty without rows of several devices.
-/// Efficiency and time of a step against devices; what is computed is dashed.
-std::string scaling_chart(const std::vector<ScalingRow>& rows);
+// Pictures as data; empty() without rows of several devices.
+/// Efficiency, and time of a step, against devices; what is computed is marked.
+Chart efficiency_chart(const std::vector<ScalingRow>& rows);
+Chart step_time_chart(const std::vector<ScalingRow>& rows);
 /// The computed steps' parts as shares: a bar per row.
-std::string losses_chart(const std::vector<ScalingRow>& rows);
-/// scaling_chart() as a file of its own.
-std::string scaling_svg(const std::vector<ScalingRow>& rows);
+Chart bounds_chart(const std::vector<ScalingRow>& rows);
 
 }  // namespace duet::cli

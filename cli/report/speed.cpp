@@ -27,18 +27,6 @@ std::string named(const Results& results, const Run& run) {
   return concat(mode_of(results, run), " on ", run.devices, run.devices == 1 ? " device" : " devices");
 }
 
-std::string times_text(const Interval& interval) {
-  return concat(fixed(interval.middle, 2), "x ±", fixed(std::max(0.01, interval.half_width()), 2));
-}
-
-std::string range_text(const Interval& interval) {
-  return concat(fixed(interval.low, 2), "x..", fixed(interval.high, 2), "x");
-}
-
-std::string us_text(const Interval& interval) {
-  return concat(grouped(std::llround(interval.middle)), " us ±", grouped(std::llround(interval.half_width())));
-}
-
 /// Runs of dp and ddp on so many devices that can be believed, in the table's order.
 std::vector<const Run*> wrapped_on(const Results& results, int devices) {
   std::vector<const Run*> runs;
@@ -68,7 +56,8 @@ Losses losses_of(const Run& run, const Run& single) {
       LostTo{same_rows ? "input and update" : "input and update, which every device does in full"},
       LostTo{same_rows ? "forward, loss and backward, which slow each other down"
                        : "forward, loss and backward, which do not divide evenly or slow each other down"}};
-  for (std::size_t i = 0; i < std::min(run.rounds_step_us.size(), single.rounds_step_us.size()); ++i) {
+  for (const std::size_t i : common_rounds(run, single)) {
+    if (i >= run.rounds_step_us.size() || i >= single.rounds_step_us.size()) break;
     const StepParts& one = single.rounds_step_us[i];
     StepParts many = run.rounds_step_us[i];
     double waiting = 0;
@@ -90,16 +79,16 @@ Losses losses_of(const Run& run, const Run& single) {
   return groups;
 }
 
-std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b, double factor) {
+std::vector<double> difference(const std::vector<double>& a, const std::vector<double>& b) {
   std::vector<double> all;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) all.push_back(a[i] - factor * b[i]);
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) all.push_back(a[i] - b[i]);
   return all;
 }
 
 /// "; 251 us ±20 of it is ..."; empty where no cause stands out of the others.
 std::string cause(const Losses& groups, const Interval& extra) {
   const LostTo &most = groups[0], &next = groups[1];
-  const std::optional<Interval> own = interval_of(most.us), ahead = interval_of(difference(most.us, next.us, 1));
+  const std::optional<Interval> own = interval_of(most.us), ahead = interval_of(difference(most.us, next.us));
   if (!own || own->low <= 0 || !ahead || ahead->low <= kAhead * extra.middle || most.middle < extra.middle / 3)
     return "";
   if (most.middle >= 0.95 * extra.middle) return concat("; all of it is ", most.to);
@@ -110,27 +99,14 @@ void add_backends(const Results& results, int devices, Evidence& evidence) {
   const Run* first = find_run(results, "ddp", devices);
   for (const Run* const run : wrapped_on(results, devices)) {
     if (!first || run == first || run->mode != "ddp" || run->backend == first->backend) continue;
-    const std::optional<Interval> ratio = ratio_interval(run->rounds_us, first->rounds_us);
+    const std::optional<Interval> ratio = ratio_interval(speed_ratios(*first, *run));
     const std::string what = concat(named(results, *first), " against ", mode_of(results, *run));
     if (ratio && ratio->excludes(1))
       evidence.sentences.push_back(
           concat(named(results, *first), " is ", times_text(*ratio), " as fast as ", mode_of(results, *run), "."));
     else if (ratio)
-      evidence.withheld.push_back(concat(what, " (", range_text(*ratio), ")"));
+      evidence.withheld.push_back(concat(what, " (", times_range(*ratio), ")"));
   }
-}
-
-/// Where threads of one device are faster than `best`.
-std::string all_cores_instead(const Results& results, const Run& best) {
-  for (const Run& run : results.runs) {
-    const std::optional<Interval> speedup = speedup_interval(run);
-    if (!run.ok || !all_cores_row(results, run) || !speedup || !above_limit(results, run).empty()) continue;
-    const std::optional<Interval> ratio = interval_of(speed_ratios(run, best));
-    if (speedup->low > 1 && ratio && ratio->low > 1)
-      return concat("Use single on all cores here: ", times_text(*speedup), " the speed of one thread and ",
-                    times_text(*ratio), " that of ", named(results, best));
-  }
-  return "";
 }
 
 }  // namespace
@@ -138,6 +114,10 @@ std::string all_cores_instead(const Results& results, const Run& best) {
 std::optional<Interval> speedup_interval(const Run& run) {
   if (!run.speedup || !run.speedup_low || !run.speedup_high) return std::nullopt;
   return Interval{*run.speedup, *run.speedup_low, *run.speedup_high};
+}
+
+Interval drawn_speedup(const Run& run) {
+  return speedup_interval(run).value_or(Interval{*run.speedup, *run.speedup, *run.speedup});
 }
 
 std::string speedup_text(const Run& run) {
@@ -170,7 +150,7 @@ void add_speedups(const Results& results, Evidence& evidence) {
     if (speedup && speedup->excludes(1))
       items.push_back(concat(mode_of(results, *run), " ", times_text(*speedup)));
     else if (speedup)
-      evidence.withheld.push_back(concat("the speed-up of ", named(results, *run), " (", range_text(*speedup), ")"));
+      evidence.withheld.push_back(concat("the speed-up of ", named(results, *run), " (", times_range(*speedup), ")"));
   }
   const Run* copies = find_run(results, "copies", devices);
   const std::string ceiling =
@@ -190,8 +170,11 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
   const Run* run = find_run(results, mode, largest_fair(results));
   if (!single || !run || !above_limit(results, *run).empty()) return;
   const double divided = ideal_share(*run, *single);
-  const std::optional<Interval> extra = interval_of(difference(run->rounds_us, single->rounds_us, divided));
-  if (!extra || extra->middle < 0.05 * median(single->rounds_us) * divided) return;
+  std::vector<double> more_us;
+  for (const std::size_t i : common_rounds(*run, *single))
+    more_us.push_back(run->rounds_us[i] - divided * single->rounds_us[i]);
+  const std::optional<Interval> extra = interval_of(more_us);
+  if (!extra || extra->middle < 0.05 * single->step_us.sum() * divided) return;
   if (extra->low <= 0) {
     evidence.withheld.push_back("the loss of " + named(results, *run));
     return;
@@ -221,30 +204,6 @@ void add_doubts(const Results& results, Evidence& evidence) {
   const std::string low = fixed(*least, 0), high = fixed(*most, 0);
   evidence.sentences.push_back(concat("Other programs had ", low, low == high ? "" : " to " + high,
                                       " % of the cores while ", shares.size(), " of ", rows, " rows were timed."));
-}
-
-std::string fastest_mode(const Results& results) {
-  std::vector<const Run*> runs = wrapped_on(results, largest_fair(results));
-  runs.erase(std::remove_if(runs.begin(), runs.end(), [](const Run* run) { return !speedup_interval(*run); }),
-             runs.end());
-  if (runs.empty()) return "";
-  const Run& best =
-      **std::max_element(runs.begin(), runs.end(), [](auto a, auto b) { return *a->speedup < *b->speedup; });
-  const Interval speedup = *speedup_interval(best);
-  const std::string name = named(results, best);
-  const std::string unit = results.weak ? " in samples a second (weak scaling)" : "";
-  if (const std::string instead = all_cores_instead(results, best); !instead.empty()) return instead;
-  if (speedup.high < 1) return concat("Use single here: ", name, " reaches ", times_text(speedup), " its speed", unit);
-  if (speedup.low <= 1)
-    return concat("No gain over single was measured here: ", name, " is at ", range_text(speedup), unit);
-  std::string text = concat("Use ", name, " here: ", times_text(speedup), " single's speed", unit);
-  const auto other = std::find_if(runs.begin(), runs.end(), [&](const Run* run) { return run->mode != best.mode; });
-  if (other == runs.end()) return text;
-  const std::optional<Interval> ratio = ratio_interval((*other)->rounds_us, best.rounds_us);
-  if (ratio && ratio->low > 1)
-    return text + concat(" and ", times_text(*ratio), " that of ", mode_of(results, **other));
-  return concat("Use dp or ddp on ", best.devices, " devices here: ", times_text(speedup), " single's speed", unit,
-                ", and no difference between them was measured");
 }
 
 }  // namespace duet::cli

@@ -15,13 +15,15 @@ struct Evidence {
   std::vector<std::string> sentences, withheld;
 };
 
-/// "1.79x ±0.02"; without an interval "1.79x"; without a speed-up "-".
+/// Formats a speed-up by times_text(); without an interval "1.79x"; without a speed-up "-".
 std::string speedup_text(const Run& run);
 /// "above ideal" or "above the cores" where a speed-up is more than its devices or the machine's cores can explain;
 /// empty where it is not.
 std::string above_limit(const Results& results, const Run& run);
 /// Speed-up of a run over single; none without rounds.
 std::optional<Interval> speedup_interval(const Run& run);
+/// Speed-up of a run that has one, for a picture: an interval of no width without rounds.
+Interval drawn_speedup(const Run& run);
 /// The largest number of devices above 1 that the cores carry and at least one of dp and ddp ran on; 0: none.
 int largest_fair(const Results& results);
 
@@ -31,7 +33,5 @@ void add_speedups(const Results& results, Evidence& evidence);
 void add_losses(const Results& results, const std::string& mode, Evidence& evidence);
 /// What limits the trust in all numbers: other programs, speed-ups above the ideal.
 void add_doubts(const Results& results, Evidence& evidence);
-/// DP, DDP or single here, and by how much; empty where that was not measured in rounds.
-std::string fastest_mode(const Results& results);
 
 }  // namespace duet::cli

@@ -106,11 +106,11 @@ std::string same_result(const Results& results, const Run& run) {
   if (run.mode == "averaging") return "own data split";
   if (run.per_device_statistics || reference->per_device_statistics) return "per-device statistics";
   if (run.library_sums || reference->library_sums) return "LibTorch's sums";
+  if (run.added_uses || reference->added_uses) return "several uses added up";
   if (!run.on_cpu()) return close_losses(*reference, run) ? "loss within 0.1 %" : "no";
   return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
 }
 
-/// "8,204", and "4.6" of a network whose step takes seconds.
 std::string rate_text(double per_s) {
   constexpr double kFew = 100;
   return per_s < kFew ? fixed(per_s, 1) : grouped(std::llround(per_s));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/interval.h"
 #include "cli/report/report.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -16,8 +17,7 @@ std::string us(double value) { return grouped(std::llround(value)) + " us"; }
 
 /// "451 us (420..482)".
 std::string with_interval(double value, const std::vector<double>& interval) {
-  return concat(us(value), " (", grouped(std::llround(interval.at(0))), "..", grouped(std::llround(interval.at(1))),
-                ")");
+  return us(value) + " " + us_range(interval.at(0), interval.at(1));
 }
 
 /// Whether an interval of a time excludes that there is none.

@@ -22,6 +22,7 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "lib/io/folder.h"
 
 namespace duet::cli {
 namespace {
@@ -74,24 +75,15 @@ std::FILE* standard_stream(const std::string& path) {
   return nullptr;
 }
 
-std::string folder_of(const std::string& path) {
-  const std::string parent = fs::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
-
 void require_place(const char* option, const std::string& path) {
-  std::error_code ignored;
-  require<DataError>(!fs::is_directory(path, ignored), option, " ", path, ": is a folder, expected a file");
+  require<DataError>(!is_folder(path), option, " ", path, ": is a folder, expected a file");
   if (is_special(path)) {
     require<DataError>(::access(path.c_str(), W_OK) == 0, option, " ", path, ": ", last_errno);
     return;
   }
   const std::string folder = folder_of(path);
-  require<DataError>(fs::is_directory(folder, ignored), option, " ", path, ": there is no folder ", folder);
-  std::string probe = folder + "/.duet-XXXXXX";
-  const ddp::Descriptor file(::mkostemp(probe.data(), O_CLOEXEC));
-  require<DataError>(file.open(), option, " ", path, ": cannot write in ", folder, ": ", last_errno);
-  ::unlink(probe.c_str());
+  require<DataError>(is_folder(folder), option, " ", path, ": there is no folder ", folder);
+  with_prefix([&] { return concat(option, " ", path, ": "); }, [&] { require_writable(folder, 0); });
 }
 
 /// Where the file's bytes will lie: pipes and devices take none.
@@ -110,6 +102,7 @@ std::string read_file(const std::string& path) {
   require<DataError>(in.is_open() && !in.bad(), "cannot read ", path, ": ", last_errno);
   std::ostringstream content;
   content << in.rdbuf();
+  require<DataError>(!content.bad(), "cannot read ", path, ": ", last_errno);
   return content.str();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 
 #include "lib/error.h"
 
@@ -59,9 +60,9 @@ std::string flush_right(const std::string& text, std::size_t column) {
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return values.size() % 2 ? *middle : (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 }  // namespace duet::cli

@@ -1,43 +1,58 @@
 #include "cli/system/signals.h"
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <string_view>
 #include <utility>
 
+#include "lib/base/closed_output.h"
 #include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
 
 constexpr std::chrono::duration<double> kInterval{0.1};
+constexpr std::array kNoted = {SIGPIPE, SIGINT, SIGTERM};  // the last one counts where ranks got different ones
 
 std::atomic<int> noted{0};  // written by a signal handler, read by all threads
 static_assert(std::atomic<int>::is_always_lock_free);
 
 void note(int signal) { noted = signal; }
 
-/// The failed access is repeated after the handler returns, and then ends the process.
-void explain(int) {
-  constexpr std::string_view kText =
-      "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n";
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+void note_if_output_closed(int signal) {
+  const int saved = errno;
+  if (output_is_closed()) note(signal);
+  errno = saved;
 }
 
-/// A second signal, or a repeated access, finds the default action.
-void handle_once(int signal, void (*handler)(int)) {
+/// The call that the signal is of fails, and says why.
+void leave_to_error(int) {}
+
+struct sigaction action_of(void (*handler)(int), unsigned flags) {
   struct sigaction action {};
   action.sa_handler = handler;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  action.sa_flags = static_cast<int>(flags | SA_RESTART);
   sigemptyset(&action.sa_mask);
+  return action;
+}
+
+/// A second signal finds the default action.
+void handle_once(int signal, void (*handler)(int)) {
+  const struct sigaction action = action_of(handler, SA_RESETHAND);
   sigaction(signal, &action, nullptr);
+}
+
+/// Unlike one that is ignored, a signal with a handler has its default action in the programs that this one starts. One
+/// that whoever started this program ignores stays ignored.
+void handle_unless_ignored(int signal, void (*handler)(int)) {
+  const struct sigaction action = action_of(handler, 0);
+  struct sigaction before {};
+  sigaction(signal, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
@@ -47,26 +62,30 @@ void note_signals() {
   handle_once(SIGTERM, note);
 }
 
+void note_closed_output() { handle_unless_ignored(SIGPIPE, note_if_output_closed); }
+
 void end_by_signals() {
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  handle_unless_ignored(SIGPIPE, SIG_DFL);
   if (noted != 0) std::raise(noted);
 }
 
 int noted_signal() { return noted; }
 
-void explain_bus_errors() { handle_once(SIGBUS, explain); }
+void fail_beyond_size_limit() { handle_unless_ignored(SIGXFSZ, leave_to_error); }
 
 CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
     : rank_(rank), size_(size), sum_(std::move(sum)) {}
 
 void CommonEnd::exchange(int own) {
-  std::array<double, 3> numbers = {own == SIGINT ? 1.0 : 0, own == SIGTERM ? 1.0 : 0, 0};
-  if (rank_ == 0) numbers[2] = static_cast<double>(next_interval());
+  std::array<double, kNoted.size() + 1> numbers{};
+  for (std::size_t i = 0; i < kNoted.size(); ++i) numbers[i] = own == kNoted[i] ? 1 : 0;
+  if (rank_ == 0) numbers.back() = static_cast<double>(next_interval());
   sum_(numbers);
-  next_ = asked_ + static_cast<std::int64_t>(numbers[2]);
-  if (numbers[0] + numbers[1] == 0) return;
-  signal_ = numbers[1] > 0 ? SIGTERM : SIGINT;
-  find_signalled(own);
+  next_ = asked_ + static_cast<std::int64_t>(numbers.back());
+  for (std::size_t i = 0; i < kNoted.size(); ++i)
+    if (numbers[i] > 0) signal_ = kNoted[i];
+  if (signal_ != 0) find_signalled(own);
 }
 
 /// By a second sum with an element per rank, made only when the run ends.

@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM: noted by the handler, handled at the end of the step. SIGBUS: explained.
+// Ctrl-C, SIGTERM and a closed standard output: noted by the handler, handled at the end of the step.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,10 @@ namespace duet::cli {
 
 /// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process at once.
 void note_signals();
-/// From now on SIGINT and SIGTERM end the process at once; one that was noted before does so now.
+/// From now on a write to a standard output that nothing reads any more fails, and SIGPIPE is noted. Where whoever
+/// started this program ignores SIGPIPE, it stays ignored.
+void note_closed_output();
+/// From now on SIGINT, SIGTERM and SIGPIPE end the process at once; one that was noted before does so now.
 void end_by_signals();
 /// The signal that was noted, or 0.
 int noted_signal();
@@ -22,9 +25,9 @@ struct Interrupted {
   int signal;
 };
 
-/// From now on SIGBUS, which still ends the process, is explained on stderr: a mapped file of images may have become
-/// shorter.
-void explain_bus_errors();
+/// From now on a write beyond the limit of a file's size (ulimit -f) fails with an error, and SIGXFSZ does not end the
+/// process.
+void fail_beyond_size_limit();
 
 /// Ends all ranks after the same step, although a signal reaches each of them in another one, or one rank alone.
 /// They exchange their signals about every 0.1 s, counted in steps, so that all exchange after the same ones.

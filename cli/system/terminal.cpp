@@ -1,5 +1,6 @@
 #include "cli/system/terminal.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,11 @@ TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color,
 
 TerminalStyle terminal_style(std::FILE* stream, bool quiet) {
   return terminal_style(isatty(fileno(stream)) == 1, quiet, std::getenv("NO_COLOR"), std::getenv("TERM"));
+}
+
+int terminal_columns(std::FILE* stream, int otherwise) {
+  winsize size{};
+  return ::ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : otherwise;
 }
 
 std::string bold(const std::string& text, TerminalStyle style) { return painted(text, "1", style); }
@@ -86,6 +92,30 @@ void ProgressLine::clear() {
   shown_ = false;
   std::fputs("\r\x1b[K", stream_);
   std::fflush(stream_);
+}
+
+std::string cut(const std::string& text, std::size_t columns) {
+  if (width(text) <= columns) return text;
+  std::size_t bytes = 0;
+  for (std::size_t shown = 0; shown + 1 < columns; ++shown) do
+      ++bytes;
+    while ((static_cast<unsigned char>(text[bytes]) & 0xC0U) == 0x80U);
+  return text.substr(0, bytes) + "…";
+}
+
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns, std::size_t indent) {
+  std::vector<std::string> lines;
+  std::string line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent + width(line) + 1 + width(word) > columns) {
+      lines.push_back(std::string(indent, ' ') + line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  if (!line.empty()) lines.push_back(std::string(indent, ' ') + line);
+  return lines;
 }
 
 }  // namespace duet::cli

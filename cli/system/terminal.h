@@ -1,9 +1,11 @@
 // The terminal: whether it takes colours and rewritten lines, and the progress line.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "lib/monotonic.h"
 
@@ -20,9 +22,17 @@ TerminalStyle terminal_style(bool is_terminal, bool quiet, const char* no_color,
 /// The same for an open stream and this process's environment.
 TerminalStyle terminal_style(std::FILE* stream, bool quiet);
 
+/// Columns of the terminal that the stream goes to; `otherwise` where it is none, or does not say.
+int terminal_columns(std::FILE* stream, int otherwise);
+
 std::string bold(const std::string& text, TerminalStyle style);
 std::string green(const std::string& text, TerminalStyle style);
 std::string red(const std::string& text, TerminalStyle style);
+
+/// Text of at most so many columns; an ellipsis is in place of what is cut.
+std::string cut(const std::string& text, std::size_t columns);
+/// Lines of whole words, with an indent before each; a word that is wider than a line has one of its own.
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns, std::size_t indent);
 
 /// Where a training stands.
 struct Progress {

@@ -1,19 +1,19 @@
 #include "cli/train/checkpointer.h"
 
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "cli/system/number_text.h"
 #include "cli/train/images.h"
 #include "cli/train/network.h"
+#include "ddp/launch/rank_environment.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
+#include "lib/io/folder.h"
 
 namespace duet::cli {
 namespace {
@@ -22,7 +22,6 @@ constexpr const char* kRunId = "TORCHELASTIC_RUN_ID";
 constexpr const char* kRestarts = "TORCHELASTIC_RESTART_COUNT";
 constexpr const char* kNoRunId = "none";  // torchrun's, where it was given none
 constexpr const char* kRun = "run";       // of a checkpoint: the run that wrote it
-constexpr const char* kTrainImages = "train_images";
 constexpr const char* kNoGenerator = "the state of PyTorch's generator is not in a checkpoint";
 
 std::string variable(const char* name) { return environment_variable(name).value_or(""); }
@@ -47,9 +46,8 @@ void require_same(const LoadedCheckpoint& loaded, const std::string& key, const 
 
 /// Where checkpoints are written: a run that goes on in a folder also leaves its own there.
 std::string checkpoint_folder(const TrainOptions& options) {
-  std::error_code ignored;
   if (!options.checkpoint.empty()) return options.checkpoint;
-  return std::filesystem::is_directory(options.resume, ignored) ? options.resume : "";
+  return !options.resume.empty() && is_folder(options.resume) ? options.resume : "";
 }
 
 /// A checkpoint to go on from.
@@ -101,15 +99,19 @@ void require_resumable(const TrainOptions& options) {
   const NamedTensors model = network->state_dict();
   const std::optional<Found> found = find_checkpoint(options, model);
   if (found) require_epochs_left(*found, options);
-  if (!folder.empty()) prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model);
+  if (!folder.empty())  // the lock is let go: rank 0 takes it
+    prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model, variable(kRunId));
 }
 
-Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader)
+Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, bool leader)
     : options_(options),
       setup_(setup),
-      train_images_(train_images),
+      images_{{"train_images", std::to_string(images.train->size())},
+              {"data", images.name},
+              {"data_hash", hash_text(*images.train)}},
       leader_(leader),
-      folder_(checkpoint_folder(options)) {
+      folder_(checkpoint_folder(options)),
+      series_(ddp::random_run_id()) {
   require_generator(options);
 }
 
@@ -127,7 +129,7 @@ Position Checkpointer::resume() {
     LoadedCheckpoint& loaded = found->loaded;
     if (leader_)
       for (const std::string& warning : loaded.warnings) std::fprintf(stderr, "duet: %s\n", printable(warning).c_str());
-    require_same(loaded, kTrainImages, std::to_string(train_images_));
+    for (const char* const key : {"train_images", "data", "data_hash"}) require_same(loaded, key, images_.at(key));
     const std::int64_t steps = setup_.loader->steps();
     position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
@@ -136,12 +138,15 @@ Position Checkpointer::resume() {
     if (leader_) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;
+    series_ = loaded.checkpoint.series;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
     restore(loaded, arch_of(options_), model);
     setup_.optimizer->load_state(optimizer);
     setup_.loader->start_at(position.epoch, position.step);
   }
-  if (leader_ && !folder_.empty()) prepare_checkpoint_folder(folder_, total_steps(position), model);
+  if (!leader_ || folder_.empty()) return position;
+  lock_.emplace(prepare_checkpoint_folder(folder_, total_steps(position), model, variable(kRunId)));
+  if (!lock_->warning().empty()) std::fprintf(stderr, "duet: %s\n", printable(lock_->warning()).c_str());
   return position;
 }
 
@@ -150,7 +155,7 @@ void Checkpointer::save(const Position& position, double accuracy) {
   const bool best = position.step == 0 && 100 * accuracy > best_;
   if (best) best_ = 100 * accuracy;
   Metadata settings = settings_of(options_);
-  settings[kTrainImages] = std::to_string(train_images_);
+  settings.insert(images_.begin(), images_.end());
   if (const std::string run = variable(kRunId); !run.empty()) settings[kRun] = run;
   save_checkpoint(folder_,
                   {.epoch = position.epoch,
@@ -159,7 +164,8 @@ void Checkpointer::save(const Position& position, double accuracy) {
                    .best_acc1 = best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),
-                   .settings = std::move(settings)},
+                   .settings = std::move(settings),
+                   .series = series_},
                   best);
 }
 

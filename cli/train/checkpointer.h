@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "cli/train/images.h"
 #include "cli/train/setup.h"
+#include "lib/io/checkpoint.h"
+#include "lib/io/folder_lock.h"
 
 namespace duet::cli {
 
@@ -22,14 +26,17 @@ void require_resumable(const TrainOptions& options);
 class Checkpointer {
  public:
   /// Throws DataError for a folder that cannot be written.
-  Checkpointer(const TrainOptions& options, Setup& setup, std::int64_t train_images, bool leader);
+  Checkpointer(const TrainOptions& options, Setup& setup, const Images& images, bool leader);
 
   /// Loads --resume into model and optimizer; after a launcher's restart, the job's own newest checkpoint instead.
-  /// Throws DataError for a checkpoint of another model or run, or none.
+  /// Throws DataError for a checkpoint of another model, run or data set, or none; and where another run writes into
+  /// the folder, which from now on is this run's.
   Position resume();
   /// Writes a checkpoint into --checkpoint, else into the folder of --resume, where either is given. `accuracy` (0..1)
   /// is that of the last finished epoch.
   void save(const Position& position, double accuracy);
+  /// Whether any rank writes checkpoints.
+  bool writes() const { return !folder_.empty(); }
   /// Of the whole run.
   std::int64_t total_steps(const Position& position) const {
     return position.epoch * setup_.loader->steps() + position.step;
@@ -40,10 +47,12 @@ class Checkpointer {
 
   const TrainOptions& options_;
   Setup& setup_;
-  std::int64_t train_images_;
+  Metadata images_;  // as checkpoints hold them
   bool leader_;
   std::string folder_;  // of the checkpoints that it writes; empty: none
-  double best_ = 0;     // per cent
+  std::string series_;  // of these
+  std::optional<FolderLock> lock_;
+  double best_ = 0;  // per cent
 };
 
 }  // namespace duet::cli

@@ -162,6 +162,12 @@ std::optional<data::DrawnSets> require_data(const Training& options, const Chose
 
 }  // namespace
 
+std::string hash_text(const data::Dataset& set) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(set.data_hash()));
+  return text;
+}
+
 void require_data(const Training& options) { require_data(options, chosen_network(options)); }
 
 Images find_images(const Training& options, Device device) {

@@ -18,6 +18,9 @@ struct Images {
   std::string description;  // one line for people
 };
 
+/// The hash that differs between sets of one size, as text: "1f00ab3725c0ffee".
+std::string hash_text(const data::Dataset& set);
+
 /// Throws DataError when --data or $DUET_DATA names no complete set, UsageError for one that the network cannot take.
 void require_data(const Training& options);
 

@@ -70,9 +70,12 @@ ddp::LaunchOptions ProgressRelay::launch_options() {
 }
 
 void ProgressRelay::pass_on(int rank, bool is_stderr, std::string_view text) {
-  Progress progress;
-  if (rank == 0 && is_stderr && from_line(std::string(text), progress)) return line_.show(title_, progress);
-  line_.clear();
+  {
+    Progress progress;
+    const std::lock_guard lock(line_mutex_);
+    if (rank == 0 && is_stderr && from_line(std::string(text), progress)) return line_.show(title_, progress);
+    line_.clear();
+  }
   ddp::write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO, concat(text, "\n"));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -48,6 +49,7 @@ class ProgressRelay {
 
   std::string title_;
   TerminalStyle style_;
+  std::mutex line_mutex_;  // lines and remarks come in two threads
   ProgressLine line_;
 };
 

@@ -1,8 +1,12 @@
 #include "cli/train/setup.h"
 
 #include <cstddef>
+#include <cstdio>
+#include <memory>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/train/network.h"
 #include "ddp/distributed_data_parallel.h"
@@ -10,6 +14,7 @@
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/base/sha256.h"
+#include "lib/base/text.h"
 #include "lib/data/dataset.h"
 #include "lib/data/partitioner.h"
 #include "lib/error.h"
@@ -39,16 +44,28 @@ std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_
       set, {.batch_size = batch, .sampler = std::move(order), .generator = generator, .workers = workers})));
 }
 
+/// Batches of copies, which exchange nothing: a rank's rows of each global batch are a whole batch of its own.
+class OwnBatches : public samplers::BlockedBatches {
+ public:
+  using samplers::BlockedBatches::BlockedBatches;
+  data::StepIndices step(std::int64_t number) const override {
+    const auto rows = BlockedBatches::step(number).indices;
+    return {rows, 0, std::ssize(rows)};
+  }
+};
+
 /// The same global batches in every mode: rank r reads its run of consecutive rows of each.
 std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options, Place place,
                                              bool deferred) {
   auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
-  return std::make_unique<data::Loader>(
-      set,
-      std::make_unique<samplers::BlockedBatches>(
-          std::move(order),
-          samplers::BlockedOptions{.global_batch = options.batch, .world_size = place.size, .rank = place.rank}),
-      data::LoaderOptions{.workers = options.loader_workers, .deferred = deferred});
+  const samplers::BlockedOptions cut{.global_batch = options.batch, .world_size = place.size, .rank = place.rank};
+  std::unique_ptr<samplers::BlockedBatches> batches;
+  if (options.mode == Mode::copies)
+    batches = std::make_unique<OwnBatches>(std::move(order), cut);
+  else
+    batches = std::make_unique<samplers::BlockedBatches>(std::move(order), cut);
+  return std::make_unique<data::Loader>(set, std::move(batches),
+                                        data::LoaderOptions{.workers = options.loader_workers, .deferred = deferred});
 }
 
 /// The tutorial's split: every rank shuffles its own part, and all ranks have the same seed.
@@ -96,12 +113,11 @@ void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& grou
   ddp::DistributedDataParallelOptions wrap;
   if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
   wrap.compare_parameters_every = options.compare_every;
-  if (options.update == "sharded") wrap.update = ddp::UpdateKind::sharded;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   if (!setup.graph) {  // parts of a replayed graph cannot be timed
     setup.times = [net = wrapper.get(), &group] {
       WrapperTimes times = net->times();
-      times.communication_us = group.busy_us() - times.update_us;  // of other collectives, too
+      times.communication_us = group.busy_us();  // of other collectives, too
       return times;
     };
   }
@@ -121,6 +137,17 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn
   optim::AdamWOptions adamw{.lr = lr};
   adamw.weight_decay = options.weight_decay.value_or(adamw.weight_decay);
   return std::make_unique<optim::AdamW>(model, adamw);
+}
+
+/// Where graphs were not asked for, steps go on without them; but ranks must all record or none.
+std::unique_ptr<StepGraph> make_graph(const TrainOptions& options, const Setup& setup, const ddp::ProcessGroup& group) {
+  auto graph = std::make_unique<StepGraph>(setup.devices);
+  const bool asked_for = options.graph == "on" || options.graph_steps > 0;
+  if (!asked_for && group.size() == 1)
+    graph->fall_back([](const std::string& why) {
+      std::fprintf(stderr, "duet: steps are not recorded as CUDA graphs from here on: %s\n", printable(why).c_str());
+    });
+  return graph;
 }
 
 }  // namespace
@@ -144,8 +171,7 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   setup.network = make_network(options, images.classes, setup.generator.get());
   setup.loss = chosen_network(options).gives_log_probabilities ? nll_loss : cross_entropy;
   setup.model().to(setup.devices.at(0));
-  if (why_no_graph(options, group.backend(), setup.devices).empty())
-    setup.graph = std::make_unique<StepGraph>(setup.devices);
+  if (why_no_graph(options, group.backend(), setup.devices).empty()) setup.graph = make_graph(options, setup, group);
   setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat_torch);
   if (options.mode == Mode::averaging)
     read_own_part(setup, options, *images.train, place);

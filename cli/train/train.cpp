@@ -31,6 +31,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
+#include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/timed_parts.h"
 #include "lib/base/environment.h"
@@ -102,8 +103,12 @@ ddp::InitOptions group_options(const TrainOptions& options) {
   const int ranks = place.local_world_size;
   const bool picks = options.backend == "auto" && can_use_nccl(options.device, ranks);
   const ddp::Milliseconds timeout = timeout_of(options);
-  if (!picks && options.backend != "nccl") return {.backend = options.backend, .timeout = timeout};
-  return {.backend = "nccl", .timeout = timeout, .device = device_of_rank(options.device, place.local_rank, ranks)};
+  ddp::InitOptions group{.backend = options.backend, .timeout = timeout, .verbose = options.verbose};
+  group.on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); };
+  if (!picks && options.backend != "nccl") return group;
+  group.backend = "nccl";
+  group.device = device_of_rank(options.device, place.local_rank, ranks);
+  return group;
 }
 
 /// Before the first kernel.
@@ -140,7 +145,6 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
           {"--weight-decay", options.weight_decay ? concat(*options.weight_decay) : "the optimizer's"},
           {"--seed", concat(options.seed)},
           {"--compat", options.compat_torch ? "torch" : "duet"},
-          {"--update", options.update},
           {"--check-finite", options.check_finite ? "on" : "off"},
           {"--compare-every", concat(options.compare_every)},
           {"--checkpoint", given(options.checkpoint)},
@@ -150,7 +154,8 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
           {"--fingerprints", given(options.fingerprints)},
           {"--bursts", given(options.bursts)},
           {"--untrained", options.untrained ? "on" : "off"},
-          {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(), " images")}};
+          {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(),
+                              " images, hashes ", hash_text(*images.train), " + ", hash_text(*images.test))}};
 }
 
 /// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
@@ -192,6 +197,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   int signal = 0;
   const int code = ddp::spawn(
       [&](int) {
+        note_closed_output();  // before Gloo ignores the signal where nothing handles it
         const auto group = ddp::init_process_group(group_options(options));
         const ddp::RankInfo place = ddp::rank_info();
         const int threads = options.threads_per_device;
@@ -233,6 +239,7 @@ class SharedTrace {
 int train_in_threads(const TrainOptions& options, std::int64_t started) {
   set_up(options);
   note_signals();
+  note_closed_output();
   start_trace(options);
   const Images images = find_images(options);
   SharedTrace trace(options.devices);
@@ -290,9 +297,9 @@ void require_files(const TrainOptions& options) {
 
 int train(const TrainOptions& options) {
   const std::int64_t started = started_ns();
+  if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
   require_available(options.device);
   require_files(options);
-  explain_bus_errors();
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");
@@ -301,6 +308,7 @@ int train(const TrainOptions& options) {
   if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
     return train_in_ranks(options, started);
   ddp::SoloGroup alone;
+  note_closed_output();
   return exit_code(train_as_rank(options, alone, started));
 }
 

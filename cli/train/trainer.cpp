@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <iterator>
 
@@ -43,7 +44,7 @@ class Trainer {
         images_(images),
         setup_(setup),
         team_(team),
-        checkpointer_(options, setup, images.train->size(), team.rank == 0),
+        checkpointer_(options, setup, images, team.rank == 0),
         clock_(started_ns, setup.times, setup.devices.at(0)),
         progress_(options, team.rank == 0),
         end_(team.rank, team.size, team.sum) {}
@@ -257,6 +258,10 @@ class Trainer {
                          .consequence = true,
                          .monotonic_ns = monotonic_ns()});
     if (position.step > 0) checkpointer_.save(position, 0);
+    if (received_ && end_.signal() == SIGPIPE && (leader() || !threads()))
+      std::fprintf(stderr, "duet: nothing reads the standard output any more: the training ended after step %lld%s\n",
+                   static_cast<long long>(checkpointer_.total_steps(position)),
+                   checkpointer_.writes() ? ", with a checkpoint" : "");
     double written = 0;
     team_.sum({&written, 1});  // the first rank to leave may end the others
     return {run_, end_.signal()};
@@ -279,6 +284,7 @@ class Trainer {
     run_.workers = options_.workers;
     run_.per_device_statistics = options_.devices > 1 && has_plain_batch_norm(setup_.model());
     run_.library_sums = !setup_.model().sums_by_blocks();
+    run_.added_uses = setup_.model().parameters().added_uses();
     if (options_.mode != Mode::copies) run_.backend = team_.backend;
     run_.peak_memory_mb = {peak_memory_mb()};
     if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);

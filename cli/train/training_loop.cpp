@@ -224,13 +224,11 @@ void StepClock::fill(Run& run) const {
     mean.gather = (now.gather_us - wrapper_first_.gather_us) / count;
     mean.forward = std::max(0.0, mean.forward - mean.scatter - mean.replicate - mean.gather);
     const double inside = (now.exposed_us - wrapper_first_.exposed_us) / count;
-    const double in_update = (now.update_communication_us - wrapper_first_.update_communication_us) / count;
-    mean.communication += inside + in_update;
+    mean.communication += inside;
     mean.backward = std::max(0.0, mean.backward - inside);
-    mean.update = std::max(0.0, mean.update - in_update);
     const double until = step_ < steps_ ? now.communication_us : communicated_us_;
     const double communicated = until - between_us_ - wrapper_first_.communication_us;
-    hidden = std::max(0.0, communicated / count - inside - in_update);
+    hidden = std::max(0.0, communicated / count - inside);
   }
   run.step_us = mean;
   const double waiting = mean.scatter + mean.replicate + mean.gather + mean.communication;

@@ -36,16 +36,10 @@ bool alike(const std::vector<std::vector<const RankEvent*>>& ranks) {
   });
 }
 
-/// Where computing stands still for collectives. A sharded update is a collective that the computing thread carries
-/// out.
-bool blocks_computing(const RankEvent& event) {
-  return event.is_communication() ? event.name == "reduce_update" : event.name == kCommunication;
-}
-
 /// What of [begin, end) lies where computing of `step` stands still.
 void add_exposed(const RankStep& step, std::int64_t begin, std::int64_t end, std::vector<Waiting>& out) {
   for (const RankEvent& event : step.events) {
-    if (!blocks_computing(event)) continue;
+    if (event.is_communication() || event.name != kCommunication) continue;
     const std::int64_t from = std::max(begin, event.begin_ns), to = std::min(end, event.end_ns);
     if (from < to) out.push_back({event.device, false, kCommunication, from, to});
   }

@@ -24,6 +24,7 @@
 #include "ddp/gloo/load.h"
 #include "ddp/store/network.h"
 #include "ddp/store/store.h"
+#include "ddp/transport/lost_rank.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -108,6 +109,7 @@ class GlooTransport final : public Transport {
  public:
   GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
       : options_(options), context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
+    require_loopback(options.address);
     ignore_broken_pipes();
     StoreForGloo adapter(store, options.connect_timeout);
     const std::set<int> others = tcp_connections();
@@ -154,8 +156,8 @@ class GlooTransport final : public Transport {
       ended = wait_for(message, deadline);
     } catch (const gloo::IoException& error) {
       close();  // nothing may arrive any more in memory that the caller gives up
-      throw CommError(
-          concat("rank ", message.peer, message.sends ? " took nothing: " : " sent nothing: ", plain(error)));
+      throw LostRank(concat("rank ", message.peer, message.sends ? " took nothing: " : " sent nothing: ", plain(error)),
+                     message.peer);
     }
     require<CommError>(ended, "this rank has closed its connections");
     const std::lock_guard lock(mutex_);
@@ -260,7 +262,7 @@ class GlooTransport final : public Transport {
     try {
       sends ? message.buffer->send(peer, tag) : message.buffer->recv(peer, tag);
     } catch (const gloo::IoException& error) {
-      throw CommError(concat("rank ", peer, " cannot be reached: ", plain(error)));
+      throw LostRank(concat("rank ", peer, " cannot be reached: ", plain(error)), peer);
     }
     return request;
   }

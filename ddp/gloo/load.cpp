@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ddp/store/port_range.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
 
@@ -33,6 +34,9 @@ std::string why_no_gloo() { return loaded().error; }
 
 std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options) {
   require<DeviceError>(loaded().symbol != nullptr, "backend gloo cannot be used: ", loaded().error);
+  const PortRange ports = port_range();
+  require<UsageError>(!ports.limits(), "backend gloo takes a port of its own for each pair of ranks, not ",
+                      describe(ports), "; expected backend tcp");
   const auto connect = reinterpret_cast<GlooConnect>(loaded().symbol);
   return std::unique_ptr<Transport>(connect(store, rank, size, options));
 }

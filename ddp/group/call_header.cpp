@@ -1,7 +1,9 @@
 #include "ddp/group/call_header.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -22,6 +24,15 @@ std::uint64_t hash(const void* data, std::size_t bytes, std::uint64_t start) {  
   return value;
 }
 
+/// Compares two headers without their rows.
+bool same_call(const CallHeader& one, const CallHeader& other) {
+  static_assert(offsetof(CallHeader, batch) == 32, "all bytes before the batch are numbers");
+  return std::memcmp(&one, &other, offsetof(CallHeader, batch)) == 0;
+}
+
+constexpr const char* kSamplers =
+    ": give each rank's sampler the number of ranks, its own rank, and the data, seed and batch size of all others";
+
 }  // namespace
 
 CallHeader header_of(const Call& call, std::uint64_t sequence) {
@@ -34,7 +45,20 @@ CallHeader header_of(const Call& call, std::uint64_t sequence) {
   header.op = static_cast<std::uint8_t>(call.op);
   header.dtype = static_cast<std::uint8_t>(common.dtype);
   header.reduce = static_cast<std::uint8_t>(call.reduce);
+  header.batch = call.batch;
   return header;
+}
+
+bool Agreement::same(const CallHeader& one, const CallHeader& other) {
+  const std::uint64_t whole = one.batch.whole, others = other.batch.whole;
+  return same_call(one, other) && (whole == 0 || others == 0 || whole == others);
+}
+
+void Agreement::add(const CallHeader& header) {
+  if (!std::exchange(any_, true)) first_ = header;
+  same_ = same_ && same(header, first_);
+  if (first_.batch.whole == 0) first_.batch = header.batch;
+  cover_ += header.batch.cover;
 }
 
 std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp reduce, int root,
@@ -50,11 +74,20 @@ std::string describe(const CallHeader& header) {
   const auto op = static_cast<Collective>(header.op);
   const std::string text =
       describe(op, header.count, static_cast<DType>(header.dtype), static_cast<ReduceOp>(header.reduce), header.root);
-  return op == Collective::reduce_update ? concat(text, " by rule ", static_cast<std::uint32_t>(header.tag)) : text;
+  return header.batch.whole != 0 ? concat(text, " with ", describe(header.batch)) : text;
+}
+
+std::string describe(const BatchMark& batch) {
+  const std::string rows =
+      concat("rows ", batch.first, " to ", batch.end, " of ", batch.global, " in step ", batch.step);
+  if (batch.order == 0) return rows;
+  char order[32];
+  std::snprintf(order, sizeof order, ", order %08x", static_cast<unsigned>(batch.order));
+  return rows + order;
 }
 
 std::uint64_t tag_of(const CallHeader& header, int phase) {
-  return hash(&header, sizeof(header), 0xcbf29ce484222325 + static_cast<std::uint64_t>(phase));
+  return hash(&header, offsetof(CallHeader, batch), 0xcbf29ce484222325 + static_cast<std::uint64_t>(phase));
 }
 
 std::uint64_t header_tag(const CallHeader& header) {
@@ -75,7 +108,9 @@ std::string disagreement(std::span<const RankHeader> ranks) {
     const char* const verb = same.size() > 1 ? " call " : " calls ";
     text += concat(i > 0 ? "; " : "", rank_names(same), verb, describe(ranks[i].header));
   }
-  return text;
+  const bool only_rows = std::all_of(ranks.begin(), ranks.end(),
+                                     [&](const RankHeader& one) { return same_call(one.header, ranks[0].header); });
+  return only_rows ? text + kSamplers : text;
 }
 
 void CallLog::add(const Call& call) {
@@ -110,6 +145,22 @@ CallLog::PeerLog CallLog::read(const std::string& text) {
   return log;
 }
 
+std::optional<std::uint64_t> CallLog::first_incomplete(const std::vector<PeerLog>& others, int own) const {
+  std::uint64_t begin = count_ - std::min(count_, kKept), end = count_;
+  for (std::size_t rank = 0; rank < others.size(); ++rank) {
+    if (static_cast<int>(rank) == own) continue;
+    begin = std::max(begin, others[rank].begin);
+    end = std::min(end, others[rank].count);
+  }
+  for (std::uint64_t i = begin; i < end; ++i) {
+    Agreement all;
+    for (std::size_t rank = 0; rank < others.size(); ++rank)
+      all.add(static_cast<int>(rank) == own ? entry(i).header : *others[rank].find(i));
+    if (!all.whole()) return i;
+  }
+  return std::nullopt;
+}
+
 std::string CallLog::difference(const std::vector<std::string>& texts, int own) const {
   std::vector<PeerLog> others(texts.size());
   std::optional<std::uint64_t> first;  // collective whose headers differ
@@ -119,13 +170,14 @@ std::string CallLog::difference(const std::vector<std::string>& texts, int own) 
     const PeerLog& other = others[rank] = read(texts[rank]);
     const std::uint64_t both = std::min(count_, other.count);
     std::uint64_t i = std::max(count_ - std::min(count_, kKept), other.begin);
-    while (i < both && *other.find(i) == entry(i).header) ++i;
+    while (i < both && Agreement::same(*other.find(i), entry(i).header)) ++i;
     const bool comparable = other.count > 0 && other.count <= count_ && count_ - other.count < kKept;
     if (i < both)
       first = std::min(i, first.value_or(i));
     else if (comparable && entry(other.count - 1).chain != other.chain)
       unknown = static_cast<int>(rank);
   }
+  if (!first) first = first_incomplete(others, own);
   if (!first && unknown) return concat("the ranks disagree: a call of rank ", own, " was not that of rank ", *unknown);
   if (!first) return {};
   std::vector<RankHeader> known;

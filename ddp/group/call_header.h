@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ struct CallHeader {
   std::uint8_t dtype = 0;
   std::uint8_t reduce = 0;
   std::uint8_t padding[5] = {};
+  BatchMark batch{};
 
   bool operator==(const CallHeader&) const = default;
 };
@@ -29,18 +31,39 @@ CallHeader header_of(const Call& call, std::uint64_t sequence);
 std::string describe(Collective op, std::int64_t count, DType dtype, ReduceOp reduce, int root,
                      const std::string& number = {});
 std::string describe(const CallHeader& header);
-/// A transport's tag for this call's messages. It covers all of the header, so that a payload of another size is never
-/// matched: Gloo aborts the process on one.
+/// "rows 0 to 4 of 8 in step 2, order 1f00ab37".
+std::string describe(const BatchMark& batch);
+/// A transport's tag for this call's messages. It covers all of the header but the rows, so that a payload of another
+/// size is never matched: Gloo aborts the process on one.
 std::uint64_t tag_of(const CallHeader& header, int phase);
 /// A tag that two ranks agree on even if they disagree about everything but the sequence.
 std::uint64_t header_tag(const CallHeader& header);
+
+/// Whether the ranks' headers, given one by one, are of one call, and of rows that together are whole batches.
+class Agreement {
+ public:
+  /// Whether two ranks make the same call, with rows of the same batches where both are known. A rank that has none of
+  /// the rows does not know them.
+  static bool same(const CallHeader& one, const CallHeader& other);
+  void add(const CallHeader& header);
+  /// Whether all added headers are of one call.
+  bool same() const { return same_; }
+  /// With all ranks' headers added: whether their rows are whole batches.
+  bool whole() const { return same_ && (first_.batch.whole == 0 || cover_ == first_.batch.whole); }
+
+ private:
+  CallHeader first_;  // with the first batch that is known
+  std::uint64_t cover_ = 0;
+  bool any_ = false, same_ = true;
+};
 
 /// What a rank calls.
 struct RankHeader {
   int rank = 0;
   CallHeader header;
 };
-/// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 from rank 0".
+/// "the ranks disagree: rank 0 calls barrier; ranks 1, 2 call broadcast of 8 f32 from rank 0", "the ranks disagree:
+/// ranks 0, 1 call all_reduce of 9 f32 (sum) with rows 0 to 4 of 8 in step 2; ...".
 std::string disagreement(std::span<const RankHeader> ranks);
 
 /// The headers of a rank's collectives, for libraries that do not compare them: ranks exchange them from time to time.
@@ -69,6 +92,8 @@ class CallLog {
     }
   };
   static PeerLog read(const std::string& text);
+  /// The first collective, of those of which all headers are known, whose ranks' rows are not whole batches.
+  std::optional<std::uint64_t> first_incomplete(const std::vector<PeerLog>& others, int own) const;
   struct Entry {
     CallHeader header;
     std::uint64_t chain = 0;  // of this and all before

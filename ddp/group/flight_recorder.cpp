@@ -17,6 +17,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ddp/group/rank_file.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
 #include "lib/base/sha256.h"
@@ -26,7 +27,7 @@
 namespace duet::ddp {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3330'6372'7465'7564;  // "duetrc03"
+constexpr std::uint64_t kRecorderMagic = 0x3330'6372'7465'7564;  // "duetrc03"
 
 template <class T>
 using Cell = std::atomic<T>;
@@ -99,10 +100,11 @@ void* map(const std::string& path, int access) {
 }  // namespace
 
 std::shared_ptr<FlightRecorder> FlightRecorder::make() {
-  void* const shared = map(environment_variable(kFlightRecorderVariable).value_or(""), PROT_READ | PROT_WRITE);
+  const std::string path = environment_variable(kFlightRecorderVariable).value_or("");
+  void* const shared = may_be_rank_file(path) ? map(path, PROT_READ | PROT_WRITE) : nullptr;
   auto* const memory = shared != nullptr ? static_cast<Memory*>(shared) : new Memory();
   memory->bucket.store(-1);
-  memory->magic.store(kMagic);
+  memory->magic.store(kRecorderMagic);
   return std::shared_ptr<FlightRecorder>(new FlightRecorder(memory, shared != nullptr));
 }
 
@@ -181,7 +183,7 @@ std::chrono::milliseconds CallMark::limit(std::chrono::milliseconds timeout) con
 
 FlightRecord FlightRecorder::Memory::snapshot() const {
   FlightRecord all;
-  if (magic.load() != kMagic) return all;
+  if (magic.load() != kRecorderMagic) return all;
   all.phase = std::min(load(phase), Phase::after);
   all.step = load(step);
   all.group = load(group);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <utility>
 
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -57,14 +58,13 @@ const char* name(ReduceOp op) {
 
 const char* name(Collective op) {
   constexpr std::array kNames = {"broadcast",      "all_reduce", "reduce",  "gather", "scatter", "all_gather",
-                                 "reduce_scatter", "all_to_all", "barrier", "send",   "recv",    "reduce_update"};
+                                 "reduce_scatter", "all_to_all", "barrier", "send",   "recv"};
   const auto index = static_cast<std::size_t>(op);
   return index < kNames.size() ? kNames[index] : "?";
 }
 
 bool reduces(Collective op) {
-  return op == Collective::all_reduce || op == Collective::reduce || op == Collective::reduce_scatter ||
-         op == Collective::reduce_update;
+  return op == Collective::all_reduce || op == Collective::reduce || op == Collective::reduce_scatter;
 }
 
 bool has_root(Collective op) {
@@ -108,6 +108,7 @@ Work ProcessGroup::checked(const Call& call) {
   if (call.op == Collective::all_to_all) check_all_to_all(call, size_);
   const auto direct = [this](const Buffer& buffer) { return buffer.count == 0 || takes(buffer.device.kind); };
   Call marked = call;
+  if (call.op != Collective::send && call.op != Collective::recv) marked.batch = std::exchange(batch_, {});
   if (recorder_) marked.mark = noted(call);
   try {
     Work work = direct(call.in) && direct(call.out) ? start(marked) : start_staged(marked);
@@ -181,19 +182,6 @@ Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {
 Work ProcessGroup::recv(const Buffer& buffer, int from, int tag) {
   require<UsageError>(from != rank_, "recv: rank ", from, " is this rank itself");
   return checked({.op = Collective::recv, .in = buffer, .root = from, .tag = tag});
-}
-
-void SharedMemoryGroup::reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule,
-                                      ShardUpdate update) {
-  require<UsageError>(gradients.dtype == DType::f32 && values.dtype == DType::f32 && gradients.count == values.count,
-                      "reduce_update: ", gradients.count, " gradients of ", gradients.dtype, " for ", values.count,
-                      " values of ", values.dtype, ", expected as many f32");
-  checked({.op = Collective::reduce_update,
-           .in = gradients,
-           .out = values,
-           .tag = static_cast<std::int32_t>(rule),
-           .update = &update})
-      .wait();
 }
 
 }  // namespace duet::ddp

@@ -12,7 +12,6 @@
 
 #include "ddp/group/work.h"
 #include "ddp/store/store.h"
-#include "lib/base/function_ref.h"
 #include "lib/tensor.h"
 
 namespace duet::ddp {
@@ -31,6 +30,7 @@ inline constexpr Milliseconds kGroupTimeout{1'800'000};  // PyTorch's 30 minutes
 struct GroupOptions {
   Milliseconds timeout = kGroupTimeout;  // of every single operation
   Milliseconds leave_timeout{2000};      // how long the destructor waits for the peers
+  bool whole_job = true;                 // its ranks have the job's numbers, which LostRank passes to the launcher
 };
 
 /// `avg` is the sum divided by the number of ranks, not for integers.
@@ -68,8 +68,7 @@ enum class Collective : std::uint8_t {
   all_to_all,
   barrier,
   send,
-  recv,
-  reduce_update
+  recv
 };
 const char* name(Collective op);
 /// Whether it has a ReduceOp.
@@ -77,17 +76,26 @@ bool reduces(Collective op);
 /// Whether one rank has another part in it than the others.
 bool has_root(Collective op);
 
-/// What a rank does with its shard of a sum: `sums` are its elements from `begin` on, in memory that is used again.
-using ShardUpdate = FunctionRef<void(std::int64_t begin, const Tensor& sums)>;
+/// The rows of stamped batches from which the gradients in a collective come. Ranks compare it in the header of the
+/// collective.
+struct BatchMark {
+  std::uint64_t whole = 0;  // sum of hashes of the batches, of which the ranks together have all rows; 0: unknown
+  std::uint64_t cover = 0;  // what this rank's rows contribute to `whole`: those of all ranks add up to it
+  // The last batch, for errors: this rank has rows [first, end) of its `global` rows.
+  std::int64_t step = 0, first = 0, end = 0, global = 0;
+  std::uint64_t order = 0;  // of its stamp
+
+  bool operator==(const BatchMark&) const = default;
+};
 
 /// One call, as an implementation gets it: already checked.
 struct Call {
   Collective op = Collective::barrier;
   Buffer in{}, out{};  // broadcast, all_reduce, reduce, send and recv use `in` only, in place
   ReduceOp reduce = ReduceOp::sum;
-  int root = 0;                         // the peer of send and recv
-  int tag = 0;                          // of send and recv; the rule of reduce_update
-  const ShardUpdate* update = nullptr;  // of reduce_update
+  int root = 0;  // the peer of send and recv
+  int tag = 0;   // of send and recv
+  BatchMark batch{};
   CallMark mark{};
 };
 
@@ -126,6 +134,10 @@ class ProcessGroup {
   virtual double busy_us() const { return 0; }
   /// "shm", "tcp", "tcp+shm", "gloo", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
+
+  /// The next collective carries gradients of these rows: where the ranks' do not fit together it throws CommError on
+  /// all of them, over NCCL that or a later call.
+  void set_batch(const BatchMark& batch) { batch_ = batch; }
 
   /// The store through which the ranks met. Threads of one process may set one for make_memory_transports().
   const std::shared_ptr<Store>& store() const { return store_; }
@@ -185,7 +197,7 @@ class ProcessGroup {
 
   /// The ranks that give the same color as a group of their own, ordered by key, then by rank; null for a negative
   /// color. All ranks call it. The new group has this one's backend and timeouts, connections of its own, and the store
-  /// under a prefix; either may go first.
+  /// under a prefix, whose keys are deleted with the last rank's group, or copy of its store(); either may go first.
   std::unique_ptr<ProcessGroup> split(int color, int key = 0);
   /// Those ranks as a group of their own, in that order; null on the others. All ranks call it, with the same list.
   std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks);
@@ -218,25 +230,8 @@ class ProcessGroup {
   std::shared_ptr<FlightRecorder> recorder_;
   std::uint32_t recorded_as_ = 0;
   std::int64_t noted_ = 0;  // collectives
+  BatchMark batch_;         // of the next collective
   int splits_ = 0, monitored_barriers_ = 0;
-};
-
-/// What ranks that share memory can do besides collectives. The group of backend shm is one: dynamic_cast finds out.
-class SharedMemoryGroup : public ProcessGroup {
- public:
-  /// Zeroed CPU memory that is the same for all ranks, which order their accesses to it themselves. All ranks ask for
-  /// the same number of bytes. It may outlive the group.
-  virtual std::shared_ptr<Storage> common_storage(std::size_t bytes) = 0;
-
-  /// Sums the ranks' gradients shard by shard, each rank one of them, in the order of all_reduce. Every rank calls
-  /// `update` with its sums, piece by piece, which writes its values of those elements; then all ranks hold all new
-  /// values. Both buffers are f32 in shared_storage(); the gradients stay as they are. `rule` identifies what `update`
-  /// does: ranks that give different ones disagree. Returns when this rank's values are complete; other ranks write
-  /// them from the call on. After an error they may be old in part and new in part. Throws UsageError and CommError.
-  void reduce_update(const Buffer& gradients, const Buffer& values, std::uint32_t rule, ShardUpdate update);
-
- protected:
-  using ProcessGroup::ProcessGroup;
 };
 
 /// The group of a job with one rank: copies and nothing else. Every call is done when it returns.

@@ -41,7 +41,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
     subset.ranks.push_back(place.rank);
   }
   subset.name = concat("duet/split/", number, "/", color, "/");
-  subset.store = std::make_shared<PrefixStore>(store_, subset.name);
+  subset.store = std::make_shared<PrefixStore>(store_, subset.name, subset.size());
   auto group = connect_subset(subset);
   group->set_store(subset.store);
   if (recorder_) group->set_flight_recorder(recorder_, subgroup_number(recorded_as_, subset.name));
@@ -63,10 +63,14 @@ std::unique_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
 
 void ProcessGroup::monitored_barrier(Milliseconds timeout) {
   require_store("monitored_barrier");
-  const std::vector<std::string> keys = rank_keys(concat("duet/monitored_barrier/", monitored_barriers_++), size_);
+  const auto keys_of = [this](int number) { return rank_keys(concat("duet/monitored_barrier/", number), size_); };
+  const int number = monitored_barriers_++;
+  const std::vector<std::string> keys = keys_of(number);
   store_->set(keys[static_cast<std::size_t>(rank_)], "");
   try {
     store_->wait(keys, timeout);
+    // All ranks have left the barrier before: nobody waits for its keys any more.
+    store_->delete_key(keys_of(number - 1)[static_cast<std::size_t>(rank_)]);
   } catch (const CommError&) {
     const std::vector<int> missing = ranks_without_key(*store_, keys);
     if (missing.empty()) throw;

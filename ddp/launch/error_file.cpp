@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "ddp/group/rank_file.h"
+#include "lib/base/size_signal.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 
@@ -43,15 +45,18 @@ const Json& member(const Json& object, const char* name) {
 
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept {
   try {
+    if (!may_be_rank_file(path)) return false;
     const std::string whole_text = error.message + (error.report.empty() ? "" : "\n") + error.report;
     const Json extra = {{"timestamp", std::to_string(std::time(nullptr))},
                         {"py_callstack", whole_text},  // the part that torchrun prints
                         {"report", error.report},
                         {"rank", rank},
                         {"consequence", error.consequence},
+                        {"lost_rank", error.lost_rank},
                         {"by_signal", error.by_signal},
                         {"monotonic_ns", error.monotonic_ns}};
     const Json whole = {{"message", {{"message", error.message}, {"extraInfo", extra}}}};
+    const HeldSizeSignal held;
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file << whole.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
     return static_cast<bool>(file.flush());
@@ -68,10 +73,11 @@ std::optional<RankError> read_error_file(const std::string& path) {
   if (!reason.is_string()) return {};
   RankError error{.message = reason};
   const Json& report = member(extra, "report");
-  const Json &consequence = member(extra, "consequence"), &by_signal = member(extra, "by_signal"),
-             &when = member(extra, "monotonic_ns");
+  const Json &consequence = member(extra, "consequence"), &lost_rank = member(extra, "lost_rank"),
+             &by_signal = member(extra, "by_signal"), &when = member(extra, "monotonic_ns");
   if (report.is_string()) error.report = report;
   if (consequence.is_boolean()) error.consequence = consequence;
+  if (lost_rank.is_number_integer()) error.lost_rank = lost_rank;
   if (by_signal.is_boolean()) error.by_signal = by_signal;
   if (when.is_number_integer()) error.monotonic_ns = when;
   return error;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,9 +16,10 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/work.h"
+#include "ddp/group/rank_file.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/store/store.h"
+#include "lib/base/size_signal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -34,42 +34,29 @@ constexpr Milliseconds kStopReported{1000};
 constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
 constexpr Milliseconds kCauseLimit{10'000};  // of a rank whose record shows an exception unwinding
 
-/// In memory, so that it is gone with the launcher; the ranks reach it by its path.
-struct File {
-  Descriptor memory;
-  std::string path;
-};
-
-File make_memory_file(const char* name) {
-  File file;
-  file.memory = Descriptor(::memfd_create(name, MFD_CLOEXEC));
-  if (file.memory.open()) file.path = concat("/proc/", ::getpid(), "/fd/", file.memory.get());
-  return file;
-}
-
-File make_error_file(const std::string& path) {
-  if (path.empty()) return make_memory_file("duet-rank-error");
+RankFile make_error_file(const std::string& path) {
+  if (path.empty()) return make_rank_file("error");
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
   return {{}, path};
 }
 
 /// The job goes on without one where memory is short.
-File make_record_file() {
-  File file = make_memory_file("duet-rank-record");
-  if (file.path.empty() || ::posix_fallocate(file.memory.get(), 0, static_cast<off_t>(FlightRecorder::bytes())) != 0)
-    return {};
+RankFile make_record_file() {
+  RankFile file = make_rank_file("record");
+  if (file.path.empty() || reserve(file.memory, 0, FlightRecorder::bytes()) != 0) return {};
   return file;
 }
 
 struct JobRank {
   int rank;
-  File error_file, record_file;
+  RankFile error_file, record_file;
   RankProcess process;
   // Of a failure:
   bool failed = false;
   bool consequence = false;  // its own report says that it lost a peer
   bool by_signal = false;    // its own report says which signal it received
+  int lost_rank = -1;        // whose connection to it has ended, by its own report
   Clock::time_point when{}, seen{};
   std::string text{};
 
@@ -79,30 +66,22 @@ struct JobRank {
   FlightRecord record() const { return FlightRecorder::read(record_file.path); }
 };
 
-/// What remarks call the ranks of other launchers; empty if there are none.
-std::string ranks_elsewhere(const LaunchOptions& options) {
-  std::vector<int> others;
-  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
-    if (rank / options.ranks != options.node_rank) others.push_back(rank);
-  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
-}
-
 class Job {
  public:
-  Job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+  Job(const LaunchOptions& options, const SignalPipe& signals, LaunchOutput& output, JobGuard& guard,
       RankVariables variables, const std::vector<std::vector<int>>& cores, const std::string& folder)
       : options_(options),
         signals_(signals),
-        thread_(output),
+        written_(output),
         guard_(guard),
-        output_(std::make_shared<RankOutput>(options, output, folder, variables.attempt,
+        output_(std::make_shared<RankOutput>(options, output.lines, folder, variables.attempt,
                                              options.node_rank * options.ranks)),
         waits_(options.remark_after, ranks_elsewhere(options)) {
     ranks_.reserve(static_cast<std::size_t>(options.ranks));
     for (int local = 0; local < options.ranks; ++local) {
       variables.local_rank = local;
       const int rank = options.node_rank * options.ranks + local;
-      File error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
+      RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
       variables.error_file = error_file.path;
       variables.record_file = record_file.path;
       RankProcess process(concat("the process of rank ", rank, " of ", options.nodes * options.ranks), options.command,
@@ -137,8 +116,8 @@ class Job {
   void wait_for_events() {
     std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
     bool blind = false;
-    const bool reads = thread_.has_room();
-    if (!reads) events.push_back({thread_.descriptor(), POLLIN, 0});
+    const bool reads = written_.lines.has_room();
+    if (!reads) events.push_back({written_.lines.descriptor(), POLLIN, 0});
     for (JobRank& one : ranks_) {
       RankProcess& rank = one.process;
       if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
@@ -156,13 +135,14 @@ class Job {
       limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
     }
     ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
-    thread_.acknowledge();
+    written_.lines.acknowledge();
   }
 
   /// Only as long as the output thread has room, or all there is.
   void read_lines(bool all) {
     const auto read = [&](LineReader& source, int rank, bool is_stderr) {
-      if (all || thread_.has_room()) source.read([&](std::string_view line) { output_->print(rank, is_stderr, line); });
+      if (all || written_.lines.has_room())
+        source.read([&](std::string_view line) { output_->print(rank, is_stderr, line); });
     };
     for (JobRank& rank : ranks_) {
       read(rank.process.output(), rank.rank, false);
@@ -176,6 +156,7 @@ class Job {
 
   void pass_on_signals() {
     while (const int signal = signals_.next()) {
+      if (signal == SIGPIPE && (interrupted_ != 0 || terminate_at_ || sigterm_at_)) continue;  // the job ends anyway
       if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
       interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
       send_all(signal == SIGINT ? SIGINT : SIGTERM);
@@ -191,12 +172,12 @@ class Job {
       if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
         rank.consequence = error->consequence;
         rank.by_signal = error->by_signal;
+        rank.lost_rank = error->lost_rank;
         rank.text = error->message;
         std::replace(rank.text.begin(), rank.text.end(), '\n', ' ');
         rank.text = printable(rank.text);
         if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
-        const bool own_signal = rank.by_signal && sigterm_at_ && rank.when >= *sigterm_at_;
-        if (own_signal) rank.text.clear();
+        if (rank.by_signal && sigterm_at_ && rank.when >= *sigterm_at_) rank.text.clear();  // the launcher's own
       }
       if (sigterm_at_ || interrupted_ != 0) continue;
       const Milliseconds settle = rank.consequence ? kSettleConsequence : kSettle;
@@ -270,7 +251,7 @@ class Job {
     }
   }
 
-  void remark(const std::string& text) const { ddp::remark(options_, thread_, text); }
+  void remark(const std::string& text) const { ddp::remark(options_, written_, text); }
 
   /// Whether the rank ended after the launcher's SIGTERM. One that had reported a failure by then was still
   /// unwinding.
@@ -285,6 +266,16 @@ class Job {
     if (!rank.failed || (ended_by_sigterm(rank) && rank.text.empty())) return -1;
     if (killed_by(rank) != 0) return 3;
     return rank.consequence ? 1 : 2;
+  }
+
+  /// The rank of another host that ranks of this one lost first, if no cause lies here; -1: there is none.
+  int lost_elsewhere(const JobRank& first) const {
+    const JobRank* found = nullptr;
+    for (const JobRank& one : ranks_) {
+      const bool other = one.failed && one.lost_rank >= 0 && one.lost_rank / options_.ranks != options_.node_rank;
+      if (other && (found == nullptr || one.when < found->when)) found = &one;
+    }
+    return culprit_score(first) == 1 && found != nullptr ? found->lost_rank : -1;
   }
 
   std::string message_of(const JobRank& rank) const {
@@ -314,16 +305,18 @@ class Job {
       if (score > best || (score == best && rank.when < first->when)) first = &rank;
     }
     if (first == nullptr) return {};
+    const int other = lost_elsewhere(*first);
+    const std::string lost = other < 0 ? "" : concat("lost rank ", other, " on another host, see its launcher: ");
     return {.exit_code = 1,
-            .failed_rank = first->rank,
+            .failed_rank = other < 0 ? first->rank : other,
             .signal = killed_by(*first),
-            .message = message_of(*first),
+            .message = lost + message_of(*first),
             .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
   }
 
   const LaunchOptions& options_;
   const SignalPipe& signals_;
-  OutputThread& thread_;
+  LaunchOutput& written_;
   JobGuard& guard_;
   std::shared_ptr<RankOutput> output_;
   std::vector<JobRank> ranks_;
@@ -336,11 +329,7 @@ class Job {
 
 }  // namespace
 
-LaunchResult interrupted_by(int signal) {
-  return {.exit_code = 128 + signal, .signal = signal, .message = concat("ended by ", signal_text(signal))};
-}
-
-LaunchResult run_job(const LaunchOptions& options, const SignalPipe& signals, OutputThread& output, JobGuard& guard,
+LaunchResult run_job(const LaunchOptions& options, const SignalPipe& signals, LaunchOutput& output, JobGuard& guard,
                      const RankVariables& common, const std::vector<std::vector<int>>& cores,
                      const std::string& folder) {
   return Job(options, signals, output, guard, common, cores, folder).run();

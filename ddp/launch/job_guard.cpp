@@ -15,6 +15,7 @@
 #include <ctime>
 #include <utility>
 
+#include "lib/base/environment.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -24,6 +25,7 @@ namespace {
 
 // After a fork from a program with threads only system calls are safe: no opendir(), no memory from the heap.
 
+constexpr std::size_t kTextBytes = 512;
 constexpr int kRounds = 200;  // of 10 ms: a process that a dying one has just started is found in the next
 constexpr long kRoundNs = 10'000'000;
 
@@ -32,9 +34,9 @@ constexpr std::size_t kBytesOffset = 16, kNameOffset = 19;
 
 enum class Content { kNone, kOther, kText };
 
-/// Whether a file of /proc holds `text`, which must be shorter than 512 bytes, or something else, or nothing.
-Content look_for(const char* path, const char* text, std::size_t length) {
-  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+/// Whether a file in a process's folder holds `text`, which is at most kTextBytes long, or something else, or nothing.
+Content look_for(int process, const char* name, const char* text, std::size_t length) {
+  const int file = ::openat(process, name, O_RDONLY | O_CLOEXEC);
   if (file < 0) return Content::kOther;  // of another user, or gone
   std::array<char, 8192> bytes;
   std::size_t have = 0;
@@ -50,37 +52,17 @@ Content look_for(const char* path, const char* text, std::size_t length) {
   return content;
 }
 
-/// /proc/PID/FILE.
-struct ProcPath {
-  ProcPath(const char* pid, const char* file) {
-    const std::size_t pid_length = std::strlen(pid);
-    std::memcpy(text.data(), "/proc/", 6);
-    std::memcpy(text.data() + 6, pid, pid_length);
-    text[6 + pid_length] = '/';
-    std::memcpy(text.data() + 7 + pid_length, file, std::strlen(file));
-  }
-  std::array<char, 40> text{};
-};
-
 /// Whether a process has `text` in its environment: kNone while it is in execve(), where the kernel has set neither its
 /// arguments nor its environment.
-Content environment_of(const char* pid, const char* text, std::size_t length) {
-  const ProcPath environ(pid, "environ");
-  Content content = look_for(environ.text.data(), text, length);
+Content environment_of(int process, const char* text, std::size_t length) {
+  Content content = look_for(process, "environ", text, length);
   if (content != Content::kNone) return content;
-  if (look_for(ProcPath(pid, "cmdline").text.data(), text, length) == Content::kNone) {
+  if (look_for(process, "cmdline", text, length) == Content::kNone) {
     char byte;  // kernel threads and zombies have no program
-    return ::readlink(ProcPath(pid, "exe").text.data(), &byte, 1) > 0 ? Content::kNone : Content::kOther;
+    return ::readlinkat(process, "exe", &byte, 1) > 0 ? Content::kNone : Content::kOther;
   }
-  content = look_for(environ.text.data(), text, length);  // execve() has set it meanwhile, or it is really empty
+  content = look_for(process, "environ", text, length);  // execve() has set it meanwhile, or it is really empty
   return content == Content::kNone ? Content::kOther : content;
-}
-
-/// The number that a name of /proc spells, or -1.
-pid_t number(const char* name) {
-  pid_t value = 0;
-  for (; *name >= '0' && *name <= '9'; ++name) value = value * 10 + (*name - '0');
-  return *name == '\0' && value > 0 ? value : -1;
 }
 
 struct Scan {
@@ -88,9 +70,12 @@ struct Scan {
   bool all_read = true;  // no process was in execve()
 };
 
-/// One scan of all processes.
+/// One scan of all processes. Their numbers are never used: /proc may be that of an outer PID namespace, in which this
+/// process and others have other ones. An open folder of /proc stands for one process, as a pidfd does.
 Scan kill_all(const char* text, std::size_t length) {
   Scan scan;
+  std::array<char, 16> self{};
+  if (::readlink("/proc/self", self.data(), self.size() - 1) <= 0) return scan;
   const int folder = ::open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return scan;
   alignas(8) std::array<char, 16384> bytes;
@@ -101,11 +86,14 @@ Scan kill_all(const char* text, std::size_t length) {
       std::uint16_t step = 0;
       std::memcpy(&step, entry + kBytesOffset, sizeof(step));
       at += step;
-      const pid_t pid = number(name);
-      if (pid < 0 || pid == ::getpid() || std::strlen(name) > 12) continue;
-      const Content content = environment_of(name, text, length);
+      if (*name < '1' || *name > '9' || std::strcmp(name, self.data()) == 0) continue;
+      const int process = ::openat(folder, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (process < 0) continue;
+      const Content content = environment_of(process, text, length);
       if (content == Content::kNone) scan.all_read = false;
-      if (content == Content::kText && ::kill(pid, SIGKILL) == 0) ++scan.killed;
+      if (content == Content::kText && ::syscall(SYS_pidfd_send_signal, process, SIGKILL, nullptr, 0) == 0)
+        ++scan.killed;
+      ::close(process);
     }
   }
   ::close(folder);
@@ -145,13 +133,19 @@ std::string entry_of(const std::string& job) { return concat(kJobVariable, "=", 
 
 }  // namespace
 
+std::string job_within(const std::string& name) {
+  const auto outer = environment_variable(kJobVariable);
+  return outer ? concat(*outer, "/", name) : name;
+}
+
 int end_processes_of(const std::string& job) noexcept {
   const std::string text = entry_of(job);
   return kill_until_none(text.data(), text.size());
 }
 
 JobGuard::JobGuard(const std::string& job) : text_(entry_of(job)) {
-  require<UsageError>(text_.size() < 512, "the name of a job has ", job.size(), " bytes");
+  require<UsageError>(text_.size() <= kTextBytes, kJobVariable, " with the name of a job within it has ", text_.size(),
+                      " bytes, expected at most ", kTextBytes);
   start();
 }
 

@@ -12,9 +12,13 @@ namespace duet::ddp {
 /// Set for every process of a job to a name that no other job has; what they start inherits it.
 inline constexpr const char* kJobVariable = "DUET_JOB";
 
-/// Kills all processes of this user that were started with DUET_JOB=`job`, this one excepted, until there are none:
-/// also those that have left their process group, session and parent. Calls nothing but system calls. Returns how many
-/// were found.
+/// The full name of a job that this process starts: it begins with that of the job that this process is in, if any, so
+/// that ending the outer one ends the inner one's processes, its launcher and guard included.
+std::string job_within(const std::string& name);
+
+/// Kills all processes of this user that were started with DUET_JOB=`job` or in a job within it, this one excepted,
+/// until there are none: also those that have left their process group, session and parent. Finds none without /proc,
+/// and before Linux 5.1. Calls nothing but system calls. Returns how many were found.
 int end_processes_of(const std::string& job) noexcept;
 
 /// A process that does so as soon as this one has died, for any reason, and does nothing else.

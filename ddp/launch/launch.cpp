@@ -1,6 +1,7 @@
 #include "ddp/launch/launch.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,8 +18,10 @@
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/launch/rank_process.h"
+#include "ddp/store/port_range.h"
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -27,8 +30,8 @@ namespace duet::ddp {
 namespace {
 
 constexpr int kMaxRanks = 1024;
-// How long a failed or interrupted job waits for a reader of its output that takes nothing.
-constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000};
+// How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
+constexpr Milliseconds kReaderPatience{10'000}, kReaderPatienceInterrupted{1000}, kTold{500};
 
 void check(const LaunchOptions& options) {
   require<UsageError>(options.ranks >= 1 && options.ranks <= kMaxRanks, "a job has 1 to 1024 ranks, got ",
@@ -57,7 +60,7 @@ void check(const LaunchOptions& options) {
 }
 
 /// The cores of each local rank; empty if no rank is pinned.
-std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, OutputThread& output) {
+std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, LaunchOutput& output) {
   std::vector<std::vector<int>> cores;
   if (!options.pin || options.ranks == 1) return cores;
   const std::vector<Cpu> cpus = usable_cpus();
@@ -74,54 +77,90 @@ std::vector<std::vector<int>> plan_cores(const LaunchOptions& options, OutputThr
   return cores;
 }
 
-/// All hosts must come to the same one.
-std::string run_id_of(const LaunchOptions& options, const std::string& job) {
-  if (!options.run_id.empty()) return options.run_id;
-  return options.nodes == 1 ? job : concat("duet-", options.master_address, "-", options.master_port);
+/// Where the job's ports lie.
+PortRange ports_of(const LaunchOptions& options) {
+  if (options.port_range.empty()) return port_range();
+  const PortRange ports = parse_port_range(options.port_range, "the range of ports");
+  require<UsageError>(
+      options.master_port == 0 || (ports.first <= options.master_port && options.master_port <= ports.last), "port ",
+      options.master_port, " is not in the range of ports ", options.port_range);
+  return ports;
 }
 
-/// A secret for a job on one host; empty where the user gives one, and for several hosts.
-std::string own_secret(const LaunchOptions& options) {
+/// All hosts must come to the same one.
+std::string run_id_of(const LaunchOptions& options, const std::string& name) {
+  if (!options.run_id.empty()) return options.run_id;
+  return options.nodes == 1 ? name : concat("duet-", options.master_address, "-", options.master_port);
+}
+
+/// The secret for the ranks: the given one, else a random one for a job on one host. Empty where they get it otherwise,
+/// or need it and have none.
+std::string secret_of(const LaunchOptions& options, const std::string& given) {
   const auto names_secret = [](const auto& variable) {
     return variable.first == kSecretVariable || variable.first == kSecretFileVariable;
   };
-  const bool given =
-      !given_secret().empty() || std::any_of(options.environment.begin(), options.environment.end(), names_secret);
-  if (given || options.nodes > 1) return {};
+  if (std::any_of(options.environment.begin(), options.environment.end(), names_secret)) return {};
+  if (!given.empty()) return environment_variable(kSecretFileVariable) ? "" : given;
+  if (options.nodes > 1) return {};
   const std::string bytes = random_bytes(32);
   return to_hex(std::as_bytes(std::span(bytes)));
 }
 
 /// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes
-/// something. A signal ends the wait.
-void drain(OutputThread& output, const SignalPipe& signals, LaunchResult& result) {
-  std::uint64_t written = output.written();
+/// something; where it takes none, a remark says at once why the job has ended. A signal ends the wait.
+void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe& signals, LaunchResult& result) {
+  std::uint64_t written = output.lines.written();
   const bool interrupted = result.exit_code > 128;
   const Milliseconds patience = interrupted ? kReaderPatienceInterrupted : kReaderPatience;
-  for (auto deadline = Clock::now() + patience; !output.idle();) {
-    std::array<pollfd, 2> events = {pollfd{signals.descriptor(), POLLIN, 0}, pollfd{output.descriptor(), POLLIN, 0}};
+  bool told = result.exit_code == 0 || interrupted;
+  auto last = Clock::now();  // when the reader took something
+  while (!output.idle()) {
+    std::array<pollfd, 3> events = {pollfd{signals.descriptor(), POLLIN, 0},
+                                    pollfd{output.lines.descriptor(), POLLIN, 0},
+                                    pollfd{output.remarks.descriptor(), POLLIN, 0}};
     ::poll(events.data(), events.size(), 100);
-    output.acknowledge();
+    output.lines.acknowledge();
+    output.remarks.acknowledge();
     if (const int signal = signals.next()) {
       if (result.exit_code == 0) result = interrupted_by(signal);
-      break;
+      if (signal != SIGPIPE) break;  // the other stream's lines may still be read
     }
-    if (output.written() != written) deadline = Clock::now() + patience;
-    written = output.written();
-    if (result.exit_code != 0 && Clock::now() >= deadline) break;
+    const auto now = Clock::now();
+    if (output.lines.written() != written) last = now;
+    written = output.lines.written();
+    if (result.exit_code != 0 && now - last >= patience) break;
+    if (!told && now - last >= kTold && !output.lines.idle()) {
+      told = true;
+      remark(options, output, concat(result.message, "; its job's output is not read"));
+    }
   }
   const std::size_t dropped = output.stop();
   if (dropped > 0) result.message += concat("; ", dropped, " bytes of output were not written: their reader took none");
-  output.rethrow();
-  if (output.failure() == 0 || result.exit_code != 0) return;
+  output.lines.rethrow();
+  output.remarks.rethrow();
+  if (output.lines.failure() == 0 || result.exit_code != 0) return;
   result.exit_code = 1;
-  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.failure()));
+  result.message = concat("cannot write all that the ranks have printed: ", errno_text(output.lines.failure()));
 }
 
 }  // namespace
 
-void remark(const LaunchOptions& options, OutputThread& output, const std::string& text) {
-  output.post(text.size(), [&options, text] {
+LaunchResult interrupted_by(int signal) {
+  return {.exit_code = 128 + signal,
+          .signal = signal,
+          .message = concat("ended by ", signal_text(signal),
+                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
+}
+
+std::string ranks_elsewhere(const LaunchOptions& options) {
+  std::vector<int> others;
+  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
+    if (rank / options.ranks != options.node_rank) others.push_back(rank);
+  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
+
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
+  output.post_remark(text.size(), [&options, text] {
     if (options.on_remark)
       options.on_remark(text);
     else
@@ -138,25 +177,28 @@ void remark(const LaunchOptions& options, const std::string& text) {
 
 LaunchResult launch(const LaunchOptions& options) {
   check(options);
+  const PortRange ports = ports_of(options);
   open_closed_streams();
-  const std::string job = random_run_id();
+  const std::string name = random_run_id(), job = job_within(name);
   const SignalPipe signals;
-  OutputThread output;
+  LaunchOutput output;
   std::optional<ReservedPort> port;  // rank 0's host has it
-  if (options.node_rank == 0) port.emplace(options.master_address, options.master_port);
-  const std::string folder = options.log_folder.empty() ? "" : concat(options.log_folder, "/", job);
+  if (options.node_rank == 0) port.emplace(options.master_address, options.master_port, ports);
+  const std::string folder = options.log_folder.empty() ? "" : concat(options.log_folder, "/", name);
   const auto cores = plan_cores(options, output);
   if (options.verbose && !folder.empty()) remark(options, output, "files of the ranks are in " + folder);
   JobGuard guard(job);
   RankVariables common{
-      .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, job), .job = job};
-  common.secret = own_secret(options);
+      .port = port ? port->port() : options.master_port, .run_id = run_id_of(options, name), .job = job};
+  const std::string given = given_secret(), weakness = given.empty() ? "" : weakness_of(given);
+  if (!weakness.empty()) remark(options, output, weakness);
+  common.secret = secret_of(options, given);
   for (;; ++common.attempt) {
     LaunchResult result = run_job(options, signals, output, guard, common, cores, folder);
     end_processes_of(job);
     result.restarts = common.attempt;
     if (result.failed_rank < 0 || common.attempt == options.max_restarts) {
-      drain(output, signals, result);
+      drain(options, output, signals, result);
       return result;
     }
     remark(options, output,

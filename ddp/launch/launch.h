@@ -38,6 +38,9 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment{};
   /// Network interface of the data that ranks exchange; empty: see ddp/store/network.h.
   std::string interface {};
+  /// "FIRST-LAST": ports for the ranks, and for `master_port` 0. Empty: as DUET_PORT_RANGE says, see
+  /// ddp/store/port_range.h.
+  std::string port_range{};
   /// How often a failed job is restarted. TORCHELASTIC_RESTART_COUNT numbers the attempts.
   int max_restarts = 0;
   /// How long ranks wait for each other before they name those that have not come, unless they set it themselves.
@@ -61,9 +64,10 @@ struct LaunchOptions {
   std::string log_folder{};
   /// Gives every rank cores of its own: see ddp/launch/rank_environment.h.
   bool pin = false;
-  /// Also remarks on what goes as it should: cores, folders.
+  /// Also remarks on what goes as it should: cores, folders; and the ranks as InitOptions::verbose says.
   bool verbose = false;
-  // The next two are called in a thread of their own, one at a time: one that blocks holds up no supervision.
+  // The next two are called in two threads of their own, each one at a time: one that blocks holds up neither
+  // supervision nor the other.
   /// Gets each line without its end, instead of this program's stdout and stderr.
   std::function<void(int rank, bool is_stderr, std::string_view line)> on_line{};
   /// Gets the launcher's own remarks (restarts, stopped ranks; spawn()'s also how a job failed), instead of stderr.
@@ -72,7 +76,7 @@ struct LaunchOptions {
 
 /// How a job ended.
 struct LaunchResult {
-  int exit_code = 0;     // 0, 1 for a failed rank, 129 to 143 after SIGHUP, SIGINT, SIGQUIT or SIGTERM
+  int exit_code = 0;     // 0, 1 for a failed rank, 128 + the signal after SIGHUP, SIGINT, SIGPIPE, ...
   int failed_rank = -1;  // whose failure ended the job
   int signal = 0;        // that killed it
   /// "rank 1 was killed by signal 9 (SIGKILL)", "rank 0 ended with exit code 1: ..."; empty for success.
@@ -85,22 +89,22 @@ struct LaunchResult {
 
 /// Runs `command` once per rank with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...)
 /// and OMP_NUM_THREADS=1 unless set, and returns when all ranks have ended. The first rank to fail ends the job: the
-/// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP and SIGQUIT to this process are passed on to
-/// the ranks and end the job likewise. Nothing that the ranks have started outlives this process, however it ends: they
-/// die with it, and a guard ends what they have left behind (see ddp/launch/job_guard.h). Each is a process group of
-/// its own, reads /dev/null and has its output passed on in whole lines. Where nothing reads that output, the ranks'
-/// writes block once 1 MiB is queued; what is queued at the end of a failed job is dropped when its reader takes
-/// nothing for 10 s. The cause of a failure is the rank that failed first by itself: killed, or with an error of its
-/// own in the file that TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer. Call it from a thread
-/// that lives on until it returns, once at a time. Throws UsageError for a bad option or a program that cannot be
-/// started, CommError when the port is taken, DataError for a folder that cannot be written.
+/// others get SIGTERM, and SIGKILL after `grace`. SIGINT, SIGTERM, SIGHUP, SIGQUIT and a SIGPIPE that is not ignored
+/// are passed on to the ranks, and end the job likewise. What the ranks have started ends with this process, however it
+/// ends: they die with it, and a guard ends what they have left behind (docs/launching.md says what it does not find).
+/// Each is a process group of its own, reads /dev/null and has its output passed on in whole lines. Where nothing reads
+/// that output, the ranks' writes block once 1 MiB is queued; what is queued at the end of a failed job is dropped when
+/// its reader takes nothing for 10 s. The cause of a failure is the rank that failed first by itself: killed, or with
+/// an error of its own in the file that TORCHELASTIC_ERROR_FILE names to it, before those that only lost a peer. Call
+/// it from a thread that lives on until it returns, once at a time. Throws UsageError for a bad option or a program
+/// that cannot be started, CommError when the port is taken, DataError for a folder that cannot be written.
 LaunchResult launch(const LaunchOptions& options);
 
-/// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, 130 or 143; failures are printed
-/// on stderr in one line. The processes are this program, started again with the same arguments: it runs up to this
-/// very call, calls `body`, and the call returns there too. So main() ends with `return spawn(...)`, or asks
-/// is_launched_rank() before it goes on. Within a launcher's job this process is one rank already and calls `body`
-/// itself.
+/// Runs `body(rank)` in `ranks` processes and returns the exit code for main(): 0, 1, or 128 and the number of the
+/// signal; failures are printed on stderr in one line. The processes are this program, started again with the same
+/// arguments: it runs up to this very call, calls `body`, and the call returns there too. So main() ends with `return
+/// spawn(...)`, or asks is_launched_rank() before it goes on. Within a launcher's job this process is one rank already
+/// and calls `body` itself.
 int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
 
 /// True in a process that a launcher (this one, torchrun, MPI, Slurm, ...) started as a rank: see

@@ -19,6 +19,7 @@
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/store/asio.h"
+#include "ddp/store/listener.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "lib/base/text.h"
@@ -45,7 +46,7 @@ std::map<std::string, std::string> own_environment() {
 
 }  // namespace
 
-ReservedPort::ReservedPort(const std::string& address, int port) : port_(port) {
+ReservedPort::ReservedPort(const std::string& address, int port, const PortRange& range) : port_(port) {
   boost::system::error_code error;
   const auto host = boost::asio::ip::make_address(address, error);
   if (error) {
@@ -54,11 +55,7 @@ ReservedPort::ReservedPort(const std::string& address, int port) : port_(port) {
   }
   boost::asio::io_context io;
   tcp::acceptor socket(io);
-  const tcp::endpoint place(host, static_cast<std::uint16_t>(port));
-  socket.open(place.protocol(), error);
-  if (!error) socket.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) socket.bind(place, error);
-  require<CommError>(!error, "the job cannot use ", address, " port ", port, ": ", errno_text(error.value()));
+  bind_one(socket, host, port == 0 ? range : PortRange{port, port}, false, "the job cannot use ");
   port_ = socket.local_endpoint().port();
   socket_ = Descriptor(socket.release());
   ::fcntl(socket_.get(), F_SETFD, FD_CLOEXEC);
@@ -97,6 +94,8 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, const Ra
   all.try_emplace("UCX_VFS_ENABLE", "n");  // no thread of UCX's where Gloo brings it along
   if (!rank.secret.empty()) all[kSecretVariable] = rank.secret;
   if (!options.interface.empty()) all[kInterfaceVariable] = options.interface;
+  if (options.verbose) all[kVerboseVariable] = "1";
+  if (!options.port_range.empty()) all[kPortRangeVariable] = options.port_range;
   for (const auto& [name, value] : options.environment) all[name] = value;
   std::vector<std::string> entries;
   for (const auto& [name, value] : all) entries.push_back(concat(name, "=", value));

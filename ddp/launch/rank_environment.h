@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ddp/launch/launch.h"
+#include "ddp/store/port_range.h"
 #include "lib/base/descriptor.h"
 
 namespace duet::ddp {
@@ -12,13 +13,14 @@ namespace duet::ddp {
 /// By which a launcher passes options to ranks.
 inline constexpr const char* kJoinTimeoutVariable = "DUET_JOIN_TIMEOUT_MS";
 inline constexpr const char* kTimeoutVariable = "DUET_TIMEOUT_MS";
+inline constexpr const char* kVerboseVariable = "DUET_VERBOSE";
 
 /// A port that is reserved while this lives. The socket never listens, so rank 0 may bind the same port as well:
 /// both allow address reuse, as every server of this kind does.
 class ReservedPort {
  public:
-  /// 0 picks a free one. Throws CommError with port and errno when it is taken.
-  ReservedPort(const std::string& address, int port);
+  /// 0 picks a free one of the range. Throws CommError with ports and errno when there is none.
+  ReservedPort(const std::string& address, int port, const PortRange& range = {});
   int port() const { return port_; }
 
  private:

@@ -10,20 +10,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
+#include "lib/base/size_signal.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
+#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
+#include "lib/io/folder.h"
+#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace {
 
 constexpr int kInterrupt = SIGURG;  // ignored by default, so one that comes late does no harm
-constexpr std::chrono::milliseconds kAgain{5};
+constexpr std::chrono::milliseconds kAgain{5}, kOvertaken{200};
 constexpr int kPatienceMs = 1000;
 
 // Of the calling thread's OutputThread; null in other threads.
@@ -43,6 +45,7 @@ OutputThread::~OutputThread() { stop(); }
 void OutputThread::post(std::size_t bytes, std::function<void()> write) {
   queued_.fetch_add(bytes + 1);  // an empty line counts too
   const std::lock_guard lock(mutex_);
+  posted_.fetch_add(1);
   writes_.push_back({bytes + 1, std::move(write)});
   changed_.notify_one();
 }
@@ -117,6 +120,20 @@ std::size_t OutputThread::stop() {
   return dropped;
 }
 
+void LaunchOutput::post_remark(std::size_t bytes, std::function<void()> write) {
+  remarks.post(bytes, [this, before = lines.posted(), write = std::move(write)] {
+    const auto deadline = Clock::now() + kOvertaken;
+    while (lines.written() < before && Clock::now() < deadline) std::this_thread::sleep_for(kAgain);
+    write();
+  });
+}
+
+std::size_t LaunchOutput::stop() {
+  const std::size_t dropped = lines.stop();
+  remarks.stop();
+  return dropped;
+}
+
 bool write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {
     if (abandoned_flag != nullptr && abandoned_flag->load()) return false;
@@ -179,14 +196,13 @@ RankOutput::RankOutput(const LaunchOptions& options, OutputThread& thread, const
     : options_(options), thread_(thread), folder_(folder.empty() ? "" : concat(folder, "/attempt_", attempt)) {
   if (folder_.empty()) return;
   for (int rank = first_rank; rank < first_rank + options.ranks; ++rank) {
-    std::error_code failed;
-    std::filesystem::create_directories(folder_of(rank), failed);
-    require<DataError>(!failed, "cannot make the folder ", folder_of(rank), ": ", failed.message());
+    make_folder(folder_of(rank));
     const int bits = options.tee.of(rank) | options.redirects.of(rank);
     for (const int bit : {kStdout, kStderr}) {
       if ((bits & bit) == 0) continue;
       const std::string path = folder_of(rank) + (bit == kStdout ? "/stdout.log" : "/stderr.log");
-      Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+      Descriptor file(
+          uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); }));
       require<DataError>(file.open(), "cannot write ", path, ": ", last_errno);
       files_[rank][static_cast<std::size_t>(bit - 1)] = std::move(file);
     }
@@ -207,6 +223,7 @@ void RankOutput::write(int rank, bool is_stderr, std::string_view line) {
   const bool teed = (options_.tee.of(rank) & bit) != 0;
   const auto found = files_.find(rank);
   if (found != files_.end() && found->second[static_cast<std::size_t>(bit - 1)].open()) {
+    const HeldSizeSignal held;
     const bool wrote = write_all(found->second[static_cast<std::size_t>(bit - 1)].get(), concat(line, "\n"));
     if (!wrote && !complained_) {
       complained_ = true;

@@ -21,8 +21,8 @@
 
 namespace duet::ddp {
 
-/// Runs writes one after the other, in the order of post(). post(), has_room(), idle() and written() are for any
-/// thread, the rest for the owner.
+/// Runs writes one after the other, in the order of post(). post(), has_room(), idle(), posted() and written() are for
+/// any thread, the rest for the owner.
 class OutputThread {
  public:
   static constexpr std::size_t kRoom = std::size_t{1} << 20;  // bytes
@@ -39,6 +39,7 @@ class OutputThread {
   /// Whether less than kRoom bytes are queued: the owner should read no more from the ranks otherwise.
   bool has_room() const { return queued_.load() < kRoom; }
   bool idle() const { return queued_.load() == 0; }
+  std::uint64_t posted() const { return posted_.load(); }
   /// Writes that have ended; counts up while the reader takes something.
   std::uint64_t written() const { return written_.load(); }
   /// Records that a write has failed with this errno; the first counts.
@@ -66,7 +67,7 @@ class OutputThread {
 
   Descriptor event_;
   std::atomic<std::size_t> queued_{0};
-  std::atomic<std::uint64_t> written_{0};
+  std::atomic<std::uint64_t> posted_{0}, written_{0};
   std::atomic<int> failure_{0};
   std::atomic<bool> abandoned_{false}, ended_{false};
   std::mutex mutex_;
@@ -75,6 +76,19 @@ class OutputThread {
   bool stopping_ = false;
   std::exception_ptr exception_;
   std::thread thread_;
+};
+
+/// What a launch writes: the ranks' lines, and the launcher's own remarks, which lines that nobody reads do not hold
+/// up.
+struct LaunchOutput {
+  OutputThread lines{}, remarks{};
+
+  /// Queues a remark to come after the lines that are queued now, if those are written within a moment.
+  void post_remark(std::size_t bytes, std::function<void()> write);
+  bool idle() const { return lines.idle() && remarks.idle(); }
+  /// Stops both threads, see OutputThread::stop(), and returns how many bytes of lines were dropped.
+  std::size_t stop();
+  ~LaunchOutput() { stop(); }
 };
 
 /// Writes all of it. Returns false with errno when that fails, or when OutputThread::stop() interrupts it.

@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/base/closed_output.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
+#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -102,9 +104,7 @@ RankProcess::RankProcess(const std::string& name, const std::vector<std::string>
   failure.write.close();
   ::fcntl(failure.read.get(), F_SETFL, 0);  // blocks until exec has closed the other end, or reported why it failed
   int reason = 0;
-  ssize_t got = 0;
-  while ((got = ::read(failure.read.get(), &reason, sizeof(reason))) < 0 && errno == EINTR) {
-  }
+  const ssize_t got = uninterrupted([&] { return ::read(failure.read.get(), &reason, sizeof(reason)); });
   if (got == 0) return;
   ::waitpid(pid_, &status_, 0);
   ended_ = true;
@@ -156,7 +156,8 @@ std::atomic<int> signal_pipe{-1};
 void note_signal(int signal) {
   const int saved = errno;
   const auto byte = static_cast<unsigned char>(signal);
-  [[maybe_unused]] const ssize_t written = ::write(signal_pipe.load(), &byte, 1);
+  const bool counts = signal != SIGPIPE || output_is_closed();
+  [[maybe_unused]] const ssize_t written = counts ? ::write(signal_pipe.load(), &byte, 1) : 0;
   errno = saved;
 }
 
@@ -168,7 +169,10 @@ SignalPipe::SignalPipe() : pipe_(make_pipe()) {
   struct sigaction action {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
-  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &before_[i]);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    ::sigaction(kSignals[i], &action, &before_[i]);
+    if (kSignals[i] == SIGPIPE && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGPIPE, &before_[i], nullptr);
+  }
 }
 
 SignalPipe::~SignalPipe() {

@@ -71,8 +71,8 @@ class RankProcess {
   std::array<LineReader, 2> lines_;
 };
 
-/// Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into bytes of a pipe for as long as it lives. One at a time in a process,
-/// else UsageError.
+/// Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into bytes of a pipe for as long as it lives, and SIGPIPE unless the
+/// program ignores it: a write to an output that nothing reads fails then. One at a time in a process, else UsageError.
 class SignalPipe {
  public:
   SignalPipe();
@@ -84,7 +84,7 @@ class SignalPipe {
   int next() const;
 
  private:
-  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
   Pipe pipe_;
   std::array<struct sigaction, kSignals.size()> before_{};
 };

@@ -17,6 +17,7 @@
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_resolver.h"
+#include "ddp/transport/lost_rank.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
@@ -86,8 +87,10 @@ void leave_error(const RankError& error) noexcept {
 
 void leave_error(const std::exception& error) noexcept {
   const auto* const own = dynamic_cast<const Error*>(&error);
+  const auto* const lost = dynamic_cast<const LostRank*>(&error);
   leave_error(RankError{.message = error.what(),
                         .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                        .lost_rank = lost ? lost->rank() : -1,
                         .monotonic_ns = own ? own->when() : monotonic_ns()});
 }
 

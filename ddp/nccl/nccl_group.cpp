@@ -138,7 +138,6 @@ ncclResult_t submit(const Call& call, const Ranks& ranks) {
     case Collective::scatter: return scatter(call, ranks);
     case Collective::send: return ncclSend(in.data, elements(in), type, call.root, comm, ranks.stream);
     case Collective::recv: return ncclRecv(in.data, elements(in), type, call.root, comm, ranks.stream);
-    case Collective::reduce_update: break;  // needs memory that the ranks share
   }
   return ncclInvalidArgument;
 }

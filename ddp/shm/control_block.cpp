@@ -55,23 +55,31 @@ namespace {
 
 constexpr int kSpins = 4000;  // about the time that ranks of one step are apart
 constexpr auto kParked = std::chrono::milliseconds(50);
-constexpr std::size_t kLine = 128;  // two cache lines: processors fetch them in pairs
+constexpr std::size_t kTwoLines = 128;  // two cache lines: processors fetch them in pairs
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
 
 }  // namespace
 
-struct alignas(kLine) ControlBlock::Cell {
+struct alignas(kTwoLines) ControlBlock::Cell {
   std::atomic<std::uint32_t> clock{0};
   std::atomic<std::uint32_t> closed{0};
   std::atomic<std::int32_t> process{0};
-  alignas(kLine) std::atomic<std::uint32_t> bell{0};
+  alignas(kTwoLines) std::atomic<std::uint32_t> bell{0};
   std::atomic<std::uint32_t> asleep{0};
-  alignas(kLine) Notice notices[2];
+  alignas(kTwoLines) Notice notices[2];
 };
 
-// Cells, then two halves of staging memory for each rank, then the rings.
-std::size_t ControlBlock::bytes(int size) {
+// Cells, then two halves of staging memory for each rank, then has_ring(); later the rings, each of whole pages.
+std::unique_ptr<SharedSegment> ControlBlock::make_segment(Store& store, const std::string& key, int rank, int size,
+                                                          Milliseconds timeout) {
   const auto ranks = static_cast<std::size_t>(size);
-  return ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * ByteRing::kBytes;
+  const std::size_t bytes = ranks * (sizeof(Cell) + 2 * kHalfBytes) + ranks * ranks * sizeof(std::atomic<bool>);
+  return std::make_unique<SharedSegment>(store, key, rank, size, whole_pages(bytes), timeout,
+                                         ranks * ranks * whole_pages(ByteRing::kBytes));
 }
 
 ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names)
@@ -79,6 +87,8 @@ ControlBlock::ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int
       rank_(rank),
       size_(size),
       names_(std::move(names)),
+      to_(static_cast<std::size_t>(size)),
+      from_(static_cast<std::size_t>(size)),
       processes_(static_cast<std::size_t>(size), -1) {
   cell(rank).process.store(::getpid());
 }
@@ -101,10 +111,24 @@ std::byte* ControlBlock::staging(int rank) const {
   return segment_->data() + ranks * sizeof(Cell) + (static_cast<std::size_t>(rank) * 2 + half_) * kHalfBytes;
 }
 
-std::byte* ControlBlock::ring_memory(int from, int to) const {
+// By receiver: a rank looks at those of all senders in turn.
+std::atomic<bool>& ControlBlock::has_ring(int from, int to) const {
   const auto ranks = static_cast<std::size_t>(size_);
-  const std::size_t number = static_cast<std::size_t>(from) * ranks + static_cast<std::size_t>(to);
-  return segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes) + number * ByteRing::kBytes;
+  std::byte* const first = segment_->data() + ranks * (sizeof(Cell) + 2 * kHalfBytes);
+  return reinterpret_cast<std::atomic<bool>*>(
+      first)[static_cast<std::size_t>(to) * ranks + static_cast<std::size_t>(from)];
+}
+
+std::byte* ControlBlock::ring_memory(int from, int to) {
+  const bool sends = from == rank_;
+  SharedSegment::Mapping& ring = sends ? to_[static_cast<std::size_t>(to)] : from_[static_cast<std::size_t>(from)];
+  if (ring || (!sends && !has_ring(from, to).load(std::memory_order_acquire))) return ring.get();
+  const std::size_t bytes = whole_pages(ByteRing::kBytes);
+  const auto number = static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(to);
+  if (sends) segment_->reserve_later(number * bytes, bytes);
+  ring = segment_->map_later(number * bytes, bytes);
+  if (sends) has_ring(from, to).store(true, std::memory_order_release);
+  return ring.get();
 }
 
 void ControlBlock::post() {

@@ -11,11 +11,13 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ddp/group/call_header.h"
 #include "ddp/group/work.h"
 #include "ddp/shm/shared_segment.h"
+#include "ddp/store/store.h"
 #include "lib/base/function_ref.h"
 #include "lib/monotonic.h"
 
@@ -48,7 +50,6 @@ class ByteRing {
 struct Notice {
   CallHeader header;
   std::uint64_t shared_at = 0;  // 1 + the buffer's offset in the rank's shared memory; 0: it is not there
-  std::uint64_t out_at = 0;     // of reduce_update: the same for the values
 };
 
 /// One rank's view. Posting is for one thread at a time; any thread may wait, ring and close.
@@ -56,7 +57,10 @@ class ControlBlock {
  public:
   static constexpr std::size_t kHalfBytes = 512 << 10;  // of staging memory; a rank has two
 
-  static std::size_t bytes(int size);
+  /// The memory for a group of so many ranks: see SharedSegment. Rings take none before their first use, so it is what
+  /// the ranks' staging memory takes, and a byte for every pair of them.
+  static std::unique_ptr<SharedSegment> make_segment(Store& store, const std::string& key, int rank, int size,
+                                                     Milliseconds timeout);
   /// `names` is what errors call the ranks; empty: by their own numbers.
   ControlBlock(std::unique_ptr<SharedSegment> segment, int rank, int size, std::vector<int> names = {});
   ~ControlBlock();
@@ -88,17 +92,21 @@ class ControlBlock {
   void close();
   bool closed(int rank) const;
 
-  /// Memory of the ByteRing from one rank to another.
-  std::byte* ring_memory(int from, int to) const;
+  /// Memory of the ByteRing from one rank to another, of which this is one. Null where the other has not sent anything
+  /// yet. Throws CommError where no memory is left for it. For one thread at a time.
+  std::byte* ring_memory(int from, int to);
 
  private:
   struct Cell;
   Cell& cell(int rank) const;
+  /// Whether the sender has reserved the ring's memory.
+  std::atomic<bool>& has_ring(int from, int to) const;
 
   std::unique_ptr<SharedSegment> segment_;
   int rank_, size_;
   std::vector<int> names_;
   std::uint32_t half_ = 0;
+  std::vector<SharedSegment::Mapping> to_, from_;  // rings, by the other rank; null: not mapped yet
   std::mutex processes_mutex_;
   std::vector<int> processes_;  // by rank: a descriptor that is readable once the process has ended; -1: none
 };

@@ -109,7 +109,8 @@ void Messages::write(int peer, Line& line) {
         line.written < head.size()
             ? head.subspan(line.written)
             : std::span<const std::byte>(message.data, payload).subspan(line.written - head.size());
-    const std::size_t bytes = rest.empty() ? 0 : ring_to(peer).write(rest);
+    const std::size_t bytes =
+        rest.empty() ? 0 : ByteRing(control_block_.ring_memory(control_block_.rank(), peer)).write(rest);
     moved |= bytes > 0;
     line.written += bytes;
     if (line.written == head.size() + payload) {
@@ -125,10 +126,12 @@ void Messages::write(int peer, Line& line) {
 
 void Messages::read(int peer, Line& line) {
   if (peer == control_block_.rank()) return;
+  std::byte* const ring = control_block_.ring_memory(peer, control_block_.rank());
+  if (ring == nullptr) return;
   bool moved = false;
   for (;;) {
     const std::span<std::byte> room = from(peer, [&] { return line.receiver.room(); });
-    const std::size_t bytes = ring_from(peer).read(room);
+    const std::size_t bytes = ByteRing(ring).read(room);
     if (bytes == 0) break;
     moved = true;
     if (from(peer, [&] { return line.receiver.advance(bytes); })) drop_ended();

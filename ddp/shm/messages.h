@@ -60,8 +60,6 @@ class Messages {
   void read(int peer, Line& line);
   /// Drops the messages that are done. Throws CommError for one that has failed.
   void drop_ended();
-  ByteRing ring_to(int peer) const { return ByteRing(control_block_.ring_memory(control_block_.rank(), peer)); }
-  ByteRing ring_from(int peer) const { return ByteRing(control_block_.ring_memory(peer, control_block_.rank())); }
 
   ControlBlock& control_block_;
   std::vector<Line> lines_;                   // by peer

@@ -35,8 +35,7 @@ class MultiHostTransport final : public Transport {
     try {
       PrefixStore mine(store, concat("hosts/", host, "/"));
       control_block_ = std::make_unique<ControlBlock>(
-          std::make_unique<SharedSegment>(mine, "shm", own, count, ControlBlock::bytes(count), connect_timeout), own,
-          count, here);
+          ControlBlock::make_segment(mine, "shm", own, count, connect_timeout), own, count, here);
       messages_ = std::make_unique<Messages>(*control_block_);
     } catch (const CommError&) {  // on all ranks of the host alike
       std::fill(place_.begin(), place_.end(), -1);

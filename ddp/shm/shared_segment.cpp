@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +14,7 @@
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
+#include "lib/base/size_signal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
@@ -23,13 +24,27 @@ namespace {
 // Must not shrink later: a rank that touches memory past the end would end by SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+/// Before the bytes are used: a page that is missing then would end the process by SIGBUS.
+void require_reserved(const Descriptor& memory, std::size_t offset, std::size_t bytes) {
+  const int failure = reserve(memory, offset, bytes);
+  require<CommError>(failure == 0, "no ", bytes, " bytes of shared memory: ", errno_text(failure));
+}
+
+SharedSegment::Mapping map(const Descriptor& memory, std::size_t offset, std::size_t bytes) {
+  void* const data =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), static_cast<off_t>(offset));
+  require<CommError>(data != MAP_FAILED, "cannot map ", bytes, " bytes of shared memory: ", last_errno);
+  return {static_cast<std::byte*>(data), {bytes}};
+}
+
 /// A file in memory; other processes of this user reach it through /proc while it is open.
-Descriptor make_memory(std::size_t bytes) {
+Descriptor make_memory(std::size_t bytes, std::size_t later_bytes) {
   Descriptor memory(::memfd_create("duet", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   require<CommError>(memory.open(), "no shared memory: ", last_errno);
-  // Reserved now: a page that is missing later would end the process by SIGBUS.
-  const int failure = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(bytes));
-  require<CommError>(failure == 0, "no ", bytes, " bytes of shared memory: ", errno_text(failure));
+  require_reserved(memory, 0, bytes);
+  const HeldSizeSignal held;
+  require<CommError>(later_bytes == 0 || ::ftruncate(memory.get(), static_cast<off_t>(bytes + later_bytes)) == 0, "no ",
+                     bytes + later_bytes, " bytes of shared memory: ", last_errno);
   require<CommError>(::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0, "cannot seal shared memory: ", last_errno);
   return memory;
 }
@@ -72,13 +87,15 @@ Descriptor open_memory(Store& store, const std::string& key, const std::string& 
 }  // namespace
 
 // Every rank publishes its result under key/RANK: empty, or what failed. So all of them succeed or all of them throw.
+// The last that has read the results deletes them.
 SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int size, std::size_t bytes,
-                             Milliseconds timeout) {
+                             Milliseconds timeout, std::size_t later_bytes)
+    : bytes_(bytes) {
   Descriptor made;
   std::string failure;
   try {
     if (rank == 0) {
-      made = make_memory(bytes);
+      made = make_memory(bytes, later_bytes);
       const std::string path = concat("/proc/", ::getpid(), "/fd/", made.get());
       store.set(key + "/path", signed_place(store, key, path, status_of(made).st_ino));
     } else {
@@ -86,10 +103,9 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     }
     const std::string place = store.get(key + "/path");
     require<CommError>(!place.empty(), "rank 0 has none");
-    const Descriptor file = open_memory(store, key, place, bytes);
-    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    require<CommError>(data != MAP_FAILED, "cannot map shared memory at ", place, ": ", last_errno);
-    data_ = {static_cast<std::byte*>(data), Unmap{bytes}};
+    Descriptor file = open_memory(store, key, place, bytes + later_bytes);
+    data_ = map(file, 0, bytes);
+    if (later_bytes > 0) file_ = std::move(file);
   } catch (const CommError& error) {
     failure = error.what();
     if (rank == 0) store.set(key + "/path", "");
@@ -98,17 +114,31 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
   const std::vector<std::string> keys = rank_keys(key, size);
   store.wait(keys, timeout);
   const std::vector<std::string> failures = store.multi_get(keys);
+  if (store.add(key + "/read", 1) == size) store.delete_prefix(key + "/");
   for (int peer = 0; peer < size; ++peer) {
     const std::string& text = failures[static_cast<std::size_t>(peer)];
     require<CommError>(text.empty(), "shared memory failed on rank ", peer, ": ", text);
   }
 }
 
+void SharedSegment::reserve_later(std::size_t offset, std::size_t bytes) const {
+  require_reserved(file_, bytes_ + offset, bytes);
+}
+
+SharedSegment::Mapping SharedSegment::map_later(std::size_t offset, std::size_t bytes) const {
+  return map(file_, bytes_ + offset, bytes);
+}
+
 void SharedSegment::Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
 
 std::string host_identity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
+  const char* const path = "/proc/sys/kernel/random/boot_id";
+  const Descriptor file(::open(path, O_RDONLY | O_CLOEXEC));
+  // Without a descriptor left, ranks of one host could not recognise each other.
+  require<CommError>(file.open() || (errno != EMFILE && errno != ENFILE), "cannot open ", path, ": ", last_errno);
+  std::string boot(64, '\0');
+  boot.resize(static_cast<std::size_t>(std::max<ssize_t>(::read(file.get(), boot.data(), boot.size()), 0)));
+  boot.resize(std::min(boot.size(), boot.find('\n')));
   struct stat processes {
   }, network{};
   ::stat("/proc/self/ns/pid", &processes);

@@ -6,17 +6,14 @@
 #include <cstdint>
 
 #include "ddp/group/reduce_kernels.h"
-#include "lib/backend/backend.h"
-#include "lib/base/fault_point.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
 namespace {
 
-constexpr std::int64_t kLine = 64;         // elements; shards are cut at whole cache lines
-constexpr std::int64_t kCached = 2048;     // elements of a shard that stay in the first cache while they are reduced
-constexpr std::int64_t kUpdated = 16384;   // elements that are summed, updated and shown at once, in the second cache
-constexpr std::uint64_t kArenaShift = 48;  // of a place: the arena's number, then the offset in it
+constexpr std::int64_t kLineElements = 64;  // shards are cut at whole cache lines
+constexpr std::int64_t kCached = 2048;      // elements of a shard that stay in the first cache while they are reduced
+constexpr std::uint64_t kArenaShift = 48;   // of a place: the arena's number, then the offset in it
 
 /// Whether a rank that contributes has a piece for each rank.
 bool spreads(Collective op) {
@@ -38,9 +35,9 @@ std::int64_t ShmCollectives::piece_count(const Call& call) const {
 }
 
 ShmCollectives::Pass ShmCollectives::shard_of(std::int64_t count, int rank) const {
-  const std::int64_t lines = (count + kLine - 1) / kLine;
-  const std::int64_t begin = std::min(count, lines * rank / size_ * kLine);
-  return {begin, std::min(count, lines * (rank + 1) / size_ * kLine) - begin};
+  const std::int64_t lines = (count + kLineElements - 1) / kLineElements;
+  const std::int64_t begin = std::min(count, lines * rank / size_ * kLineElements);
+  return {begin, std::min(count, lines * (rank + 1) / size_ * kLineElements) - begin};
 }
 
 std::uint64_t ShmCollectives::place_of(const Buffer& buffer) const {
@@ -67,10 +64,8 @@ std::byte* ShmCollectives::at_place(int rank, std::uint64_t& place, const Buffer
 
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
   Notice& notice = block_.notice(rank_, sequence);
-  const bool updates = call.op == Collective::reduce_update;
   notice.header = header_of(call, sequence);
-  notice.shared_at = updates || call.op == Collective::all_reduce ? place_of(call.in) : 0;
-  notice.out_at = updates ? place_of(call.out) : 0;
+  notice.shared_at = call.op == Collective::all_reduce ? place_of(call.in) : 0;
   if (notice.shared_at == 0) stage(call, pass_at(call, 0));
   block_.post();
 }
@@ -82,10 +77,6 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
   };
   block_.await_posts(deadline, spin);
   check_notices(call, sequence);
-  if (call.op == Collective::reduce_update) {
-    reduce_update(call, sequence);
-    return meet();
-  }
   Pass pass = pass_at(call, 0);
   const bool reduces = call.op == Collective::all_reduce;
   if (const int shared = reduces ? shared_count(sequence) : 0; shared == size_) {
@@ -110,10 +101,11 @@ void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::tim
 }
 
 void ShmCollectives::check_notices(const Call& call, std::uint64_t sequence) {
-  const CallHeader own = header_of(call, sequence);
-  int agree = 0;
-  while (agree < size_ && block_.notice(agree, sequence).header == own) ++agree;
-  if (agree == size_) return;
+  Agreement all;
+  all.add(header_of(call, sequence));
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) all.add(block_.notice(peer, sequence).header);
+  if (all.whole()) return;
   std::vector<RankHeader> ranks;
   for (int peer = 0; peer < size_; ++peer) ranks.push_back({peer, block_.notice(peer, sequence).header});
   throw CommError(disagreement(ranks));
@@ -127,8 +119,7 @@ int ShmCollectives::shared_count(std::uint64_t sequence) {
 
 void ShmCollectives::stage(const Call& call, Pass pass) {
   const bool only_root_gives = call.op == Collective::broadcast || call.op == Collective::scatter;
-  if (call.op == Collective::barrier || call.op == Collective::reduce_update || (only_root_gives && call.root != rank_))
-    return;
+  if (call.op == Collective::barrier || (only_root_gives && call.root != rank_)) return;
   std::byte* const to = block_.staging(rank_);
   const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(0, pass.count)) * size_of(call.in.dtype);
   for (int piece = 0; piece < (spreads(call.op) ? size_ : 1); ++piece)
@@ -169,8 +160,7 @@ void ShmCollectives::read(const Call& call, Pass pass) {
       return;
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv:
-    case Collective::reduce_update: return;
+    case Collective::recv: return;
   }
 }
 
@@ -203,35 +193,6 @@ void ShmCollectives::reduce_shared(const Call& call, std::uint64_t sequence) {
     reduce_parts(parts_, count, call.in.dtype, call.reduce);
     for (std::size_t peer = 1; peer < parts_.size(); ++peer)
       copy_bytes(parts_[peer], parts_[0], static_cast<std::size_t>(count) * size);
-  }
-}
-
-/// All ranks wait in this call, so no rank reads values while others write them.
-void ShmCollectives::reduce_update(const Call& call, std::uint64_t sequence) {
-  for (int peer = 0; peer < size_; ++peer) {
-    const Notice& notice = block_.notice(peer, sequence);
-    require<CommError>(notice.shared_at != 0 && notice.out_at != 0, "the gradients or values of rank ",
-                       block_.name_of(peer), " are not in shared memory");
-  }
-  const Pass shard = shard_of(call.in.count, rank_);
-  sums_.resize(static_cast<std::size_t>(std::min(kUpdated, shard.count)));
-  for (std::int64_t done = 0; done < shard.count; done += kUpdated) {
-    const std::int64_t begin = shard.begin + done, count = std::min(kUpdated, shard.count - done);
-    const auto offset = static_cast<std::size_t>(begin) * sizeof(float);
-    PooledVector<Tensor> parts;
-    for (int peer = 0; peer < size_; ++peer) {
-      std::byte* const gradients = at_place(peer, block_.notice(peer, sequence).shared_at, call.in);
-      parts.push_back(borrow(gradients + offset, {count}, DType::f32));
-    }
-    const Tensor sums = borrow(sums_.data(), {count}, DType::f32);
-    backend(DeviceKind::cpu).sum_devices(parts, sums, false, 0, 1);
-    (*call.update)(begin, sums);
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_)
-        copy_bytes(at_place(peer, block_.notice(peer, sequence).out_at, call.out) + offset, at(call.out, begin),
-                   static_cast<std::size_t>(count) * sizeof(float));
-    }
-    fault_point("reduce_update");
   }
 }
 

@@ -53,7 +53,6 @@ class ShmCollectives {
   const void* reduce_staged(const Call& call, std::size_t offset, std::int64_t count);
   void reduce_shard(const Call& call, std::int64_t count);
   void reduce_shared(const Call& call, std::uint64_t sequence);
-  void reduce_update(const Call& call, std::uint64_t sequence);
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
 
@@ -61,7 +60,6 @@ class ShmCollectives {
   const int rank_, size_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
-  std::vector<float> sums_;  // of reduce_update
 };
 
 }  // namespace duet::ddp

@@ -85,11 +85,11 @@ struct MessageCore {
   GroupFailure failure;
 };
 
-class ShmGroup final : public SharedMemoryGroup {
+class ShmGroup final : public ProcessGroup {
  public:
   ShmGroup(std::unique_ptr<ControlBlock> control_block, std::shared_ptr<Store> store, Milliseconds connect_timeout,
            const GroupOptions& options)
-      : SharedMemoryGroup(control_block->rank(), control_block->size()),
+      : ProcessGroup(control_block->rank(), control_block->size()),
         core_(std::make_shared<MessageCore>(std::move(control_block), options)),
         arena_store_(store),
         connect_timeout_(connect_timeout),
@@ -130,11 +130,6 @@ class ShmGroup final : public SharedMemoryGroup {
     const std::lock_guard engine(engine_);
     collectives_.add_arena(arena);
     return storage_in(arena.segment, arena.of(rank()), bytes);
-  }
-
-  std::shared_ptr<Storage> common_storage(std::size_t bytes) override {
-    const auto segment = make_segment(bytes);
-    return storage_in(segment, segment->data(), bytes);
   }
 
  protected:
@@ -296,8 +291,7 @@ class ShmGroup final : public SharedMemoryGroup {
 
 std::unique_ptr<ProcessGroup> make_shm_group(std::shared_ptr<Store> store, int rank, int size,
                                              Milliseconds connect_timeout, const GroupOptions& options) {
-  auto segment = std::make_unique<SharedSegment>(*store, "shm/control_block", rank, size, ControlBlock::bytes(size),
-                                                 connect_timeout);
+  auto segment = ControlBlock::make_segment(*store, "shm/control_block", rank, size, connect_timeout);
   auto control_block = std::make_unique<ControlBlock>(std::move(segment), rank, size);
   return std::make_unique<ShmGroup>(std::move(control_block), std::move(store), connect_timeout, options);
 }

@@ -12,7 +12,8 @@
 namespace duet::ddp {
 
 /// Keys carry the run id, so what an earlier run left in the file is never seen. Waiting polls every 10 ms.
-/// Throws CommError when the file cannot be opened, is another user's or open to others, or is not a duet store.
+/// Throws CommError when the file cannot be opened, is another user's or open to others, or is not a duet store, and
+/// when another process keeps it locked for the timeout of a call, at least a second: it is named where /proc shows it.
 class FileStore final : public Store {
  public:
   /// `run_id` is the same for all ranks of a run and new for each run. With a `world_size`, the last of so many stores

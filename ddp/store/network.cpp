@@ -9,15 +9,18 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <set>
 #include <system_error>
+#include <thread>
 
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
@@ -48,6 +51,25 @@ std::unique_ptr<ifaddrs, Free> interfaces() {
 
 bool is_up(const ifaddrs& one) { return one.ifa_addr != nullptr && (one.ifa_flags & IFF_UP) != 0; }
 
+constexpr Milliseconds kNamePause{200};  // what all ranks ask a server of names for
+const char* const kAnyService = "9";     // nothing is sent there
+
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+Addresses find_host(const std::string& host, Milliseconds timeout) {
+  addrinfo kind{};
+  kind.ai_socktype = SOCK_DGRAM;
+  for (const auto deadline = Clock::now() + timeout;; std::this_thread::sleep_for(kNamePause)) {
+    addrinfo* found = nullptr;
+    const int code = ::getaddrinfo(host.c_str(), kAnyService, &kind, &found);
+    if (code == 0) return Addresses(found);
+    const bool may_appear = code == EAI_NONAME || code == EAI_NODATA || code == EAI_AGAIN;
+    require<CommError>(code != EAI_SYSTEM, "cannot find the host ", host, ": ", last_errno);
+    require<CommError>(may_appear && Clock::now() + kNamePause < deadline, "cannot find the host ", host, " within ",
+                       timeout.count(), " ms: ", ::gai_strerror(code));
+  }
+}
+
 }  // namespace
 
 std::string address_of(const std::string& interface, const std::string& like) {
@@ -75,14 +97,20 @@ std::string address_of(const std::string& interface, const std::string& like) {
   return best;
 }
 
-std::string address_towards(const std::string& host) {
-  addrinfo kind{};
-  kind.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(host.c_str(), "9", &kind, &found);  // any port will do, as nothing is sent
-  require<CommError>(code == 0, "cannot find the host ", host, ": ", ::gai_strerror(code));
-  const std::unique_ptr<addrinfo, FreeAddresses> addresses(found);
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+std::string address_of_host(const std::string& host, Milliseconds timeout) {
+  const Addresses addresses = find_host(host, timeout);
+  const addrinfo* best = addresses.get();
+  while (best != nullptr && best->ai_family != AF_INET) best = best->ai_next;
+  if (best == nullptr) best = addresses.get();
+  std::array<char, NI_MAXHOST> text{};  // with the interface of a link-local address
+  const int code = ::getnameinfo(best->ai_addr, best->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  require<CommError>(code == 0, "the host ", host, " has no address: ", ::gai_strerror(code));
+  return text.data();
+}
+
+std::string address_towards(const std::string& host, Milliseconds timeout) {
+  const Addresses addresses = find_host(host, timeout);
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     const Descriptor probe(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t size = sizeof(own);
@@ -99,6 +127,22 @@ std::string loopback_interface() {
     if (is_up(*one) && (one->ifa_flags & IFF_LOOPBACK) != 0 && one->ifa_addr->sa_family == AF_INET)
       return one->ifa_name;
   return {};
+}
+
+void require_loopback(const std::string& address) {
+  if (!address.starts_with("127.") && address != "::1") return;
+  ifaddrs* found = nullptr;
+  if (::getifaddrs(&found) != 0) return;  // a sandbox may forbid it, and connections tell
+  const std::unique_ptr<ifaddrs, Free> list(found);
+  std::string down;
+  for (const ifaddrs* one = found; one != nullptr; one = one->ifa_next) {
+    if ((one->ifa_flags & IFF_LOOPBACK) == 0) continue;
+    if ((one->ifa_flags & IFF_UP) != 0) return;
+    down = one->ifa_name;
+  }
+  require<CommError>(down.empty(), "ranks cannot meet at ", address, ": the loopback interface ", down,
+                     " of this host, or of this network namespace, is down; bring it up (ip link set ", down,
+                     " up), or let them meet at the address of an interface that is up");
 }
 
 namespace {

@@ -16,8 +16,16 @@ inline constexpr const char* kInterfaceVariable = "DUET_INTERFACE";
 /// one that is not link-local where there is one. Throws UsageError that lists the interfaces.
 std::string address_of(const std::string& interface, const std::string& like = "127.0.0.1");
 
-/// This host's address on the way to another host, by its name or address. Throws CommError if there is no way.
-std::string address_towards(const std::string& host);
+/// The address of a host, IPv4 where it has one, by its name or address. A name that is not known yet, as that of a pod
+/// which starts, is asked for again until `timeout` is over; then CommError names it.
+std::string address_of_host(const std::string& host, Milliseconds timeout);
+
+/// This host's address on the way to another host, which is found as above. Throws CommError if there is no way.
+std::string address_towards(const std::string& host, Milliseconds timeout);
+
+/// Throws CommError that names it if `address` is one of loopback and this host's loopback interface is down: nothing
+/// will answer there.
+void require_loopback(const std::string& address);
 
 /// The interface ("lo") that is up and leads from this host to itself only, by IPv4; empty if there is none.
 std::string loopback_interface();

@@ -8,8 +8,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <ios>
+#include <mutex>
 #include <span>
 #include <system_error>
 
@@ -18,6 +22,8 @@
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+
+extern "C" char** environ;
 
 namespace duet::ddp {
 
@@ -58,8 +64,9 @@ std::string read_secret(const std::string& path, const char* source) {
   struct stat status {};
   require<UsageError>(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), source, ": ", path,
                       " is not a file");
-  require<UsageError>((status.st_mode & 077) == 0, source, ": others than its owner can read ", path,
-                      "; chmod 600 would help");
+  require<UsageError>(status.st_uid == ::geteuid() && (status.st_mode & 077) == 0, source, ": ", path, " is user ",
+                      status.st_uid, "'s, with mode 0", std::oct, status.st_mode & 07777, std::dec, "; expected user ",
+                      ::geteuid(), "'s, with mode 0600: no one else may read or change it");
   std::string text(kMostBytes + 1, '\0');
   const ssize_t got = ::read(file.get(), text.data(), text.size());
   require<UsageError>(got >= 0, source, ": cannot read ", path, ": ", last_errno);
@@ -88,11 +95,42 @@ void make_secret(const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+std::mutex hidden_mutex;
+std::string hidden;  // DUET_SECRET, once it is not in the environment any more
+
+/// Overwrites an entry of the environment behind its name, in place: other threads may be reading their own entries.
+/// The kernel does it, which fails where the memory is read-only.
+bool wipe(char* value) {
+  const Descriptor zeros(::open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  const std::size_t length = std::strlen(value);
+  return zeros.open() && ::read(zeros.get(), value, length) == static_cast<ssize_t>(length);
+}
+
+}  // namespace
+
+void hide_secret() {
+  const std::lock_guard lock(hidden_mutex);
+  const auto text = environment_variable(kSecretVariable);
+  if (!text) return;
+  hidden = *text;
+  const std::string start = concat(kSecretVariable, "=");
+  bool wiped = true;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (std::string_view(*entry).starts_with(start)) wiped = wipe(*entry + start.size()) && wiped;
+  if (!wiped) ::unsetenv(kSecretVariable);
+}
+
 std::string given_secret() {
   const auto path = environment_variable(kSecretFileVariable);
-  const auto text = environment_variable(kSecretVariable);
-  if (!path && !text) return {};
-  const std::string secret = path ? read_secret(*path, kSecretFileVariable) : *text;
+  std::string text;
+  {
+    const std::lock_guard lock(hidden_mutex);
+    text = environment_variable(kSecretVariable).value_or(hidden);
+  }
+  if (!path && text.empty()) return {};
+  const std::string secret = path ? read_secret(*path, kSecretFileVariable) : text;
   require<UsageError>(secret.size() >= kLeastBytes && secret.size() <= kMostBytes,
                       path ? kSecretFileVariable : kSecretVariable, ": a secret has ", kLeastBytes, " to ", kMostBytes,
                       " bytes, got ", secret.size());
@@ -106,6 +144,64 @@ std::string user_secret() {
   require<UsageError>(secret.size() == 2 * kSecretBytes, "the secret of this user's ranks: ", path, " has ",
                       secret.size(), " bytes, expected ", 2 * kSecretBytes, "; removing it would help");
   return secret;
+}
+
+namespace {
+
+bool is_between(char byte, char first, char last) { return first <= byte && byte <= last; }
+bool is_lower(char byte) { return is_between(byte, 'a', 'z'); }
+bool is_upper(char byte) { return is_between(byte, 'A', 'Z'); }
+bool is_digit(char byte) { return is_between(byte, '0', '9'); }
+
+/// How many bytes there are of the kinds that occur.
+double alphabet_of(std::string_view text) {
+  const auto all = [&](auto&& is) { return std::all_of(text.begin(), text.end(), is); };
+  const auto any = [&](auto&& is) { return std::any_of(text.begin(), text.end(), is); };
+  for (const char a : {'a', 'A'})
+    if (all([a](char byte) { return is_digit(byte) || is_between(byte, a, static_cast<char>(a + 5)); })) return 16;
+  const auto is_other = [](char byte) {
+    return is_between(byte, ' ', '~') && !is_lower(byte) && !is_upper(byte) && !is_digit(byte);
+  };
+  return 26 * any(is_lower) + 26 * any(is_upper) + 10 * any(is_digit) + 33 * any(is_other) +
+         161 * any([](char byte) { return !is_between(byte, ' ', '~'); });
+}
+
+/// Whether the byte stands among five or more letters of one case.
+bool is_of_word(std::string_view text, std::size_t at) {
+  for (const auto is : {is_lower, is_upper}) {
+    std::size_t begin = at, end = at;
+    while (begin > 0 && is(text[begin - 1])) --begin;
+    while (end < text.size() && is(text[end])) ++end;
+    if (end > at && end - begin >= 5) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+double entropy_bits(std::string_view text) {
+  const double alphabet = alphabet_of(text);
+  double bits = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool repeats = i > 0 && text.substr(0, i).find(text.substr(i - 1, 2)) != std::string_view::npos;
+    const bool continues = i > 1 && text[i] - text[i - 1] == text[i - 1] - text[i - 2];
+    const bool word = alphabet > 16 && is_of_word(text, i);
+    bits += repeats || continues ? 1 : word ? 2 : std::log2(alphabet);
+  }
+  return bits;
+}
+
+std::string weakness_of(std::string_view secret) {
+  constexpr double kEnoughBits = 80, kGuessesPerS = 200'000, kDayS = 86'400, kYearDays = 365;
+  const double bits = entropy_bits(secret), days = std::exp2(bits - 1) / kGuessesPerS / kDayS;
+  if (bits >= kEnoughBits) return {};
+  const std::string time = days < 2           ? std::string("less than two days")
+                           : days < kYearDays ? concat("about ", std::llround(days), " days")
+                                              : concat("about ", grouped(std::llround(days / kYearDays)), " years");
+  return concat(environment_variable(kSecretFileVariable) ? kSecretFileVariable : kSecretVariable,
+                ": the secret has about ", std::llround(bits), " bits of entropy, by an estimate: who records how two ",
+                "ranks meet can guess it at 200,000 a second on each core, in ", time, " on one; expected ",
+                kEnoughBits, " bits or more, as openssl rand -hex 32 makes them");
 }
 
 std::string random_bytes(std::size_t count) {

@@ -39,6 +39,7 @@ std::string Store::compare_set(const std::string& key, const std::string& expect
   return ask_one(StoreOp::compare_set, {key, expected, desired});
 }
 bool Store::delete_key(const std::string& key) { return ask_one(StoreOp::erase, {key}) == "1"; }
+std::int64_t Store::delete_prefix(const std::string& prefix) { return ask_number(StoreOp::erase_prefix, {prefix}); }
 std::int64_t Store::num_keys() { return ask_number(StoreOp::count, {}); }
 void Store::append(const std::string& key, const std::string& suffix) {
   request(StoreOp::append, {key, suffix}, timeout());
@@ -61,8 +62,16 @@ void Store::multi_set(const std::vector<std::string>& keys, const std::vector<st
 
 std::string Store::secret() { return compare_set("/duet/secret", "", random_bytes(kSecretBytes)); }
 
-PrefixStore::PrefixStore(std::shared_ptr<Store> store, std::string prefix)
-    : Store(store->timeout()), store_(std::move(store)), prefix_(std::move(prefix)) {}
+PrefixStore::PrefixStore(std::shared_ptr<Store> store, std::string prefix, int members)
+    : Store(store->timeout()), store_(std::move(store)), prefix_(std::move(prefix)), members_(members) {}
+
+PrefixStore::~PrefixStore() {
+  try {
+    if (members_ > 0 && request(StoreOp::add, {"/duet/closed", "1"}, kClosePatience)[0] == std::to_string(members_))
+      request(StoreOp::erase_prefix, {""}, kClosePatience);
+  } catch (const Error&) {  // the store has ended with its server
+  }
+}
 
 std::vector<std::string> PrefixStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   const bool only_keys = op == StoreOp::get || op == StoreOp::wait || op == StoreOp::check;
@@ -100,6 +109,12 @@ std::vector<std::string> StoreTable::answer(StoreOp op, const std::vector<std::s
       arguments(2);
       append(in[0], in[1]);
       return out;
+    case StoreOp::erase_prefix: {
+      arguments(1);
+      const std::vector<std::string> keys = keys_under(in[0]);
+      for (const std::string& key : keys) erase(key);
+      return {std::to_string(keys.size())};
+    }
   }
   throw UsageError(concat("unknown store request ", static_cast<int>(op)));
 }
@@ -130,6 +145,13 @@ bool StoreTable::erase(const std::string& key) {
   bytes_ -= entry_bytes(key, found->second.size());
   values_.erase(found);
   return true;
+}
+
+std::vector<std::string> StoreTable::keys_under(const std::string& prefix) const {
+  std::vector<std::string> keys;
+  for (auto at = values_.lower_bound(prefix); at != values_.end() && at->first.starts_with(prefix); ++at)
+    keys.push_back(at->first);
+  return keys;
 }
 
 const std::string* StoreTable::find(const std::string& key) const {
@@ -180,19 +202,88 @@ std::string StoreTable::timeout_message(const std::vector<std::string>& keys, Mi
 void MemoryStore::fail(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (failure_.empty()) failure_ = why;
-  changed_.notify_all();
+  for (const auto& [key, waiter] : waiters_) waiter->changed.notify_one();
 }
 
 std::vector<std::string> MemoryStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   std::unique_lock lock(mutex_);
   if (op == StoreOp::get || op == StoreOp::wait) {
-    const auto deadline = Clock::now() + timeout;
-    changed_.wait_until(lock, deadline, [&] { return table_.has_all(strings) || !failure_.empty(); });
-    if (!table_.has_all(strings))
-      throw CommError(failure_.empty() ? table_.timeout_message(strings, timeout) : failure_);
+    Waiter waiter{.op = op, .keys = strings, .erasures = erasures_};
+    if (const std::string* const missing = missing_key(waiter)) return wait_for(lock, waiter, *missing, timeout);
+    return answer(op, strings);
   }
-  changed_.notify_all();  // before the change, but none wakes until the lock is free
+  erasures_ += op == StoreOp::erase || op == StoreOp::erase_prefix;
+  const auto serve = [&] {  // values are no keys, and cost a search
+    for (const std::string& key : strings) serve_waiters(key);
+  };
+  try {
+    std::vector<std::string> result = answer(op, strings);
+    serve();
+    return result;
+  } catch (...) {  // the first of several keys may have been set
+    serve();
+    throw;
+  }
+}
+
+std::uint64_t MemoryStore::lookups() {
+  const std::lock_guard lock(mutex_);
+  return lookups_;
+}
+
+std::vector<std::string> MemoryStore::answer(StoreOp op, const std::vector<std::string>& strings) {
+  std::size_t bytes = 0;
+  if (op == StoreOp::get && check_answer_) {
+    for (const std::string& key : strings) bytes += table_.find(key)->size();
+    check_answer_(strings.size(), bytes);
+  }
   return table_.answer(op, strings);
+}
+
+std::vector<std::string> MemoryStore::wait_for(std::unique_lock<std::mutex>& lock, Waiter& waiter,
+                                               const std::string& missing, Milliseconds timeout) {
+  waiter.place = waiters_.emplace(missing, &waiter);
+  waiter.changed.wait_until(lock, Clock::now() + timeout, [&] { return waiter.done || !failure_.empty(); });
+  if (!waiter.done) {
+    waiters_.erase(waiter.place);
+    throw CommError(failure_.empty() ? table_.timeout_message(waiter.keys, timeout) : failure_);
+  }
+  if (waiter.failure) std::rethrow_exception(waiter.failure);
+  return std::move(waiter.answer);
+}
+
+void MemoryStore::serve_waiters(const std::string& key) {
+  if (!table_.find(key)) return;
+  for (auto found = waiters_.find(key); found != waiters_.end(); found = waiters_.find(key)) {
+    Waiter& waiter = *found->second;
+    auto node = waiters_.extract(found);
+    if (const std::string* const next = missing_key(waiter)) {
+      node.key() = *next;
+      waiter.place = waiters_.insert(std::move(node));
+      continue;
+    }
+    waiter.done = true;
+    try {
+      waiter.answer = answer(waiter.op, waiter.keys);
+    } catch (...) {
+      waiter.failure = std::current_exception();
+    }
+    waiter.changed.notify_one();
+  }
+}
+
+// From the last on: ranks come about in their order, so this is the key of the one that comes last. The lookups go on
+// where they stopped, and begin anew at their end if a key was deleted meanwhile.
+const std::string* MemoryStore::missing_key(Waiter& waiter) {
+  for (;;) {
+    for (; waiter.unseen > 0; --waiter.unseen) {
+      const std::string& key = waiter.keys[waiter.unseen - 1];
+      ++lookups_;
+      if (table_.find(key) == nullptr) return &key;
+    }
+    if (std::exchange(waiter.erasures, erasures_) == erasures_) return nullptr;
+    waiter.unseen = waiter.keys.size();
+  }
 }
 
 std::string rank_names(const std::vector<int>& ranks) {

@@ -6,10 +6,12 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace duet::ddp {
@@ -20,10 +22,11 @@ inline constexpr std::size_t kMaxKeyBytes = 4096;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxTableBytes = std::size_t{256} << 20;  // of all keys and values, kEntryBytes for each
 inline constexpr std::size_t kEntryBytes = 128;
+inline constexpr Milliseconds kClosePatience{10'000};  // for what a store says as it goes, which nobody waits for
 inline constexpr Milliseconds kStoreTimeout{300'000};
 
 /// What a store is asked. `wait` and `get` wait until all of their keys are set.
-enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append };
+enum class StoreOp : std::uint8_t { set, get, wait, add, check, compare_set, erase, count, append, erase_prefix };
 
 /// Strings by name, shared by all ranks. Thread-safe. Keys have 1 to kMaxKeyBytes bytes and values at most
 /// kMaxValueBytes, all of them together kMaxTableBytes, else UsageError; a lost server or an unusable file is a
@@ -49,14 +52,17 @@ class Store {
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired);
   /// True if the key was there.
   bool delete_key(const std::string& key);
+  /// Deletes all keys that begin so, and returns how many; none in a store that cannot list its keys (PyTorch's).
+  std::int64_t delete_prefix(const std::string& prefix);
   /// Number of keys that users made (PyTorch counts one of its own as well).
   std::int64_t num_keys();
   void append(const std::string& key, const std::string& suffix);
   /// As get() and set(), for all keys at once.
   std::vector<std::string> multi_get(const std::vector<std::string>& keys);
   void multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values);
-  /// The shared secret of this store's ranks: the key of proofs between ranks.
-  /// Unless the store was made with one, a random one that the first caller puts into it.
+  /// The shared secret of this store's ranks: the key of proofs between ranks, which are worth nothing at another
+  /// store. It is a random one that the first caller puts into the store; where the store was made with a secret, it is
+  /// derived from that, the run and the random one.
   virtual std::string secret();
 
   /// How long get(), multi_get() and wait() block.
@@ -79,13 +85,18 @@ class Store {
 /// Another store's keys under a prefix, so that runs and groups do not collide. num_keys() counts the whole store.
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::shared_ptr<Store> store, std::string prefix);
+  /// With `members`, the last of so many of them to be destroyed, one on each rank of a group, deletes their keys.
+  PrefixStore(std::shared_ptr<Store> store, std::string prefix, int members = 0);
+  ~PrefixStore() override;
+  PrefixStore(const PrefixStore&) = delete;
+  PrefixStore& operator=(const PrefixStore&) = delete;
   std::string secret() override { return store_->secret(); }
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
 
  private:
   std::shared_ptr<Store> store_;
   std::string prefix_;
+  int members_;
 };
 
 /// The keys of a store without any waiting. Not thread-safe. Throws UsageError for a key or value beyond the limits
@@ -101,6 +112,8 @@ class StoreTable {
   std::int64_t add(const std::string& key, std::int64_t amount);
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired);
   bool erase(const std::string& key);
+  /// The keys that begin so, in their order.
+  std::vector<std::string> keys_under(const std::string& prefix) const;
   void append(const std::string& key, const std::string& suffix);
   std::size_t size() const { return values_.size(); }
   bool has_all(const std::vector<std::string>& keys) const;
@@ -116,19 +129,48 @@ class StoreTable {
   std::size_t bytes_ = 0;  // of kMaxTableBytes
 };
 
-/// A store for ranks that are threads of one process: all hold the same object.
+/// A store for ranks that are threads of one process: all hold the same object. Who sets the last key that a wait
+/// misses also answers it, so the value of a key that is deleted right after still reaches all who wait for it.
 class MemoryStore final : public Store {
  public:
-  explicit MemoryStore(Milliseconds timeout = kStoreTimeout) : Store(timeout) {}
+  /// Throws where the values of get(), their number and bytes, are too many to be copied.
+  using CheckAnswer = void (*)(std::size_t count, std::size_t bytes);
+  explicit MemoryStore(Milliseconds timeout = kStoreTimeout, CheckAnswer check_answer = nullptr)
+      : Store(timeout), check_answer_(check_answer) {}
   /// Ends all waits for keys that are missing, also later ones, by a CommError with this text. The first call counts.
   void fail(const std::string& why);
   std::vector<std::string> request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) override;
+  /// How often a key of get() or wait() was looked up, so far: n ranks that wait for n keys each take about n * n.
+  std::uint64_t lookups();
 
  private:
+  struct Waiter;
+  /// Waiters by a key that each misses, so that setting a key costs nothing for those that miss another one.
+  using Waiters = std::multimap<std::string_view, Waiter*>;
+  struct Waiter {
+    const StoreOp op;
+    const std::vector<std::string>& keys;
+    std::size_t unseen = keys.size();  // those before it have not been looked up yet; the others were all set
+    std::uint64_t erasures = 0;        // when the lookups began
+    std::condition_variable changed{};
+    Waiters::iterator place{};
+    bool done = false;
+    std::vector<std::string> answer{};
+    std::exception_ptr failure{};
+  };
+  std::vector<std::string> answer(StoreOp op, const std::vector<std::string>& strings);
+  std::vector<std::string> wait_for(std::unique_lock<std::mutex>& lock, Waiter& waiter, const std::string& missing,
+                                    Milliseconds timeout);
+  void serve_waiters(const std::string& key);
+  /// The last of the keys that is missing; nullptr if none is.
+  const std::string* missing_key(Waiter& waiter);
+
+  const CheckAnswer check_answer_;
   std::mutex mutex_;
-  std::condition_variable changed_;
   StoreTable table_;
+  std::uint64_t lookups_ = 0, erasures_ = 0;
   std::string failure_;
+  Waiters waiters_;
 };
 
 /// "rank 1", "ranks 1, 3"; empty for none.

@@ -1,19 +1,27 @@
 #include "ddp/store/tcp_store.h"
 
 #include <algorithm>
-#include <array>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "ddp/store/asio.h"
+#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
+#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store_server.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/parse_number.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;
@@ -22,6 +30,8 @@ using boost::system::error_code;
 
 namespace {
 
+const char* const kPortKey = "port";
+const char* const kWhereToLook = "; has the process of rank 0 ended or been stopped, or does a firewall lie between?";
 constexpr Milliseconds kRetryPause{50};
 constexpr Milliseconds kHandshakeTimeout{1000};  // of a peer that may be anything
 constexpr int kHandshakeTries = 5;               // a busy machine may let one fail
@@ -29,42 +39,43 @@ constexpr Milliseconds kFullPause{400};          // five outlast the handshake t
 // Beyond the timeout that the server itself keeps: as long as this store's timeout, within these limits.
 constexpr Milliseconds kLeastGrace{2000}, kMostGrace{10'000};
 
-tcp::endpoint resolve(const std::string& host, int port) {
+tcp::endpoint resolve(const std::string& host, int port, Clock::time_point deadline) {
   require<UsageError>(port >= 0 && port <= 65535, "port must have value from 0 to 65535 but was ", port);
-  asio::io_context io;
-  tcp::resolver resolver(io);
-  error_code error;
-  const auto found = resolver.resolve(host, std::to_string(port), error);
-  require<CommError>(!error && !found.empty(), "cannot find the store's host \"", host, "\": ", error.message());
-  for (const auto& entry : found) {
-    if (entry.endpoint().address().is_v4()) return entry.endpoint();
-  }
-  return found.begin()->endpoint();
+  const std::string address = address_of_host(host, std::chrono::ceil<Milliseconds>(deadline - Clock::now()));
+  return {asio::ip::make_address(address), static_cast<unsigned short>(port)};
 }
 
-/// A connection whose every call has a deadline.
-class Connection {
+Credentials credentials_of(const TcpStoreOptions& options) {
+  return {options.secret, concat("the store of run ", options.run)};
+}
+
+/// The rank that serves the store waits for its own thread only, which runs even on a busy machine.
+Milliseconds timeout_of(const TcpStoreOptions& options) {
+  return options.serve ? std::max(options.timeout, kMostGrace) : options.timeout;
+}
+
+/// A client, whose every call has a deadline.
+class StoreClient {
  public:
-  /// Tries the ports from the server's on until one of them serves the run.
-  Connection(const tcp::endpoint& server, const TcpStoreOptions& options)
+  /// Tries the ports from the server's on, or the one that it publishes, until one of them serves the run.
+  StoreClient(const tcp::endpoint& server, const TcpStoreOptions& options, Clock::time_point deadline)
       : server_(server),
-        mark_(store_run_mark(options.run)),
-        secret_(options.secret),
+        credentials_(credentials_of(options)),
+        port_store_(options.serve ? nullptr : options.port_store),
         grace_(std::clamp(timeout_of(options), kLeastGrace, kMostGrace)) {
     const int more_ports = options.serve ? 0 : options.more_ports;
-    const Milliseconds timeout = timeout_of(options);
-    const auto deadline = Clock::now() + timeout;
     const int first = server.port();
     for (int at = 0;; at = at == more_ports ? 0 : at + 1) {
       server_.port(static_cast<unsigned short>(first + at));
-      const std::string refusal = try_port(deadline, more_ports > 0);
+      const std::string refusal =
+          port_store_ && !learn_port() ? "rank 0 has published no port" : try_port(deadline, more_ports > 0);
       if (refusal.empty()) return;
       if (at < more_ports) continue;
       const std::string last = more_ports > 0 ? concat(" to ", first + more_ports) : "";
       const bool time_left = Clock::now() + kRetryPause < deadline;
-      require<CommError>(time_left, "no store answered at ", server.address().to_string(), " port ", first, last,
-                         " within ", timeout.count(), " ms (", refusal, ")");
-      std::this_thread::sleep_for(kRetryPause);
+      require<CommError>(time_left, "no store answered at ", name(), last, " within ", timeout_of(options).count(),
+                         " ms (", refusal, "); has rank 0 started, and is this where it is?");
+      if (!port_store_ || server_.port() != 0) std::this_thread::sleep_for(kRetryPause);
     }
   }
 
@@ -72,189 +83,140 @@ class Connection {
     const std::lock_guard lock(mutex_);
     require<CommError>(lost_.empty(), lost_);
     const auto deadline = Clock::now() + timeout + grace_;
-    const std::string bytes = encode(request);
-    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(bytes), done); });
-    std::array<char, sizeof(std::uint32_t)> head{};
-    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(head), done); });
-    const std::uint32_t length = decode_length({head.data(), head.size()});
-    std::string body(length <= kMaxFrameBytes ? length : 0, '\0');
-    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(body), done); });
     StoreFrame reply;
-    require<CommError>(decode(body, reply), "the store at ", name(), " sent a malformed answer");
+    try {
+      channel_->send(request, deadline);
+      reply = channel_->receive(deadline);
+    } catch (const CommError& error) {
+      connection_->end();
+      lost_ = lost_text(error);
+      throw CommError(lost_);
+    }
     if (reply.code == static_cast<std::uint8_t>(StoreStatus::ok)) return reply;
     const std::string what = reply.strings.empty() ? "the store failed" : reply.strings.front();
     if (reply.code == static_cast<std::uint8_t>(StoreStatus::usage_error)) throw UsageError(what);
     throw CommError(concat(what, " (store at ", name(), ")"));
   }
 
-  std::string local_address() {
-    const std::lock_guard lock(mutex_);
-    error_code error;
-    return socket_.local_endpoint(error).address().to_string();
-  }
+  int port() const { return server_.port(); }
+  std::string local_address() const { return connection_->local().address().to_string(); }
 
  private:
-  /// The rank that serves the store waits for its own thread only, which runs even on a busy machine.
-  static Milliseconds timeout_of(const TcpStoreOptions& options) {
-    return options.serve ? std::max(options.timeout, kMostGrace) : options.timeout;
+  std::string name() const { return endpoint_text(server_); }
+  std::string lost_text(const CommError& error) const {
+    return concat("lost the store of rank 0 at ", name(), ": ", error.what(), kWhereToLook);
   }
 
-  std::string name() const { return concat(server_.address().to_string(), " port ", server_.port()); }
-
-  error_code try_connect(Clock::time_point deadline) {
-    error_code result = asio::error::timed_out;
-    socket_ = tcp::socket(io_);
-    socket_.async_connect(server_, [&](error_code error) { result = error; });
-    run_until(deadline);
-    return result;
-  }
-
-  /// Why this port does not serve the run; empty if it does. With more ports, any other server is skipped;
-  /// with one, it must be the store.
-  std::string try_port(Clock::time_point deadline, bool more) {
-    const error_code error = try_connect(deadline);
-    require<CommError>(error != asio::error::no_descriptors, "cannot connect to the store of rank 0 at ", name(), ": ",
-                       errno_text(error.value()));
-    if (error) return errno_text(error.value());
-    error_code ignored;
-    socket_.set_option(tcp::no_delay(true), ignored);
+  /// Reads the port before each try, because a run that has ended may have left one. False if there is none yet.
+  bool learn_port() {
     try {
-      handshake(std::min(deadline, Clock::now() + (more ? kHandshakeTimeout : kMostGrace)));
+      port_store_->wait({kPortKey}, kRetryPause);
+    } catch (const CommError&) {
+      return false;
+    }
+    const auto port = parse_number<std::uint16_t>(port_store_->get(kPortKey));
+    server_.port(port.value_or(0));
+    return server_.port() != 0;
+  }
+
+  /// Why this port does not serve the run; empty if it does. Where others may, any other server is skipped; where not,
+  /// it must be the store.
+  std::string try_port(Clock::time_point deadline, bool more) {
+    tcp::socket socket(io_);
+    const error_code error = Connection::connect(socket, server_, deadline);
+    require<CommError>(error != asio::error::no_descriptors, "cannot connect to the store of rank 0 at ", name(), ": ",
+                       error_text(error));
+    if (error) return error_text(error);
+    more = more || port_store_;
+    try {
+      connection_.emplace(std::move(socket));
+      const auto until = std::min(deadline, Clock::now() + (more ? kHandshakeTimeout : kMostGrace));
+      channel_.emplace(*connection_, authenticate(*connection_, credentials_, 0, "the store at " + name(), until),
+                       false);
       return {};
-    } catch (const CommError& failure) {
-      const bool again = !lost_.empty() && ++lost_handshakes_ < kHandshakeTries;
-      if ((!more || full_) && !again) throw;
-      if (std::exchange(full_, false)) std::this_thread::sleep_for(kFullPause);
-      lost_.clear();
-      return failure.what();
+    } catch (const Refused& refusal) {
+      require<CommError>(refusal.verdict != kRelayed, refusal.what(), "; if it is address translation, set ",
+                         kStoreEndpointVariable, " to its address and port for rank 0");
+      const bool full = refusal.verdict == kNoFile || refusal.verdict == kNoThread;
+      if (full ? ++failed_handshakes_ >= kHandshakeTries : !more) throw;
+      if (full) std::this_thread::sleep_for(kFullPause);
+      return refusal.what();
+    } catch (const LostConnection& lost) {
+      if (!more && ++failed_handshakes_ >= kHandshakeTries) throw CommError(lost_text(lost));
+      return lost_text(lost);
     }
-  }
-
-  void handshake(Clock::time_point deadline) {
-    const std::string number = random_bytes(kStoreNumberBytes);
-    send(std::string(kStoreMagic) + mark_ + number, deadline);
-    const std::string first = receive(kStoreMagic.size(), deadline);
-    require<CommError>(first != kStoreOther, "the store at ", name(), " serves another run");
-    if (first == kStoreFull) {
-      full_ = true;
-      lost_ = concat("the store of rank 0 at ", name(), " has no file descriptor left for this rank (ulimit -n)");
-      throw CommError(lost_);
-    }
-    require<CommError>(first == kStoreMagic, "what answers at ", name(), " is not a duet store of this version");
-    const std::string other = receive(kStoreNumberBytes, deadline);
-    const auto proof_of = [&](StoreSide side) { return store_proof(secret_, side, mark_, number, other); };
-    send(proof_of(StoreSide::client), deadline);
-    const std::string verdict = receive(kStoreMagic.size(), deadline);
-    require<CommError>(verdict == kStoreMagic || verdict == kStoreDenied, "the store at ", name(),
-                       " sent a malformed answer");
-    const bool proven =
-        verdict == kStoreMagic && equal_secrets(receive(kStoreProofBytes, deadline), proof_of(StoreSide::server));
-    require<CommError>(proven, "the store at ", name(), " has another secret than this rank (", kSecretFileVariable,
-                       ", ", kSecretVariable, "; without them on one host, that of the user in a folder of $TMPDIR)");
-  }
-
-  void send(const std::string& text, Clock::time_point deadline) {
-    transfer(deadline, [&](auto done) { asio::async_write(socket_, asio::buffer(text), done); });
-  }
-
-  std::string receive(std::size_t bytes, Clock::time_point deadline) {
-    std::string text(bytes, '\0');
-    transfer(deadline, [&](auto done) { asio::async_read(socket_, asio::buffer(text), done); });
-    return text;
-  }
-
-  /// Runs one asynchronous read or write to its end. Throws CommError, after which the connection has failed.
-  template <class Start>
-  void transfer(Clock::time_point deadline, Start&& start) {
-    std::optional<error_code> result;
-    start([&](error_code error, std::size_t) { result = error; });
-    run_until(deadline);
-    if (result && !*result) return;
-    error_code ignored;
-    socket_.close(ignored);
-    const bool closed = result && *result == asio::error::eof;
-    const bool late = !result || *result == asio::error::operation_aborted;
-    lost_ = concat("lost the store of rank 0 at ", name(), ": ",
-                   late     ? "no answer in time"
-                   : closed ? "connection closed"
-                            : errno_text(result->value()));
-    throw CommError(lost_);
-  }
-
-  /// Handlers refer to the callers' locals, so an overdue operation is cancelled and run to its end here.
-  void run_until(Clock::time_point deadline) {
-    io_.restart();
-    io_.run_until(deadline);
-    if (io_.stopped()) return;
-    error_code ignored;
-    socket_.close(ignored);
-    io_.run();
   }
 
   tcp::endpoint server_;
-  std::string mark_;  // of the run
-  const std::string secret_;
+  const Credentials credentials_;
+  const std::shared_ptr<Store> port_store_;
   const Milliseconds grace_;
-  int lost_handshakes_ = 0;
-  bool full_ = false;  // the last one was answered by kStoreFull
-  asio::io_context io_;
-  tcp::socket socket_{io_};
+  int failed_handshakes_ = 0;
+  asio::io_context io_;  // never runs: all calls are synchronous
+  std::optional<Connection> connection_;
+  std::optional<StoreChannel> channel_;
   std::string lost_;  // why the connection has failed
   std::mutex mutex_;
 };
 
-/// On the first free port.
-void serve(tcp::endpoint endpoint, const TcpStoreOptions& options, std::optional<TcpStoreServer>& server) {
-  for (int left = options.more_ports;; --left) {
-    try {
-      server.emplace(endpoint, options.run, options.secret, options.handshake_timeout);
-      return;
-    } catch (const CommError&) {
-      if (left == 0) throw;
-    }
-    endpoint.port(static_cast<unsigned short>(endpoint.port() + 1));
-  }
+void serve(const tcp::endpoint& endpoint, const TcpStoreOptions& options, Clock::time_point deadline,
+           std::optional<TcpStoreServer>& server) {
+  ListenerOptions listener{.endpoint = endpoint,
+                           .more_ports = options.more_ports,
+                           .credentials = credentials_of(options),
+                           .callers = static_cast<std::size_t>(options.ranks),
+                           .handshake_timeout = options.handshake_timeout};
+  if (!options.reached_host.empty()) listener.also_at = {resolve(options.reached_host, options.reached_port, deadline)};
+  server.emplace(std::move(listener));
 }
 
 }  // namespace
 
 struct TcpStore::Parts {
-  std::string secret;
+  std::string run, secret;
   std::optional<TcpStoreServer> server;
-  int port = 0;
-  std::optional<Connection> connection;
+  std::optional<StoreClient> client;
 };
 
 TcpStore::TcpStore(const TcpStoreOptions& asked) : Store(asked.timeout), parts_(std::make_unique<Parts>()) {
   TcpStoreOptions options = asked;
-  tcp::endpoint endpoint = resolve(options.host, options.port);
+  const auto deadline = Clock::now() + timeout_of(options);
+  tcp::endpoint endpoint = resolve(options.host, options.port, deadline);
   require<UsageError>(options.more_ports >= 0 && options.port + options.more_ports <= 65535, "there are no ports ",
                       options.port, " to ", options.port + options.more_ports);
-  require<UsageError>(options.serve || options.port != 0, "port 0 picks a free port, which only rank 0 can do");
+  require<UsageError>(options.serve || options.port != 0 || options.port_store,
+                      "port 0 picks a free port, which only rank 0 can do");
   if (options.one_host && options.secret.empty() && !endpoint.address().is_loopback())
     endpoint.address(asio::ip::address_v4::loopback());
   require<UsageError>(!options.secret.empty() || endpoint.address().is_loopback(), "ranks that meet at ",
                       endpoint.address().to_string(), ", beyond this host, need a secret: give all of them the same ",
                       kSecretFileVariable, " (a file that only you can read) or ", kSecretVariable);
+  require_loopback(endpoint.address().to_string());
   if (options.secret.empty()) options.secret = user_secret();
+  parts_->run = options.run;
   parts_->secret = options.secret;
   if (options.serve) {
-    serve(endpoint, options, parts_->server);
+    serve(endpoint, options, deadline, parts_->server);
     endpoint.port(static_cast<unsigned short>(parts_->server->port()));
   }
-  parts_->port = endpoint.port();
-  parts_->connection.emplace(endpoint, options);
+  parts_->client.emplace(endpoint, options, deadline);
+  if (options.serve && options.port_store) options.port_store->set(kPortKey, std::to_string(endpoint.port()));
 }
 
 TcpStore::~TcpStore() = default;
 
-int TcpStore::port() const { return parts_->port; }
-std::string TcpStore::secret() { return parts_->secret; }
-std::string TcpStore::local_address() const { return parts_->connection->local_address(); }
+int TcpStore::port() const { return parts_->client->port(); }
+
+std::string TcpStore::secret() {
+  const std::string own = Store::secret();  // a random number of this store's
+  return proof_of(parts_->secret, concat("job ", parts_->run, ' ', own));
+}
+
+std::string TcpStore::local_address() const { return parts_->client->local_address(); }
 
 std::vector<std::string> TcpStore::request(StoreOp op, std::vector<std::string> strings, Milliseconds timeout) {
   const Milliseconds waits = op == StoreOp::get || op == StoreOp::wait ? timeout : Milliseconds(0);
-  return parts_->connection->ask({static_cast<std::uint8_t>(op), waits.count(), std::move(strings)}, waits).strings;
+  return parts_->client->ask({static_cast<std::uint8_t>(op), waits.count(), std::move(strings)}, waits).strings;
 }
 
 }  // namespace duet::ddp

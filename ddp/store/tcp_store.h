@@ -1,4 +1,4 @@
-// A store over TCP: rank 0 serves it on a thread, all ranks are its clients.
+// A store over TCP: rank 0 serves it, each client on a thread of its own; all ranks are its clients.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,39 @@
 
 namespace duet::ddp {
 
+/// "HOST:PORT" where other ranks reach rank 0's store by address translation, such as a container's published port.
+/// Read by init_process_group() on rank 0.
+inline constexpr const char* kStoreEndpointVariable = "DUET_STORE_ENDPOINT";
+
 struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 29500;    // 0 = pick a free one (with `serve`)
   int more_ports = 0;  // the server takes the first free one of so many more; clients find it by `run`
-  std::string run{};   // names the run: a server rejects clients of another one
+  /// A store that only the job's ranks can reach. With port 0 the server publishes its port in it, where clients read
+  /// it.
+  std::shared_ptr<Store> port_store{};
+  std::string run{};  // names the run: a server rejects clients of another one
   /// Shared by the ranks of the job only; needed where the ranks do not meet on a loopback address. Empty there: the
   /// user's own, which other users of the host cannot read. See ddp/store/secret.h.
   std::string secret{};
   /// All ranks are on this host: without a secret they meet on its loopback address, whatever `host` is.
   bool one_host = false;
   bool serve = false;  // true on rank 0
+  int ranks = 1;       // so many clients may authenticate at once, besides 64 others
+  /// Where clients reach the server by address translation, besides the address on which it listens.
+  std::string reached_host{};
+  int reached_port = 0;
   Milliseconds timeout = kStoreTimeout;
   Milliseconds handshake_timeout{1000};  // after which the server drops an unauthenticated client
 };
 
 /// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
-/// prove to each other that they have the secret (see Note [Handshake]); what follows is not encrypted, and an
-/// attacker on the path can change it. Clients are dropped that do not speak the protocol: wrong magic or proof,
-/// not through with it in time, the oldest of more than 64 of them, frames over the limits. Throws CommError: the
-/// port is taken (with port and errno), no peer answers within the timeout, or one without the secret does;
-/// UsageError beyond loopback without a secret.
+/// prove to each other that they have the secret, and that there is no relay (see Note [Handshake] of
+/// ddp/store/authenticate.h). What follows is not encrypted, but an end that receives what the other has not sent, or
+/// not in this place, ends the connection. Clients are dropped that do not speak the protocol: wrong magic or proof,
+/// not through with it in time, the oldest of more than `ranks` and 64 of them, frames over the limits. Throws
+/// CommError: the port is taken (with port and errno), no peer answers within the timeout, or one without the secret
+/// or through a relay does; UsageError beyond loopback without a secret.
 class TcpStore final : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options);

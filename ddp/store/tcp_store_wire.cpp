@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
 
-#include "lib/base/sha256.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -30,19 +28,6 @@ bool take(std::string_view& in, T& value) {
 }
 
 }  // namespace
-
-std::string store_run_mark(const std::string& run) {
-  return sha256_hex(std::as_bytes(std::span(run))).substr(0, kStoreRunBytes);
-}
-
-std::string store_proof(const std::string& secret, StoreSide side, std::string_view run_mark,
-                        std::string_view client_number, std::string_view server_number) {
-  // All parts but the first have a fixed length, so no two sets of them spell the same text.
-  std::string text = side == StoreSide::client ? "client" : "server";
-  for (const std::string_view part : {run_mark, client_number, server_number}) text += part;
-  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
-  return {digest.begin(), digest.end()};
-}
 
 void check_frame(std::size_t count, std::size_t total) {
   require<UsageError>(count <= kMaxFrameStrings, "a store's message has at most ", kMaxFrameStrings,

@@ -1,21 +1,23 @@
-#include <fcntl.h>
-
 #include <algorithm>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <list>
-#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "ddp/group/work.h"
 #include "ddp/store/asio.h"
-#include "ddp/store/secret.h"
+#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
+#include "ddp/store/listener.h"
+#include "ddp/store/network.h"
 #include "ddp/store/store.h"
-#include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -28,215 +30,155 @@ using boost::system::error_code;
 
 namespace {
 
-// Note [Handshake of ranks]: as Note [Handshake] of the store, between a rank and a lower one, which listens.
-//   higher: kRanksMagic, its rank (4 digits more than enough: kRankBytes), its number
-//   lower:  its number
-//   higher: its proof
-//   lower:  its proof
-// A proof names both ranks. The lower one listens until all ranks are connected, so nothing else can take its port and
-// pass on what it receives.
-constexpr std::string_view kRanksMagic = "duet-ranks-v001\n";
-constexpr std::size_t kRankBytes = 8;
-constexpr std::size_t kHelloBytes = kRanksMagic.size() + kRankBytes + kStoreNumberBytes;
-constexpr std::size_t kMaxUnauthenticated = 64;
 constexpr Milliseconds kRetryPause{50};
 
-/// A connection during its handshake. All calls run on the thread that runs the mesh.
-struct Handshake {
-  explicit Handshake(tcp::socket the_socket) : socket(std::move(the_socket)) {}
-  tcp::socket socket;
-  int peer = -1;
-  bool proven = false;
-  std::string own_number, received, sent, expected, proof;
-};
-using HandshakePtr = std::shared_ptr<Handshake>;
+tcp::endpoint any_port(int rank, const std::string& address) {
+  require_loopback(address);
+  error_code error;
+  const auto local = asio::ip::make_address(address, error);
+  require<CommError>(!error, "rank ", rank, " cannot listen on ", address, ": ", error_text(error));
+  return {local, 0};
+}
 
+std::string service_of(int rank) { return concat("rank ", rank); }
+
+/// A rank that listens for higher ones, and calls lower ones, by Note [Handshake] of the store. What it then sends is
+/// not signed. No relay of another user's can have come in between: the address comes from the store, whose frames are
+/// signed, the proofs name the endpoint, and each rank listens until all are connected, so that nothing else can take
+/// its port.
 class Mesh {
  public:
-  Mesh(Store& store, int rank, int size, const std::string& address)
-      : store_(store), rank_(rank), secret_(store.secret()), sockets_(static_cast<std::size_t>(size)) {
-    error_code error;
-    const auto local = asio::ip::make_address(address, error);
-    const tcp::endpoint endpoint(local, 0);
-    if (!error) acceptor_.open(endpoint.protocol(), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    require<CommError>(!error, "rank ", rank, " cannot listen on ", address, ": ", errno_text(error.value()));
-    store.set(keys()[static_cast<std::size_t>(rank)], concat(acceptor_.local_endpoint().port(), ' ', address));
+  Mesh(Store& store, int rank, int size, const std::string& address, Milliseconds timeout)
+      : store_(store),
+        rank_(rank),
+        deadline_(Clock::now() + timeout),
+        timeout_(timeout),
+        secret_(store.secret()),
+        sockets_(static_cast<std::size_t>(size)),
+        newest_(static_cast<std::size_t>(size)),
+        listener_(concat("rank ", rank),
+                  {.endpoint = any_port(rank, address),
+                   .credentials = {secret_, service_of(rank)},
+                   .callers = static_cast<std::size_t>(size),
+                   .handshake_timeout = timeout,
+                   .no_thread = [this](const std::string& cause) { end(cause); }},
+                  [this](Listener::Caller& caller) { keep(caller); }) {
+    store.set(keys("tcp/address")[static_cast<std::size_t>(rank)], concat(listener_.port(), ' ', address));
   }
 
-  std::vector<Descriptor> connect(Milliseconds timeout) {
-    const auto deadline = Clock::now() + timeout;
-    store_.wait(keys(), timeout);
-    if (rank_ + 1 < size()) accept();
-    for (int peer = 0; peer < rank_; ++peer) call(peer);
-    while (missing().size() > 1 && Clock::now() < deadline) io_.run_one_until(deadline);
-    std::vector<int> late = missing();
-    std::erase(late, rank_);
-    require<CommError>(late.empty(), "rank ", rank_, " could not connect with ", rank_names(late), " within ",
-                       timeout.count(), " ms", last_failure_.empty() ? "" : ": ", last_failure_);
-    return std::move(sockets_);
+  std::vector<Descriptor> connect() {
+    const std::vector<std::string> addresses = keys("tcp/address"), connected = keys("tcp/connected");
+    store_.wait(addresses, timeout_);
+    std::vector<tcp::endpoint> lower;
+    const std::vector<std::string> places = store_.multi_get(addresses);
+    for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
+    while (!call_missing(lower) && Clock::now() < deadline_) std::this_thread::sleep_for(kRetryPause);
+    require_all();
+    store_.set(connected[static_cast<std::size_t>(rank_)], "");
+    store_.wait(connected, timeout_);  // until then a higher rank may call again, as its first call may have failed
+    const std::lock_guard lock(mutex_);
+    return std::exchange(sockets_, {});
   }
 
  private:
-  int size() const { return static_cast<int>(sockets_.size()); }
-  std::vector<std::string> keys() const { return rank_keys("tcp/address", size()); }
-
-  /// This rank among them.
-  std::vector<int> missing() const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < size(); ++rank)
-      if (!sockets_[static_cast<std::size_t>(rank)].open()) ranks.push_back(rank);
-    return ranks;
+  std::vector<std::string> keys(const std::string& prefix) const {
+    return rank_keys(prefix, static_cast<int>(newest_.size()));
   }
 
-  void accept() {
-    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-      if (error == asio::error::operation_aborted) return;
-      if (error) {
-        last_failure_ = errno_text(error.value());
-        return pause([this] { accept(); });
-      }
-      unauthenticated_.remove_if([](const std::weak_ptr<Handshake>& one) { return one.expired(); });
-      if (unauthenticated_.size() >= kMaxUnauthenticated) {  // the oldest has had the most time; a rank comes back
-        if (const HandshakePtr oldest = unauthenticated_.front().lock()) drop(*oldest);
-        unauthenticated_.pop_front();
-      }
-      const auto handshake = std::make_shared<Handshake>(std::move(socket));
-      unauthenticated_.push_back(handshake);
-      answer(handshake);
-      accept();
-    });
-  }
-
-  /// The lower rank's side.
-  void answer(const HandshakePtr& handshake) {
-    read(handshake, kHelloBytes, [this, handshake] {
-      const std::string_view hello = handshake->received;
-      const auto peer = parse_number<int>(hello.substr(kRanksMagic.size(), kRankBytes));
-      if (!hello.starts_with(kRanksMagic) || !peer || *peer <= rank_ || *peer >= size()) return drop(*handshake);
-      handshake->peer = *peer;
-      handshake->own_number = random_bytes(kStoreNumberBytes);
-      make_proofs(*handshake, std::string(hello.substr(kRanksMagic.size() + kRankBytes)), handshake->own_number,
-                  handshake->peer, rank_);
-      write(handshake, handshake->own_number, [this, handshake] {
-        read(handshake, kStoreProofBytes, [this, handshake] {
-          if (!equal_secrets(handshake->received, handshake->expected)) return drop(*handshake);
-          write(handshake, handshake->proof, [this, handshake] { keep(*handshake); });
-        });
-      });
-    });
-  }
-
-  /// The higher rank's side.
-  void call(int peer) {
-    const auto handshake = std::make_shared<Handshake>(tcp::socket(io_));
-    handshake->peer = peer;
-    const std::string place = store_.get(keys()[static_cast<std::size_t>(peer)]);
+  static tcp::endpoint place_of(int peer, const std::string& place) {
     const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));
     error_code error;
     const auto address = asio::ip::make_address(place.substr(std::min(blank + 1, place.size())), error);
     require<CommError>(!error && port.value_or(0) != 0, "rank ", peer, " has no address, got \"", place, "\"");
-    handshake->socket.async_connect({address, *port}, [this, handshake](error_code failure) {
-      if (failure) return again(*handshake, errno_text(failure.value()));
-      handshake->own_number = random_bytes(kStoreNumberBytes);
-      const std::string digits = std::to_string(rank_);
-      const std::string hello =
-          concat(kRanksMagic, std::string(kRankBytes - digits.size(), '0'), digits, handshake->own_number);
-      write(handshake, hello, [this, handshake] {
-        read(handshake, kStoreNumberBytes, [this, handshake] {
-          make_proofs(*handshake, handshake->own_number, handshake->received, rank_, handshake->peer);
-          std::swap(handshake->proof, handshake->expected);
-          write(handshake, handshake->proof, [this, handshake] {
-            read(handshake, kStoreProofBytes, [this, handshake] {
-              if (!equal_secrets(handshake->received, handshake->expected))
-                return again(*handshake, "it has another secret");
-              keep(*handshake);
-            });
-          });
-        });
-      });
-    });
+    return {address, *port};
   }
 
-  /// As the lower rank expects and sends them.
-  void make_proofs(Handshake& handshake, const std::string& higher_number, const std::string& lower_number, int higher,
-                   int lower) const {
-    const std::string mark = store_run_mark(concat("rank ", higher, " to rank ", lower));
-    handshake.expected = store_proof(secret_, StoreSide::client, mark, higher_number, lower_number);
-    handshake.proof = store_proof(secret_, StoreSide::server, mark, higher_number, lower_number);
+  /// The other ranks that are not connected yet.
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (std::size_t rank = 0; rank < sockets_.size(); ++rank)
+      if (static_cast<int>(rank) != rank_ && !sockets_[rank].open()) ranks.push_back(static_cast<int>(rank));
+    return ranks;
   }
 
-  template <class Next>
-  void read(const HandshakePtr& handshake, std::size_t bytes, Next next) {
-    handshake->received.resize(bytes);
-    asio::async_read(
-        handshake->socket, asio::buffer(handshake->received),
-        [this, handshake, next](error_code error, std::size_t) { error ? failed(*handshake, error) : next(); });
+  /// Waits for the higher ranks.
+  void require_all() {
+    std::unique_lock lock(mutex_);
+    connected_.wait_until(lock, deadline_, [this] { return missing().empty() || !shortage_.empty(); });
+    require<CommError>(shortage_.empty(), shortage_);
+    const std::vector<int> late = missing();
+    require<CommError>(late.empty(), "rank ", rank_, " could not connect with ", rank_names(late), " within ",
+                       timeout_.count(), " ms", last_failure_.empty() ? "" : ": ", last_failure_);
   }
 
-  template <class Next>
-  void write(const HandshakePtr& handshake, const std::string& text, Next next) {
-    handshake->sent = text;
-    asio::async_write(
-        handshake->socket, asio::buffer(handshake->sent),
-        [this, handshake, next](error_code error, std::size_t) { error ? failed(*handshake, error) : next(); });
+  /// Calls each lower rank once that is not connected; true if all are.
+  bool call_missing(const std::vector<tcp::endpoint>& lower) {
+    bool all = true;
+    for (std::size_t peer = 0; peer < lower.size(); ++peer)
+      if (!sockets_[peer].open()) all = call(static_cast<int>(peer), lower[peer]) && all;
+    return all;
   }
 
-  void failed(Handshake& handshake, error_code error) {
-    if (handshake.peer >= 0 && handshake.peer < rank_) again(handshake, error.message());
+  bool call(int peer, const tcp::endpoint& place) {
+    const std::string name = concat("rank ", peer, " at ", endpoint_text(place));
+    const auto until = Clock::now() + (deadline_ - Clock::now()) / 4;  // the next ranks are called in time, too
+    try {
+      tcp::socket socket(io_);
+      const error_code error = Connection::connect(socket, place, until);
+      require<LostConnection>(!error, error_text(error));
+      Connection connection(std::move(socket));
+      authenticate(connection, {secret_, service_of(peer)}, static_cast<std::uint32_t>(rank_), name, until);
+      const std::lock_guard lock(mutex_);
+      sockets_[static_cast<std::size_t>(peer)] = connection.release();
+      return true;
+    } catch (const Refused& refusal) {
+      require<CommError>(refusal.verdict != kRelayed && refusal.verdict != kNoThread, "rank ", rank_,
+                         " could not connect with rank ", peer, ": ", refusal.what());
+      last_failure_ = refusal.what();
+    } catch (const LostConnection& lost) {
+      last_failure_ = concat(name, ": ", lost.what());
+    }
+    return false;
   }
 
-  void again(Handshake& handshake, const std::string& reason) {
-    last_failure_ = concat("rank ", handshake.peer, ": ", reason);
-    drop(handshake);
-    pause([this, peer = handshake.peer] { call(peer); });
+  /// Higher ranks cannot be served: this rank need not wait for them.
+  void end(const std::string& shortage) {
+    const std::lock_guard lock(mutex_);
+    shortage_ = shortage;
+    connected_.notify_one();
   }
 
-  template <class Next>
-  void pause(Next next) {
-    const auto timer = std::make_shared<asio::steady_timer>(io_, kRetryPause);
-    timer->async_wait([timer, next](error_code error) {
-      if (!error) next();
-    });
-  }
-
-  static void drop(Handshake& handshake) {
-    error_code ignored;
-    handshake.socket.close(ignored);
-  }
-
-  /// The last one of a rank: it has given up those before.
-  void keep(Handshake& handshake) {
-    error_code ignored;
-    handshake.socket.set_option(tcp::no_delay(true), ignored);
-    Descriptor socket(handshake.socket.release(ignored));
-    ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
-    sockets_[static_cast<std::size_t>(handshake.peer)] = std::move(socket);
+  /// The newest connection of a rank: it has given up those before.
+  void keep(Listener::Caller& caller) {
+    const std::size_t peer = caller.identity.rank;
+    const std::lock_guard lock(mutex_);
+    if (peer >= sockets_.size() || static_cast<int>(peer) <= rank_ || newest_[peer] > caller.number) return;
+    newest_[peer] = caller.number;
+    sockets_[peer] = caller.release();
+    if (missing().empty()) connected_.notify_one();
   }
 
   Store& store_;
   const int rank_;
+  const Clock::time_point deadline_;
+  const Milliseconds timeout_;
   const std::string secret_;
-  std::vector<Descriptor> sockets_;  // by rank
   std::string last_failure_;
-  std::list<std::weak_ptr<Handshake>> unauthenticated_;  // the oldest first
-  asio::io_context io_;
-  tcp::acceptor acceptor_{io_};
+  std::string shortage_;  // that has kept a thread from a caller
+  asio::io_context io_;   // never runs: all calls are synchronous
+  std::mutex mutex_;      // of what the listener's threads use as well
+  std::condition_variable connected_;
+  std::vector<Descriptor> sockets_;    // by rank; empty once all are connected
+  std::vector<std::uint64_t> newest_;  // by rank: the number of its call
+  Listener listener_;
 };
 
 }  // namespace
 
 std::vector<Descriptor> connect_tcp_mesh(Store& store, int rank, int size, const std::string& address,
                                          Milliseconds timeout) {
-  Mesh mesh(store, rank, size, address);
-  std::vector<Descriptor> sockets = mesh.connect(timeout);
-  // The mesh listens until all have what they need.
-  const std::vector<std::string> keys = rank_keys("tcp/connected", size);
-  store.set(keys[static_cast<std::size_t>(rank)], "");
-  store.wait(keys, timeout);
-  return sockets;
+  return Mesh(store, rank, size, address, timeout).connect();
 }
 
 }  // namespace duet::ddp

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/transport/lost_rank.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
@@ -85,7 +86,7 @@ class TcpTransport final : public Transport {
     message.busy = false;
     require<CommError>(ended, "rank ", message.peer, what, " in time");
     require<CommError>(message.done || message.failure != kClosed, kClosed);
-    require<CommError>(message.done, "rank ", message.peer, what, ": ", message.failure);
+    if (!message.done) throw LostRank(concat("rank ", message.peer, what, ": ", message.failure), message.peer);
   }
 
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
@@ -127,7 +128,7 @@ class TcpTransport final : public Transport {
   Peer& open_peer(int rank) {
     require<CommError>(!closed_, kClosed);
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
-    require<CommError>(peer.end.empty(), "rank ", rank, " cannot be reached: ", peer.end);
+    if (!peer.end.empty()) throw LostRank(concat("rank ", rank, " cannot be reached: ", peer.end), rank);
     return peer;
   }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <span>
 #include <string>
@@ -53,8 +54,7 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
     case Collective::all_to_all: move_pieces(call); break;
     case Collective::barrier:
     case Collective::send:
-    case Collective::recv:                  // these two run in parallel with collectives
-    case Collective::reduce_update: break;  // needs memory that the ranks share
+    case Collective::recv: break;  // these two run in parallel with collectives
   }
   finish_messages();
 }
@@ -86,13 +86,17 @@ void Collectives::exchange_headers() {
 void Collectives::check_headers() {
   if (header_requests_.empty()) return;
   std::string lost;
+  std::exception_ptr loss;
   std::vector<int> silent;
   for (std::size_t i = 0, peer = 0; peer < peer_headers_.size(); ++peer) {
     if (peer_headers_[peer].rank == transport_.rank()) continue;
     try {  // after a loss, only what is there already
       transport_.wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
     } catch (const CommError& error) {
-      if (lost.empty()) lost = error.what();
+      if (lost.empty()) {
+        lost = error.what();
+        loss = std::current_exception();
+      }
       silent.push_back(peer_headers_[peer].rank);
     }
   }
@@ -100,10 +104,12 @@ void Collectives::check_headers() {
   const auto is_silent = [&](const RankHeader& one) {  // its header may arrive at any moment
     return std::find(silent.begin(), silent.end(), one.rank) != silent.end();
   };
-  const bool agree = std::all_of(peer_headers_.begin(), peer_headers_.end(),
-                                 [&](const RankHeader& one) { return is_silent(one) || one.header == header_; });
+  Agreement all;
+  for (const RankHeader& one : peer_headers_)
+    if (!is_silent(one)) all.add(one.header);
+  const bool agree = lost.empty() ? all.whole() : all.same();
   if (agree && lost.empty()) return;
-  if (agree) throw CommError(lost);
+  if (agree) std::rethrow_exception(loss);
   std::vector<RankHeader> known;
   std::remove_copy_if(peer_headers_.begin(), peer_headers_.end(), std::back_inserter(known), is_silent);
   const std::string text = disagreement(known);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
+#include "ddp/transport/lost_rank.h"
 #include "ddp/transport/message_collectives.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/fault_point.h"
@@ -32,11 +33,14 @@ constexpr std::size_t kQueued = 64;  // calls in the background for which there 
 /// What a Work may still need after the group is gone.
 struct Core {
   std::unique_ptr<Transport> transport;
+  bool whole_job = true;
   GroupFailure failure;
 
   [[noreturn]] void fail(const std::string& operation, const std::exception& error) {
     const std::string text = failure.add(operation, transport->rank(), error);
     transport->close();  // the peers must not wait for this rank
+    const auto* const lost = dynamic_cast<const LostRank*>(&error);
+    if (lost != nullptr && whole_job) throw LostRank(text, lost->rank(), lost->origin());
     throw CommError(text);
   }
 };
@@ -49,6 +53,7 @@ class TransportGroup final : public ProcessGroup {
         options_(options),
         collectives_(*transport, options.timeout) {
     core_->transport = std::move(transport);
+    core_->whole_job = options.whole_job;
     queue_.reserve(kQueued);
     running_.reserve(kQueued);
     try {
@@ -86,7 +91,9 @@ class TransportGroup final : public ProcessGroup {
   }
 
   std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
-    return std::make_unique<TransportGroup>(core_->transport->connect_subset(subset), options_);
+    GroupOptions options = options_;
+    options.whole_job = false;
+    return std::make_unique<TransportGroup>(core_->transport->connect_subset(subset), options);
   }
 
  private:

@@ -10,7 +10,8 @@ void average_gradients(nn::Module& model, ProcessGroup& group) {
                       "average_gradients divides by the number of ranks, but the loss was divided by the rows of the "
                       "global batch already: use batches without the loader's stamp, or DistributedDataParallel");
   const auto size = static_cast<float>(group.size());
-  for (int slot = 0; slot < store.slot_count(); ++slot) {
+  const int first = model.range().first_slot, end = first + model.range().slots;
+  for (int slot = first; slot < end; ++slot) {
     if (!store.has_gradient(slot)) continue;
     const Tensor gradient = store.gradient(slot);
     group.all_reduce(gradient).wait();

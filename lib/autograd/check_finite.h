@@ -10,7 +10,8 @@ namespace duet {
 
 /// While one lives, in any thread, every operator that is recorded throws NumericError if its result, or an input that
 /// no operator made (images, parameters), is not finite; backward throws if a gradient is not. So none is missed where
-/// a kernel skips its product with zeros. Each tensor is read once more, and a GPU is synchronised.
+/// a kernel skips its product with zeros. nn::Dropout throws UsageError if the model's input has a stamp, but not its
+/// own: an operator in between forgot to pass it on. Each tensor is read once more, and a GPU is synchronised.
 class CheckFinite {
  public:
   explicit CheckFinite(bool active = true);

@@ -51,6 +51,12 @@ class Engine {
       discover(root.edge.node);
       normalisers |= root.edge.node->normalisers();
     }
+    require<UsageError>(
+        (normalisers & kGlobalRows) == 0 || listeners_.empty() ||
+            std::ranges::any_of(listeners_, &BackwardListener::adds_up_ranks),
+        "a sampler divided this batch among several ranks, and the loss is a part of that of all their rows, but no "
+        "DistributedDataParallel adds up the ranks' gradients: give the sampler a world_size of 1, or its batches a "
+        "stamp of their own");
     for (BackwardListener* const listener : listeners_) listener->backward_begins(normalisers);
     for (const BackwardRoot& root : roots) {
       Node& node = *root.edge.node;
@@ -146,6 +152,7 @@ class Engine {
         const Tensor total = empty(sum.shape(), DType::f32, sum.device(), sum.layout());
         backend(sum).add(sum, gradient, total);
         sum = total;
+        if (auto* const leaf = dynamic_cast<Leaf*>(&target)) leaf->adds_up();
       }
     }
     if (--target.waiting_ > 0) return;

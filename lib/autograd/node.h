@@ -110,12 +110,16 @@ class Leaf : public Node {
   Leaf() { run_first(); }
   /// Where the complete gradient may be written directly, or undefined if it must be given to backward().
   virtual Tensor place() const { return {}; }
+  /// Its gradient is the sum of what several consumers gave in this backward run, or will be.
+  virtual void adds_up() {}
 };
 
 /// Notified once at the begin and once at the end of every backward run that reaches one of its nodes.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
+  /// Whether gradients of several ranks are added up.
+  virtual bool adds_up_ranks() const { return false; }
   /// Before any node runs. `normalisers`: those of the roots.
   virtual void backward_begins(unsigned normalisers) = 0;
   virtual void backward_ended() = 0;

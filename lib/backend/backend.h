@@ -103,9 +103,13 @@ class BatchSums {
   /// Every device calls it in the same order with as many values, and gets the sums: by the tree of Note [Sums over
   /// samples], so that they have the bits of one device. Throws when another device has failed.
   virtual void sum(std::span<double> values) = 0;
-  /// Whether gradients are those of means over each device's own rows: what is summed of them is then weighted by those
-  /// rows / all rows.
-  virtual bool weighted_by_rows() const { return false; }
+  /// Sums gradients; the last value is the number of samples that they are of. Returns the samples of the
+  /// mean whose gradients they are: all, unless gradients are those of means over each device's own rows; these are
+  /// weighted by those rows / all rows.
+  virtual double sum_gradients(std::span<double> values) {
+    sum(values);
+    return values.back();
+  }
 };
 
 /// Settings of a batch norm.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lib/error.h"
+
 namespace duet {
 namespace {
 
@@ -20,10 +22,18 @@ int add_subtree(Blocks& blocks, const std::array<int, kBlocks>& leaf_of_block, i
 
 }  // namespace
 
+void require_rows_of_batch(const Rows& stamp, std::int64_t rows) {
+  require<UsageError>(!stamp.stamped() || (stamp.first >= 0 && stamp.first + rows <= stamp.global), "a tensor of ",
+                      rows, " rows has the stamp of rows from ", stamp.first, " on of a batch of ", stamp.global,
+                      ", so sums over the batch would leave some out: a batch that was augmented or concatenated is "
+                      "one of its own, set_stamp({})");
+}
+
 Blocks blocks_of(const Rows& stamp, std::int64_t rows) {
   Blocks blocks;
   const std::int64_t global = stamp.stamped() ? stamp.global : rows;
   const std::int64_t first = stamp.stamped() ? stamp.first : 0;
+  require_rows_of_batch(stamp, rows);
   std::array<int, kBlocks> leaf_of_block{};
   for (int i = 0; i < kBlocks; ++i) {
     const std::int64_t begin = std::max(block_begin(i, global), first);

@@ -47,7 +47,10 @@ T sum_by_tree(const Blocks& blocks, std::array<T, kBlocks> part) {
   return part[0];
 }
 
-/// For a tensor of `rows` rows with this stamp. A tensor without rows has one empty leaf.
+/// Throws UsageError for a tensor of more rows than its stamp's batch has from `first` on.
+void require_rows_of_batch(const Rows& stamp, std::int64_t rows);
+/// Blocks of a tensor of `rows` rows with this stamp. A tensor without rows has one empty leaf. Throws as
+/// require_rows_of_batch().
 Blocks blocks_of(const Rows& stamp, std::int64_t rows);
 inline Blocks blocks_of(const Tensor& batch) { return blocks_of(batch.stamp_or_self(), batch.size(0)); }
 

@@ -1,7 +1,9 @@
 #include "lib/backend/step_graph.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -13,6 +15,8 @@ namespace {
 // Each recording keeps the memory of a whole step.
 constexpr std::size_t kMostKeys = 8;
 constexpr std::uint64_t kPlainRuns = 2;
+
+std::atomic<std::uint64_t> modes_of_process{0};  // all numbers that were switched, by exclusive or
 
 StepRecorder& recorder_of(const std::vector<Device>& devices) {
   require<UsageError>(!devices.empty(), "a graph of steps needs a device");
@@ -34,25 +38,32 @@ bool same(const StepKey& a, const StepKey& b) { return same_shape(a, b) && a.lr 
 
 }  // namespace
 
+void switch_mode(std::uint64_t number) { modes_of_process ^= number; }
+
 StepGraph::StepGraph(std::vector<Device> devices)
     : devices_(std::move(devices)), recorder_(recorder_of(devices_)), loss_sum_(zeros({}, DType::f32, devices_[0])) {}
 
-StepGraph::~StepGraph() {
+StepGraph::~StepGraph() { drop_all(); }
+
+void StepGraph::drop_all() {
   for (const Entry& entry : entries_)
     if (entry.recording != 0) recorder_.drop(entry.recording);
+  entries_.clear();
 }
 
 StepGraph::Entry& StepGraph::entry_of(const StepKey& key) {
   const Precision precision = backend(devices_[0].kind).precision();
-  auto found = std::find_if(entries_.begin(), entries_.end(),
-                            [&](const Entry& entry) { return same(entry.key, key) && entry.precision == precision; });
+  const std::uint64_t modes = modes_of_process;
+  auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return same(entry.key, key) && entry.precision == precision && entry.modes == modes;
+  });
   if (found == entries_.end() && entries_.size() == kMostKeys) {
     found = std::min_element(entries_.begin(), entries_.end(),
                              [](const Entry& a, const Entry& b) { return a.used < b.used; });
     if (found->recording != 0) recorder_.drop(found->recording);
-    *found = {.key = key, .precision = precision};
+    *found = {.key = key, .precision = precision, .modes = modes};
   } else if (found == entries_.end()) {
-    found = entries_.insert(found, {.key = key, .precision = precision});
+    found = entries_.insert(found, {.key = key, .precision = precision, .modes = modes});
   }
   found->used = ++runs_;
   return *found;
@@ -61,7 +72,8 @@ StepGraph::Entry& StepGraph::entry_of(const StepKey& key) {
 /// Whether a step of the shape ran as it is.
 bool StepGraph::prepared(const Entry& entry) const {
   return runs_ > kPlainRuns && std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
-           return other.ran && same_shape(other.key, entry.key) && other.precision == entry.precision;
+           return other.ran && same_shape(other.key, entry.key) && other.precision == entry.precision &&
+                  other.modes == entry.modes;
          });
 }
 
@@ -83,15 +95,22 @@ void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)
   require<UsageError>(key.stamp.stamped(),
                       "the batch of a recorded step needs a stamp, from which dropout reads its step");
   require<UsageError>(key.steps >= 1, "a recording holds 1 step or more, got ", key.steps);
+  if (plain_) return run_all(key.steps, step);
   Entry& entry = entry_of(key);
   if (entry.recording == 0 && !prepared(entry)) {
     run_all(key.steps, step);
     entry.ran = true;
     return;
   }
-  const auto number = static_cast<std::uint64_t>(key.stamp.step);
-  if (entry.recording == 0) {
-    recorder_.begin(number, static_cast<std::uint64_t>(key.steps), std::span(devices_).subspan(1));
+  if (entry.recording == 0 && !record(entry, key, step)) return run_all(key.steps, step);
+  recorder_.replay(entry.recording, static_cast<std::uint64_t>(key.stamp.step));
+  replays_ += key.steps;
+}
+
+bool StepGraph::record(Entry& entry, const StepKey& key, FunctionRef<Tensor(std::int64_t)> step) {
+  try {
+    recorder_.begin(static_cast<std::uint64_t>(key.stamp.step), static_cast<std::uint64_t>(key.steps),
+                    std::span(devices_).subspan(1));
     try {
       run_all(key.steps, step);
       entry.recording = recorder_.end();
@@ -99,10 +118,15 @@ void StepGraph::run_several(const StepKey& key, FunctionRef<Tensor(std::int64_t)
       recorder_.cancel();
       throw;
     }
-    ++recordings_;
+  } catch (const DeviceError& error) {
+    if (!remark_) throw;
+    drop_all();
+    plain_ = true;
+    remark_(error.what());
+    return false;
   }
-  recorder_.replay(entry.recording, number);
-  replays_ += key.steps;
+  ++recordings_;
+  return true;
 }
 
 double StepGraph::take_loss_sum() {

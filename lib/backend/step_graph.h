@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/backend/backend.h"
@@ -68,6 +71,11 @@ struct StepKey {
   std::int64_t steps = 1;  // consecutive ones that are recorded together; the stamp is the first one's
 };
 
+/// What the host decides by while it records, the mode of a module for one, has changed: steps are replays of
+/// recordings only that were made with the same modes. Called with a number of its own by what changes, and with the
+/// same one when it changes back. For any thread.
+void switch_mode(std::uint64_t number);
+
 /// Runs the steps of a loop over one device, or over those of DataParallel. The first of each batch shape, and the
 /// first two of all, run as they are: that prepares what must not happen while recording (plans, loading of kernels),
 /// and an optimizer's first step is not like the others. The next of each key is recorded and replayed, all others are
@@ -86,8 +94,9 @@ struct StepKey {
 ///
 /// The step finds its batch at the same addresses each time, or makes it (data::Loader::batch with `deferred`). Its
 /// batch is stamped, so that dropout reads its step. It does not copy to or from the host, and what it changes on the
-/// host (counters, flags) changes in runs as it is and when recorded only. Values that it keeps are overwritten by the
-/// next step of their key. Used by the first device's thread.
+/// host (counters, flags) changes in runs as it is and when recorded only; where a module's mode has changed (train(),
+/// eval()), another recording is made. Values that it keeps are overwritten by the next step of their key. Used by the
+/// first device's thread.
 ///
 /// Ranks of ddp may record their collectives where NCCL carries them, as long as all of them run the same keys in the
 /// same order: NCCL requires an operation captured, and a graph launched, by all ranks or none. The devices of dp are
@@ -102,6 +111,11 @@ class StepGraph {
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
+  /// From now on a recording that fails with a DeviceError is no error: `remark` is called with its text, and that step
+  /// and all later ones run plain. That step is then called twice, so that what it changes on the host changes twice;
+  /// dropout draws a second mask for a batch that the step does not take from a loader itself. Not for ranks, which
+  /// must all record or none.
+  void fall_back(std::function<void(const std::string& why)> remark) { remark_ = std::move(remark); }
   /// `step` returns its loss, one f32 on the first device. What it throws is passed on; the devices are then as if a
   /// recorded step had not been asked for, and the key is tried again next time.
   void run(const StepKey& key, FunctionRef<Tensor()> step);
@@ -119,12 +133,16 @@ class StepGraph {
   struct Entry {
     StepKey key;
     Precision precision;
-    int recording = 0;  // 0: none yet
+    std::uint64_t modes;  // of the process, when it runs
+    int recording = 0;    // 0: none yet
     bool ran = false;
     std::uint64_t used = 0;  // when it last ran
   };
   Entry& entry_of(const StepKey& key);
   bool prepared(const Entry& entry) const;
+  /// False when it failed and steps are plain from now on.
+  bool record(Entry& entry, const StepKey& key, FunctionRef<Tensor(std::int64_t)> step);
+  void drop_all();
   void run_all(std::int64_t steps, FunctionRef<Tensor(std::int64_t)> step);
 
   std::vector<Device> devices_;
@@ -133,6 +151,8 @@ class StepGraph {
   std::vector<Entry> entries_;
   std::uint64_t runs_ = 0;
   std::int64_t recordings_ = 0, replays_ = 0;
+  std::function<void(const std::string& why)> remark_;  // null: a recording that fails is an error
+  bool plain_ = false;                                  // one has failed
 };
 
 }  // namespace duet

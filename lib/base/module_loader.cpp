@@ -1,8 +1,15 @@
 #include "lib/base/module_loader.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <vector>
 
@@ -50,6 +57,31 @@ std::vector<fs::path> candidates(const ModulePlace& place) {
 
 }  // namespace
 
+std::string missing_part(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const auto read = [&](std::uint64_t at, void* out, std::size_t bytes) {
+    return bool(
+        file.seekg(static_cast<std::streamoff>(at)).read(static_cast<char*>(out), static_cast<std::streamsize>(bytes)));
+  };
+  ElfW(Ehdr) head{};
+  if (!read(0, &head, sizeof(head)) || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+      head.e_ident[EI_CLASS] != (sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32) ||
+      head.e_phentsize != sizeof(ElfW(Phdr)))
+    return {};
+  std::error_code error;
+  const std::uint64_t size = fs::file_size(path, error);
+  std::uint64_t end = head.e_phoff + std::uint64_t{head.e_phnum} * head.e_phentsize;
+  if (head.e_shoff != 0) end = std::max(end, head.e_shoff + std::uint64_t{head.e_shnum} * head.e_shentsize);
+  for (std::uint64_t i = 0; i < head.e_phnum; ++i) {
+    ElfW(Phdr) segment{};
+    if (!read(head.e_phoff + i * sizeof(segment), &segment, sizeof(segment))) break;
+    end = std::max<std::uint64_t>(end, segment.p_offset + segment.p_filesz);
+  }
+  if (error || end <= size) return {};
+  return concat(path, " has ", size, " bytes, but its ELF headers name ", end,
+                ": it was truncated, or is not written yet");
+}
+
 LoadedModule load_module(const ModulePlace& place) {
   const std::string other = other_exporter(place);
   if (!other.empty() && sanitizer_runs())
@@ -63,6 +95,8 @@ LoadedModule load_module(const ModulePlace& place) {
       tried += concat(tried.empty() ? "" : ", ", path.string());
       continue;
     }
+    if (const std::string missing = missing_part(path.string()); !missing.empty())
+      return {nullptr, concat(place.title, " does not load: ", missing)};
     void* const module = ::dlopen(path.c_str(), mode);
     if (module == nullptr) return {nullptr, concat(place.title, " does not load: ", ::dlerror())};
     void* const symbol = ::dlsym(module, place.symbol);

@@ -19,6 +19,10 @@ struct ModulePlace {
   std::string_view library{};
 };
 
+/// Why a shared object is not all there: its ELF headers name bytes beyond its end. Loading it would end the process by
+/// SIGBUS. Empty if it is, and for what is no shared object of this machine, which dlopen() refuses.
+std::string missing_part(const std::string& path);
+
 struct LoadedModule {
   void* symbol = nullptr;
   std::string error;  // why there is no symbol

@@ -43,16 +43,21 @@ std::string full_control_group() {
   return {};
 }
 
-/// Of the address space, in bytes: what is used, and what the stack of another thread takes.
+/// Adds up, in bytes, the most address space that was used and what the stack of another thread takes. What is used now
+/// can be less than when the thread was refused, as other threads have ended since.
 std::size_t address_space_for_one_more() {
-  std::size_t pages = 0, stack = 0;
-  std::istringstream(line_of("/proc/self/statm")) >> pages;
+  std::size_t most = 0, stack = 0, guard = 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; most == 0 && status >> word;) {
+    if (word == "VmPeak:") status >> most;  // KiB
+  }
   pthread_attr_t attributes;
   if (::pthread_getattr_default_np(&attributes) == 0) {
     ::pthread_attr_getstacksize(&attributes, &stack);
+    ::pthread_attr_getguardsize(&attributes, &guard);
     ::pthread_attr_destroy(&attributes);
   }
-  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + stack;
+  return most * 1024 + stack + guard;
 }
 
 /// Whether the kernel does not apply RLIMIT_NPROC: to root, but not to root of a user namespace.

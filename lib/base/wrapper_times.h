@@ -16,9 +16,6 @@ struct WrapperTimes {
   double backward_us = 0;
   double communication_us = 0;  // from the first bucket sent to the end of the last; replicas: the sum of gradients
   double exposed_us = 0;        // the part of it that backward did not hide
-  // A sharded update, inside step().
-  double update_us = 0;                // the optimizer's own work
-  double update_communication_us = 0;  // waiting for other ranks, and moving gradients and values
 };
 
 }  // namespace duet

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
+#include "lib/base/hash.h"
 #include "lib/random.h"
 
 namespace duet::data {
@@ -30,6 +31,17 @@ Tensor random_samples(std::int64_t size, std::int64_t length, std::uint64_t seed
   return samples;
 }
 
+/// From `hash` on.
+std::uint64_t hash_of(std::uint64_t hash, std::span<const std::int64_t> numbers) {
+  for (const std::int64_t number : numbers) hash = mixed(hash, static_cast<std::uint64_t>(number));
+  return hash;
+}
+
+std::uint64_t hash_of_labels(const Tensor& labels) {
+  const Tensor here = labels.to(Device{});
+  return hash_of(static_cast<std::uint64_t>(here.count()), here.span<std::int64_t>());
+}
+
 }  // namespace
 
 void Dataset::check(std::span<const std::int64_t> indices) const {
@@ -50,6 +62,8 @@ ImageDataset::ImageDataset(Tensor images, Tensor labels, const PixelStatistics& 
 }
 
 Shape ImageDataset::sample_shape() const { return without_rows(images_.shape()); }
+
+std::uint64_t ImageDataset::data_hash() const { return hash_of_labels(labels_); }
 
 void ImageDataset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
   check(indices);
@@ -84,6 +98,8 @@ TensorDataset::TensorDataset(Tensor samples, Tensor labels) : samples_(std::move
 
 Shape TensorDataset::sample_shape() const { return without_rows(samples_.shape()); }
 
+std::uint64_t TensorDataset::data_hash() const { return has_labels() ? hash_of_labels(labels_) : 0; }
+
 void TensorDataset::fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const {
   check(indices);
   const std::int64_t width = samples_.shape().count_from(1);
@@ -102,6 +118,11 @@ Subset::Subset(const Dataset& all, std::vector<std::int64_t> indices) : all_(all
   for (const std::int64_t index : indices_) {
     require<DataError>(0 <= index && index < n, "a subset names sample ", index, " of a data set of ", n, " samples");
   }
+}
+
+std::uint64_t Subset::data_hash() const {
+  const std::uint64_t whole = all_.data_hash();
+  return whole == 0 ? 0 : hash_of(whole, indices_);
 }
 
 void Subset::fetch_in_epoch(std::int64_t epoch, std::span<const std::int64_t> indices, const Tensor& samples,

@@ -19,6 +19,9 @@ class Dataset {
   /// Shape of one sample, as fetch writes it.
   virtual Shape sample_shape() const = 0;
   virtual bool has_labels() const { return true; }
+  /// A hash of the labels in their order, and of the samples' names or what they are drawn from, which are not read: so
+  /// that another set of the same size is noticed where a run goes on, or between ranks. 0: unknown.
+  virtual std::uint64_t data_hash() const { return 0; }
   /// Where fetch writes.
   virtual Device device() const { return {}; }
   /// On device(), row i of `samples` (f32, (n, sample_shape...)) and entry i of `labels` (i64, (n)) become sample
@@ -44,6 +47,7 @@ class ImageDataset : public Dataset {
 
   std::int64_t size() const override { return images_.size(0); }
   Shape sample_shape() const override;
+  std::uint64_t data_hash() const override;
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
   const Tensor& images() const { return images_; }
@@ -84,6 +88,7 @@ class TensorDataset : public Dataset {
   std::int64_t size() const override { return samples_.size(0); }
   Shape sample_shape() const override;
   bool has_labels() const override { return labels_.defined(); }
+  std::uint64_t data_hash() const override;
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
   const Tensor& samples() const { return samples_; }
@@ -107,6 +112,7 @@ class Subset : public Dataset {
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
   Shape sample_shape() const override { return all_.sample_shape(); }
   bool has_labels() const override { return all_.has_labels(); }
+  std::uint64_t data_hash() const override;
   Device device() const override { return all_.device(); }
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
     fetch_in_epoch(0, indices, samples, labels);

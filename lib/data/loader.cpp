@@ -1,5 +1,6 @@
 #include "lib/data/loader.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/hash.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
+#include "lib/pool.h"
 
 namespace duet::data {
 namespace {
@@ -109,7 +112,8 @@ Loader::Loader(const Dataset& dataset, std::unique_ptr<BatchSampler> sampler, co
       sampler_(std::move(sampler)),
       options_(options),
       batch_shape_(with_rows(dataset.sample_shape())),
-      steps_(sampler_->steps()) {
+      steps_(sampler_->steps()),
+      data_hash_(dataset.data_hash()) {
   require<UsageError>(0 <= options.workers && options.workers <= kMaxWorkers, "the loader takes 0 to ", kMaxWorkers,
                       " workers, got ", options.workers);
   require<UsageError>(1 <= options.prefetch && options.prefetch <= kMaxPrefetch, "the loader prefetches 1 to ",
@@ -128,9 +132,12 @@ void Loader::start_at(std::int64_t epoch, std::int64_t step) {
                       ": an epoch has ", steps_, " steps");
   next_epoch_ = epoch;
   next_step_ = step;
+  pass_.reset();
 }
 
 Loader::Iterator Loader::begin() {
+  require<UsageError>(pass_.expired() || step_ >= steps_, "a pass over the loader begins within another one, at step ",
+                      step_, " of ", steps_, ", whose batches it would take: use a loader for each, or start_at()");
   prefetcher_.reset();  // its threads read the sampler
   epoch_ = next_epoch_++;
   step_ = std::exchange(next_step_, 0);
@@ -141,7 +148,9 @@ Loader::Iterator Loader::begin() {
                                                [this](std::int64_t step) { return make(step); });
   }
   produce();
-  return Iterator(*this);
+  std::shared_ptr<const void> pass = make_pooled<char>();
+  pass_ = pass;
+  return Iterator(*this, std::move(pass));
 }
 
 void Loader::advance(std::int64_t steps) {
@@ -203,7 +212,9 @@ Batch Loader::batch(std::int64_t ahead) const {
   return batch;
 }
 
-Batch Loader::blank(std::int64_t rows, const Rows& stamp) const {
+Batch Loader::blank(std::int64_t rows, Rows stamp) const {
+  static std::atomic<std::uint64_t> last_delivery{0};
+  stamp.delivery = ++last_delivery;
   Batch batch;
   batch.images = empty(batch_shape_.with(0, rows), DType::f32, dataset_.device());
   if (dataset_.has_labels()) batch.labels = empty({rows}, DType::i64, dataset_.device());
@@ -213,7 +224,11 @@ Batch Loader::blank(std::int64_t rows, const Rows& stamp) const {
 }
 
 Rows Loader::stamp_of(const StepIndices& part, std::int64_t step) const {
-  return {.step = epoch_ * steps_ + step, .first = part.first, .global = part.global, .shards = part.shards};
+  return {.step = epoch_ * steps_ + step,
+          .first = part.first,
+          .global = part.global,
+          .shards = part.shards,
+          .order = part.order == 0 ? 0 : mixed(part.order, data_hash_)};
 }
 
 Batch Loader::make(std::int64_t step) const {

@@ -73,11 +73,13 @@ class Loader {
 
    private:
     friend class Loader;
-    explicit Iterator(Loader& loader) : loader_(&loader) {}
+    Iterator(Loader& loader, std::shared_ptr<const void> pass) : loader_(&loader), pass_(std::move(pass)) {}
     Loader* loader_;
+    std::shared_ptr<const void> pass_;
   };
 
-  /// Starts the next epoch: sets it at the sampler, and builds the first batch.
+  /// Starts the next epoch: sets it at the sampler, and builds the first batch. Throws UsageError within a pass, that
+  /// is, while an iterator of one that has not reached its end lives; not after start_at().
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -103,7 +105,7 @@ class Loader {
   void start_at(std::int64_t epoch, std::int64_t step);
 
  private:
-  Batch blank(std::int64_t rows, const Rows& stamp) const;
+  Batch blank(std::int64_t rows, Rows stamp) const;
   Rows stamp_of(const StepIndices& part, std::int64_t step) const;
   Batch make(std::int64_t step) const;
   void advance(std::int64_t steps = 1);
@@ -114,6 +116,7 @@ class Loader {
   LoaderOptions options_;
   Shape batch_shape_;  // with 0 rows
   std::int64_t steps_;
+  std::uint64_t data_hash_;  // of the data set
   std::int64_t epoch_ = -1, next_epoch_ = 0;
   std::int64_t step_ = 0, next_step_ = 0;
   Batch batch_;
@@ -122,6 +125,7 @@ class Loader {
   const ResidentImages* resident_ = nullptr;  // deferred only, with the samples' numbers on its device by batch size
   std::map<std::pair<std::int64_t, std::int64_t>, Tensor> numbers_;  // and by steps
   std::int64_t staged_ = 1;
+  std::weak_ptr<const void> pass_;          // held by the iterators of the running pass
   std::vector<std::int64_t> indices_;       // on their way
   std::unique_ptr<Prefetcher> prefetcher_;  // of the running epoch; stopped before anything above changes
 };

@@ -8,6 +8,12 @@
 
 namespace duet::data {
 
+/// A part of an order that ranks share out.
+struct OrderPart {
+  int rank = 0, ranks = 1;
+  std::uint64_t whole = 0;  // hash of the whole order of the epoch, the same on all ranks; 0: unknown
+};
+
 /// An order of sample indices, new for every epoch. Not thread-safe while set_epoch runs; const functions may be called
 /// from many threads between two calls of it.
 class Sampler {
@@ -19,6 +25,8 @@ class Sampler {
   virtual void set_epoch(std::int64_t epoch) = 0;
   /// The indices of the epoch that was set last (0 before that), size() of them; valid until the next set_epoch.
   virtual std::span<const std::int64_t> indices() const = 0;
+  /// The shared order of which indices() is a part.
+  virtual OrderPart part() const { return {}; }
 };
 
 /// What one process reads in one step: a part of the global batch, perhaps none of it.
@@ -27,6 +35,7 @@ struct StepIndices {
   std::int64_t first = 0;   // place of the first of them in the global batch
   std::int64_t global = 0;  // rows of the global batch
   int shards = 1;           // ranks among which it is divided
+  std::uint64_t order = 0;  // see Rows; 0: not compared
 };
 
 /// Cuts an order into steps; what the loader drives. Thread safety as Sampler.

@@ -9,26 +9,36 @@
 #include <vector>
 
 #include "lib/base/descriptor.h"
+#include "lib/error.h"
 
 namespace duet {
 
 /// Writes `parts`, one after the other, as the file `path`: into `path`.tmp.PID, fsync, rename, fsync of the folder.
 /// After a crash at any moment `path` is either what it was or the new file. Throws DataError with path and system
-/// error; the temporary file is then gone. Threads, processes and hosts may write at once, to the same path too.
+/// error; the temporary file is then gone, or the next one who writes `path` removes it. Threads, processes and hosts
+/// may write at once, to the same path too.
 void write_atomically(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
 void write_atomically(const std::string& path, const std::string& text);
 
 /// What stands between the name of a file and the number of the process that writes it.
 inline constexpr std::string_view kTemporaryMark = ".tmp.";
-/// Removes a temporary file whose writer has ended, on whatever host: a writer holds a lock on its file. Returns
-/// whether it did; where the file system has no locks it never does.
-bool remove_abandoned_temporary(const std::string& path);
+/// Removes the temporary files in `folder` whose names begin with `start` and whose writers have ended, on whatever
+/// host: a writer holds a lock on its file. Where the file system has no locks, or the folder cannot be listed, it
+/// removes none.
+void remove_abandoned_temporaries(const std::string& folder, std::string_view start);
 
 /// Makes `folder`, with its parents, if it is not there, and proves by writing and removing a file that `bytes` bytes
-/// can be written in it. Throws DataError that says why not.
+/// can be written in it, of 0 that a file can be made. Throws DataError that says why not.
 void require_writable(const std::string& folder, std::size_t bytes = 65536);
 
-/// A regular file, read from its beginning on. All errors are DataErrors that name it. Not thread-safe.
+/// A file that the system does not open or read: what it holds is not known, so that it must not be taken for damaged.
+class UnreadableFile : public DataError {
+ public:
+  using DataError::DataError;
+};
+
+/// A regular file, read from its beginning on. All errors are DataErrors that name it, UnreadableFile where its bytes
+/// could not be had. Not thread-safe.
 class FileReader {
  public:
   explicit FileReader(std::string path);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <span>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "lib/io/atomic_file.h"
+#include "lib/io/folder.h"
 #include "lib/parse_number.h"
 
 namespace duet {
@@ -23,6 +25,7 @@ constexpr std::string_view kEnding = ".safetensors";
 constexpr std::string_view kBest = "model_best.safetensors";
 constexpr std::string_view kOptimizer = "optimizer.";
 constexpr std::string_view kSetting = "setting.";
+constexpr const char* kSeries = "series";
 constexpr std::size_t kKept = 2;
 
 struct Found {
@@ -30,37 +33,17 @@ struct Found {
   fs::path path;
 };
 
-/// Calls visit(path, name) for each file of a folder; gives the error that ended it, if one did.
-template <class Visit>
-std::error_code for_each_file(const fs::path& folder, Visit visit) {
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    visit(at->path(), at->path().filename().string());
-  return error;
-}
-
 /// The checkpoints of a folder by name, newest first.
 std::vector<Found> list_checkpoints(const fs::path& folder) {
   std::vector<Found> found;
-  const std::error_code error = for_each_file(folder, [&](const fs::path& path, std::string_view name) {
-    if (!name.starts_with(kStem) || !name.ends_with(kEnding) || name.size() <= kStem.size() + kEnding.size()) return;
+  for (const std::string& name : list_folder(folder.string())) {
+    if (!name.starts_with(kStem) || !name.ends_with(kEnding) || name.size() <= kStem.size() + kEnding.size()) continue;
     const auto step =
         parse_number<std::int64_t>(name.substr(kStem.size(), name.size() - kStem.size() - kEnding.size()));
-    if (step && *step >= 0) found.push_back({*step, path});
-  });
-  require<DataError>(!error, "cannot list folder ", folder.string(), ": ", error.message());
+    if (step && *step >= 0) found.push_back({*step, folder / name});
+  }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
   return found;
-}
-
-/// Removes temporary files whose writers have ended.
-void remove_orphans(const fs::path& folder) {
-  std::vector<fs::path> orphans;
-  for_each_file(folder, [&](const fs::path& path, std::string_view name) {
-    const bool ours = name.starts_with(kStem) || name.starts_with(kBest) || name.starts_with(".duet");
-    if (ours && name.find(kTemporaryMark) != std::string_view::npos) orphans.push_back(path);
-  });
-  for (const fs::path& orphan : orphans) remove_abandoned_temporary(orphan.string());
 }
 
 template <class T>
@@ -122,6 +105,7 @@ Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
   checkpoint.step = metadata_number<std::int64_t>(path, file.metadata, "step");
   checkpoint.best_acc1 = metadata_number<double>(path, file.metadata, "best_acc1");
   checkpoint.arch = file.metadata["arch"];
+  checkpoint.series = file.metadata[kSeries];
   for (const auto& [key, value] : file.metadata)
     if (key.starts_with(kSetting)) checkpoint.settings[key.substr(kSetting.size())] = value;
   for (auto& [name, tensor] : file.tensors) {
@@ -133,11 +117,62 @@ Checkpoint read_checkpoint(const std::string& path, const HeaderCheck& check) {
   return checkpoint;
 }
 
+/// Names the first parameter, buffer or number of an optimizer's that is not finite, and counts them; empty if none is.
+std::string not_finite(const LoadedCheckpoint& loaded) {
+  std::string first;
+  std::size_t found = 0, all = 0;
+  const auto look = [&](std::string_view start, const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      ++all;
+      if (tensor.dtype() != DType::f32) continue;
+      const std::span<const float> numbers = tensor.span<float>();
+      const auto wrong = std::ranges::find_if(numbers, [](float number) { return !std::isfinite(number); });
+      if (wrong == numbers.end()) continue;
+      if (found++ == 0)
+        first = concat(start, name, " holds ", std::isnan(*wrong) ? "nan" : *wrong > 0 ? "inf" : "-inf");
+    }
+  };
+  look("", loaded.checkpoint.model);
+  look(kOptimizer, loaded.checkpoint.optimizer);
+  if (found == 0) return {};
+  return concat(loaded.path, ": ", first, "; ", found, " of ", all,
+                " tensors are not finite, and a training that goes on from it stays so");
+}
+
+/// Whether the header of a file can be read and names this series.
+bool is_of_series(const std::string& path, const std::string& series) {
+  bool same = false;
+  try {
+    load_tensors(path, Checksum::if_present, [&](std::span<const TensorInfo>, const Metadata& metadata) {
+      const auto found = metadata.find(kSeries);
+      same = (found == metadata.end() ? "" : found->second) == series;
+      throw DataError("no more than the header is needed");
+    });
+  } catch (const DataError&) {
+  }
+  return same;
+}
+
+/// Removes what is older than the last two of a series. A file too many does no harm.
+void prune(const std::string& folder, std::int64_t step, const std::string& series) {
+  std::vector<Found> older = list_checkpoints(folder);
+  std::erase_if(older, [&](const Found& found) { return found.step >= step; });
+  if (older.size() < kKept) return;
+  std::size_t kept = 1;
+  for (const Found& found : older) {
+    if (!is_of_series(found.path.string(), series) || ++kept <= kKept) continue;
+    std::error_code error;
+    fs::remove(found.path, error);
+  }
+}
+
 }  // namespace
 
-void prepare_checkpoint_folder(const std::string& folder, std::int64_t step, const NamedTensors& model) {
+FolderLock prepare_checkpoint_folder(const std::string& folder, std::int64_t step, const NamedTensors& model,
+                                     const std::string& run) {
   require_writable(folder);
-  remove_orphans(folder);
+  FolderLock lock(folder, run);
+  for (const std::string_view start : {kStem, kBest}) remove_abandoned_temporaries(folder, start);
   for (const Found& found : list_checkpoints(folder)) {
     if (found.step <= step) break;
     bool valid = true, larger = false;
@@ -146,12 +181,15 @@ void prepare_checkpoint_folder(const std::string& folder, std::int64_t step, con
         larger = !model.empty() && is_larger(tensors, model);
         require<DataError>(!larger, "too large to be read");
       });
+    } catch (const UnreadableFile&) {
+      throw;  // it may be valid
     } catch (const DataError&) {
       valid = larger;  // a damaged one cannot be resumed: a run may write over it
     }
     require<DataError>(!valid, "folder ", folder, " holds a checkpoint of step ", found.step, " (", found.path.string(),
                        "), later than step ", step, " where this run begins: resume from it or use another folder");
   }
+  return lock;
 }
 
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best) {
@@ -162,6 +200,7 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
                        {"epoch", std::to_string(checkpoint.epoch)},
                        {"step", std::to_string(checkpoint.step)},
                        {"best_acc1", exact_text(checkpoint.best_acc1)}};
+  if (!checkpoint.series.empty()) metadata[kSeries] = checkpoint.series;
   for (const auto& [key, value] : checkpoint.settings) metadata[concat(kSetting, key)] = value;
 
   std::string digits = std::to_string(checkpoint.step);
@@ -170,34 +209,26 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   save_tensors(path, tensors, metadata);
   if (best) save_tensors((fs::path(folder) / kBest).string(), tensors, metadata);
 
-  std::size_t kept = 0;
-  for (const Found& found : list_checkpoints(folder)) {
-    if (found.step > checkpoint.step || ++kept <= kKept) continue;
-    std::error_code error;
-    fs::remove(found.path, error);  // a file too many does no harm
-  }
+  prune(folder, checkpoint.step, checkpoint.series);
   return path;
 }
 
-bool holds_checkpoint(const std::string& folder) {
-  std::error_code error;
-  return fs::is_directory(folder, error) && !list_checkpoints(folder).empty();
-}
+bool holds_checkpoint(const std::string& folder) { return is_folder(folder) && !list_checkpoints(folder).empty(); }
 
 namespace {
 
 /// `check` also gets the path of the file.
 template <class Check>
-LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
+LoadedCheckpoint load_any(const std::string& file_or_folder, Check&& check) {
   const auto read = [&](const std::string& path) {
     return read_checkpoint(
         path, [&](std::span<const TensorInfo> tensors, const Metadata& metadata) { check(path, tensors, metadata); });
   };
   std::error_code error;
-  const bool exists = fs::exists(file_or_folder, error);
-  require<DataError>(exists, "no checkpoint at ", file_or_folder, ": ",
-                     error ? error.message() : "no such file or folder");
-  if (!fs::is_directory(file_or_folder, error)) return {read(file_or_folder), file_or_folder, {}};
+  const fs::file_status status = fs::status(file_or_folder, error);
+  require<DataError>(fs::exists(status), "no checkpoint at ", file_or_folder, ": ",
+                     status.type() != fs::file_type::not_found ? error.message() : "no such file or folder");
+  if (!fs::is_directory(status)) return {read(file_or_folder), file_or_folder, {}};
 
   const std::vector<Found> all = list_checkpoints(file_or_folder);
   require<DataError>(!all.empty(), "folder ", file_or_folder, " holds no checkpoint, expected ", kStem, "STEP",
@@ -208,6 +239,8 @@ LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
       loaded.path = found.path.string();
       loaded.checkpoint = read(loaded.path);
       return loaded;
+    } catch (const UnreadableFile&) {
+      throw;  // another rank, or another attempt, may read it and begin at its step
     } catch (const DataError& damage) {
       loaded.warnings.push_back(concat("passed over a checkpoint: ", damage.what()));
     }
@@ -215,6 +248,13 @@ LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
   std::string reasons;
   for (const std::string& warning : loaded.warnings) reasons += "; " + warning;
   throw DataError(concat("folder ", file_or_folder, " holds no valid checkpoint", reasons));
+}
+
+template <class Check>
+LoadedCheckpoint load(const std::string& file_or_folder, Check&& check) {
+  LoadedCheckpoint loaded = load_any(file_or_folder, std::forward<Check>(check));
+  if (std::string text = not_finite(loaded); !text.empty()) loaded.warnings.push_back(std::move(text));
+  return loaded;
 }
 
 }  // namespace

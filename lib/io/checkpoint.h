@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/io/folder_lock.h"
 #include "lib/io/safetensors.h"
 
 namespace duet {
@@ -19,30 +20,37 @@ struct Checkpoint {
   NamedTensors model = {};      // Module::state_dict()
   NamedTensors optimizer = {};  // Optimizer::state(); stored as "optimizer.conv1.weight.exp_avg"
   Metadata settings = {};       // what must stay the same when the run goes on: "seed", "lr", ...
+  std::string series = {};      // names the training, also after it was resumed: whose files may be removed
 };
 
-/// Makes the folder, proves that it can be written, and removes temporary files of processes that have ended. Throws
-/// DataError when that fails, or when it holds a valid checkpoint of a later step than `step`, which the new run would
-/// hide. With a `model`, one that announces more data than a checkpoint of it counts as valid without being read.
-void prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {});
+/// Makes the folder, proves that it can be written, locks it, and removes temporary files of processes that have ended.
+/// Keep the lock while checkpoints are written: no other run can prepare the folder then. `run`: named to others by it.
+/// Throws DataError when that fails, or when it holds a valid checkpoint of a later step than `step`, which the new run
+/// would hide, or one of which that cannot be told as it cannot be read. With a `model`, one that announces more data
+/// than a checkpoint of it counts as valid without being read.
+FolderLock prepare_checkpoint_folder(const std::string& folder, std::int64_t step = 0, const NamedTensors& model = {},
+                                     const std::string& run = "");
 
 /// Writes `folder`/checkpoint-STEP.safetensors atomically, and `folder`/model_best.safetensors too when `best`; then
-/// removes all but this and the checkpoint before it. Returns the path. Throws DataError; older files are then
-/// untouched.
+/// removes all of the same series but this and the checkpoint before it. Returns the path. Throws DataError; older
+/// files are then untouched.
 std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, bool best = false);
 
 struct LoadedCheckpoint {
   Checkpoint checkpoint;
   std::string path;
-  std::vector<std::string> warnings;  // one line for each newer file that was passed over
+  /// One line for each newer file that was passed over, and one where numbers of this one are not finite.
+  std::vector<std::string> warnings;
 };
 
-/// Reads a file, or the newest valid checkpoint of a folder. Throws DataError with every reason when there is none.
+/// Reads a file, or the newest valid checkpoint of a folder, in which damaged ones are passed over. Throws DataError
+/// with every reason when there is none, and UnreadableFile for a newer one that the system does not open or read.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder);
 /// The same for the model `arch` with this state dictionary: a file whose header names another model, or tensors that
 /// neither the model nor its optimizer has, is refused before they are read, and passed over in a folder.
 LoadedCheckpoint load_checkpoint(const std::string& file_or_folder, const std::string& arch, const NamedTensors& model);
-/// Whether a folder holds any, by their names; false if there is no such folder.
+/// Whether a folder holds any, by their names; false if there is no such folder. Throws DataError where it cannot be
+/// listed.
 bool holds_checkpoint(const std::string& folder);
 
 /// Throws DataError unless the checkpoint is of the model `arch` and its tensors are those of `model` (a state

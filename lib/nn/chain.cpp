@@ -25,8 +25,8 @@ const T* exactly(Layers layers, std::size_t i) {
   return typeid(layer) == typeid(T) ? static_cast<const T*>(&layer) : nullptr;
 }
 
-DropoutKey key_of(const Dropout* dropout, const Context& context, const Variable& x) {
-  return dropout != nullptr ? dropout->key(context, x.value().stamp()) : DropoutKey{};
+DropoutKey next_key_of(const Dropout* dropout, Context& context, const Variable& x) {
+  return dropout != nullptr ? dropout->next_key(context, x.value()) : DropoutKey{};
 }
 
 /// Whether the pool's windows fit into the convolution of x. If not, the layers one by one name the one that fails.
@@ -45,7 +45,8 @@ FusedRun run_conv(const Conv2d& conv, Context& context, const Variable& x, Layer
   const std::size_t count = dropout != nullptr ? 4 : 3;
   const bool plain_output = exactly<Flatten>(layers, count) != nullptr;
   return conv.name_errors([&]() -> FusedRun {
-    const ConvPoolRelu op = {.conv = conv.window(), .pool = pool->window(), .dropout = key_of(dropout, context, x)};
+    const ConvPoolRelu op = {
+        .conv = conv.window(), .pool = pool->window(), .dropout = next_key_of(dropout, context, x)};
     return {count, ops::conv_pool_relu(x, conv.weight(context), conv.bias(context), op, plain_output)};
   });
 }
@@ -61,8 +62,8 @@ FusedRun run_linear(const Linear& linear, Context& context, const Variable& x, L
   if (exactly<ReLU>(layers, 1) == nullptr) return {};
   const Dropout* const dropout = exactly<Dropout>(layers, 2);
   return linear.name_errors([&]() -> FusedRun {
-    return {dropout != nullptr ? 3u : 2u,
-            ops::linear_relu_dropout(x, linear.weight(context), linear.bias(context), key_of(dropout, context, x))};
+    return {dropout != nullptr ? 3u : 2u, ops::linear_relu_dropout(x, linear.weight(context), linear.bias(context),
+                                                                   next_key_of(dropout, context, x))};
   });
 }
 

@@ -95,17 +95,20 @@ std::string Conv2d::details() const {
 
 Dropout::Dropout(double p) : p_(p) { ops::require_probability("Dropout", p); }
 
-DropoutKey Dropout::key(const Context& context, const Rows& stamp) const {
-  const std::int64_t step = stamp.stamped() ? stamp.step : context.step;
-  return {context.seed, static_cast<std::uint64_t>(step), layer(context),
-          context.training ? static_cast<float>(p_) : 0.0f};
+DropoutKey Dropout::next_key(Context& context, const Tensor& x) const {
+  const std::uint32_t number = layer(context);
+  if (!training() || p_ == 0) return {.layer = number};
+  require<UsageError>(!checks_finite() || !context.stamped || x.stamp().stamped(),
+                      "Dropout: its input has no stamp, but the model's input has: an operator in between has dropped "
+                      "it, so the mask would not depend on the batch's step and rows");
+  return {context.next_seed(number, x), context.step_of(x), number, static_cast<float>(p_)};
 }
 
 Variable Dropout::forward(Context& context, const Variable& x) const {
   return name_errors([&] {
-    if (context.training && p_ > 0 && context.stream != nullptr)
+    if (training() && p_ > 0 && context.stream != nullptr)
       return ops::dropout(x, static_cast<float>(p_), *context.stream);
-    return ops::dropout(x, key(context, x.value().stamp()));
+    return ops::dropout(x, next_key(context, x.value()));
   });
 }
 
@@ -173,11 +176,11 @@ BatchNorm2d::BatchNorm2d(std::int64_t features, float eps, float momentum)
 
 Variable BatchNorm2d::normalise(Context& context, const Variable& x, bool relu, const Variable& residual) const {
   const BatchNorm2dOptions options = {
-      .training = context.training, .momentum = momentum_, .eps = eps_, .others = sums(context), .relu = relu};
+      .training = training(), .momentum = momentum_, .eps = eps_, .others = sums(context), .relu = relu};
   Variable y = ops::batch_norm2d(x, parameter(context, 0), parameter(context, 1), buffer(context, 0),
                                  buffer(context, 1), options, residual);
   const Tensor& batches = buffer(context, 2);
-  if (context.training) backend(batches).increment(batches);
+  if (training()) backend(batches).increment(batches);
   return y;
 }
 

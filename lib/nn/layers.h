@@ -62,7 +62,9 @@ class Conv2d : public Module {
 };
 
 /// torch.nn.Dropout: active in training only. Its random numbers are keyed by the context's seed, the batch's step, the
-/// row in the global batch and the layer, so they do not depend on how the batch is split.
+/// row in the global batch, the layer, and how often this layer has drawn for the batch before (Context::draws), so
+/// they do not depend on how the batch is split: one Dropout at several places of forward, and several forwards of a
+/// batch, drop other elements each time.
 class Dropout : public Module {
  public:
   /// Throws UsageError unless 0 <= p < 1.
@@ -70,8 +72,8 @@ class Dropout : public Module {
   Variable forward(Context& context, const Variable& x) const override;
   using Module::forward;
 
-  /// The key for an input with this stamp; p is 0 outside training.
-  DropoutKey key(const Context& context, const Rows& stamp) const;
+  /// The key of this layer's next draw, for x; p is 0 outside training, where nothing is counted.
+  DropoutKey next_key(Context& context, const Tensor& x) const;
 
  protected:
   std::string details() const override;

@@ -11,11 +11,14 @@
 #include <utility>
 
 #include "lib/autograd/grad_mode.h"
+#include "lib/backend/step_graph.h"
 #include "lib/error.h"
+#include "lib/random.h"
 
 namespace duet::nn {
 
 Module::~Module() {
+  set_training(true);
   if (parent_ != nullptr) parent_->forget(*this);
   for (const Child& child : children_)
     if (child.linked && child.module != nullptr) child.module->parent_ = nullptr;
@@ -30,8 +33,10 @@ Value Module::forward(Context& context, const Value& input) const { return forwa
 template <class T>
 T Module::run(const T& input) {
   Context& own = context();
+  const Variable* const x = first_tensor(input);
+  own.stamped = x != nullptr && x->defined() && x->value().stamp().stamped();
   T output = forward(own, input);
-  if (own.training && grad_enabled()) ++own.step;
+  if (training() && grad_enabled()) ++own.step;
   return output;
 }
 
@@ -48,6 +53,21 @@ Context& Module::context() {
     context_.seed = 0;
   }
   return context_;
+}
+
+/// Recorded steps hold the modes of modules.
+void Module::set_training(bool on) {
+  if (std::exchange(training_, on) != on) switch_mode(Philox(reinterpret_cast<std::uintptr_t>(this)).word64());
+}
+
+void Module::train(bool on) {
+  set_training(on);
+  for (const Child& own : children_) child(own).train(on);
+}
+
+void Module::zero_grad() {
+  ParameterStore& store = parameters();  // which numbers the slots
+  store.zero_grad(range().first_slot, range().slots);
 }
 
 std::int64_t Module::parameter_count() const {
@@ -188,7 +208,7 @@ void Module::make_values() {
 void Module::draw_values(Mt19937& generator, bool adopt) {
   if (store_ == nullptr) make_values();
   fill_values(*store_, generator, adopt);
-  store_->all_values_written();
+  store_->zero_grad();
 }
 
 void Module::fill_values(ParameterStore& store, Mt19937& generator, bool adopt) {
@@ -229,6 +249,7 @@ void Module::initialise(Mt19937& generator) {
   require<UsageError>(parent_ == nullptr, "initialise the whole model, not ", type_name(), ", a part of it");
   if (is_wrapper()) return child(children_.front()).initialise(generator);
   draw_values(generator, false);
+  context_.draws = {};
 }
 
 void Module::initialise(std::uint64_t seed) {
@@ -276,7 +297,6 @@ std::string Module::label() const {
 
 std::vector<NamedTensor> Module::state_dict() {
   std::vector<NamedTensor> state;
-  context().store->require_whole_values();
   append_state("", context(), state);
   return state;
 }

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "lib/error.h"
+#include "lib/nn/draw_counts.h"
 #include "lib/nn/init.h"
 #include "lib/nn/parameters.h"
 #include "lib/nn/value.h"
 #include "lib/random.h"
+#include "lib/tensor.h"
 
 namespace duet {
 class BatchSums;
@@ -21,15 +23,16 @@ class BatchSums;
 
 namespace duet::nn {
 
-/// One set of values for a module, with the mode and the random key of a run. A replica is the same module with another
-/// context. Used by one thread at a time.
+/// One set of values for a module, with the random key of a run. A replica is the same module with another context.
+/// Used by one thread at a time.
 struct Context {
   ParameterStore* store = nullptr;
-  int first_slot = 0;    // number that the store's slot 0 has in the module tree
-  int first_buffer = 0;  // the same for buffers
-  bool training = true;
+  int first_slot = 0;      // number that the store's slot 0 has in the module tree
+  int first_buffer = 0;    // the same for buffers
   std::uint64_t seed = 0;  // key of dropout
   std::int64_t step = 0;   // step of dropout's key for inputs without a stamp
+  DrawCounts draws{};      // under this key
+  bool stamped = false;    // whether the input of this run has a stamp
   /// When set, dropout draws from this stream in PyTorch's order instead of by key.
   Mt19937* stream = nullptr;
   /// Whether chain() and Sequential may run layers as fused operators; not while `stream` is set.
@@ -49,6 +52,14 @@ struct Context {
   }
   bool has_buffer(std::uint64_t model_id, int number) const {
     return is_of(model_id) && static_cast<std::size_t>(number - first_buffer) < store->buffers().size();
+  }
+  /// Seed of what the layer of this number draws now for `x`, another one for each time on a batch; counts it.
+  std::uint64_t next_seed(std::uint32_t layer, const Tensor& x) {
+    return draws.next_seed(seed, layer, x.stamp(), step, x.shape().rank() > 0 ? x.size(0) : 1);
+  }
+  /// The step of the key of what is drawn for `x`.
+  std::uint64_t step_of(const Tensor& x) const {
+    return static_cast<std::uint64_t>(x.stamp().stamped() ? x.stamp().step : step);
   }
 };
 
@@ -94,10 +105,14 @@ class Module {
   /// part of a model, and while an optimizer, running replicas or hooks on gradients hold the values where they are.
   void to(Device device);
 
-  void train(bool on = true) { context().training = on; }
+  /// Switches dropout and batch norm of this module and its parts, as PyTorch's: `model.train();
+  /// model.backbone.eval();` freezes the backbone's running statistics.
+  void train(bool on = true);
   void eval() { train(false); }
-  bool training() { return context().training; }
-  void zero_grad() { parameters().zero_grad(); }
+  /// Whether this module itself is in training; a wrapper's mode is that of what it wraps.
+  bool training() const { return is_wrapper() ? child(children_.front()).training() : training_; }
+  /// Marks the gradients of this module and its parts empty.
+  void zero_grad();
 
   /// Views of this module's own parameters and buffers, named from here, in PyTorch's order.
   std::vector<NamedTensor> state_dict();
@@ -110,6 +125,8 @@ class Module {
 
   /// PyTorch's text: "Linear(in_features=5, out_features=2, bias=True)".
   std::string str() const;
+  /// Its place in the model and its type, for messages: "features.3.conv1 (Conv2d)", "ResNet".
+  std::string label() const;
 
   /// Runs `task`, a part of this module's forward, and gives its result. An Error gets this module's place in the model
   /// in front of its text, "features.3.conv1 (Conv2d): ", unless it has that of a module inside already.
@@ -204,6 +221,7 @@ class Module {
   void require_not_held(const std::string& purpose) const;
   void set_parent(Module& parent);
   void forget(const Module& child);
+  void set_training(bool on);
   void number(Numbering& next);
   void make_values();
   void draw_values(Mt19937& generator, bool adopt);
@@ -216,12 +234,12 @@ class Module {
   void append_text(std::string& text, int indent) const;
   [[noreturn]] void rethrow_named(const Error& error) const;
   std::string path() const;
-  std::string label() const;
 
   std::vector<OwnParameter> parameters_;
   std::vector<NamedTensor> buffers_;  // their initial values
   std::vector<Child> children_;
   Redraw redraw_;
+  bool training_ = true;
   Module* parent_ = nullptr;
   std::uint64_t model_id_ = 0;  // that of the model's values; 0: not numbered
   Range range_;

@@ -18,6 +18,8 @@ const NetworkModule& load_network_module(const std::string& path) {
   constexpr const char* kSymbol = "duet_network";
   std::error_code unknown;
   require<DataError>(std::filesystem::is_regular_file(path, unknown), path, ": no such file, expected a shared object");
+  const std::string missing = missing_part(path);
+  require<DataError>(missing.empty(), "cannot load a network: ", missing);
   // A name without a folder would be looked for among the system's libraries.
   void* const object = ::dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   require<DataError>(object != nullptr, "cannot load a network: ", ::dlerror());

@@ -41,8 +41,20 @@ struct ParameterStore::Hooks {
 class ParameterStore::SlotLeaf final : public Leaf {
  public:
   SlotLeaf(ParameterStore& store, int slot)
-      : store_(store), slot_(slot), generation_(store.generation_), gradient_(std::as_const(store).gradient(slot)) {}
-  const char* name() const override { return store_.slots()[static_cast<std::size_t>(slot_)].name.c_str(); }
+      : store_(store),
+        alive_(store.hooks_),
+        slot_(slot),
+        name_(store.slots()[static_cast<std::size_t>(slot)].name),
+        generation_(store.generation_),
+        gradient_(std::as_const(store).gradient(slot)) {}
+  const char* name() const override { return name_.c_str(); }
+  /// Comes first in every backward run: a tape may outlive its model.
+  void reached() override {
+    require<UsageError>(!alive_.expired(), "the model of ", name_,
+                        " was destroyed before this backward, which adds to ",
+                        "its gradients: keep the model as long as its losses");
+  }
+  void adds_up() override { store_.added_uses_ = true; }
   Tensor place() const override { return store_.has_gradient(slot_) ? Tensor() : gradient_; }
   BackwardListener* listener() override { return &store_; }
 
@@ -53,6 +65,7 @@ class ParameterStore::SlotLeaf final : public Leaf {
                         " have moved since the forward of this backward");
     if (!arrived.same_memory(gradient_)) store_.gradients_changed();
     if (store_.has_gradient(slot_)) {
+      adds_up();
       backend(arrived).add(gradient_, arrived, gradient_);
     } else if (!arrived.same_memory(gradient_)) {
       copy(arrived.reshape(gradient_.shape()), gradient_);
@@ -63,7 +76,9 @@ class ParameterStore::SlotLeaf final : public Leaf {
 
  private:
   ParameterStore& store_;
+  std::weak_ptr<const void> alive_;  // while store_ is
   int slot_;
+  std::string name_;
   std::uint64_t generation_;
   Tensor gradient_;
 };
@@ -126,34 +141,31 @@ ParameterStore::ParameterStore(std::vector<Slot> slots, FlatBuffers buffers, Ten
   make_variables();
 }
 
-Tensor ParameterStore::flat_zeros() const { return flat_memory(slots_, device()); }
+Tensor ParameterStore::flat_zeros(int first_slot, int slot_count) const {
+  const auto slot = slots_.begin() + first_slot;
+  return flat_memory({slot, slot + slot_count}, device());
+}
 
-void ParameterStore::make_variables() {
+void ParameterStore::make_variables(const ParameterStore* model, int first) {
   variables_.clear();
   ++generation_;
-  for (int i = 0; i < slot_count(); ++i)
-    variables_.emplace_back(std::as_const(*this).value(i), make_pooled<SlotLeaf>(*this, i));
+  for (int i = 0; i < slot_count(); ++i) {
+    const Tensor& versions = model != nullptr ? model->variable(first + i).value() : values_;
+    variables_.emplace_back(view(values_, i).with_own_version(versions), make_pooled<SlotLeaf>(*this, i));
+  }
 }
 
-void ParameterStore::move_gradients(const Tensor& memory) {
-  require<DeviceError>(memory.device() == device(), "gradients on ", device(), " cannot move to ", memory.device());
-  copy(gradients_, memory);
-  gradients_ = memory;
+void ParameterStore::move_gradients(const std::shared_ptr<Storage>& memory) {
+  gradients_.storage().move_to(memory);
   gradients_changed();
-  make_variables();
 }
 
-ParameterStore::Hold ParameterStore::hold(const std::string& by) const {
-  std::weak_ptr<const void>& entry = holds_[by];
-  Hold held = entry.lock();
-  if (held == nullptr) entry = held = std::make_shared<const char>();
-  return held;
-}
+ParameterStore::Hold ParameterStore::hold(const std::string& by) const { return holds_[by].hold(); }
 
 std::string ParameterStore::holders() const {
   std::string text;
   for (const auto& [by, held] : holds_)
-    if (!held.expired()) text += (text.empty() ? "" : ", ") + by;
+    if (held.lasts()) text += (text.empty() ? "" : ", ") + by;
   if (!hooks_->ready.by_id.empty() || !hooks_->end.by_id.empty())
     text += (text.empty() ? "" : ", ") + std::string("hooks on gradients (DistributedDataParallel)");
   return text;
@@ -169,23 +181,6 @@ void ParameterStore::move_to(Device device) {
   make_variables();
 }
 
-std::size_t ParameterStore::flat_bytes() const {
-  return values_.bytes() + static_cast<std::size_t>(kLine) * size_of(DType::f32);
-}
-
-Tensor ParameterStore::flat_in(const std::shared_ptr<Storage>& memory) const {
-  const auto begin = static_cast<std::size_t>(flat_begin(slots_)) * size_of(DType::f32);
-  return Tensor(memory, begin, values_.shape(), DType::f32).alias(device());
-}
-
-const Tensor& ParameterStore::move_values(const std::shared_ptr<Storage>& memory) {
-  const Tensor moved = flat_in(memory);
-  copy(values_, moved);
-  values_ = moved;
-  make_variables();
-  return values();
-}
-
 ParameterStore::~ParameterStore() = default;
 
 Tensor ParameterStore::view(const Tensor& flat, int slot) const {
@@ -194,19 +189,11 @@ Tensor ParameterStore::view(const Tensor& flat, int slot) const {
   return flat.slice(at.offset, at.shape);
 }
 
-Tensor ParameterStore::value(int slot) const { return view(values_, slot); }
-Tensor ParameterStore::gradient(int slot) const { return view(checked_gradients(), slot); }
-
-const Tensor& ParameterStore::checked_gradients() const {
-  require<UsageError>(!withheld_,
-                      "the gradients are this rank's own until the update sums them: with an update that "
-                      "ranks share out, nothing can read them between backward() and zero_grad()");
-  return gradients_;
+Tensor ParameterStore::value(int slot) const {
+  require<UsageError>(slot >= 0 && slot < slot_count(), "slot ", slot, " of ", slot_count());
+  return variable(slot).value();
 }
-
-void ParameterStore::require_whole_values() const {
-  require<UsageError>(!torn_, "the last update failed on the way: some parameters may be those of the step before it");
-}
+Tensor ParameterStore::gradient(int slot) const { return view(gradients_, slot); }
 
 void ParameterStore::gradients_changed() {
   if (const auto site = update_site()) site->gradients_written();
@@ -219,22 +206,26 @@ const Tensor& ParameterStore::values() {
 
 const Tensor& ParameterStore::gradients() {
   gradients_changed();
-  return checked_gradients();
+  return gradients_;
 }
 
-Tensor ParameterStore::value(int slot) { return view(values(), slot); }
+Tensor ParameterStore::value(int slot) {
+  values();
+  return std::as_const(*this).value(slot);
+}
 Tensor ParameterStore::gradient(int slot) { return view(gradients(), slot); }
 
-bool ParameterStore::has_all_gradients() const {
-  return std::all_of(filled_.begin(), filled_.end(), [](char filled) { return filled != 0; });
-}
-
 void ParameterStore::zero_grad() {
-  std::fill(filled_.begin(), filled_.end(), char{0});
+  std::ranges::fill(filled_, 0);
   ++zero_grad_count_;
   normalisers_ = 0;
-  withheld_ = false;
   gradients_changed();  // by the next backward
+}
+
+void ParameterStore::zero_grad(int first_slot, int slot_count) {
+  std::fill_n(filled_.begin() + first_slot, slot_count, 0);
+  if (std::ranges::all_of(filled_, [](unsigned char filled) { return filled == 0; })) return zero_grad();
+  gradients_changed();
 }
 
 HookHandle ParameterStore::on_grad_ready(std::function<void(int)> hook) {
@@ -254,6 +245,9 @@ void ParameterStore::grad_ready(int slot) {
   hooks_->ready.call(slot);
   gradients_changed();  // perhaps
 }
+
+// A replica's are added up with those of the model.
+bool ParameterStore::adds_up_ranks() const { return whole_ != nullptr || !hooks_->begin.by_id.empty(); }
 
 void ParameterStore::backward_begins(unsigned normalisers) {
   normalisers_ |= normalisers;
@@ -276,7 +270,13 @@ Tensor ParameterStore::values_of(int first_slot, int slot_count) const {
   return run_of(values_, slots_, first_slot, slot_count);
 }
 Tensor ParameterStore::gradients_of(int first_slot, int slot_count) const {
-  return run_of(checked_gradients(), slots_, first_slot, slot_count);
+  return run_of(gradients_, slots_, first_slot, slot_count);
+}
+
+UpdateRun ParameterStore::update_run(const OptimizerState& of, const std::vector<Tensor>& buffers) const {
+  UpdateRun run{.values = values_of(of.first_slot, of.slots), .gradients = gradients_of(of.first_slot, of.slots)};
+  run.state.assign(buffers.begin(), buffers.end());
+  return run;
 }
 
 std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const ReplicaPart& part) const {
@@ -289,6 +289,7 @@ std::unique_ptr<ParameterStore> ParameterStore::replica(Device device, const Rep
   Tensor gradients = flat_memory(slots, device);
   std::unique_ptr<ParameterStore> made(
       new ParameterStore(std::move(slots), std::move(buffers), std::move(values), std::move(gradients)));
+  made->make_variables(this, part.first_slot);
   made->model_id_ = model_id_;
   made->whole_ = hold("replicas (DataParallel)");
   return made;

@@ -6,12 +6,15 @@
 //
 // Note [Writing values]: an update site may keep copies of values and gradients. Code that
 // writes them takes them from a store that is not const; that alone marks the copies as out of date. Tensors taken
-// before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.//
+// before the last forward (values) or backward (gradients) must not be written any more: the copies would differ.
+// Values that are written between a forward and its backward make that throw: every slot has a version of its own
+// (Tensor::version), to which writes to the whole flat buffer add up, and replicas have those of the model. So a
+// replica's copy counts as written when the model's value was, and not when it gets the same value again.
+//
 // Note [Update sites]: an optimizer updates the values of its model by their gradients, element by element.
-// A wrapper may have it done elsewhere: on every device that keeps a copy of the values (DataParallel on GPUs), or by
-// each rank for its part of the elements (ZeRO-1, DistributedDataParallel). It sets a site at the model's store; the
-// optimizer gives its rule to the site, which calls it with the memory to work on. The optimizer is independent of
-// devices and ranks, the wrapper of the rule.
+// A wrapper may have it done elsewhere: on every device that keeps a copy of the values (DataParallel on GPUs). It sets
+// a site at the model's store; the optimizer gives its rule to the site, which calls it with the memory to work on. The
+// optimizer is independent of devices, the wrapper of the rule.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +29,7 @@
 #include "lib/autograd/node.h"
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
+#include "lib/base/lasting.h"
 #include "lib/base/thread_pool.h"
 #include "lib/nn/flat_buffers.h"
 #include "lib/pool.h"
@@ -57,14 +61,14 @@ class HookHandle {
 
 /// Consecutive elements of the flat buffers, all on one device.
 struct UpdateRun {
-  std::int64_t begin = 0;  // place of the first in the model's flat buffers
   Tensor values, gradients;
   PooledVector<Tensor> state{};  // the optimizer's buffers
 };
 
-/// The buffers that an optimizer keeps from step to step, each laid out as the values.
+/// The buffers that an optimizer keeps from step to step, each laid out as the values of the slots that it updates.
 struct OptimizerState {
-  std::vector<Tensor> buffers;      // on the store's device; whole on every rank between two updates
+  int first_slot = 0, slots = 0;    // of the store; all of them, or those of a part of the model
+  std::vector<Tensor> buffers{};    // on the store's device
   std::shared_ptr<void> at_site{};  // what the site of the last update keeps of them; null: nothing
 };
 
@@ -72,12 +76,11 @@ struct OptimizerState {
 class UpdateSite {
  public:
   using Rule = FunctionRef<void(const UpdateRun& run)>;
-  using Settings = FunctionRef<std::uint32_t()>;
 
   virtual ~UpdateSite() = default;
-  /// One update: calls `rule` for all elements that are to be updated here. `settings` hashes the rule's settings, of
-  /// which ranks that divide an update must have the same. Throws what `rule` throws.
-  virtual void update(OptimizerState& state, Settings settings, Rule rule) = 0;
+  /// One update: calls `rule` for every place where the values lie, with those of the state's slots. Throws what `rule`
+  /// throws.
+  virtual void update(OptimizerState& state, Rule rule) = 0;
   /// Values or gradients of the store were written by others, or may have been: copies of them are out of date.
   virtual void values_written() {}
   virtual void gradients_written() {}
@@ -105,7 +108,7 @@ class ParameterStore final : public BackwardListener {
 
   /// While one lives, the values stay on their device and the model stays a model of its own. `by` says what needs
   /// that.
-  using Hold = std::shared_ptr<const void>;
+  using Hold = Lasting::Hold;
   [[nodiscard]] Hold hold(const std::string& by) const;
   /// What holds the values, hooks on gradients included: "SGD, replicas (DataParallel)"; empty: nothing.
   std::string holders() const;
@@ -113,14 +116,13 @@ class ParameterStore final : public BackwardListener {
   /// nothing holds the values.
   void move_to(Device device);
 
-  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const. Gradients
-  /// that are withheld throw UsageError.
+  /// The whole flat buffers, f32. To be written only where they were taken from a store that is not const.
   const Tensor& values() const { return values_; }
-  const Tensor& gradients() const { return checked_gradients(); }
+  const Tensor& gradients() const { return gradients_; }
   const Tensor& values();
   const Tensor& gradients();
-  /// Zeros laid out as values(), for an optimizer's state.
-  Tensor flat_zeros() const;
+  /// Zeros laid out as values_of(first_slot, slot_count), for an optimizer's state.
+  Tensor flat_zeros(int first_slot, int slot_count) const;
   /// Views of one slot, likewise.
   Tensor value(int slot) const;
   Tensor gradient(int slot) const;
@@ -130,26 +132,33 @@ class ParameterStore final : public BackwardListener {
   const Variable& variable(int slot) const { return variables_[static_cast<std::size_t>(slot)]; }
 
   /// Whether a backward has filled the slot since zero_grad().
-  bool has_gradient(int slot) const { return filled_[static_cast<std::size_t>(slot)] != 0; }
-  bool has_all_gradients() const;
+  bool has_gradient(int slot) const { return (filled_[static_cast<std::size_t>(slot)] & kFilled) != 0; }
   /// Marks all slots empty, so that the next backward overwrites instead of adding. Touches no memory.
   void zero_grad();
-  /// How often zero_grad() was called.
+  /// Marks a part's slots empty. It counts as a zero_grad() of all once no slot is filled.
+  void zero_grad(int first_slot, int slot_count);
+  /// How often zero_grad() of all was called.
   std::uint64_t zero_grad_count() const { return zero_grad_count_; }
   /// What the losses of all backward runs since zero_grad() were divided by, as bits of Normaliser; 0: there was none.
   unsigned normalisers() const { return normalisers_; }
+  /// Says that the gradients are sums over all ranks, which later backward runs may divide by something else.
+  void forget_normalisers() { normalisers_ = 0; }
+  /// Whether this device has ever added up gradients of several uses of a parameter, in one backward or in several
+  /// since zero_grad(). Then bits depend on the number of devices: see docs/equal_bits.md.
+  bool added_uses() const { return added_uses_; }
   /// Marks a slot filled whose gradient was written by other means.
-  void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] = 1; }
+  void set_filled(int slot) { filled_[static_cast<std::size_t>(slot)] |= kFilled; }
+  /// Marks a slot as holding the sum over all ranks, until zero_grad().
+  void set_summed(int slot) { filled_[static_cast<std::size_t>(slot)] = kFilled | kSummed; }
+  bool is_summed(int slot) const { return (filled_[static_cast<std::size_t>(slot)] & kSummed) != 0; }
+  /// Marks a slot as empty because its sum was kept elsewhere, to be added again, until zero_grad().
+  void set_aside(int slot) { filled_[static_cast<std::size_t>(slot)] = kAside; }
+  bool is_aside(int slot) const { return (filled_[static_cast<std::size_t>(slot)] & kAside) != 0; }
 
-  /// Moves the gradients, with what they hold, to other memory of this device; tensors of them taken earlier stay where
-  /// they are. Not during a backward. Throws ShapeError unless `memory` is a flat f32 tensor of the same size.
-  void move_gradients(const Tensor& memory);
-  /// The same for the values, to memory of flat_bytes(). Returns their new place, as values() does.
-  const Tensor& move_values(const std::shared_ptr<Storage>& memory);
-  /// Bytes of memory in which a flat buffer can be laid out.
-  std::size_t flat_bytes() const;
-  /// The flat buffer in such memory.
-  Tensor flat_in(const std::shared_ptr<Storage>& memory) const;
+  /// Moves the gradients, with what they hold, to memory of gradient_bytes() on this device. Tensors of them taken
+  /// earlier move along. Not during a backward. Throws DeviceError for other memory.
+  void move_gradients(const std::shared_ptr<Storage>& memory);
+  std::size_t gradient_bytes() const { return gradients_.storage().bytes(); }
 
   /// Called on the thread of each backward run, with the slot whose gradient is complete in gradients().
   [[nodiscard]] HookHandle on_grad_ready(std::function<void(int slot)> hook);
@@ -167,17 +176,6 @@ class ParameterStore final : public BackwardListener {
   /// Where optimizers update the values while the site lives; null: here. See Note [Update sites].
   void set_update_site(const std::shared_ptr<UpdateSite>& site) { update_site_ = site; }
   std::shared_ptr<UpdateSite> update_site() const { return update_site_.lock(); }
-  /// Until zero_grad(): the gradients are local until the update reduces them; reading them throws.
-  void withhold_gradients() { withheld_ = true; }
-  /// An update failed halfway: values may be a mix of two steps, and state_dict() throws.
-  void mark_torn() { torn_ = true; }
-  /// Throws UsageError after mark_torn().
-  void require_whole_values() const;
-  /// All values were overwritten: they are of one step, and have no gradients.
-  void all_values_written() {
-    torn_ = false;
-    zero_grad();
-  }
 
   /// A store for another device with a part of this one's slots and buffers.
   struct ReplicaPart {
@@ -189,7 +187,10 @@ class ParameterStore final : public BackwardListener {
   /// The run of the flat buffers that `slot_count` slots from `first_slot` on take.
   Tensor values_of(int first_slot, int slot_count) const;
   Tensor gradients_of(int first_slot, int slot_count) const;
+  /// The run of all elements of a state's slots, with buffers that are laid out as the state's.
+  UpdateRun update_run(const OptimizerState& of, const std::vector<Tensor>& buffers) const;
 
+  bool adds_up_ranks() const override;
   void backward_begins(unsigned normalisers) override;
   void backward_ended() override;
 
@@ -198,15 +199,16 @@ class ParameterStore final : public BackwardListener {
   struct Hooks;
   ParameterStore(std::vector<Slot> slots, FlatBuffers buffers, Tensor values, Tensor gradients);
   Tensor view(const Tensor& flat, int slot) const;
-  const Tensor& checked_gradients() const;
   void grad_ready(int slot);
   void gradients_changed();
-  void make_variables();
+  /// A replica's variables share the versions of the slots of `model` from number `first` on, whose values they are.
+  void make_variables(const ParameterStore* model = nullptr, int first = 0);
 
   std::vector<Slot> slots_;
   FlatBuffers buffers_;
   Tensor values_, gradients_;
-  std::vector<char> filled_;
+  static constexpr unsigned char kFilled = 1, kSummed = 2, kAside = 4;
+  std::vector<unsigned char> filled_;  // by slot; 0: empty
   std::uint64_t zero_grad_count_ = 0;
   unsigned normalisers_ = 0;
   std::vector<Variable> variables_;
@@ -215,9 +217,9 @@ class ParameterStore final : public BackwardListener {
   std::weak_ptr<UpdateSite> update_site_;
   std::uint64_t model_id_ = 0;
   std::uint64_t generation_ = 0;  // of variables_
-  mutable std::map<std::string, std::weak_ptr<const void>> holds_;
+  mutable std::map<std::string, Lasting> holds_;
   Hold whole_;  // a replica's, on the store that it is one of
-  bool withheld_ = false, torn_ = false;
+  bool added_uses_ = false;
 };
 
 }  // namespace duet::nn

@@ -30,21 +30,21 @@ Variable add_input(Context& context, const BatchNorm2d& norm, const Variable& y,
   return norm.forward_relu(context, y, downsample.size() > 0 ? downsample.forward(context, x) : x);
 }
 
-struct Plan {
+struct ResNetPlan {
   int depth;
   ResNet::Block block;
   std::array<int, 4> blocks;
 };
 
-constexpr Plan kPlans[] = {{18, ResNet::Block::basic, {2, 2, 2, 2}},
-                           {34, ResNet::Block::basic, {3, 4, 6, 3}},
-                           {50, ResNet::Block::bottleneck, {3, 4, 6, 3}},
-                           {101, ResNet::Block::bottleneck, {3, 4, 23, 3}},
-                           {152, ResNet::Block::bottleneck, {3, 8, 36, 3}}};
+constexpr ResNetPlan kResNetPlans[] = {{18, ResNet::Block::basic, {2, 2, 2, 2}},
+                                       {34, ResNet::Block::basic, {3, 4, 6, 3}},
+                                       {50, ResNet::Block::bottleneck, {3, 4, 6, 3}},
+                                       {101, ResNet::Block::bottleneck, {3, 4, 23, 3}},
+                                       {152, ResNet::Block::bottleneck, {3, 8, 36, 3}}};
 
-const Plan& plan_of(int depth) {
-  const auto* const plan = std::ranges::find(kPlans, depth, &Plan::depth);
-  require<UsageError>(plan != std::end(kPlans), "ResNet: depth ", depth, ", expected 18, 34, 50, 101 or 152");
+const ResNetPlan& resnet_plan(int depth) {
+  const auto* const plan = std::ranges::find(kResNetPlans, depth, &ResNetPlan::depth);
+  require<UsageError>(plan != std::end(kResNetPlans), "ResNet: depth ", depth, ", expected 18, 34, 50, 101 or 152");
   return *plan;
 }
 
@@ -97,7 +97,7 @@ Variable Bottleneck::forward(Context& context, const Variable& x) const {
 }
 
 ResNet::ResNet(int depth, const NetworkOptions& options)
-    : ResNet(plan_of(depth).block, plan_of(depth).blocks, options) {}
+    : ResNet(resnet_plan(depth).block, resnet_plan(depth).blocks, options) {}
 
 ResNet::ResNet(Block block, const std::array<int, 4>& blocks, const NetworkOptions& options)
     : conv1_(options.in_channels.value_or(3), options.width, options.stem == Stem::imagenet ? 7 : 3,

@@ -15,16 +15,17 @@ namespace {
 
 constexpr std::int64_t kPooled = 7;  // pixels in height and width
 
-struct Plan {
+struct VggPlan {
   int depth;
   std::array<int, 5> convs;  // between the pools
 };
-constexpr Plan kPlans[] = {{11, {1, 1, 2, 2, 2}}, {13, {2, 2, 2, 2, 2}}, {16, {2, 2, 3, 3, 3}}, {19, {2, 2, 4, 4, 4}}};
+constexpr VggPlan kVggPlans[] = {
+    {11, {1, 1, 2, 2, 2}}, {13, {2, 2, 2, 2, 2}}, {16, {2, 2, 3, 3, 3}}, {19, {2, 2, 4, 4, 4}}};
 constexpr std::array<std::int64_t, 5> kChannels = {1, 2, 4, 8, 8};  // times the width
 
-const Plan& plan_of(int depth) {
-  const auto* const plan = std::ranges::find(kPlans, depth, &Plan::depth);
-  require<UsageError>(plan != std::end(kPlans), "VGG: depth ", depth, ", expected 11, 13, 16 or 19");
+const VggPlan& vgg_plan(int depth) {
+  const auto* const plan = std::ranges::find(kVggPlans, depth, &VggPlan::depth);
+  require<UsageError>(plan != std::end(kVggPlans), "VGG: depth ", depth, ", expected 11, 13, 16 or 19");
   return *plan;
 }
 
@@ -34,7 +35,7 @@ VGG::VGG(int depth, bool batch_norm, const NetworkOptions& options) : FeatureNet
   require<UsageError>(options.stem == Stem::imagenet && !options.zero_init_residual,
                       "VGG has one stem, and no residual blocks");
   require<UsageError>(batch_norm || !options.sync_batch_norm, "VGG: sync_batch_norm without batch norms");
-  const Plan& plan = plan_of(depth);
+  const VggPlan& plan = vgg_plan(depth);
   std::int64_t in = options.in_channels.value_or(3);
   for (std::size_t part = 0; part < plan.convs.size(); ++part) {
     const std::int64_t out = kChannels[part] * options.width;

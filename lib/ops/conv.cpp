@@ -1,5 +1,6 @@
 // Convolutions, alone and fused with max pooling, relu and dropout; batch norm.
 #include <cstdint>
+#include <tuple>
 
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
@@ -19,7 +20,8 @@ struct Conv2dGradient {
     const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
     device.conv2d_backward_weights(x, dy, dw, db, window);
   }
-  Tensor x, w;
+  auto saved() const { return std::tie(x, w); }
+  SavedTensor x, w;
   Window2d window;
 };
 
@@ -31,7 +33,8 @@ struct ConvPoolReluGradient {
     const Tensor db = g.wanted(2) ? g.place(2, {w.size(0)}, w.device()) : Tensor();
     backend(x).conv_pool_relu_backward(g.outputs[0], index, x, w, dx, dw, db, op);
   }
-  Tensor x, w, index;
+  auto saved() const { return std::tie(x, w, index); }
+  SavedTensor x, w, index;
   ConvPoolRelu op;
 };
 
@@ -50,7 +53,8 @@ struct BatchNorm2dGradient {
                                      g.place(1, weight.shape(), x.device()), g.place(2, weight.shape(), x.device()),
                                      options);
   }
-  Tensor x, y, weight, bias, mean, inverse_std;  // y where relu follows
+  auto saved() const { return std::tie(x, y, weight, bias, mean, inverse_std); }
+  SavedTensor x, y, weight, bias, mean, inverse_std;  // y where relu follows
   bool with_residual = false;
   BatchNorm2dOptions options;
 };
@@ -95,7 +99,7 @@ Variable conv2d(const Variable& input, const Variable& w, const Variable& b, con
   const Shape shape = {x.shape()[0], w.shape()[0], window.out_h(x.shape()[2]), window.out_w(x.shape()[3])};
   const Tensor y = result_of(x, shape, layout);
   backend(y).conv2d_forward(x.value(), w.value(), value_or_none(b), y, window);
-  return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{x.value(), w.value(), window}; });
+  return record(y, {&x, &w, &b}, [&] { return Conv2dGradient{{x, "input"}, {w, "weight"}, window}; });
 }
 
 bool pool_tiles(const Window2d& pool) {
@@ -120,7 +124,9 @@ Variable conv_pool_relu(const Variable& input, const Variable& w, const Variable
   const Layout out = plain_output ? Layout::plain : layout;
   const Tensor y = result_of(x, shape, out), index = empty(shape, DType::u8, x.device(), out);
   backend(y).conv_pool_relu_forward(x.value(), w.value(), b.value(), y, index, op);
-  return record(y, {&x, &w, &b}, [&] { return ConvPoolReluGradient{x.value(), w.value(), index, op}; });
+  return record(y, {&x, &w, &b}, [&] {
+    return ConvPoolReluGradient{{x, "input"}, {w, "weight"}, {index, "index of the maxima"}, op};
+  });
 }
 
 Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
@@ -144,8 +150,8 @@ Variable batch_norm2d(const Variable& x, const Variable& weight, const Variable&
                                   running_var, mean, inverse_std, y, options);
   return record(y, {&x, &weight, &bias, &residual}, [&] {
     return BatchNorm2dGradient{
-        x.value(), options.relu ? y : Tensor(), weight.value(), bias.value(), mean, inverse_std, with_residual,
-        options};
+        {x, "input"},   {options.relu ? y : Tensor(), "result"}, {weight, "weight"}, {bias, "bias"},
+        {mean, "mean"}, {inverse_std, "inverse deviation"},      with_residual,      options};
   });
 }
 

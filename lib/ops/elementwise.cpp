@@ -1,5 +1,6 @@
 // add, mul, relu, flatten, changes of layout, dropout.
 #include <cstdint>
+#include <tuple>
 
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
@@ -19,7 +20,8 @@ struct MulGradient {
     if (g.wanted(0)) backend(a).mul(g.outputs[0], b, g.place(0, a.shape(), a.device(), a.layout()));
     if (g.wanted(1)) backend(a).mul(g.outputs[0], a, g.place(1, a.shape(), a.device(), a.layout()));
   }
-  Tensor a, b;
+  auto saved() const { return std::tie(a, b); }
+  SavedTensor a, b;
 };
 
 struct ReluGradient {
@@ -27,7 +29,8 @@ struct ReluGradient {
   void backward(const Gradients& g) const {
     backend(y).relu_backward(y, g.outputs[0], g.place(0, y.shape(), y.device(), y.layout()));
   }
-  Tensor y;
+  auto saved() const { return std::tie(y); }
+  SavedTensor y;
 };
 
 struct FlattenGradient {
@@ -47,14 +50,15 @@ struct DropoutGradient {
   void backward(const Gradients& g) const {
     backend(mask).dropout_apply(g.outputs[0], mask, scale, g.place(0, mask.shape(), mask.device()));
   }
-  Tensor mask;
+  auto saved() const { return std::tie(mask); }
+  SavedTensor mask;
   float scale = 1;
 };
 
 Variable masked(const Variable& x, const Tensor& mask, float scale) {
   const Tensor y = result_of(x, x.shape());
   backend(y).dropout_apply(x.value(), mask, scale, y);
-  return record(y, {&x}, [&] { return DropoutGradient{mask, scale}; });
+  return record(y, {&x}, [&] { return DropoutGradient{{mask, "mask"}, scale}; });
 }
 
 void require_equal_shapes(const char* op, const Variable& a, const Variable& b) {
@@ -79,14 +83,14 @@ Variable mul(const Variable& a, const Variable& right) {
   const Variable b = to_layout(right, a.value().layout());
   const Tensor y = result_of(a, a.shape(), a.value().layout());
   backend(y).mul(a.value(), b.value(), y);
-  return record(y, {&a, &b}, [&] { return MulGradient{a.value(), b.value()}; });
+  return record(y, {&a, &b}, [&] { return MulGradient{{a, "left argument"}, {b, "right argument"}}; });
 }
 
 Variable relu(const Variable& x) {
   require_floats("relu", x);
   const Tensor y = result_of(x, x.shape(), x.value().layout());
   backend(y).relu_forward(x.value(), y);
-  return record(y, {&x}, [&] { return ReluGradient{y}; });
+  return record(y, {&x}, [&] { return ReluGradient{{y, "result"}}; });
 }
 
 Variable flatten(const Variable& input) {

@@ -1,4 +1,6 @@
 // Linear layers, alone, with relu and dropout, and with log_softmax; log_softmax and softmax.
+#include <tuple>
+
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -26,7 +28,8 @@ struct LinearGradient {
     const auto [dx, dw, db] = places_of(g, x, w);
     backend(x).linear_backward(dy, x, w, dx, dw, db);
   }
-  Tensor x, w;
+  auto saved() const { return std::tie(x, w); }
+  SavedTensor x, w;
 };
 
 struct LinearReluDropoutGradient {
@@ -35,7 +38,8 @@ struct LinearReluDropoutGradient {
     const auto [dx, dw, db] = places_of(g, x, w);
     backend(x).linear_relu_dropout_backward(g.outputs[0], y, x, w, dx, dw, db, dropout);
   }
-  Tensor x, w, y;
+  auto saved() const { return std::tie(x, w, y); }
+  SavedTensor x, w, y;
   DropoutKey dropout;
 };
 
@@ -44,7 +48,8 @@ struct LogSoftmaxGradient {
   void backward(const Gradients& g) const {
     backend(y).log_softmax_backward(y, g.outputs[0], g.place(0, y.shape(), y.device()));
   }
-  Tensor y;
+  auto saved() const { return std::tie(y); }
+  SavedTensor y;
 };
 
 struct SoftmaxGradient {
@@ -52,7 +57,8 @@ struct SoftmaxGradient {
   void backward(const Gradients& g) const {
     backend(y).softmax_backward(y, g.outputs[0], g.place(0, y.shape(), y.device()));
   }
-  Tensor y;
+  auto saved() const { return std::tie(y); }
+  SavedTensor y;
 };
 
 /// Checks the arguments of a linear layer; gives room for its output.
@@ -69,12 +75,12 @@ Tensor linear_output(const char* op, const Variable& x, const Variable& w, const
 
 /// Puts a linear layer on the tape. Its backward reads its arguments only, so the value may be anything.
 Variable record_linear(const Tensor& value, const Variable& x, const Variable& w, const Variable& b) {
-  return record(value, {&x, &w, &b}, [&] { return LinearGradient{x.value(), w.value()}; });
+  return record(value, {&x, &w, &b}, [&] { return LinearGradient{{x, "input"}, {w, "weight"}}; });
 }
 
 /// Puts log_softmax with the result y on the tape. Of its argument no value is read.
 Variable record_log_softmax(const Tensor& y, const Variable& x) {
-  return record(y, {&x}, [&] { return LogSoftmaxGradient{y}; });
+  return record(y, {&x}, [&] { return LogSoftmaxGradient{{y, "result"}}; });
 }
 
 }  // namespace
@@ -90,7 +96,9 @@ Variable linear_relu_dropout(const Variable& x, const Variable& w, const Variabl
   const Tensor y = linear_output(LinearReluDropoutGradient::kName, x, w, b);
   require_probability(LinearReluDropoutGradient::kName, key.p);
   backend(y).linear_relu_dropout_forward(x.value(), w.value(), value_or_none(b), y, key);
-  return record(y, {&x, &w, &b}, [&] { return LinearReluDropoutGradient{x.value(), w.value(), y, key}; });
+  return record(y, {&x, &w, &b}, [&] {
+    return LinearReluDropoutGradient{{x, "input"}, {w, "weight"}, {y, "result"}, key};
+  });
 }
 
 Variable log_softmax(const Variable& x) {
@@ -104,7 +112,7 @@ Variable softmax(const Variable& x) {
   require_rank("softmax", x, 2, "(N, C)");
   const Tensor y = result_of(x, x.shape());
   backend(y).softmax_forward(x.value(), y);
-  return record(y, {&x}, [&] { return SoftmaxGradient{y}; });
+  return record(y, {&x}, [&] { return SoftmaxGradient{{y, "result"}}; });
 }
 
 const Edge* log_softmax_argument(const Variable& y) {

@@ -1,8 +1,10 @@
 #include "lib/ops/losses.h"
 
 #include <cstddef>
+#include <tuple>
 #include <utility>
 
+#include "lib/backend/blocks.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 
@@ -13,6 +15,7 @@ namespace {
 struct Factors {
   Factors(const Tensor& x, const Tensor& other, std::int64_t columns) {
     const Rows stamp = x.stamp().stamped() ? x.stamp() : other.stamp();
+    require_rows_of_batch(stamp, x.size(0));  // the divisor, on any device
     const std::int64_t global = stamp.stamped() ? stamp.global : x.size(0);
     value = 1.0f / static_cast<float>(x.size(0) * columns);
     gradient = 1.0f / static_cast<float>(global * columns);
@@ -27,7 +30,8 @@ struct NllLossGradient {
   void backward(const Gradients& g) const {
     backend(labels).nll_loss_backward(g.outputs[0], labels, factor, g.place(0, shape, labels.device()));
   }
-  Tensor labels;
+  auto saved() const { return std::tie(labels); }
+  SavedTensor labels;
   Shape shape;
   float factor = 0;
 };
@@ -44,7 +48,8 @@ struct LogSoftmaxNllGradient {
     }
     backend(y).log_softmax_nll_backward(g.outputs[0], y, labels, factor, g.place(0, y.shape(), y.device()));
   }
-  Tensor y, labels, from_one;
+  auto saved() const { return std::tie(y, labels, from_one); }
+  SavedTensor y, labels, from_one;
   float factor = 0;
 };
 
@@ -53,7 +58,8 @@ struct CrossEntropyGradient {
   void backward(const Gradients& g) const {
     backend(y).smoothed_nll_backward(g.outputs[0], y, labels, smoothing, factor, g.place(0, y.shape(), y.device()));
   }
-  Tensor y, labels;  // y: log_softmax of the logits
+  auto saved() const { return std::tie(y, labels); }
+  SavedTensor y, labels;  // y: log_softmax of the logits
   float smoothing = 0, factor = 0;
 };
 
@@ -62,7 +68,8 @@ struct MseLossGradient {
   void backward(const Gradients& g) const {
     backend(x).mse_loss_backward(g.outputs[0], x, target, factor, g.place(0, x.shape(), x.device()));
   }
-  Tensor x, target;
+  auto saved() const { return std::tie(x, target); }
+  SavedTensor x, target;
   float factor = 0;
 };
 
@@ -112,11 +119,13 @@ Variable nll_loss(const Variable& x, const Tensor& labels) {
     const Tensor dx = empty(x.shape(), DType::f32, x.device());
     backend(loss).log_softmax_nll_forward(x.value(), labels, factors.value, loss, factors.gradient, dx);
     const Variable receiver(x.value(), logits->node, logits->output);
-    const auto gradient = [&] { return LogSoftmaxNllGradient{x.value(), labels, dx, factors.gradient}; };
+    const auto gradient = [&] {
+      return LogSoftmaxNllGradient{{x.value(), "input"}, {labels, "labels"}, {dx, "gradient"}, factors.gradient};
+    };
     return record(loss, {&receiver}, gradient, factors.normaliser);
   }
   backend(loss).nll_loss_forward(x.value(), labels, factors.value, loss);
-  const auto gradient = [&] { return NllLossGradient{labels, x.shape(), factors.gradient}; };
+  const auto gradient = [&] { return NllLossGradient{{labels, "labels"}, x.shape(), factors.gradient}; };
   return record(loss, {&x}, gradient, factors.normaliser);
 }
 
@@ -131,7 +140,9 @@ Variable cross_entropy(const Variable& x, const Tensor& labels, double label_smo
   const Tensor loss = empty({}, DType::f32, x.device()), y = result_of(x, x.shape());
   backend(y).log_softmax_forward(x.value(), y);
   backend(y).smoothed_nll_forward(y, labels, smoothing, factors.value, loss);
-  const auto gradient = [&] { return CrossEntropyGradient{y, labels, smoothing, factors.gradient}; };
+  const auto gradient = [&] {
+    return CrossEntropyGradient{{y, "log_softmax"}, {labels, "labels"}, smoothing, factors.gradient};
+  };
   return record(loss, {&x}, gradient, factors.normaliser);
 }
 
@@ -155,7 +166,7 @@ Variable mse_loss(const Variable& input, const Tensor& target) {
   const Factors factors(x.value(), target, x.shape().count_from(1));
   const Tensor loss = empty({}, DType::f32, x.device());
   backend(loss).mse_loss_forward(x.value(), target, factors.value, loss);
-  const auto gradient = [&] { return MseLossGradient{x.value(), target, factors.gradient}; };
+  const auto gradient = [&] { return MseLossGradient{{x, "input"}, {target, "target"}, factors.gradient}; };
   return record(loss, {&x}, gradient, factors.normaliser);
 }
 

@@ -1,5 +1,6 @@
 // Max and average pooling.
 #include <cstdint>
+#include <tuple>
 
 #include "lib/backend/average_pool.h"
 #include "lib/ops/ops.h"
@@ -15,7 +16,8 @@ struct MaxPool2dGradient {
     dy.set_stamp(index.stamp());
     backend(dy).max_pool2d_backward(dy, index, g.place(0, shape, dy.device(), index.layout()), window);
   }
-  Tensor index;
+  auto saved() const { return std::tie(index); }
+  SavedTensor index;
   Shape shape;
   Window2d window;
 };
@@ -59,7 +61,7 @@ Variable max_pool2d(const Variable& x, const Window2d& window) {
   Tensor index = empty(shape, DType::u8, x.device(), layout);
   index.set_stamp(x.value().stamp());
   backend(y).max_pool2d_forward(x.value(), y, index, window);
-  return record(y, {&x}, [&] { return MaxPool2dGradient{index, x.shape(), window}; });
+  return record(y, {&x}, [&] { return MaxPool2dGradient{{index, "index of the maxima"}, x.shape(), window}; });
 }
 
 Variable avg_pool2d(const Variable& x, const Window2d& window, bool count_include_pad) {

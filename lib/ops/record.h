@@ -4,22 +4,29 @@
 #include <initializer_list>
 #include <ostream>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "lib/autograd/check_finite.h"
 #include "lib/autograd/grad_mode.h"
+#include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
 
 namespace duet::ops {
 
-/// The node of an operator. `Gradient` keeps what backward needs: kName, backward(), and perhaps kStartsFromOne.
+/// The node of an operator. `Gradient` keeps what backward needs: kName, backward(), perhaps kStartsFromOne, and where
+/// it has SavedTensors, saved(), which ties all of them.
 template <class Gradient>
 struct OpNode final : Node {
   explicit OpNode(Gradient kept) : gradient(std::move(kept)) {}
   const char* name() const override { return Gradient::kName; }
   bool starts_from_one() const override {
     return requires { Gradient::kStartsFromOne; };
+  }
+  void reached() override {
+    if constexpr (requires { gradient.saved(); })
+      std::apply([](const auto&... saved) { (saved.require_unmodified(Gradient::kName), ...); }, gradient.saved());
   }
   void backward(const Gradients& g) override { gradient.backward(g); }
   void release() override { gradient = {}; }

@@ -25,8 +25,4 @@ void Adam::update(const nn::UpdateRun& run, std::int64_t step, int share, int sh
   backend(run.values).adam_step(run.values, run.gradients, run.state[0], run.state[1], rule, share, shares);
 }
 
-std::vector<double> Adam::settings() const {
-  return {lr(), options_.beta1, options_.beta2, options_.eps, options_.weight_decay, decoupled_ ? 1.0 : 0.0};
-}
-
 }  // namespace duet::optim

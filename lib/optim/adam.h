@@ -39,7 +39,6 @@ class Adam : public Optimizer {
 
  private:
   void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const override;
-  std::vector<double> settings() const override;
 
   AdamOptions options_;
   bool decoupled_;

@@ -7,20 +7,21 @@
 
 namespace duet::optim {
 
-double clip_grad_norm(nn::Module& model, double max_norm, bool error_if_nonfinite) {
+double clip_grad_norm(nn::Module& module, double max_norm, bool error_if_nonfinite) {
   require<UsageError>(max_norm > 0, "clip_grad_norm: max_norm is ", max_norm, ", expected above 0");
-  nn::ParameterStore& store = model.parameters();
+  nn::ParameterStore& store = module.parameters();
   const nn::ParameterStore& read = store;
+  const int first = module.range().first_slot, end = first + module.range().slots;
   Backend& kernels = backend(read.gradients());
   double squares = 0;
-  for (int slot = 0; slot < store.slot_count(); ++slot) {
+  for (int slot = first; slot < end; ++slot) {
     if (store.has_gradient(slot)) squares += kernels.sum_of_squares(read.gradient(slot));
   }
   const double norm = std::sqrt(squares);
   require<NumericError>(std::isfinite(norm) || !error_if_nonfinite, "clip_grad_norm: the gradients' norm is ", norm);
   const double factor = max_norm / (norm + 1e-6);
   if (factor >= 1) return norm;
-  for (int slot = 0; slot < store.slot_count(); ++slot) {
+  for (int slot = first; slot < end; ++slot) {
     if (store.has_gradient(slot)) kernels.scale(store.gradient(slot), static_cast<float>(factor));
   }
   return norm;

@@ -1,8 +1,9 @@
 #include "lib/optim/optimizer.h"
 
 #include <algorithm>
-#include <bit>
+#include <atomic>
 #include <cmath>
+#include <iostream>
 #include <map>
 #include <set>
 #include <utility>
@@ -23,6 +24,19 @@ std::int64_t read_steps(const std::string& kind, const nn::NamedTensor& given) {
   return static_cast<std::int64_t>(steps);
 }
 
+/// Whether this is the name of a parameter's state: "conv1.weight.exp_avg" of "conv1.weight".
+bool of_parameter(const std::string& name, const std::string& parameter) {
+  return name.size() > parameter.size() + 1 && name.starts_with(parameter) && name[parameter.size()] == '.' &&
+         name.find('.', parameter.size() + 1) == std::string::npos;
+}
+
+/// Once in a process: a loop without backward() would train nothing, without a word.
+void remark_no_gradients(const std::string& kind) {
+  static std::atomic_flag said;
+  if (said.test_and_set()) return;
+  std::cerr << concat("warning: ", kind, "::step() changes nothing: there was no backward() since zero_grad()\n");
+}
+
 }  // namespace
 
 Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<std::string> buffers, bool counts_steps)
@@ -32,9 +46,18 @@ Optimizer::Optimizer(nn::Module& model, std::string kind, float lr, std::vector<
       initial_lr_(lr),
       buffer_names_(std::move(buffers)),
       counts_steps_(counts_steps),
-      steps_(store_.slots().size(), 0) {
+      state_{.first_slot = model.range().first_slot, .slots = model.range().slots},
+      steps_(static_cast<std::size_t>(state_.slots), 0) {
+  require<UsageError>(state_.slots > 0, kind_, ": ", model.label(), " has no parameters");
   set_lr(lr);
-  for (std::size_t i = 0; i < buffer_names_.size(); ++i) state_.buffers.push_back(store_.flat_zeros());
+  state_ = empty_state();
+}
+
+nn::OptimizerState Optimizer::empty_state() const {
+  nn::OptimizerState state{.first_slot = state_.first_slot, .slots = state_.slots};
+  while (state.buffers.size() < buffer_names_.size())
+    state.buffers.push_back(store_.flat_zeros(state.first_slot, state.slots));
+  return state;
 }
 
 void Optimizer::set_lr(float lr) {
@@ -44,7 +67,9 @@ void Optimizer::set_lr(float lr) {
 
 /// Whether all parameters have a gradient and were updated equally often.
 bool Optimizer::in_step() const {
-  return store_.has_all_gradients() && std::ranges::all_of(steps_, [&](std::int64_t s) { return s == steps_.front(); });
+  for (std::size_t i = 0; i < steps_.size(); ++i)
+    if (!has_gradient(i) || steps_[i] != steps_.front()) return false;
+  return true;
 }
 
 void Optimizer::divide(const nn::UpdateRun& run, std::int64_t step) const {
@@ -53,54 +78,39 @@ void Optimizer::divide(const nn::UpdateRun& run, std::int64_t step) const {
 
 void Optimizer::update_run(const nn::UpdateRun& run) const {
   if (in_step()) return divide(run, steps_.front() + 1);
-  for (int number = 0; number < store_.slot_count(); ++number) {
-    if (!store_.has_gradient(number)) continue;
-    const nn::Slot& slot = store_.slots()[static_cast<std::size_t>(number)];
-    const std::int64_t first = std::max<std::int64_t>(0, slot.offset - run.begin);
-    const std::int64_t end = std::min(run.values.count(), slot.offset + slot.shape.count() - run.begin);
-    if (end <= first) continue;
-    const auto part = [&](const Tensor& flat) { return flat.slice(first, {end - first}); };
-    nn::UpdateRun own{.begin = run.begin + first, .values = part(run.values), .gradients = part(run.gradients)};
-    for (const Tensor& buffer : run.state) own.state.push_back(part(buffer));
-    divide(own, steps_[static_cast<std::size_t>(number)] + 1);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (!has_gradient(i)) continue;
+    const nn::Slot& of = slot(i);
+    const auto own_part = [&](const Tensor& flat) { return part(flat, of).reshape({of.shape.count()}); };
+    nn::UpdateRun own{.values = own_part(run.values), .gradients = own_part(run.gradients)};
+    for (const Tensor& buffer : run.state) own.state.push_back(own_part(buffer));
+    divide(own, steps_[i] + 1);
   }
-}
-
-/// Of all on which the ranks' parts of an update depend.
-std::uint32_t Optimizer::settings_hash() const {
-  std::uint64_t hash = 0;
-  const auto add = [&](std::uint64_t bits) {  // splitmix64
-    hash += bits + 0x9e3779b97f4a7c15U;
-    hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9U;
-    hash = (hash ^ hash >> 27) * 0x94d049bb133111ebU;
-    hash ^= hash >> 31;
-  };
-  for (const char letter : kind_) add(static_cast<unsigned char>(letter));
-  for (const double setting : settings()) add(std::bit_cast<std::uint64_t>(setting));
-  for (const std::int64_t steps : steps_) add(static_cast<std::uint64_t>(steps));
-  return static_cast<std::uint32_t>(hash);
 }
 
 void Optimizer::step() {
   bool any = false;
-  for (int slot = 0; slot < store_.slot_count(); ++slot) any = any || store_.has_gradient(slot);
-  if (!any) return;
-  const std::shared_ptr<nn::UpdateSite> site = store_.update_site();
-  if (state_.at_site != nullptr && (site == nullptr || site_.lock() != site)) {  // buffers may lie in the site's memory
-    for (Tensor& buffer : state_.buffers) copy(std::exchange(buffer, store_.flat_zeros()), buffer);
-    state_.at_site.reset();
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (!has_gradient(i)) continue;
+    any = true;
+    store_.variable(number_of(i)).value().bump_version();
   }
+  if (!any) return remark_no_gradients(kind_);
+  const std::shared_ptr<nn::UpdateSite> site = store_.update_site();
+  if (site == nullptr || site_.lock() != site) state_.at_site.reset();
   site_ = site;
   if (site != nullptr) {
-    site->update(
-        state_, [this] { return settings_hash(); }, [this](const nn::UpdateRun& run) { update_run(run); });
+    site->update(state_, [this](const nn::UpdateRun& run) { update_run(run); });
   } else {
-    nn::UpdateRun run{.values = std::as_const(store_).values(), .gradients = std::as_const(store_).gradients()};
-    run.state.assign(state_.buffers.begin(), state_.buffers.end());
-    update_run(run);
+    update_run(store_.update_run(state_, state_.buffers));
   }
-  for (int slot = 0; slot < store_.slot_count(); ++slot)
-    if (store_.has_gradient(slot)) ++steps_[static_cast<std::size_t>(slot)];
+  for (std::size_t i = 0; i < steps_.size(); ++i)
+    if (has_gradient(i)) ++steps_[i];
+}
+
+/// A parameter's part of a buffer.
+Tensor Optimizer::part(const Tensor& buffer, const nn::Slot& slot) const {
+  return buffer.slice(slot.offset - this->slot(steps_.size() - 1).offset, slot.shape);
 }
 
 /// Those of the buffers, then "step" where steps are counted.
@@ -112,14 +122,12 @@ std::vector<std::string> Optimizer::state_names(const nn::Slot& slot) const {
 }
 
 std::vector<nn::NamedTensor> Optimizer::state() const {
-  store_.require_whole_values();
   std::vector<nn::NamedTensor> state;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const nn::Slot& slot = store_.slots()[i];
     if (steps_[i] == 0) continue;
-    const std::vector<std::string> names = state_names(slot);
+    const std::vector<std::string> names = state_names(slot(i));
     for (std::size_t b = 0; b < state_.buffers.size(); ++b)
-      state.push_back({names[b], state_.buffers[b].slice(slot.offset, slot.shape).clone()});
+      state.push_back({names[b], part(state_.buffers[b], slot(i)).clone()});
     if (counts_steps_) state.push_back({names.back(), from_values<float>({1}, {static_cast<float>(steps_[i])})});
   }
   return state;
@@ -135,12 +143,11 @@ void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
   std::map<std::string, const nn::NamedTensor*> given;
   for (const nn::NamedTensor& one : state)
     require<DataError>(given.emplace(key(one.name), &one).second, kind_, ": the state has '", one.name, "' twice");
-  std::vector<Tensor> buffers;
-  for (std::size_t b = 0; b < buffer_names_.size(); ++b) buffers.push_back(store_.flat_zeros());
+  nn::OptimizerState loaded = empty_state();
+  std::vector<Tensor>& buffers = loaded.buffers;
   std::vector<std::int64_t> steps(steps_.size(), 0);
   for (std::size_t i = 0; i < steps.size(); ++i) {
-    const nn::Slot& slot = store_.slots()[i];
-    std::vector<std::string> names = state_names(slot);
+    std::vector<std::string> names = state_names(slot(i));
     for (std::string& name : names) name = key(name);
     const auto has = [&](const std::string& name) { return given.contains(name); };
     if (std::ranges::none_of(names, has)) continue;
@@ -151,16 +158,20 @@ void Optimizer::load_state(const std::vector<nn::NamedTensor>& state) {
         steps[i] = read_steps(kind_, one);
         continue;
       }
-      require<DataError>(one.tensor.shape() == slot.shape && one.tensor.dtype() == DType::f32, kind_, ": buffer '",
-                         one.name, "' is ", one.tensor.dtype(), one.tensor.shape(), ", expected f32", slot.shape);
-      copy(one.tensor, buffers[n].slice(slot.offset, slot.shape));
+      require<DataError>(one.tensor.shape() == slot(i).shape && one.tensor.dtype() == DType::f32, kind_, ": buffer '",
+                         one.name, "' is ", one.tensor.dtype(), one.tensor.shape(), ", expected f32", slot(i).shape);
+      copy(one.tensor, part(buffers[n], slot(i)));
       steps[i] = 1;
     }
   }
+  for (int other = 0; other < store_.slot_count(); ++other) {
+    if (other >= state_.first_slot && other < state_.first_slot + state_.slots) continue;
+    const std::string name = key(store_.slots()[static_cast<std::size_t>(other)].name);
+    std::erase_if(given, [&](const auto& one) { return of_parameter(one.first, name); });
+  }
   require<DataError>(given.empty(), kind_, ": the state has '", given.empty() ? "" : given.begin()->first,
                      "', which this optimizer lacks");
-  state_.buffers = std::move(buffers);
-  state_.at_site.reset();
+  state_ = std::move(loaded);
   steps_ = std::move(steps);
 }
 

@@ -29,8 +29,4 @@ void SGD::update(const nn::UpdateRun& run, std::int64_t step, int share, int sha
       .sgd_step(run.values, run.gradients, run.state.empty() ? Tensor() : run.state[0], rule, share, shares);
 }
 
-std::vector<double> SGD::settings() const {
-  return {options_.nesterov ? 1.0 : 0.0, lr(), options_.momentum, options_.dampening, options_.weight_decay};
-}
-
 }  // namespace duet::optim

@@ -28,7 +28,6 @@ class SGD final : public Optimizer {
 
  private:
   void update(const nn::UpdateRun& run, std::int64_t step, int share, int shares) const override;
-  std::vector<double> settings() const override;
 
   SGDOptions options_;
 };

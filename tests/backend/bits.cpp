@@ -25,6 +25,7 @@ Batch random_batch(std::int64_t rows, std::uint64_t seed) {
 
 Tensor gradient_of(nn::SimpleCNN& model, const Batch& batch) {
   model.zero_grad();
+  model.context().draws = {};  // dropout draws for the batch as if it had just been delivered
   if (batch.images.size(0) == 0) return zeros(model.parameters().gradients().shape());
   ops::nll_loss(model(batch.images), batch.labels).backward();
   return model.parameters().gradients().clone();

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,25 @@ void damage(const std::string& path) {
 }
 
 }  // namespace
+
+TEST_CASE("a checkpoint's first number that is not finite is named, of the model and of the optimizer") {
+  const Scratch scratch;
+  const float infinite = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const auto warnings_of = [&](float weight, float momentum) {
+    duet::Checkpoint checkpoint = at_step(1);
+    checkpoint.model.push_back({"fc.bias", duet::from_values<float>({2}, {1, weight})});
+    checkpoint.optimizer[0].tensor = duet::from_values<float>({2}, {momentum, 0.25f});
+    const std::string path = duet::save_checkpoint(scratch.folder(), checkpoint);
+    CHECK(duet::load_checkpoint(scratch.folder()).warnings == duet::load_checkpoint(path).warnings);
+    return duet::load_checkpoint(path).warnings;
+  };
+  const std::string path = scratch.path("checkpoint-00000001.safetensors") + ": ",
+                    end = " of 3 tensors are not finite, and a training that goes on from it stays so";
+  CHECK(warnings_of(0, 0).empty());
+  CHECK(warnings_of(nan, 0) == Names{path + "fc.bias holds nan; 1" + end});
+  CHECK(warnings_of(-infinite, nan) == Names{path + "fc.bias holds -inf; 2" + end});
+  CHECK(warnings_of(0, infinite) == Names{path + "optimizer.momentum holds inf; 1" + end});
+}
 
 TEST_CASE("a checkpoint comes back as it was") {
   const Scratch scratch;

@@ -48,5 +48,19 @@ fails 'out of memory in a replica' 'replica [01] on device cuda:0\.[01]: [a-z0-9
 fails 'cuDNN of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuDNN 10[0-9]* was found, but duet was built for cuDNN 9' DUET_SIM_CUDNN_VERSION=100000
 fails 'cuBLAS of another major version' '[a-z0-9]+ \([A-Za-z0-9]+\): cuBLAS 14 was found, but duet was built for cuBLAS 13' DUET_SIM_CUBLAS_MAJOR=14
 fails 'TF32 forced from outside' 'NVIDIA_TF32_OVERRIDE=1 makes .* precision fp32 is set' NVIDIA_TF32_OVERRIDE=1
+fails 'a recording that fails, of graphs that were asked for' 'cuda: making a graph of a step: ' \
+  DUET_SIM_FAIL=cudaGraphInstantiate:1 -- --graph on
+fails 'a recording that fails, of graphs of so many steps' 'cuda: recording a step: ' \
+  DUET_SIM_FAIL=cudaStreamBeginCapture:1 -- --graph-steps 1
+hash_of() {  # hash_of [OPTION...]: trains, and prints the parameters' hash
+  rm -f result.json
+  "$duet" train --quiet --device cuda --data synthetic --train-images 64 --test-images 20 --batch 16 --epochs 1 \
+    --result result.json "$@" >out 2>text
+  grep -o '"parameters_sha256": *"[0-9a-f]*"' result.json
+}
+plain=$(hash_of --graph off)
+fallen=$(DUET_SIM_FAIL=cudaGraphInstantiate:1 hash_of) || fallen=failed
+expect 'plain steps after a failed recording' '^duet: steps are not recorded as CUDA graphs from here on: cuda: making a graph of a step: '
+if [ "$fallen" = "$plain" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "after a failed recording: $fallen, plain: $plain" >&2; fi
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 status=0
 "$duet" compare --quiet --device cuda --precision tf32 --model linear --modes single,dp --devices 2 --data synthetic \
-  --train-images 96 --test-images 20 --batch 16 --time-budget 6 --out out >text 2>&1 || status=$?
+  --train-images 96 --test-images 20 --batch 16 --time-budget 6 --out out --wide >text 2>&1 || status=$?
 cat text
 [ $status = 0 ]
 expect() { grep -q "$1" "$2" || { echo "no '$1' in $2" >&2; exit 1; }; }
@@ -39,6 +39,12 @@ assert len(dp["device_memory_mb"]) == 2 and min(dp["device_memory_mb"]) > 0, dp
 assert min(dp["moved_bytes_per_step"]) > 8 * 784 * 4, dp
 assert abs(runs[0]["train_loss"][-1] - dp["train_loss"][-1]) < 1e-4, (runs[0]["train_loss"], dp["train_loss"])
 PYTHON
+"$duet" compare --quiet --device cuda --precision tf32 --model linear --modes single,dp --devices 2 --data synthetic \
+  --train-images 96 --test-images 20 --batch 16 --time-budget 6 --out out >text
+cat text
+expect 'simulated GPU, .* tf32 . linear' text
+expect 'Nothing is concluded\. 2 logical devices on 1 GPU: this measures overhead, not scaling\.' text
+expect '^ *dp, graph 2 .* by design$' text
 "$duet" bench step --quiet --device cuda --model linear --modes single,dp --devices 2 --steps 5 --repeats 1 --batch 16 \
   --data synthetic >text
 cat text

@@ -107,9 +107,10 @@ TEST_CASE("a mode is faster or slower at the batches whose intervals exclude 1")
 }
 
 TEST_CASE("the picture of batches has a line per mode and number of devices") {
-  const std::string picture = batch_chart(three());
-  CHECK_THAT(picture, ContainsSubstring(">dp 2<") && ContainsSubstring(">ddp 2<") && ContainsSubstring(">ddp 4<"));
-  CHECK_THAT(picture, ContainsSubstring(">single<") && ContainsSubstring(">512<"));
+  const std::string picture = to_json({batch_chart(three())});
+  CHECK_THAT(picture,
+             ContainsSubstring("\"dp 2\"") && ContainsSubstring("\"ddp 2\"") && ContainsSubstring("\"ddp 4\""));
+  CHECK_THAT(picture, ContainsSubstring("\"single\"") && ContainsSubstring("batch 512"));
   CHECK_THAT(picture, ContainsSubstring("dp on 2, batch 32: 0.70x ±0.10"));
   CHECK(batch_caption(three()) ==
         "How many times single's samples a second, for every mode and number of devices above 1; the batch is "
@@ -120,7 +121,7 @@ TEST_CASE("the page of batches links to each batch's page") {
   const std::string page = batches_page(three(), false, "duet compare --batch 512,32,128");
   for (const std::string batch : {"32", "128", "512"})
     CHECK_THAT(page, ContainsSubstring("<a href=\"batch-" + batch + "/index.html\">batch " + batch + "</a>: "));
-  CHECK_THAT(page, ContainsSubstring("<h1>Batches of 32, 128 and 512 compared</h1>") && ContainsSubstring("<svg"));
+  CHECK_THAT(page, ContainsSubstring("<h1>Batches of 32, 128 and 512 compared</h1>"));
   CHECK_THAT(page, ContainsSubstring("<td>0.70x ±0.10</td>"));
   CHECK_THAT(page, ContainsSubstring("duet compare --batch 512,32,128") && !ContainsSubstring("partial"));
   CHECK_THAT(batches_page(three(), true, ""), ContainsSubstring("partial: interrupted"));

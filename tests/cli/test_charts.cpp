@@ -1,19 +1,17 @@
-// The pictures of a report, of many made-up comparisons: well-formed, and no label on another or on a curve.
+// The pictures of a report as data: what is drawn is what results.json holds.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <random>
-#include <stdexcept>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "cli/report/batches.h"
-#include "cli/report/charts/labels.h"
-#include "cli/report/losses.h"
+#include "cli/report/interval.h"
+#include "cli/report/page/chart.h"
+#include "cli/report/page/page.h"
 #include "cli/report/report.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -25,106 +23,26 @@ using duet_test::Approx;
 
 namespace {
 
-struct Element {
-  std::string name, text;
-  std::map<std::string, std::string> attributes;
-
-  double number(const char* attribute) const { return std::stod(attributes.at(attribute)); }
-  std::string css() const { return attributes.count("class") > 0 ? attributes.at("class") : ""; }
-};
-
-/// All elements of XML without comments; throws where tags do not match.
-std::vector<Element> parse(const std::string& xml) {
-  std::vector<Element> all;
-  std::vector<std::size_t> open;
-  for (std::size_t at = xml.find('<'); at != std::string::npos; at = xml.find('<', at + 1)) {
-    const std::size_t end = xml.find('>', at);
-    const std::string tag = xml.substr(at + 1, end - at - 1);
-    if (tag[0] == '/') {
-      if (open.empty() || all[open.back()].name != tag.substr(1)) throw std::runtime_error("</" + tag + ">");
-      open.pop_back();
-      continue;
-    }
-    Element element;
-    std::size_t space = tag.find_first_of(" /");
-    element.name = tag.substr(0, space);
-    for (std::size_t quote; space != std::string::npos && (quote = tag.find("=\"", space)) != std::string::npos;) {
-      const std::size_t name = tag.find_first_not_of(' ', space), close = tag.find('"', quote + 2);
-      element.attributes[tag.substr(name, quote - name)] = tag.substr(quote + 2, close - quote - 2);
-      space = close + 1;
-    }
-    element.text = xml.substr(end + 1, xml.find('<', end) - end - 1);
-    all.push_back(element);
-    if (tag.back() != '/') open.push_back(all.size() - 1);
-  }
-  if (!open.empty()) throw std::runtime_error("<" + all[open.back()].name + "> is not closed");
-  return all;
+const ChartSeries& series(const Chart& chart, const std::string& name) {
+  const auto found =
+      std::find_if(chart.series.begin(), chart.series.end(), [&](const ChartSeries& one) { return one.name == name; });
+  REQUIRE(found != chart.series.end());
+  return *found;
 }
 
-Box box_of(const Element& text) {
-  return text_box(text.number("x"), text.number("y"), text.text, text.attributes.at("text-anchor"));
-}
-
-/// The strokes of curves and of the bars at their points.
-std::vector<Segment> strokes_of(const std::vector<Element>& elements) {
-  std::vector<Segment> strokes;
-  for (const Element& element : elements) {
-    if (element.name == "line" && element.css().starts_with("range"))
-      strokes.push_back({element.number("x1"), element.number("y1"), element.number("x2"), element.number("y2")});
-    if (element.name != "polyline") continue;
-    std::vector<double> numbers;
-    std::string points = element.attributes.at("points");
-    std::replace(points.begin(), points.end(), ',', ' ');
-    for (std::size_t at = 0; points.find_first_not_of(' ', at) != std::string::npos; at = points.find(' ', at + 1))
-      numbers.push_back(std::stod(points.substr(at)));
-    for (std::size_t i = 3; i < numbers.size(); i += 2)
-      strokes.push_back({numbers[i - 3], numbers[i - 2], numbers[i - 1], numbers[i]});
-  }
-  return strokes;
-}
-
-/// The bars and dots.
-std::vector<Box> bodies_of(const std::vector<Element>& elements) {
-  std::vector<Box> bodies;
-  for (const Element& element : elements) {
-    if (element.name == "rect") {
-      const double x = element.number("x"), y = element.number("y");
-      bodies.push_back({x, y, x + element.number("width"), y + element.number("height")});
-    }
-    if (element.name == "circle") {
-      const double x = element.number("cx"), y = element.number("cy");
-      bodies.push_back({x - 4, y - 4, x + 4, y + 4});
-    }
-  }
-  return bodies;
-}
-
-/// What is wrong with the places of a picture's elements.
-std::vector<std::string> faults_of(const std::string& svg) {
+/// What is wrong with a picture: places outside of it, bars from right to left, series of one name.
+std::vector<std::string> faults_of(const Chart& chart) {
   std::vector<std::string> faults;
-  if (svg.empty()) return faults;
-  const std::vector<Element> elements = parse(svg);
-  double width = 0, height = 0;
-  if (std::sscanf(elements.at(0).attributes.at("viewBox").c_str(), "0 0 %lf %lf", &width, &height) != 2)
-    return {"no viewBox"};
-  const Box frame{0, 0, width + 0.1, height + 0.1};
-  const std::vector<Segment> strokes = strokes_of(elements);
-  const std::vector<Box> bodies = bodies_of(elements);
-  for (const Box& body : bodies)
-    if (!frame.holds(body)) faults.push_back("a bar leaves the picture");
-  std::vector<std::pair<std::string, Box>> labels;
-  for (const Element& element : elements) {
-    if (element.name != "text") continue;
-    const Box box = box_of(element);
-    const auto fault = [&](const std::string& what) { faults.push_back(element.text + " " + what); };
-    if (!frame.holds(box)) fault("leaves the picture");
-    for (const auto& [text, other] : labels)
-      if (box.overlaps(other)) fault("lies on " + text);
-    for (const Segment& stroke : strokes)
-      if (crosses(stroke, box)) fault("lies on a curve");
-    for (const Box& body : bodies)
-      if (box.overlaps(body)) fault("lies on a bar or a dot");
-    labels.emplace_back(element.text, box);
+  std::set<std::string> names;
+  for (const ChartSeries& one : chart.series) {
+    if (!names.insert(one.name).second) faults.push_back(one.name + " is there twice");
+    for (const ChartPoint& point : one.points) {
+      if (!chart.rows.empty() && !(point.at >= 0 && point.at < static_cast<double>(chart.rows.size())))
+        faults.push_back(point.tip + " has no row");
+      if (!(point.low <= point.high)) faults.push_back(point.tip + " ends before it begins");
+      if (point.tip.empty()) faults.push_back(one.name + " has a point that says nothing");
+      if (chart.log_x && point.at <= 0) faults.push_back(point.tip + " has no logarithm");
+    }
   }
   return faults;
 }
@@ -218,73 +136,83 @@ std::map<std::string, std::string> colours_from(const std::string& style, const 
 
 }  // namespace
 
-TEST_CASE("labels of a picture lie on no other, on no curve, and within the picture") {
+TEST_CASE("a picture of any comparison has all its points in its rows") {
   using Faults = std::vector<std::string>;
-  CHECK(faults_of(epoch_chart(duet_test::made_up())) == Faults{});
-  for (std::uint32_t seed = 1; seed <= 200; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 100; ++seed) {
     Results results = drawn_results(seed);
     results.weak = seed % 4 == 0;
     INFO("seed " << seed);
-    for (const std::string& picture : {epoch_chart(results), loss_chart(results), parts_chart(results),
-                                       step_chart(results), memory_chart(results), loss_waterfall(results)})
-      CHECK(faults_of(picture) == Faults{});
+    for (const Chart& chart : {speedup_chart(results), losses_chart(results), epoch_chart(results), loss_chart(results),
+                               parts_chart(results), step_chart(results), memory_chart(results)})
+      CHECK(faults_of(chart) == Faults{});
   }
 }
 
-TEST_CASE("labels of the picture of batches lie on no other, on no curve, and within the picture") {
-  for (std::uint32_t seed = 1; seed <= 100; ++seed) {
-    Draws draw(seed);
-    std::vector<Results> batches;
-    for (std::int64_t batch = 1 + draw.below(200); batches.size() < 5; batch *= 1 + draw.below(8)) {
-      Results& results = batches.emplace_back(duet_test::made_up());
-      results.settings.batch = ++batch;
-      results.weak = seed % 2 == 0;
-      results.runs.resize(1);
-      for (const std::string mode : {"averaging", "dp", "ddp"})
-        for (const int devices : {1, 2, 4}) {
-          Run& run = results.runs.emplace_back(drawn_run(draw, mode, devices, 1));
-          if (!draw.one_of(4)) run.speedup = draw.between(0.1, devices);
-          if (!draw.one_of(4)) run.speedup_low = run.speedup_high = run.speedup;
-          if (run.speedup_high) *run.speedup_high += draw.between(0.001, 0.5);
-        }
+TEST_CASE("the bars of speed-ups are the intervals of results.json") {
+  Results results = duet_test::made_up();
+  results.runs.push_back(results.runs[3]);
+  results.runs.back().mode = "copies";
+  results.runs.back().speedup = 1.97;
+  const Chart chart = speedup_chart(results);
+  CHECK(chart.rows == std::vector<std::string>{"single, all cores", "averaging 2", "dp 2", "ddp 2", "ddp 4"});
+  const ChartPoint& dp = series(chart, "dp").points.at(0);
+  CHECK(dp.at == 2);
+  CHECK(dp.low == *results.runs[3].speedup_low);
+  CHECK(dp.high == *results.runs[3].speedup_high);
+  CHECK(dp.tip == "dp 2: 1.91x, " + times_range({1.91, dp.low, dp.high}));
+  CHECK(series(chart, "ideal").points.size() == 3);  // ddp 4 shares cores
+  CHECK(series(chart, "ideal").points[0].value == 2);
+  CHECK(series(chart, "what copies reach").points.at(0).value == 1.97);
+  CHECK(series(chart, "median").points.at(2).value == *results.runs[3].speedup);
+}
+
+TEST_CASE("the bars of a step's parts follow each other and end at its time") {
+  const Results results = duet_test::made_up();
+  const Chart chart = parts_chart(results);
+  std::map<double, double> ends, sums;
+  for (const ChartSeries& one : chart.series)
+    for (const ChartPoint& point : one.points) {
+      ends[point.at] = std::max(ends[point.at], point.high);
+      sums[point.at] += point.high - point.low;
     }
-    INFO("seed " << seed);
-    CHECK(faults_of(batch_chart(batches)) == std::vector<std::string>{});
+  REQUIRE(ends.size() == 6);  // one run failed
+  for (std::size_t row = 0; row < 6; ++row) {
+    CHECK(ends[static_cast<double>(row)] == Approx(results.runs[row].step_us.sum()));
+    CHECK(sums[static_cast<double>(row)] == Approx(results.runs[row].step_us.sum()));
   }
 }
 
-TEST_CASE("names of curves stand at the ends of their curves") {
-  const std::vector<Element> elements = parse(epoch_chart(duet_test::made_up()));
-  std::map<std::string, const Element*> names;
-  for (const Element& element : elements)
-    if (element.name == "text" && element.css().find("ink-") != std::string::npos) names[element.text] = &element;
-  REQUIRE(names.size() == 5);  // with the ideal
-  for (const Element& element : elements) {
-    if (element.name != "circle" || element.css() != "fill-dp") continue;
-    CHECK(std::hypot(names.at("dp")->number("x") - element.number("cx"),
-                     names.at("dp")->number("y") - element.number("cy")) < 40);
-  }
+TEST_CASE("a block within another of its lane is drawn in its place") {
+  Results results = duet_test::made_up();
+  results.runs[0].median_step = {{"cpu:0", "backward", 0, 100}, {"cpu:0", "waiting", 20, 50}};
+  const Chart chart = step_chart(results);
+  REQUIRE(chart.rows == std::vector<std::string>{"single, cpu:0"});
+  const std::vector<ChartPoint>& backward = series(chart, "backward").points;
+  REQUIRE(backward.size() == 2);
+  CHECK(backward[0].low == 0);
+  CHECK(backward[0].high == 20);
+  CHECK(backward[1].low == 50);
+  CHECK(backward[1].high == 100);
+  CHECK(backward[1].tip == "single, cpu:0: backward 100 us");
+  CHECK(series(chart, "waiting").points.size() == 1);
 }
 
-TEST_CASE("a label finds a place beside what is drawn") {
-  Svg svg(200, 100, "test");
-  LabelPlacer labels({0, 0, 200, 100});
-  labels.avoid(Segment{100, 0, 100, 100});
-  labels.place(svg, 96, 50, "a", "label");
-  labels.place(svg, 96, 50, "b", "label");
-  labels.place(svg, 96, 50, "c", "label");
-  CHECK(faults_of(svg.str()).empty());
-  CHECK(crosses(Segment{0, 0, 10, 10}, Box{4, 4, 6, 6}));
-  CHECK_FALSE(crosses(Segment{0, 0, 10, 10}, Box{6, 0, 10, 4}));
-  CHECK_FALSE(crosses(Segment{0, 5, 3, 5}, Box{4, 4, 6, 6}));
-  CHECK(crosses(Segment{5, 5, 5, 5}, Box{4, 4, 6, 6}));
+TEST_CASE("epochs run from the fastest to the slowest, and the ideal is single's over the devices") {
+  const Chart chart = epoch_chart(duet_test::made_up());
+  const ChartPoint& dp = series(chart, "dp").points.at(0);
+  CHECK(dp.at == 2);
+  CHECK(dp.value == Approx(4.2));
+  CHECK(dp.low == Approx(4.2 * 0.99));
+  CHECK(dp.high == Approx(4.2 * 1.01));
+  CHECK(series(chart, "ideal").points.at(2).value == Approx(2));  // on 4
 }
 
 TEST_CASE("letters and lines stand out from the page, light and dark") {
-  const std::string style = page_style();
+  const std::string style = page_file("report.css");
   for (const char* const theme : {":root {", "prefers-color-scheme: dark"}) {
     const auto colours = colours_from(style, theme);
-    for (const char* const letters : {"ink", "soft", "bad", "good", "single", "averaging", "dp", "ddp", "copies"}) {
+    for (const char* const letters :
+         {"ink", "soft", "bad", "good", "single", "averaging", "dp", "ddp", "copies", "ideal"}) {
       INFO(theme << ": " << letters << " " << colours.at(letters) << " on " << colours.at("page"));
       CHECK(contrast(colours.at(letters), colours.at("page")) >= 4.5);
     }
@@ -297,7 +225,7 @@ TEST_CASE("letters and lines stand out from the page, light and dark") {
 }
 
 TEST_CASE("a page that is printed is light") {
-  const std::string style = page_style();
+  const std::string style = page_file("report.css");
   CHECK(style.find("prefers-color-scheme: dark") == style.find("screen and (prefers-color-scheme: dark") + 12);
   CHECK(style.find("prefers-color-scheme", style.find("prefers-color-scheme") + 1) == std::string::npos);
 }

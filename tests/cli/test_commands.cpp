@@ -129,3 +129,22 @@ TEST_CASE("launch refuses values of torchrun's options that it does not support"
                    "--", "a"})
             .empty());
 }
+
+TEST_CASE("--port-range is two ports in order, for ranks only, with rank 0's among them") {
+  CHECK(std::get<TrainOptions>(parse({"train", "--mode", "ddp", "--port-range", "5-6"})).port_range == "5-6");
+  const auto hosts = std::get<LaunchOptions>(
+      parse({"launch", "--nnodes", "2", "--rdzv-endpoint", "host", "--port-range", "30000-30010", "--", "a"}));
+  CHECK(hosts.job.port_range == "30000-30010");
+  CHECK(endpoint_of(hosts).port == 30000);
+  const auto refused = [](const std::vector<std::string>& arguments, const std::string& why) {
+    CHECK_THAT(complaint(arguments), ContainsSubstring(why));
+  };
+  refused({"launch", "--port-range", "30000", "--", "a"}, "--port-range is \"30000\", expected FIRST-LAST");
+  refused({"launch", "--port-range", "3-1", "--", "a"}, "--port-range is \"3-1\", expected FIRST-LAST");
+  refused({"launch", "--port-range", "5-6", "--master-port", "7", "--", "a"},
+          "the range of ports is 5-6, but rank 0 is to have port 7");
+  refused({"train", "--mode", "ddp", "--port-range", "1-65536"}, "two ports from 1 to 65535");
+  refused({"train", "--mode", "dp", "--port-range", "5-6"}, "--port-range is for modes averaging and ddp, not dp");
+  for (const char* command : {"train", "launch"})
+    CHECK_THAT(printed({command, "--help"}), ContainsSubstring("--port-range"));
+}

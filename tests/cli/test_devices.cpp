@@ -1,8 +1,13 @@
+#include <algorithm>
+#include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -49,4 +54,20 @@ TEST_CASE("more devices than GPUs are logical ones that share them evenly", "[gp
   if (gpus == 1) CHECK(names(devices_for(DeviceKind::cuda, 3)) == "cuda:0.0 cuda:0.1 cuda:0.2");
   if (gpus == 4)
     CHECK(names(devices_for(DeviceKind::cuda, 6)) == "cuda:0.0 cuda:0.1 cuda:1.0 cuda:2.0 cuda:2.1 cuda:3.0");
+}
+
+TEST_CASE("without --devices as many are compared as have cores and rows of their own") {
+  const auto up_to = [](std::int64_t most) {
+    std::vector<int> devices = {1};
+    for (const int more : {2, 4, 8})
+      if (more <= most) devices.push_back(more);
+    return devices;
+  };
+  const int cores = usable_cores();
+  CHECK(std::get<CompareOptions>(parse({"compare"})).devices == up_to(cores));
+  CHECK(std::get<BenchOptions>(parse({"bench", "step"})).devices == up_to(cores));
+  CHECK(std::get<CompareOptions>(parse({"compare", "--threads-per-device", "2"})).devices == up_to(cores / 2));
+  CHECK(std::get<CompareOptions>(parse({"compare", "--batch", "64,1"})).devices == up_to(1));
+  CHECK(std::get<CompareOptions>(parse({"compare", "--batch", "1", "--scaling", "weak"})).devices == up_to(cores));
+  CHECK(std::get<BenchOptions>(parse({"bench", "step", "--batch", "3"})).devices == up_to(std::min(cores, 3)));
 }

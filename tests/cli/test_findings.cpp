@@ -1,9 +1,11 @@
 // Sentences about comparisons that never ran, with effects and noise that were put into their rounds.
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cli/report/report.h"
+#include "cli/report/screen/first_screen.h"
 #include "cli/report/speed.h"
 #include "lib/random.h"
 #include "tests/cli/made_up.h"
@@ -65,8 +67,8 @@ dp and ddp ended with the same bits as single on 2 devices (parameters sha256 aa
 ddp on 4 devices does not end with single's bits; step 17 is the first to differ.
 )");
   CHECK(headline(duet_test::made_up()) ==
-        "Use dp on 2 devices here: 1.91x ±0.02 single's speed and 1.19x ±0.01 that of ddp; not every mode ran to its "
-        "end.");
+        "2 devices train 1.91 times as fast as one (1.90..1.92), with dp; with ddp 1.60 times (1.59..1.62). One device "
+        "on all 2 cores reaches 1.82 times (1.82..1.82). Not every mode ran to its end.");
 }
 
 TEST_CASE("statistics of each device are said, and those of each rank that averages") {
@@ -79,6 +81,17 @@ TEST_CASE("statistics of each device are said, and those of each rank that avera
   results.runs[3].per_device_statistics = true;
   CHECK_THAT(text_of(results), duet_test::ContainsSubstring("averaging sums up gradients alone") &&
                                    duet_test::ContainsSubstring("with --sync-bn they have the same bits"));
+}
+
+TEST_CASE("uses of a parameter that devices added up explain other bits") {
+  Results results = duet_test::made_up();
+  const auto several =
+      duet_test::ContainsSubstring("A parameter is used more than once in a step: each device adds up");
+  CHECK_THAT(text_of(results), !several && duet_test::ContainsSubstring("does not end with single's bits"));
+  for (Run& run : results.runs) run.added_uses = true;
+  CHECK_THAT(text_of(results), several && !duet_test::ContainsSubstring("does not end with single's bits"));
+  CHECK(same_result(results, results.runs[5]) == "several uses added up");
+  CHECK(same_result(results, results.runs[4]) == "yes");
 }
 
 TEST_CASE("the loss that was put in is named, with its size and interval") {
@@ -95,7 +108,7 @@ TEST_CASE("the loss that was put in is named, with its size and interval") {
   CHECK_THAT(said(half_and(&StepParts::input, 1000), kHalf), contains("of it is input and update"));
   StepParts two = half_and(&StepParts::communication, 1000);
   two.forward += 600;
-  CHECK_THAT(said(kHalf, two), contains("us ±") && contains("of it is waiting for all-reduces."));
+  CHECK_THAT(said(kHalf, two), contains("divided by 2; 1,00") && contains("of it is waiting for all-reduces."));
 }
 
 TEST_CASE("no sentence names a cause that the rounds do not tell apart, and none changes from draw to draw") {
@@ -121,7 +134,7 @@ TEST_CASE("a speed-up whose interval holds 1 is withheld, and is no headline") {
   CHECK(text.find("the speed-up over single") == std::string::npos);
   CHECK_THAT(text, duet_test::ContainsSubstring("the speed-up of dp on 2 devices (") &&
                        duet_test::ContainsSubstring("the speed-up of ddp on 2 devices ("));
-  CHECK_THAT(headline(results), duet_test::ContainsSubstring("No gain over single was measured here: "));
+  CHECK_THAT(headline(results), duet_test::ContainsSubstring("No gain over one device was measured: "));
 }
 
 TEST_CASE("the headline says what to use, and by how much") {
@@ -130,17 +143,94 @@ TEST_CASE("the headline says what to use, and by how much") {
     CHECK(headline(results).starts_with(text));
   };
   const StepParts slow = half_and(&StepParts::communication, 1000), slower = half_and(&StepParts::gather, 9000);
-  begins(planted(slow, kHalf, 0.002), "Use ddp on 2 devices here: ");
-  CHECK_THAT(headline(planted(slow, kHalf, 0.002)), duet_test::ContainsSubstring(" that of dp;"));
-  begins(planted(slow, slow, 0.02), "Use dp or ddp on 2 devices here: ");
-  begins(planted(slower, slower, 0.002), "Use single here: ");
+  begins(planted(slow, kHalf, 0.002), "2 devices train 2.00 times as fast as one (");
+  CHECK_THAT(headline(planted(slow, kHalf, 0.002)),
+             duet_test::ContainsSubstring("), with ddp; with dp 1.67 times (1.6"));
+  CHECK_THAT(headline(planted(slow, slow, 0.02)), duet_test::ContainsSubstring("), with dp as with ddp.") ||
+                                                      duet_test::ContainsSubstring("), with ddp as with dp."));
+  begins(planted(slower, slower, 0.002), "One device is the fastest here: 2 devices are at these times its speed: ");
   Results with_threads = planted(slow, slow, 0.002);
   with_threads.runs.push_back(with_threads.runs[0]);
   Run& threads = with_threads.runs.back();
   threads.threads_per_device = 2;
   plant(threads, kHalf, 0.002, 99);
   compare_with_single(with_threads);
-  begins(with_threads, "Use single on all cores here: 2.0");
+  begins(with_threads, "One device on all 2 cores trains 2.0");
+  CHECK_THAT(headline(with_threads), duet_test::ContainsSubstring("). 2 devices train 1.67 times as fast as one ("));
+  plant(threads, slow, 0.02, 99);
+  compare_with_single(with_threads);
+  CHECK_THAT(headline(with_threads), duet_test::ContainsSubstring(". One device on all 2 cores is as fast."));
+}
+
+TEST_CASE("where copies gain, and the rounds of dp and ddp are too uneven, nothing is concluded") {
+  StepParts same = kHalf;
+  for (const PartName& part : kStepParts) same.*part.member *= 1.85;
+  Results results = planted(same, same, 0.4);
+  Run copies = results.runs[1];
+  copies.mode = "copies";
+  copies.parameters_sha256.clear();
+  plant(copies, kHalf, 0.002, 5);
+  results.runs.push_back(copies);
+  compare_with_single(results);
+  REQUIRE(*results.runs[1].speedup_low < 1);
+  REQUIRE(*results.runs[2].speedup_low < 1);
+  CHECK_THAT(headline(results),
+             duet_test::ContainsSubstring("Nothing can be concluded, as the rounds differ too much") &&
+                 duet_test::ContainsSubstring("copies that exchange nothing are at (1.") &&
+                 !duet_test::ContainsSubstring("No gain"));
+}
+
+TEST_CASE("rounds in which other programs had cores are left out and counted, unless few others remain") {
+  Results results = planted(kHalf, kHalf, 0.002);
+  Run& dp = results.runs[1];
+  dp.rounds_other_programs.assign(12, 0.01);
+  for (const std::size_t round : {3U, 7U}) {
+    dp.rounds_us[round] = 10000;  // single's: another program had one of the two cores
+    dp.rounds_other_programs[round] = 0.5;
+  }
+  compare_with_single(results);
+  CHECK(dp.disturbed_rounds() == 2);
+  CHECK(speed_ratios(dp, results.runs[0]).size() == 10);
+  CHECK(*dp.speedup_low > 1.9);
+  const std::string shown = first_screen(results, {});
+  CHECK_THAT(shown, duet_test::ContainsSubstring("Left out, as other programs had its cores: 2 rounds of dp 2."));
+  dp.rounds_other_programs.assign(12, 0.5);
+  dp.rounds_other_programs[0] = dp.rounds_other_programs[1] = 0.01;
+  compare_with_single(results);
+  CHECK(dp.disturbed_rounds() == 0);
+  CHECK(speed_ratios(dp, results.runs[0]).size() == 12);
+}
+
+TEST_CASE("no gain is the headline only where no mode and no number of devices has one") {
+  StepParts some = kHalf, same = kHalf;
+  for (const PartName& part : kStepParts) some.*part.member *= 1.5, same.*part.member *= 2;
+  Results results = planted(same, some, 0.002);
+  Run &dp = results.runs[1], &ddp = results.runs[2];
+  const auto begins = [&](const std::string& text) {
+    compare_with_single(results);
+    INFO(headline(results));
+    CHECK(headline(results).starts_with(text));
+  };
+  SECTION("of another mode, though the median of this one is better") {
+    for (std::size_t i = 0; i < dp.rounds_us.size(); ++i) dp.rounds_us[i] = i < 7 ? 6000 : 20000;
+    compare_with_single(results);
+    REQUIRE(*dp.speedup > *ddp.speedup);
+    begins(
+        "2 devices train 1.33 times as fast as one (1.33..1.34), with ddp; with dp no gain was measured (0.50..1.67).");
+    dp.rounds_us.assign(12, 20000);
+    begins("2 devices train 1.33 times as fast as one (1.33..1.34), with ddp; with dp 0.50 times (0.50..0.50).");
+    ddp.rounds_us = results.runs[0].rounds_us;
+    begins(
+        "No gain over one device was measured: 2 devices are at these times its speed: ddp (1.00..1.00) and dp "
+        "(0.50..");
+  }
+  SECTION("on fewer devices") {
+    results.machine.cores = 4;
+    results.runs.push_back(ddp);
+    results.runs.back().devices = 4;
+    plant(results.runs.back(), same, 0.05, 5);
+    begins("2 devices train 1.33 times as fast as one (");
+  }
 }
 
 TEST_CASE("a speed-up above what devices or cores can give is marked, and is neither sentence nor headline") {
@@ -156,7 +246,8 @@ TEST_CASE("a speed-up above what devices or cores can give is marked, and is nei
   CHECK_THAT(text, duet_test::ContainsSubstring("dp on 2 devices reads 4.0") &&
                        duet_test::ContainsSubstring("above ideal: marked with !"));
   CHECK_THAT(text, duet_test::ContainsSubstring("the speed-up over single is ddp 2.0"));
-  CHECK(headline(results).starts_with("Use ddp on 2 devices here: 2.0"));
+  CHECK(headline(results).starts_with("2 devices train 2.0"));
+  CHECK_THAT(headline(results), duet_test::ContainsSubstring("), with ddp."));
 }
 
 TEST_CASE("backends are named and compared") {

@@ -125,6 +125,21 @@ TEST_CASE("steps that were taken apart give no second slow-down") {
   CHECK(made_up.results.model->slowdown[0].factor == Approx(kSlowdown));
 }
 
+TEST_CASE("copies that outnumber the cores are no part of the model, and a note says so") {
+  Made with = made(), without = made();
+  CellRounds crowded = timed({.mode = Mode::copies, .devices = 4}, 9 * alone_us(32));
+  for (Burst& burst : crowded.bursts) burst.spread_share = 0.9;
+  with.cells.push_back(crowded);
+  with.results.runs.push_back(run_of("copies", 4, 9 * alone_us(32)));
+  fit_model(with.results, with.cells);
+  fit_model(without.results, without.cells);
+  REQUIRE(with.results.model);
+  CHECK(to_json(*with.results.model) == to_json(*without.results.model));
+  CHECK(with.results.model_notes == std::vector<std::string>{"copies on 4 devices, which share 2 cores, are left out"});
+  const auto predicted = [](const Results& results) { return scaling_rows(results, {.devices = {4}})[1].speedup; };
+  CHECK(predicted(with.results) == predicted(without.results));
+}
+
 TEST_CASE("what dp and ddp take on smaller batches beyond their other terms is their overhead") {
   for (const Mode mode : {Mode::dp, Mode::ddp}) {
     Made plain = made();

@@ -41,9 +41,10 @@ double coverage(std::size_t count, double slow, int trials = 400) {
 TEST_CASE(
     "an interval holds the true median in at least 90 % of all cases, also where a fifth of the rounds is disturbed") {
   for (const std::size_t count : {3U, 4U, 5U, 6U, 7U, 8U, 9U, 10U, 11U, 12U, 25U, 60U}) {
-    INFO(count << " rounds: " << coverage(count, 1) << " and disturbed " << coverage(count, 1.8));
-    CHECK(coverage(count, 1) >= 0.9);
-    CHECK(coverage(count, 1.8) >= 0.9);
+    const double calm = coverage(count, 1), disturbed = coverage(count, 1.8);
+    INFO(count << " rounds");
+    CHECK(calm >= 0.9);
+    CHECK(disturbed >= 0.9);
   }
 }
 
@@ -86,9 +87,41 @@ TEST_CASE("too few rounds, or one without a time, give no interval; equal rounds
 
 TEST_CASE("the ratio of two cells is taken inside each round") {
   // The machine was half as fast in the second round, and a cell failed before the fifth.
-  const Interval ratio = ratio_interval({190, 400, 220, 210, 9}, {100, 200, 110, 100}).value();
+  const Interval ratio = ratio_interval(ratios_of({190, 400, 220, 210, 9}, {100, 200, 110, 100})).value();
   CHECK(ratio.middle == Approx(2));
   CHECK(ratio.half_width() < 0.2);
   CHECK(ratio.excludes(1));
-  CHECK_FALSE(ratio_interval({190, 400}, {100, 200, 110}));
+  CHECK_FALSE(ratio_interval(ratios_of({190, 400}, {100, 200, 110})));
+}
+
+TEST_CASE("an interval of ratios is above 0, and the inverse of that of the inverse ratios") {
+  Philox draws(11);
+  for (const std::size_t count : {3U, 5U, 7U, 9U, 25U}) {
+    std::vector<double> ratios, inverse;
+    for (std::size_t i = 0; i < count; ++i) {
+      ratios.push_back(std::exp(6 * static_cast<double>(draws.uniform()) - 3));
+      inverse.push_back(1 / ratios.back());
+    }
+    const Interval one = ratio_interval(ratios).value(), other = ratio_interval(inverse).value();
+    INFO(count << ": " << one.low << " to " << one.high);
+    CHECK(one.low > 0);
+    CHECK(one.low * other.high == Approx(1));
+    CHECK(one.high * other.low == Approx(1));
+    CHECK(one.middle * other.middle == Approx(1));
+  }
+  CHECK_FALSE(ratio_interval({1, 2, 0}));
+  CHECK_FALSE(ratio_interval({1, 2, -1}));
+  CHECK(ratio_interval({8, 8, 8})->half_width() == Approx(0.008));
+}
+
+TEST_CASE("one number stands for both sides of an interval only where both are as long") {
+  CHECK(times_text({1.79, 1.77, 1.81}) == "1.79x ±0.02");
+  CHECK(times_text({1.79, 1.775, 1.81}) == "1.79x ±0.02");
+  CHECK(times_text({1.79, 1.789, 1.791}) == "1.79x ±0.01");
+  CHECK(times_text({1.79, 1.60, 1.81}) == "1.79x (1.60..1.81)");
+  CHECK(times_text({1.65, 0.6, 4.63}) == "1.65x (0.60..4.63)");
+  CHECK(us_text({1217, 525, 1909}) == "1,217 us ±692");
+  CHECK(us_text({1217, 525, 1402}) == "1,217 us (525..1,402)");
+  CHECK(us_text({3, 2, 5}) == "3 us ±2");
+  CHECK(times_range({1, 0.98, 1.05}) == "0.98x..1.05x");
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/report/losses.h"
+#include "cli/report/page/chart.h"
 #include "cli/report/report.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -107,9 +108,13 @@ TEST_CASE("a comparison's losses come from its runs") {
   CHECK(json["runs"][0]["losses_us"].is_null());
   CHECK(json["runs"][4]["losses_us"]["uneven"] == 1200.0);
   CHECK(json["runs"][4]["losses_us"]["smaller_batch"].is_null());
-  CHECK_THAT(loss_waterfall(results), duet_test::ContainsSubstring("ddp 2, uneven: waiting for the last: 1,200"));
-  CHECK_THAT(loss_waterfall(results), duet_test::ContainsSubstring("not measured"));
-  CHECK_THAT(waterfall_caption(results),
-             duet_test::ContainsSubstring("10 % of the step of averaging 2 is unexplained"));
-  CHECK(loss_waterfall(Results{}).empty());
+  const Chart chart = losses_chart(results);
+  CHECK(chart.rows == std::vector<std::string>{"smaller batch", "devices side by side", "waiting for the last",
+                                               "communication", "wrapper", "unexplained"});
+  CHECK(chart.series.at(2).name == "ddp 2");
+  CHECK(chart.series[2].points.at(1).high == 1200);  // a smaller batch was not measured
+  CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, waiting for the last: 1,200 us"));
+  CHECK_THAT(losses_caption(results), duet_test::ContainsSubstring("10 % of the step of averaging 2 is unexplained") &&
+                                          duet_test::ContainsSubstring("Not measured: smaller batch"));
+  CHECK(losses_chart(Results{}).empty());
 }

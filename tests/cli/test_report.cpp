@@ -1,12 +1,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "cli/report/page/chart.h"
+#include "cli/report/page/page.h"
 #include "cli/report/report.h"
-#include "cli/report/svg.h"
+#include "cli/report/screen/verdict.h"
+#include "cli/system/files.h"
+#include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
 
@@ -48,7 +53,7 @@ TEST_CASE("a part of a comparison is marked as one") {
   Results results = duet_test::made_up();
   CHECK(table(results, {}).find("partial") == std::string::npos);
   CHECK_THAT(to_json(results), duet_test::ContainsSubstring("\"partial\": false"));
-  CHECK(to_html(results, "", 1).find("partial") == std::string::npos);
+  CHECK(to_html(results, "", 1).find(kPartial) == std::string::npos);
   results.partial = true;
   CHECK_THAT(to_json(results), duet_test::ContainsSubstring("\"partial\": true"));
   CHECK_THAT(table(results, {}), duet_test::ContainsSubstring(std::string("\n ") + kPartial + "\n"));
@@ -117,42 +122,98 @@ TEST_CASE("rows name what carried the ranks' collectives where they differ in it
 }
 
 TEST_CASE("the page is one file that needs no network and holds every part") {
-  const std::string page = to_html(duet_test::made_up(), "duet compare --lr 0.05", 3);
-  for (const char* bad : {"http:", "https:", "src=", "<link", "<script", "@import", "url("}) {
+  std::string page = to_html(duet_test::made_up(), "duet compare --lr 0.05", 3);
+  if (const std::string library = page_file("chart.js"); !library.empty()) {
+    REQUIRE(page.find(library) != std::string::npos);
+    page.erase(page.find(library), library.size());  // its notice names its site
+  }
+  for (const char* bad : {"http:", "https:", "src=", "<link", "@import", "url(", "{{"}) {
     INFO(bad);
     CHECK(page.find(bad) == std::string::npos);
   }
   for (const char* part :
-       {"<h1>", "Findings", "Time of an epoch against devices", "Where a step", "Memory of every process",
-        "Training loss", "What was run", "duet compare --lr 0.05", "<dt>versions</dt><dd>oneDNN ", " UTC</dd>",
+       {"<h1>", "Findings", "What was run", "duet compare --lr 0.05", "<dt>versions</dt><dd>oneDNN ", " UTC</dd>",
         "seed 1234", "prefers-color-scheme: dark", "@media print", "Example &lt;CPU&gt;", "failed: replica 3",
-        "oversubscribed", "curve ideal", "single, all cores", "time budget 3 s"}) {
+        "oversubscribed", "single, all cores", "time budget 3 s"}) {
     INFO(part);
     CHECK_THAT(page, duet_test::ContainsSubstring(part));
   }
 }
 
-TEST_CASE("every colour that the page uses is defined") {
-  const std::string page = to_html(duet_test::made_up(), "", 1);
-  const std::string use = "var(--";
-  for (std::size_t at = page.find(use); at != std::string::npos; at = page.find(use, at + 1)) {
-    const std::size_t begin = at + use.size();
-    const std::string colour = page.substr(begin, page.find(')', begin) - begin);
-    INFO(colour);
-    CHECK(page.find(" --" + colour + ": #") != std::string::npos);
+TEST_CASE("the verdict heads the page, beside speed-ups and losses; all else folds out") {
+  const Results results = duet_test::made_up();
+  const std::string page = to_html(results, "", 1), heading = "<h1>" + escaped(verdict(results)) + "</h1>";
+  REQUIRE_FALSE(verdict(results).empty());
+  CHECK_THAT(page, duet_test::ContainsSubstring(heading));
+  const std::size_t folded = page.find("<details");
+  CHECK(page.find("<table") > folded);
+  CHECK(page.find("<summary>Findings</summary>") > folded);
+  if (page_file("chart.js").empty()) {
+    CHECK_THAT(page, duet_test::ContainsSubstring("libjs-chart.js") && !duet_test::ContainsSubstring("<figure"));
+    return;
   }
+  CHECK(page.find("data-chart=\"speedups\"") < folded);
+  CHECK(page.find("data-chart=\"losses\"") < folded);
+  for (const char* id : {"parts", "epochs", "memory-process", "loss"}) {
+    INFO(id);
+    CHECK(page.find(duet::concat("data-chart=\"", id, "\"")) > folded);
+  }
+}
+
+TEST_CASE("no text of a comparison ends the script that holds it") {
+  Results results = duet_test::made_up();
+  results.settings.data = "</script><b>";
+  const std::string page = to_html(results, "", 1);
+  CHECK(page.find("</script><b>") == std::string::npos);
+  CHECK_THAT(page, duet_test::ContainsSubstring("<\\/script><b>"));
+}
+
+TEST_CASE("every colour that the page uses is defined") {
+  const std::string style = page_file("report.css"), use = "var(--";
+  const auto defined = [&](const std::string& colour) {
+    return style.find(" --" + colour + ": #") != std::string::npos;
+  };
+  for (std::size_t at = style.find(use); at != std::string::npos; at = style.find(use, at + 1)) {
+    const std::size_t begin = at + use.size();
+    const std::string colour = style.substr(begin, style.find(')', begin) - begin);
+    INFO(colour);
+    CHECK((colour == "rows" || defined(colour)));
+  }
+  const Results results = duet_test::made_up();
+  for (const Chart& chart :
+       {speedup_chart(results), losses_chart(results), epoch_chart(results), parts_chart(results), loss_chart(results)})
+    for (const ChartSeries& series : chart.series) {
+      INFO(chart.id << ": " << series.name);
+      CHECK(defined(series.colour));
+    }
 }
 
 TEST_CASE("pictures of nothing are left out") {
   const Results nothing;
-  CHECK(epoch_chart(nothing).empty());
-  CHECK(parts_chart(nothing).empty());
-  CHECK(loss_chart(nothing).empty());
-  CHECK(memory_chart(nothing).empty());
+  for (const Chart& chart : {speedup_chart(nothing), losses_chart(nothing), epoch_chart(nothing), parts_chart(nothing),
+                             step_chart(nothing), loss_chart(nothing), memory_chart(nothing)})
+    CHECK(chart.empty());
+  CHECK(to_html(nothing, "", 1).find("<figure") == std::string::npos);
   Results gpus = duet_test::made_up();
   CHECK(device_memory_chart(gpus).empty());
   gpus.runs[3].device_memory_mb = {210.5, 300};
-  CHECK_THAT(device_memory_chart(gpus), duet_test::ContainsSubstring("dp 2, device 1: 300 MB"));
-  CHECK(ticks(0, 5) == std::vector<double>{0, 1});
-  CHECK(ticks(7.3, 5) == std::vector<double>{0, 2, 4, 6, 8});
+  const Chart memory = device_memory_chart(gpus);
+  CHECK(memory.rows == std::vector<std::string>{"dp 2"});
+  CHECK(memory.series.at(0).points.at(0).high == 300);
+  CHECK_THAT(memory.series[0].points[0].tip, duet_test::ContainsSubstring("1: 300 MB"));
+}
+
+// tests/cli/pages.py has a browser draw it.
+TEST_CASE("a page for a browser", "[.page]") {
+  const char* const file = std::getenv("DUET_PAGE");
+  REQUIRE(file != nullptr);
+  Results results = duet_test::made_up();
+  results.runs[0].median_step = {{"cpu:0", "forward", 0, 40}, {"cpu:0", "backward", 40, 100}};
+  for (const std::size_t i : {std::size_t{3}, std::size_t{4}})
+    results.runs[i].median_step = results.runs[0].median_step;
+  results.runs.push_back(results.runs[3]);
+  results.runs.back().mode = "copies";
+  results.settings.data = "</script><script>throw 1</script>";
+  results.model = duet_test::made_up_model();
+  write_output(file, to_html(results, "duet compare", 1));
 }

@@ -1,9 +1,12 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cli/report/report.h"
 #include "cli/report/results.h"
+#include "cli/report/speed.h"
 #include "lib/error.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -76,6 +79,7 @@ TEST_CASE("results.json has the names that other programs read") {
                            "moved_bytes_per_step",
                            "per_device_statistics",
                            "library_sums",
+                           "added_uses",
                            "rounds_us",
                            "rounds_step_us",
                            "rank_step_us",
@@ -154,17 +158,53 @@ TEST_CASE("a damaged results.json is refused with the field's name") {
   }
   std::string text = good;
   text.replace(text.find("\"fp32\""), 6, "\"fp8\"");
-  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("'precision' is fp8, expected fp32"));
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("'precision' is \"fp8\", expected fp32"));
   text = good;
   text.replace(text.find("\"cores\": 2"), 10, "\"cores\": []");
   CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is []"));
   text = good;
   text.replace(text.find("\"strong\""), 8, "\"none\"");
   CHECK_THROWS_WITH(results_from_json(text),
-                    duet_test::ContainsSubstring("'scaling' is none, expected strong or weak"));
+                    duet_test::ContainsSubstring("'scaling' is \"none\", expected strong or weak"));
   text = good;
   text.replace(text.rfind("\"batch\": 128"), 12, "\"batch\": 0");
   CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'batch' is 0, expected 1 or more"));
+  const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> lines = {
+      {{"\"cores\": 2", "\"cores\": 0"}, "field 'cores' is 0, expected 1 or more"},
+      {{"\"cores\": 2", "\"cores\": 2.5"}, "field 'cores' is 2.5, expected a whole number"},
+      {{"\"cores\": 2", "\"cores\": true"}, "field 'cores' is true, expected a whole number"},
+      {{"\"cores\": 2", "\"cores\": 3000000000"}, "field 'cores' is 3000000000, expected a whole number"},
+      {{"\"memory_gb\": 8.5", "\"memory_gb\": false"}, "field 'memory_gb' is false, expected a number"},
+      {{"\"partial\": false", "\"partial\": 0"}, "field 'partial' is 0, expected true or false"},
+      {{"\"gpus\": []", "\"gpus\": [7]"}, "field 'gpus' holds 7, expected texts"},
+      {{"\"model_notes\": []", "\"model_notes\": {}"}, "field 'model_notes' is {}, expected a list"},
+      {{"\"batch_sweep\": []", "\"batch_sweep\": null"}, "field 'batch_sweep' is null, expected a list"},
+      {{"\"devices\": 2", "\"devices\": -2"}, "field 'devices' is -2, expected 1 or more"},
+      {{"\"devices\": 2", "\"devices\": 2000"}, "field 'devices' is 2000, expected at most 1024"},
+      {{"\"mode\": \"dp\"", "\"mode\": \"dq\""},
+       "field 'mode' is \"dq\", expected single, averaging, dp, ddp or copies"},
+      {{"\"device\": \"cpu\"", "\"device\": \"gpu\""}, "field 'device' is \"gpu\", expected cpu or cuda"},
+      {{"\"batch\": 128", "\"batch\": 9000000000000000000"}, "field 'batch' is 9000000000000000000, expected at most"},
+      {{"\"ranks\": 2", "\"ranks\": 2147483647"}, "model.links[0].ranks is 2.14748e+09, expected 2 to 1024"},
+      {{"\"backend\": \"shm\"", "\"backend\": \"\\u001b[2J\""}, "model.links[0].backend is \"\\u001b[2J\", expected"}};
+  for (const auto& [edit, expected] : lines) {
+    INFO(expected);
+    text = good;
+    REQUIRE(text.find(edit.first) != std::string::npos);
+    text.replace(text.find(edit.first), edit.first.size(), edit.second);
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring(expected));
+  }
+  // Walking so many lists in each other would take more than the stack.
+  const std::string deep(1 << 20, '[');
+  for (const std::string end : {"", "]"}) {
+    text = good;
+    const std::string ends = end.empty() ? "" : std::string(deep.size(), ']');
+    text.replace(text.find("\"gpus\": []"), 10, "\"gpus\": " + deep + ends);
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("nesting is more than 32 deep"));
+  }
+  text = good;
+  text.replace(text.find("\"gpus\": []"), 10, "\"gpus\": \"" + std::string(1000, 'x') + "\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("xxx..., expected a list"));
   CHECK_THROWS_AS(results_from_json("{"), DataError);
   CHECK_THROWS_AS(results_from_json("[]"), DataError);
 }
@@ -228,6 +268,19 @@ TEST_CASE("a speed-up is the median over rounds of the ratio in the same round, 
   CHECK_FALSE(results.runs[3].speedup_low);
 }
 
+TEST_CASE("a speed-up of few rounds that differ much lies above 0, and is printed with both ends") {
+  Results results = duet_test::made_up();
+  Run& dp = results.runs[3];
+  results.runs[0].rounds_us = {100, 100, 100};
+  dp.rounds_us = {50, 60, 300};
+  compare_with_single(results);
+  // The logarithms' mean less and plus 4.303 times their deviation over the root of 3.
+  CHECK(dp.speedup_low.value() == Approx(0.08940).epsilon(0.001));
+  CHECK(dp.speedup_high.value() == Approx(11.999).epsilon(0.001));
+  CHECK(speedup_text(dp) == "1.67x (0.09..12.00)");
+  CHECK(table_row(results, dp)[5] == "1.67x (0.09..12.00)");
+}
+
 TEST_CASE("a run of which nothing was timed has no speed-up") {
   Results results = duet_test::made_up();
   results.runs[3].epoch_s.clear();
@@ -251,6 +304,6 @@ TEST_CASE("results.csv has a line per run and as many fields in each") {
     commas = 0;
   }
   CHECK(lines == 8);
-  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums,added_uses\n"));
   CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
 }

@@ -177,7 +177,7 @@ TEST_CASE("equal cells have equal speed beside a load that takes turns of severa
                       return std::optional(*us * factor);
                     },
                 .now_s = [&] { return machine.now_s; }});
-    const Interval same = ratio_interval(cells[0].rounds_us, cells[1].rounds_us).value();
+    const Interval same = ratio_interval(ratios_of(cells[0].rounds_us, cells[1].rounds_us)).value();
     held += !same.excludes(1) || (same.middle > 0.98 && same.middle < 1.02);
   }
   INFO(held << " of 20");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/model/all_reduce.h"
+#include "cli/report/page/chart.h"
 #include "cli/report/report.h"
 #include "cli/report/scaling.h"
 #include "cli/system/number_text.h"
@@ -110,6 +111,40 @@ TEST_CASE("modes without their terms are left out, or named where they were aske
   CHECK_THROWS_WITH(scaling_rows(results, {}), ContainsSubstring("duet compare with a time budget"));
 }
 
+TEST_CASE("numbers that give a step no time, or an absurd one, are refused") {
+  const auto why = [](const Results& results) -> std::string {
+    try {
+      scaling_rows(results, {.devices = {1, 2}});
+    } catch (const duet::DataError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  Results results = modelled();
+  CHECK(why(results).empty());
+  results.model->step = {};
+  CHECK_THAT(why(results), ContainsSubstring("by model a step of single on 1 devices and a batch of 128 takes 0 us"));
+  results = modelled();
+  results.model->step.per_sample_us = 1e15;
+  CHECK_THAT(why(results), ContainsSubstring("takes 1.28e+17 us, expected 1e-06 to 1e+15"));
+  results = modelled();
+  results.runs[0].samples_per_s = 1e-300;
+  CHECK_THAT(why(results), ContainsSubstring("by samples_per_s a step of single"));
+}
+
+TEST_CASE("why there is no model, or what it lacks, is said") {
+  Results results = modelled();
+  results.model_notes = {"copies on 4 devices, which share 2 cores, are left out"};
+  CHECK(prediction_lines(results).back() == "Of the model: copies on 4 devices, which share 2 cores, are left out.");
+  results.model.reset();
+  CHECK(prediction_lines(results) ==
+        std::vector<std::string>{"No model: copies on 4 devices, which share 2 cores, are left out."});
+  CHECK_THAT(to_html(results, "", 1), ContainsSubstring("<li>No model: copies on 4"));
+  results.model_notes.clear();
+  CHECK(prediction_lines(results).empty());
+  CHECK_THAT(to_html(results, "", 1), !ContainsSubstring("Predicted from"));
+}
+
 TEST_CASE("a cell is predicted from the model, without what was measured of it") {
   Results results = modelled();
   const auto dp = predicted_step(results, results.runs[3]);
@@ -138,8 +173,7 @@ TEST_CASE("the report has predicted, measured and their difference") {
   const double predicted = predicted_step(results, results.runs[3])->total_us();
   CHECK(lines[3] == "dp on 2 devices: predicted " + grouped(std::llround(predicted)) +
                         " us a step, measured 8,960 us, " + fixed(100 * (predicted / 8960 - 1), 1) + " %.");
-  CHECK_THAT(to_html(results, "", 1),
-             ContainsSubstring("Predicted from its parts") && ContainsSubstring("Efficiency and time of a step"));
+  CHECK_THAT(to_html(results, "", 1), ContainsSubstring("Predicted from its parts"));
   results.model->break_even_batch.reset();
   results.model->step.knee = StepCost::Knee{.batch = 64, .per_sample_us = 20};
   CHECK_THAT(prediction_lines(results)[0], ContainsSubstring("10.0 us a sample up to 64 and 20.0 us above"));
@@ -149,38 +183,32 @@ TEST_CASE("the report has predicted, measured and their difference") {
   CHECK(to_html(results, "", 1).find("Predicted") == std::string::npos);
 }
 
-TEST_CASE("computed rows are dashed and marked") {
+TEST_CASE("computed rows are marked in the pictures of scaling") {
   const std::vector<ScalingRow> rows = scaling_rows(modelled(), {.modes = {Mode::ddp}, .devices = {1, 2, 4, 8}});
-  const std::string chart = scaling_chart(rows);
-  // In each of two panels: to 2 devices measured, to 4 and 8 computed.
-  CHECK(count(chart, "class=\"curve stroke-ddp\"") == 2);
-  CHECK(count(chart, "class=\"curve dashed stroke-ddp\"") == 4);
-  CHECK(count(chart, ", measured<") == 4);
-  CHECK(count(chart, ", computed<") == 4);
-  CHECK_THAT(losses_chart(rows), ContainsSubstring("communication"));
-  CHECK(scaling_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
-  CHECK(losses_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
-  const std::string svg = scaling_svg(rows);
-  CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" "));
-  CHECK(count(svg, "<style>") == 1);
+  for (const Chart& chart : {efficiency_chart(rows), step_time_chart(rows)}) {
+    const ChartSeries& ddp = chart.series.at(1);
+    CHECK(ddp.name == "ddp");
+    std::vector<bool> computed;  // of single, then of 2, 4 and 8
+    for (const ChartPoint& point : ddp.points) computed.push_back(point.computed);
+    CHECK(computed == std::vector<bool>{false, false, true, true});
+    CHECK_THAT(ddp.points[1].tip, ContainsSubstring(", measured"));
+    CHECK_THAT(ddp.points[2].tip, ContainsSubstring(", computed"));
+  }
+  CHECK(efficiency_chart(rows).series[1].points[1].value == Approx(100 * rows[1].efficiency()));
+  CHECK_THAT(to_json({bounds_chart(rows)}), ContainsSubstring("communication"));
+  CHECK(efficiency_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
+  CHECK(bounds_chart(scaling_rows(modelled(), {.devices = {1}})).empty());
 }
 
-TEST_CASE("bars of losses stay in the picture where a smaller batch is a gain") {
+TEST_CASE("bars of what bounds a step end at 100 % where a smaller batch is a gain") {
   Results results = modelled();
   results.model->step = {.fixed_us = 0, .per_sample_us = 5, .knee = StepCost::Knee{.batch = 64, .per_sample_us = 50}};
   const std::vector<ScalingRow> rows = scaling_rows(results, {.modes = {Mode::ddp}, .devices = {2}});
   REQUIRE(rows.back().computed.smaller_batch_us < 0);
-  const std::string chart = losses_chart(rows);
-  std::size_t end = 0;  // of the last row's last bar
   double right = 0;
-  while ((end = chart.find("<rect", end)) != std::string::npos) {
-    const auto number = [&](const char* attribute) {
-      return std::stod(chart.substr(chart.find(attribute, end) + std::string(attribute).size()));
-    };
-    right = number(" x=\"") + number(" width=\"");
-    ++end;
-  }
-  CHECK(right == Approx(760).epsilon(1e-3));
+  for (const ChartSeries& series : bounds_chart(rows).series)
+    for (const ChartPoint& point : series.points) right = std::max(right, point.high);
+  CHECK(right == Approx(100));
 }
 
 TEST_CASE("rows as JSON") {

@@ -47,20 +47,20 @@ Run train_beside(const std::function<std::string(const std::string&)>& other) {
 }  // namespace
 
 TEST_CASE("all ranks end after the same step for the same signal, at whatever step it arrives") {
-  const auto of = [](int rank, std::array<double, 3>& numbers, const std::array<double, 3>& other) {
+  const auto of = [](int rank, std::array<double, 4>& numbers, const std::array<double, 4>& other) {
     return CommonEnd(rank, 2, [&numbers, other](std::span<double> own) {
       if (own.size() != numbers.size()) return;  // the sum that follows a signal
       std::transform(own.begin(), own.end(), other.begin(), own.begin(), std::plus<>());
       std::copy(own.begin(), own.end(), numbers.begin());
     });
   };
-  std::array<double, 3> leader_sum{}, other_sum{};
+  std::array<double, 4> leader_sum{}, other_sum{};
   CommonEnd leader = of(0, leader_sum, {});
   CHECK(leader.due());
   leader.exchange(0);
   CHECK(leader.signal() == 0);
-  CHECK(leader_sum[2] >= 1);
-  CommonEnd other = of(1, other_sum, {0, 0, 3});  // of rank 0's choice
+  CHECK(leader_sum[3] >= 1);
+  CommonEnd other = of(1, other_sum, {0, 0, 0, 3});  // of rank 0's choice
   CHECK(other.due());
   other.exchange(0);
   CHECK_FALSE(other.due());
@@ -68,8 +68,8 @@ TEST_CASE("all ranks end after the same step for the same signal, at whatever st
   CHECK(other.due());
   other.exchange(SIGINT);
   CHECK(other.signal() == SIGINT);
-  CHECK(other_sum == std::array<double, 3>{1, 0, 3});
-  CommonEnd both = of(0, leader_sum, {1, 1, 0});
+  CHECK(other_sum == std::array<double, 4>{0, 1, 0, 3});
+  CommonEnd both = of(0, leader_sum, {1, 1, 1, 0});
   CHECK(both.due());
   both.exchange(0);
   CHECK(both.signal() == SIGTERM);  // where ranks got different ones
@@ -83,11 +83,13 @@ TEST_CASE("all ranks end after the same step for the same signal, at whatever st
 TEST_CASE("all ranks name the same ranks as those that received the signal") {
   const auto with = [](std::vector<int> received, int rank) {
     int sums = 0;
+    const int last = *std::max_element(received.begin(), received.end());  // SIGTERM has the greatest number
     const auto sum = [&](std::span<double> numbers) {
       std::fill(numbers.begin(), numbers.end(), 0);
       for (std::size_t other = 0; other < received.size(); ++other) {
-        if (sums == 0 && received[other] != 0) ++numbers[received[other] == SIGTERM ? 1 : 0];
-        if (sums == 1 && received[other] == SIGTERM) numbers[other] = 1;
+        if (sums == 0 && received[other] != 0)
+          ++numbers[received[other] == SIGPIPE ? 0 : received[other] == SIGINT ? 1 : 2];
+        if (sums == 1 && received[other] == last) numbers[other] = 1;
       }
       ++sums;
     };
@@ -99,6 +101,7 @@ TEST_CASE("all ranks name the same ranks as those that received the signal") {
   CHECK(with({0, 0, 0}, 1) == std::pair(0, Ranks{}));
   CHECK(with({0, 0, SIGTERM}, 0) == std::pair(SIGTERM, Ranks{2}));
   CHECK(with({0, SIGTERM, SIGTERM}, 2) == std::pair(SIGTERM, Ranks{1, 2}));
+  CHECK(with({SIGPIPE, 0, 0}, 2) == std::pair(SIGPIPE, Ranks{0}));
   CHECK(with({SIGINT, 0, SIGTERM}, 0) == std::pair(SIGTERM, Ranks{2}));
 }
 

@@ -114,15 +114,6 @@ TEST_CASE("waiting ends with the rank's own collective, and every collective has
   CHECK(run.rank_waiting_us == std::vector<double>{60, 80});
 }
 
-TEST_CASE("a sharded update is a collective in which computing stands still") {
-  Run run = run_of("ddp", 2);
-  fill_waiting(run,
-               {rank_of({{"update", Kind::work, 0, 800, 1000}, {"reduce_update", Kind::communication, 0, 810, 990}}),
-                rank_of({{"update", Kind::work, 0, 850, 1000}, {"reduce_update", Kind::communication, 1, 850, 990}})});
-  CHECK(run.rank_waiting_us == std::vector<double>{40, 0});
-  CHECK(run.step_waiting_us->communication == Approx(20));
-}
-
 TEST_CASE("replicas that have ended wait for the last one, within forward and backward") {
   // The first device also traces the whole of forward and backward, around its own replica's.
   const auto process = rank_of({{"forward", Kind::work, 0, 10, 400},

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/page/chart.h"
 #include "cli/report/report.h"
 #include "tests/cli/made_up.h"
 #include "tests/support/catch2.h"
@@ -111,15 +112,15 @@ TEST_CASE("a loss is put down to waiting only where it is waiting") {
 
 TEST_CASE("pictures show waiting apart from moving") {
   Results results = waiting_made_up();
-  const std::string parts = parts_chart(results);
+  const std::string parts = to_json({parts_chart(results)});
   CHECK_THAT(parts, duet_test::ContainsSubstring("ddp 2: waiting for the last rank 900 us"));
   CHECK_THAT(parts, duet_test::ContainsSubstring("ddp 2: communication 600 us"));
   CHECK_THAT(parts, duet_test::ContainsSubstring("dp 2: waiting for the last replica 40 us"));
   results.runs[3].median_step = {{"cpu:0", "forward", 0, 50}, {"cpu:0", kWaiting, 40, 50}};
   results.runs[4].median_step = {{"rank 0, communication", "all_reduce", 10, 50},
                                  {"rank 0, communication", kWaiting, 10, 40}};
-  const std::string step = step_chart(results);
+  const std::string step = to_json({step_chart(results)});
   CHECK_THAT(step, duet_test::ContainsSubstring("ddp, rank 0, communication: waiting for the last rank 30 us"));
   CHECK_THAT(step, duet_test::ContainsSubstring("dp, cpu:0: waiting for the last replica 10 us"));
-  CHECK_THAT(step, duet_test::ContainsSubstring("class=\"part-waiting\""));
+  CHECK_THAT(step, duet_test::ContainsSubstring("\"colour\":\"waiting\""));
 }

@@ -82,6 +82,23 @@ TEST_CASE("nccl: ranks that call different collectives which NCCL takes for the 
                ContainsSubstring("the ranks disagree: rank 0 calls barrier; rank 1 calls all_reduce of 1 f32 (sum)"));
 }
 
+TEST_CASE("nccl: ranks whose gradients are of the same rows are named") {
+  DUET_NEEDS_NCCL(2);
+  const auto failures = try_nccl_ranks(
+      2,
+      [](ProcessGroup& group) {
+        group.barrier().wait();
+        group.set_batch({.whole = 30, .cover = 10, .step = 5, .first = 0, .end = 4, .global = 8});  // as both have half
+        group.all_reduce(one_on(group.rank())).wait();
+        repeat_until_it_fails([&] { group.barrier().wait(); });
+      },
+      with_timeout(std::chrono::seconds(60)));
+  for (const std::string& failure : failures)
+    CHECK_THAT(failure,
+               ContainsSubstring("the ranks disagree: ranks 0, 1 call all_reduce of 1 f32 (sum) with rows 0 to "
+                                 "4 of 8 in step 5"));
+}
+
 TEST_CASE("nccl: a rank that leaves by an exception ends the others at once") {
   DUET_NEEDS_NCCL(2);
   const auto failures = try_nccl_ranks(

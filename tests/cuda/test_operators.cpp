@@ -41,7 +41,7 @@ TEST_CASE("cuda: linear and its gradients equal the reference, in every precisio
     }
 }
 
-TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops") {
+TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops what the CPU drops", "[order]") {
   DUET_NEEDS_CUDA();
   Mt19937 generator(116);
   struct Sizes {
@@ -64,8 +64,7 @@ TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops 
                       : ops::linear_relu_dropout(vx[k], vw[k], vb[k], key);
         y[k].backward(k < 2 ? on_gpu(dy) : to_tensor(dy));
       }
-      CHECK(as_array(y[0].value()).values == as_array(y[1].value()).values);
-      for (const int k : {1, 2}) {
+      for (const int k : {1, 2}) {  // to rounding: small layers alone are products of an own kernel, not of cuBLAS
         CHECK(gpu_error(y[0].value(), as_array(y[k].value())) < kTolerance);
         CHECK(gpu_error(vx[0].grad(), as_array(vx[k].grad())) < kTolerance);
         CHECK(gpu_error(vw[0].grad(), as_array(vw[k].grad())) < kTolerance);
@@ -73,8 +72,8 @@ TEST_CASE("cuda: linear_relu_dropout equals its operators one by one, and drops 
       }
       // Without a bias, and with only some of the gradients.
       const Variable bare = ops::linear_relu_dropout(vx[0], vw[0].detach(), Variable(), key);
-      CHECK(as_array(bare.value()).values ==
-            as_array(ops::dropout(ops::relu(ops::linear(vx[0], vw[0], Variable())), key).value()).values);
+      const Variable apart = ops::dropout(ops::relu(ops::linear(vx[0], vw[0], Variable())), key);
+      CHECK(gpu_error(bare.value(), as_array(apart.value())) < kTolerance);
       vx[0].zero_grad();
       bare.backward(on_gpu(dy));
       CHECK(vx[0].grad().defined());

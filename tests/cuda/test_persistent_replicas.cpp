@@ -38,18 +38,6 @@ std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, Rule rule) {
   return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1f, .momentum = 0.9f});
 }
 
-/// Updates nothing; counts how often its settings are read.
-class CountingOptimizer final : public optim::Optimizer {
- public:
-  explicit CountingOptimizer(nn::Module& model) : Optimizer(model, "CountingOptimizer", 0.1f, {}, false) {}
-  int count() const { return count_; }
-
- private:
-  void update(const nn::UpdateRun&, std::int64_t, int, int) const override {}
-  std::vector<double> settings() const override { return {static_cast<double>(++count_)}; }
-  mutable int count_ = 0;
-};
-
 /// A small model under DataParallel with its optimizer, and batches of its own.
 struct Training {
   Training(const std::vector<Device>& on, dp::Refresh refresh, Rule the_rule = Rule::sgd,
@@ -231,18 +219,6 @@ TEST_CASE("cuda: persistent replicas get one copy of the parameters", "[dp]") {
   };
   const std::size_t parameters = persistent.model.parameters().gradients().bytes();
   CHECK(copied_by_a_forward(copied) == copied_by_a_forward(persistent) + parameters);
-}
-
-TEST_CASE("cuda: persistent replicas do not read an optimizer's settings", "[dp]") {
-  DUET_NEEDS_CUDA();
-  Training training(some_devices(2), dp::Refresh::persistent);
-  CountingOptimizer counting(training.model);
-  for (int i = 0; i < 3; ++i) {
-    counting.zero_grad();
-    training.loss(training.net).backward();
-    counting.step();
-  }
-  CHECK(counting.count() == 0);
 }
 
 TEST_CASE("cuda: a replica that holds other parameters than the model is found", "[dp]") {

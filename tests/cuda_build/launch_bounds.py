@@ -12,7 +12,7 @@ import sys
 CONSTANTS = re.compile(r"constexpr \w+ (k\w+ = [^;]+);")
 CONSTANT = re.compile(r"(k\w+) = ([^,]+)")
 KERNEL = re.compile(r"(template <[^>]*>\s+)?__global__ void __launch_bounds__\(([^)]*)\)\s+(\w+)\(")
-LAUNCH = re.compile(r"\blaunch\((\w+)(?:<[^>]*>)?,")
+LAUNCH = re.compile(r"\blaunch(_rows)?\((\w+)(?:<[^>]*>)?,")
 PLANTED = """
 constexpr unsigned kFew = 64;
 __global__ void __launch_bounds__(kFew * 2) planted_kernel(float* x) {}
@@ -60,13 +60,13 @@ def violations(texts):
         bounds = {name: sys.maxsize if bound in parameters else most(bound, constants)
                   for parameters, bound, name in KERNEL.findall(text)}
         for call in LAUNCH.finditer(text):
-            kernels = [call[1]]
-            if call[1] not in bounds:  # a variable: one of the kernels that it is set to
-                set_to = re.findall(rf"\b{call[1]} =([^;]*);", text[: call.start()])
+            kernels = [call[2]]
+            if call[2] not in bounds:  # a variable: one of the kernels that it is set to
+                set_to = re.findall(rf"\b{call[2]} =([^;]*);", text[: call.start()])
                 kernels = [name for name in re.findall(r"\w+_kernel", set_to[-1]) if name in bounds] if set_to else []
             if not kernels:
                 continue  # launch.h itself
-            threads = most(arguments(text, call.start() + len("launch("))[2], constants)
+            threads = most(arguments(text, text.index("(", call.start()) + 1)[3 if call[1] else 2], constants)
             looked_at += 1
             found += [f"{file}: {name} is launched with {threads} threads, its bound is {bounds[name]}"
                       for name in kernels if threads > bounds[name]]

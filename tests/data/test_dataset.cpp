@@ -86,3 +86,15 @@ TEST_CASE("RandomDataset(5, 100) is torch.randn(100, 5)") {
   CHECK(std::equal(expected.begin(), expected.end(), random.samples().data<float>()));
   CHECK_THROWS_AS(RandomDataset(0, 3, 1), UsageError);
 }
+
+TEST_CASE("another set of the same size has another hash") {
+  const Tensor samples = zeros({3, 4});
+  const TensorDataset one(samples, from_values<std::int64_t>({3}, {0, 1, 2}));
+  const TensorDataset other(samples, from_values<std::int64_t>({3}, {0, 2, 1}));
+  CHECK(one.data_hash() == three_images().data_hash());
+  CHECK(one.data_hash() != other.data_hash());
+  CHECK(TensorDataset(samples).data_hash() == 0);  // unknown
+  CHECK(Subset(one, {0, 1}).data_hash() == Subset(one, {0, 1}).data_hash());
+  CHECK(Subset(one, {0, 1}).data_hash() != Subset(one, {0, 2}).data_hash());
+  CHECK(Subset(one, {0, 1}).data_hash() != Subset(other, {0, 1}).data_hash());
+}

@@ -111,7 +111,10 @@ TEST_CASE("ranks read their rows of the same global batches") {
   const auto all = epoch(whole), lower = epoch(left), upper = epoch(right);
   for (std::size_t step = 0; step < all.size(); ++step) {
     Longs joined = lower[step].labels;
-    CHECK(upper[step].stamp == Rows{static_cast<std::int64_t>(step), std::ssize(joined), all[step].stamp.global, 2});
+    CHECK(upper[step].stamp == Rows{static_cast<std::int64_t>(step), std::ssize(joined), all[step].stamp.global, 2,
+                                    lower[step].stamp.order});
+    CHECK(upper[step].stamp.order != 0);
+    CHECK(all[step].stamp.order == 0);
     joined.insert(joined.end(), upper[step].labels.begin(), upper[step].labels.end());
     CHECK(joined == all[step].labels);
   }
@@ -125,7 +128,7 @@ TEST_CASE("a rank with no rows in a step gets an empty batch") {
   int steps = 0;
   for (auto& [samples, labels] : loader) {
     CHECK(samples.shape() == Shape{0, 5});
-    CHECK(samples.stamp() == Rows{0, 0, 2, 4});
+    CHECK(samples.stamp() == Rows{0, 0, 2, 4, loader.stamp().order});
     CHECK(!labels.defined());
     ++steps;
   }
@@ -157,6 +160,26 @@ TEST_CASE("after a break the next pass is the next epoch") {
     break;
   }
   CHECK(epoch(broken_off) == epoch(whole));
+}
+
+TEST_CASE("a pass within a pass over the same loader is refused") {
+  Loader loader(images(), blocked());
+  const auto nested = [&] {
+    for ([[maybe_unused]] const auto& outer : loader)
+      for ([[maybe_unused]] const auto& inner : loader) break;
+  };
+  CHECK_THROWS_WITH(nested(),
+                    "a pass over the loader begins within another one, at step 0 of 3, whose batches it would "
+                    "take: use a loader for each, or start_at()");
+  CHECK(epoch(loader).size() == 3);  // the one that threw has ended
+  auto at = loader.begin();
+  CHECK_THROWS_AS(loader.begin(), UsageError);
+  loader.start_at(7, 1);
+  at = loader.begin();
+  CHECK(loader.epoch() == 7);
+  while (at != loader.end()) ++at;
+  loader.begin();
+  CHECK(loader.epoch() == 8);
 }
 
 TEST_CASE("a batch that is kept is not written again") {

@@ -15,6 +15,7 @@
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
+#include "tests/ddp/launch/launches.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
@@ -82,6 +83,19 @@ TEST_CASE("ranks that do not come are named") {
   }
   const ReservedPort port("127.0.0.1", 0);
   CHECK_THAT(meet(tcp_url(port), {0}, 2, 60ms)[0], ContainsSubstring("rank 1 of 2 did not join within 60 ms"));
+}
+
+TEST_CASE("rank 0 remarks on who has joined from where") {
+  const Outcome outcome = run_worker(2, {"rounds", "1"}, {.verbose = true});
+  CHECK(outcome.result.message == "");
+  CHECK(outcome.err.count(1) == 0);
+  REQUIRE(outcome.err.count(0) == 1);
+  const std::vector<std::string>& lines = outcome.err.at(0);
+  REQUIRE(lines.size() == 2);
+  for (std::size_t rank = 0; rank < lines.size(); ++rank) {
+    CHECK(lines[rank].starts_with(concat("rank ", rank, " joined: process ")));
+    CHECK(lines[rank].ends_with(" at 127.0.0.1"));
+  }
 }
 
 TEST_CASE("two processes with one rank, and other world sizes, are refused") {

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,41 @@ Values mean_of_means(const RankRows& rows) {
 }
 
 }  // namespace
+
+TEST_CASE("no_sync() may be held depending on the step, several times at once, and for longer than the wrapper lives") {
+  const RankRows rows{8, 8};
+  const auto halves = [](auto hold) {
+    return [hold](DistributedDataParallel& net, int rank, Device device) {
+      const Batch batch = own_batch({8, 8}, rank, device);
+      for (const bool last : {false, true}) {
+        const auto held = hold(net, last);
+        const Batch part = batch.rows(last ? 4 : 0, last ? 8 : 4);
+        ops::nll_loss(net(part.images), part.labels).backward();
+      }
+    };
+  };
+  using NoSync = DistributedDataParallel::NoSync;
+  const Values expected = alone<Plain>(rows, library_loss);
+  check_all_close(of_ranks<Plain>(2, halves([](DistributedDataParallel& net, bool last) {
+                                    std::optional<NoSync> guard;
+                                    if (!last) guard.emplace(net.no_sync());
+                                    return guard;
+                                  })),
+                  expected);
+  check_all_close(of_ranks<Plain>(2, halves([](DistributedDataParallel& net, bool last) {
+                                    NoSync guard = net.no_sync();
+                                    guard = net.no_sync();  // held already
+                                    if (last) guard = {};
+                                    return guard;
+                                  })),
+                  expected);
+  NoSync guard;
+  run_ranks(Over::memory, 1, [&](ProcessGroup& group) {
+    Plain model(kSeed);
+    DistributedDataParallel net(model, group);
+    guard = net.no_sync();
+  });
+}
 
 TEST_CASE("a rank's own whole batch may be cut into micro-batches") {
   for (const RankRows& rows : {RankRows{8, 8}, RankRows{8, 14}}) {

@@ -1,7 +1,9 @@
 // One rank of a test: `ddp_worker SCENARIO ARGUMENTS...`, started by launch().
 #include "tests/ddp/worker.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -20,6 +22,7 @@
 #include "ddp/init.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
+#include "ddp/store/secret.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "tests/support/resident.h"
@@ -134,8 +137,15 @@ void run_orphan(const Arguments&) {
 }
 
 /// Starts a process that leaves group, session and parent behind, and prints its number.
-void run_detached(const Arguments& arguments) {
-  if (std::system("setsid sleep 1000 >/dev/null 2>&1 & echo $!") == 0) run_sleep({arguments[0]});
+void run_detached(const Arguments&) {
+  while (std::system("setsid sleep 1000 >/dev/null 2>&1 & echo $!") == 0) ::pause();
+}
+
+/// Rank 0 becomes a launcher, whose ranks have detached processes.
+void run_nested(const Arguments&) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  if (rank_info().rank == 0) ::execl(self.c_str(), self.c_str(), "launch", "detached", nullptr);
+  for (;;) ::pause();
 }
 
 void run_meet_twice(const Arguments&) {
@@ -190,6 +200,20 @@ void run_on_hosts(const Arguments& arguments) {
 
 void run_environment(const Arguments& arguments) { std::cout << std::getenv(arguments.at(1).c_str()) << std::endl; }
 
+/// Rank 1 starts programs, by a shell, as a launcher and by a launcher, when it has met the others.
+void run_programs(const Arguments&) {
+  const auto group = init_process_group();
+  if (group->rank() == 1) {
+    const std::string variable = "echo \"variable [$DUET_SECRET]\"; ";
+    const std::string kernel = "tr '\\0' '\\n' </proc/$PPID/environ | sed -n 's/^DUET_SECRET=/kernel: /p'; ";
+    const int status = std::system((variable + kernel + "/proc/$PPID/exe launch meet").c_str());
+    require<CommError>(status == 0, "a program ended with status ", status);
+    std::cout << "kept " << given_secret() << std::endl;
+    launch({.command = {"/proc/self/exe", "environment", kSecretVariable}});
+  }
+  group->barrier().wait();
+}
+
 /// Rank 1 does not come.
 void run_missing(const Arguments&) {
   if (rank_info().rank != 1) init_process_group();
@@ -215,10 +239,12 @@ void run(const Arguments& arguments) {
       {"restarting", run_sleep},
       {"stubborn", run_stubborn},
       {"detached", run_detached},
+      {"nested", run_nested},
       {"errors", run_errors},
       {"meet_twice", run_meet_twice},
       {"orphan", run_orphan},
       {"environment", run_environment},
+      {"programs", run_programs},
       {"missing", run_missing},
       {"cable", run_cable},
   };
@@ -244,6 +270,14 @@ int run_spawning(const Arguments& arguments) {
       2);
 }
 
+/// Keeps a file open under many numbers, and starts a launcher in a PID namespace within its own, whose /proc it sees.
+int run_bystander(const Arguments& arguments) {
+  for (int i = 0; i < 100; ++i)
+    if (::open(arguments.at(1).c_str(), O_RDWR | O_CLOEXEC) < 0) return 1;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  return WEXITSTATUS(std::system(concat("unshare -pf ", self, " launch throw").c_str()));
+}
+
 }  // namespace
 
 void duet_test::sum_rounds(ProcessGroup& group, int rounds) {
@@ -261,6 +295,7 @@ void duet_test::sum_rounds(ProcessGroup& group, int rounds) {
 int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);
   if (arguments.at(0) == "spawn") return run_spawning(arguments);
+  if (arguments.at(0) == "bystander") return run_bystander(arguments);
   if (arguments.at(0) == "launch") {  // a launcher in a process of its own, for tests that kill it
     const LaunchResult result = launch({.ranks = 2,
                                         .command = {argv[0], arguments.at(1)},

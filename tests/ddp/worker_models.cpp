@@ -88,15 +88,6 @@ void run_no_sync(const Arguments&) {
   std::cout << model.gradient() << std::endl;
 }
 
-void run_twice(const Arguments&) {
-  const auto group = init_process_group();
-  Scalar model(1);
-  DistributedDataParallel net(model, *group);
-  Tensor x = zeros({1, 1});
-  x.set_stamp({.step = 0, .first = group->rank(), .global = group->size()});
-  for (int run = 0; run < 2; ++run) ops::mse_loss(net(x), zeros({1, 1})).backward();
-}
-
 void run_unused(const Arguments& arguments) {
   const bool allowed = arguments.at(1) == "allowed";
   require<UsageError>(allowed || arguments[1] == "error", "unused parameters are 'allowed' or an 'error', got '",
@@ -166,15 +157,10 @@ void run_compare(const Arguments&) {
 
 bool run_model_scenario(const Arguments& arguments) {
   static const std::map<std::string, void (*)(const Arguments&)> scenarios = {
-      {"train", run_training},
-      {"gradient", run_gradient},
-      {"no_sync", run_no_sync},
-      {"twice", run_twice},
-      {"unused", run_unused},
-      {"join", run_join},
-      {"join_buffers", run_join_buffers},
-      {"compare", run_compare},
-      {"sync_batch_norm", run_sync_batch_norm},
+      {"train", run_training},  {"gradient", run_gradient},
+      {"no_sync", run_no_sync}, {"unused", run_unused},
+      {"join", run_join},       {"join_buffers", run_join_buffers},
+      {"compare", run_compare}, {"sync_batch_norm", run_sync_batch_norm},
   };
   const auto scenario = scenarios.find(arguments.at(0));
   if (scenario == scenarios.end()) return false;

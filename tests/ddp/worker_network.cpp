@@ -1,16 +1,24 @@
-// The scenarios of ranks with a bad network between them.
+// The scenarios of ranks with a bad network between them, and of many ranks.
 #include <arpa/inet.h>
 #include <signal.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,7 +27,9 @@
 #include "ddp/init.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/tcp/tcp_transport.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "lib/nn/simple_cnn.h"
 #include "tests/ddp/train.h"
 #include "tests/ddp/transport/proxy.h"
@@ -121,6 +131,7 @@ void run_proxied(const Arguments& arguments) {
 void run_through(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);
   const RankInfo self = rank_info();
+  ::setenv(kStoreEndpointVariable, concat("127.0.0.1:", arguments.at(3)).c_str(), 1);  // the proxy is no relay
   const auto group =
       init_process_group({.init_method = concat("tcp://127.0.0.1:", arguments.at(self.rank == 0 ? 2 : 3)),
                           .rank = self.rank,
@@ -129,11 +140,90 @@ void run_through(const Arguments& arguments) {
   sum_rounds(*group, std::stoi(arguments.at(1)));
 }
 
+/// Passes on what comes to a port until SIGTERM, and prints how many bytes it were: "PORT TARGET [UID]".
+void run_relay(const Arguments& arguments) {
+  sigset_t end;
+  ::sigemptyset(&end);
+  ::sigaddset(&end, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &end, nullptr);
+  if (arguments.size() > 3) {
+    const auto user = static_cast<uid_t>(std::stoul(arguments[3]));
+    require<UsageError>(::setresuid(user, user, user) == 0, "cannot be the user ", user);
+  }
+  const Proxy relay("127.0.0.1", std::stoi(arguments.at(2)), {}, std::stoi(arguments.at(1)));
+  std::cout << "ready" << std::endl;
+  int signal = 0;
+  ::sigwait(&end, &signal);
+  std::cout << relay.bytes() << " bytes" << std::endl;
+}
+
+/// What every one of so many processes does; prints how many of them did it, and in which time.
+void run_processes(int count, const std::function<void(int)>& task) {
+  std::vector<pid_t> children;
+  const auto begin = Clock::now();
+  for (int i = 0; i < count; ++i) {
+    children.push_back(::fork());
+    if (children.back() != 0) continue;
+    try {
+      task(i);
+      ::_exit(0);
+    } catch (const std::exception& error) {
+      std::cerr << error.what() << std::endl;
+      ::_exit(1);
+    }
+  }
+  int good = 0;
+  for (const pid_t child : children) {
+    int status = 1;
+    good += ::waitpid(child, &status, 0) == child && status == 0;
+  }
+  std::cout << good << " of " << count << " in " << microseconds_since(begin) / 1000 << " ms" << std::endl;
+}
+
+/// Ranks that connect over TCP, each a process: "RANKS PORT".
+void run_join_ranks(const Arguments& arguments) {
+  const int size = std::stoi(arguments.at(1)), port = std::stoi(arguments.at(2));
+  run_processes(size, [&](int rank) {
+    TcpStore store({.port = port, .serve = rank == 0, .timeout = 60s});
+    connect_tcp_mesh(store, rank, size, "127.0.0.1", 60s);
+    if (store.add("over", 1) == size) store.set("all over", "");
+    store.wait({"all over"});
+    if (rank != 0) store.add("left", 1);
+    while (rank == 0 && store.add("left", 0) < size - 1) std::this_thread::sleep_for(1ms);
+  });
+}
+
+/// Clients of one store, each a thread, that wait for all others: "CLIENTS".
+void run_join_store(const Arguments& arguments) {
+  const int count = std::stoi(arguments.at(1));
+  TcpStore server({.port = 0, .serve = true, .timeout = 120s});
+  const auto keys = rank_keys("joined", count);
+  std::atomic<int> good = 0;
+  std::vector<std::thread> threads;
+  const auto begin = Clock::now();
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        TcpStore client({.port = server.port(), .timeout = 120s});
+        client.set(keys[static_cast<std::size_t>(i)], "");
+        client.wait(keys);
+        ++good;
+      } catch (const std::exception& error) {
+        std::cerr << concat(error.what(), "\n");
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  std::cout << good << " of " << count << " in " << microseconds_since(begin) / 1000 << " ms" << std::endl;
+}
+
 }  // namespace
 
 bool run_network_scenario(const Arguments& arguments) {
   if (arguments.at(0) == "proxied") return run_proxied(arguments), true;
   if (arguments[0] == "through") return run_through(arguments), true;
+  if (arguments[0] == "relay") return run_relay(arguments), true;
+  if (arguments[0] == "join_ranks") return run_join_ranks(arguments), true;
+  if (arguments[0] == "join_store") return run_join_store(arguments), true;
   return false;
 }
 

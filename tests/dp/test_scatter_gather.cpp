@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dp/scatter_gather.h"
 #include "lib/backend/backend.h"
 #include "lib/ops/ops.h"
+#include "lib/rows.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -54,6 +56,27 @@ TEST_CASE("blocked pieces are whole blocks of the global batch") {
   CHECK(sizes(100, 8, Split::blocked) == Sizes{12, 13, 12, 13, 12, 13, 12, 13});
   CHECK(sizes(100, 4, Split::blocked) == Sizes{25, 25, 25, 25});
   CHECK(sizes(3, 4, Split::blocked) == Sizes{0, 1, 1, 1});
+}
+
+TEST_CASE("pieces of a rank's shard, and of parts of it, are those of a cut for all ranks' devices") {
+  const auto cut = [](std::int64_t n, int k, const Rows& stamp) {
+    const auto pieces = dp::piece_sizes(n, k, Split::blocked, stamp);
+    return Sizes(pieces.begin(), pieces.end());
+  };
+  for (const std::int64_t global : {100, 27, 8, 5, 2})
+    for (const auto& [ranks, devices] : {std::pair(1, 8), std::pair(2, 4), std::pair(4, 2), std::pair(3, 2)})
+      for (const int parts : {1, 2}) {                 // micro-batches
+        if (parts == 2 && global < kBlocks) continue;  // the same rows are several parts
+        const Sizes all = sizes(global, ranks * parts * devices, Split::blocked);
+        for (std::int64_t part = 0; part < ranks * parts; ++part) {
+          const std::int64_t first = block_begin(part, global, ranks * parts);
+          const std::int64_t rows = block_begin(part + 1, global, ranks * parts) - first;
+          CAPTURE(global, ranks, devices, parts, part);
+          const auto own = all.begin() + static_cast<std::ptrdiff_t>(part * devices);
+          CHECK(cut(rows, devices, {.first = first, .global = global, .shards = ranks}) == Sizes(own, own + devices));
+        }
+      }
+  CHECK(cut(6, 4, {.first = 1, .global = 27}) == Sizes{1, 2, 1, 2});  // no such part: a batch of its own
 }
 
 TEST_CASE("scattered rows come back in order, on either dimension") {

@@ -21,8 +21,8 @@ using Names = std::vector<std::string>;
 
 /// Of a small comparison on drawn digits.
 duet_test::Ran compare(const std::string& out, const Names& more) {
-  Names all = {"compare", "--data", "synthetic", "--train-images", "512", "--test-images",
-               "20",      "--lr",   "0.05",      "--out",          out};
+  Names all = {"compare",       "--wide", "--data", "synthetic", "--train-images", "512",
+               "--test-images", "20",     "--lr",   "0.05",      "--out",          out};
   all.insert(all.end(), more.begin(), more.end());
   return duet_test::duet(all);
 }
@@ -103,9 +103,9 @@ TEST_CASE("a signal in the second batch keeps the report of the first, and marks
   ::setenv("TMPDIR", folder.path().c_str(), 1);  // where the comparison keeps its cells' files
   // 400 steps of the first batch; 800,000 of the second, which are not over when the signal comes.
   const auto ran = duet_test::duet_interrupted(
-      {"compare", "--modes",        "single",  "--devices",     "1",        "--data",        "synthetic",
-       "--model", "linear",         "--batch", "2000,1",        "--epochs", "400",           "--out",
-       out,       "--train-images", "2000",    "--test-images", "20",       "--time-budget", "0"},
+      {"compare",        "--wide", "--modes",       "single", "--devices",     "1",   "--data", "synthetic",
+       "--model",        "linear", "--batch",       "2000,1", "--epochs",      "400", "--out",  out,
+       "--train-images", "2000",   "--test-images", "20",     "--time-budget", "0"},
       out + "/batch-2000/index.html", SIGTERM);
   ::unsetenv("TMPDIR");
   INFO(ran.out << ran.err);

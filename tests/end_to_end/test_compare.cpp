@@ -32,7 +32,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
   const TemporaryFolder folder;
   const std::string out = folder.path() + "/report with a space";
   const auto ran = duet_test::duet(
-      with({"compare", "--devices", "1,2,4", "--out", out, "--json", "-", "--time-budget", "6"}, kSmall));
+      with({"compare", "--wide", "--devices", "1,2,4", "--out", out, "--json", "-", "--time-budget", "6"}, kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = results_from_json(ran.out);
@@ -47,7 +47,7 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
     CHECK(run.rounds_us.size() == rounds);
     CHECK(run.rounds_step_us.size() == rounds);
     CHECK(run.rank_step_us.size() == (run.mode == "dp" ? 1U : static_cast<unsigned>(run.devices)));
-    CHECK(run.epoch_s.size() == rounds);
+    CHECK(run.epoch_s.size() + static_cast<std::size_t>(run.disturbed_rounds()) == rounds);
     if (run.mode == "copies") {
       CHECK(run.step_us.communication == 0);
       CHECK(run.test_accuracy.empty());
@@ -81,10 +81,26 @@ TEST_CASE("compare trains every cell, and dp and ddp end with the bits of single
   CHECK(ran.err.find('\x1b') == std::string::npos);
 }
 
+TEST_CASE("compare prints one screen: an answer, and a line for each mode") {
+  const TemporaryFolder folder;
+  const auto ran = duet_test::duet(
+      with({"compare", "--devices", "1,2", "--out", folder.path(), "--tutorial", "--time-budget", "2"}, kSmall));
+  INFO(ran.out << ran.err);
+  REQUIRE(ran.status == 0);
+  const std::size_t screen = ran.out.find("\nduet ");
+  REQUIRE(screen != std::string::npos);
+  const std::size_t lines = ran.out.find("\nTotal execution time for 1 CPU devices: ");
+  REQUIRE(lines != std::string::npos);
+  CHECK(std::count(ran.out.begin() + static_cast<std::ptrdiff_t>(screen) + 1,
+                   ran.out.begin() + static_cast<std::ptrdiff_t>(lines), '\n') <= 24);
+  for (const std::string part : {" mode ", " single ", " dp 2 ", " ddp 2 ", "--wide", "/index.html"})
+    CHECK_THAT(ran.out, duet_test::ContainsSubstring(part));
+}
+
 TEST_CASE("where bits differ, the first differing step is named") {
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet(with({"compare", "--modes", "single,dp", "--devices", "3", "--out", folder.path(),
-                                         "--json", "-", "--time-budget", "0"},
+  const auto ran = duet_test::duet(with({"compare", "--wide", "--modes", "single,dp", "--devices", "3", "--out",
+                                         folder.path(), "--json", "-", "--time-budget", "0"},
                                         kSmall));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
@@ -125,9 +141,9 @@ TEST_CASE("usage errors exit with 2, others with 1, each with one line") {
 TEST_CASE("a mode that fails is a row with the reason, and a non-zero exit code") {
   const TemporaryFolder folder;
   // A rank of the tutorial's split gets no image at all: 5 images on 8 ranks.
-  const auto ran =
-      duet_test::duet({"compare", "--modes", "single,averaging", "--devices", "8", "--out", folder.path(), "--data",
-                       "synthetic", "--train-images", "5", "--test-images", "8", "--json", "-", "--time-budget", "0"});
+  const auto ran = duet_test::duet({"compare", "--wide", "--modes", "single,averaging", "--devices", "8", "--out",
+                                    folder.path(), "--data", "synthetic", "--train-images", "5", "--test-images", "8",
+                                    "--json", "-", "--time-budget", "0"});
   INFO(ran.err);
   CHECK(ran.status == 1);
   const Results results = results_from_json(ran.out);
@@ -141,8 +157,8 @@ TEST_CASE("a signal ends a comparison and all its processes") {
   const TemporaryFolder folder;
   ::setenv("TMPDIR", folder.path().c_str(), 1);  // where the comparison keeps its cells' files
   const auto ran =
-      duet_test::duet_interrupted({"compare", "--modes", "ddp", "--devices", "2", "--data", "synthetic", "--out",
-                                   folder.path() + "/report", "--train-images", "20000", "--epochs", "5000"},
+      duet_test::duet_interrupted({"compare", "--wide", "--modes", "ddp", "--devices", "2", "--data", "synthetic",
+                                   "--out", folder.path() + "/report", "--train-images", "20000", "--epochs", "5000"},
                                   folder.path() + "/*/progress", SIGTERM);
   ::unsetenv("TMPDIR");
   INFO(ran.err);
@@ -154,10 +170,10 @@ TEST_CASE("a signal ends a comparison and all its processes") {
 
 TEST_CASE("a training that diverges still reports") {
   const TemporaryFolder folder;
-  const auto ran =
-      duet_test::duet(with({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},
-                           {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64",
-                            "--lr", "1e30", "--time-budget", "0"}));
+  const auto ran = duet_test::duet(
+      with({"compare", "--wide", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--json", "-"},
+           {"--data", "synthetic", "--train-images", "333", "--test-images", "200", "--batch", "64", "--lr", "1e30",
+            "--time-budget", "0"}));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = results_from_json(ran.out);

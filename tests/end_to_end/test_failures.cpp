@@ -26,9 +26,9 @@ constexpr bool kFaultPoints = false;
 const char* const kNoFaultPoints = "a release build has no fault points";
 
 std::vector<std::string> compare(const std::string& out, const std::string& modes) {
-  return {"compare", "--modes",       modes, "--devices", "2",  "--data", "synthetic", "--train-images",
-          "333",     "--test-images", "20",  "--batch",   "64", "--out",  out,         "--model",
-          "linear",  "--time-budget", "0"};
+  return {"compare",        "--wide", "--modes",       modes, "--devices", "2",  "--data", "synthetic",
+          "--train-images", "333",    "--test-images", "20",  "--batch",   "64", "--out",  out,
+          "--model",        "linear", "--time-budget", "0"};
 }
 
 /// Injects a fault into all jobs that are started during its lifetime.
@@ -80,7 +80,9 @@ TEST_CASE("a file of images that is truncated during a training ends it with one
                                                 "--epochs", "1000000", "--progress", progress},
                                                cut, 0);
   CHECK(ran.status == 128 + SIGBUS);
-  CHECK(ran.err == "duet: a file that is mapped into memory has become shorter, or its disk or memory has failed\n");
+  CHECK(ran.err == "duet: " + images +
+                       " is mapped into memory and has become shorter, or its disk or memory has failed: signal 7 "
+                       "(SIGBUS)\n");
 }
 
 TEST_CASE("a comparison names a rank that was killed, and goes on") {

@@ -51,6 +51,16 @@ class Launched {
   pid_t pid() const { return pid_; }
   void send(int signal) const { ::kill(pid_, signal); }
   std::string err() const { return duet_test::read_text(scratch_.path("err")); }
+  /// Waits until stderr has this text; false if the program has ended before.
+  bool says(const std::string& text) const {
+    siginfo_t end{};
+    while (err().find(text) == std::string::npos) {
+      ::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT);
+      if (end.si_pid == pid_) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return true;
+  }
   std::string read_all() const {
     std::string text;
     std::array<char, 65536> bytes;
@@ -118,14 +128,25 @@ Ran shell(std::string line, const Scratch& scratch) {
 
 }  // namespace
 
-TEST_CASE("a launcher whose output is not read notices a killed rank") {
+TEST_CASE("a launcher whose output is not read names a killed rank before it gives up the output") {
   const Scratch scratch;
   const Launched launched(flood(scratch, "kill -9 $$"));
   wait_for(scratch.path("full"));
   duet_test::write_text(scratch.path("go"), "");
+  CHECK(launched.says("duet: rank 0 was killed by signal 9 (SIGKILL); its job's output is not read"));
   CHECK(launched.wait() == 1);
   CHECK_THAT(launched.err(), ContainsSubstring("duet: rank 0 was killed by signal 9 (SIGKILL); ") &&
                                  ContainsSubstring(" bytes of output were not written"));
+}
+
+TEST_CASE("a launcher whose output is not read names a stopped rank") {
+  const Scratch scratch;
+  const Launched launched(flood(scratch, "kill -STOP $$"));
+  wait_for(scratch.path("full"));
+  duet_test::write_text(scratch.path("go"), "");
+  CHECK(launched.says("duet: rank 0 has been stopped by a signal for 1000 ms"));
+  launched.send(SIGTERM);
+  CHECK(launched.wait() == 128 + SIGTERM);
 }
 
 TEST_CASE("a launcher whose output is not read ends by SIGTERM and Ctrl-C") {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/report/report.h"
@@ -61,19 +62,34 @@ TEST_CASE("a network with synchronised batch norm ends with the same bits on one
   CHECK(hashes[2] == hashes[0]);
 }
 
-TEST_CASE("a training with synchronised batch norm does not go on without it") {
+TEST_CASE("a training with synchronised batch norm does not go on without it, nor on other images") {
   const TemporaryFolder folder;
   const std::vector<std::string> run = {"--checkpoint", folder.path(), "--epochs", "1", "--sync-bn"};
   REQUIRE(duet_test::duet(small({"train"}, run)).status == 0);
   const auto other = duet_test::duet(small({"train"}, {"--resume", folder.path(), "--epochs", "2"}));
   CHECK(other.status == 1);
   CHECK_THAT(other.err, ContainsSubstring("is of a run with sync_bn on, this run has off"));
+  const auto images = duet_test::duet(
+      small({"train"}, {"--resume", folder.path(), "--epochs", "2", "--sync-bn", "--data", "synthetic:seed=9"}));
+  CHECK(images.status == 1);
+  CHECK_THAT(images.err, ContainsSubstring("is of a run with data_hash "));
+}
+
+TEST_CASE("ranks with as many other images refuse to train") {
+  std::vector<std::string> arguments = {"launch", "--nproc-per-node", "2", "sh", "-c"};
+  arguments.emplace_back("exec \"$0\" \"$@\" --data synthetic:seed=$RANK");
+  arguments.emplace_back(std::getenv("DUET_PROGRAM"));
+  arguments.insert(arguments.end(), {"train", "--mode", "ddp", "--epochs", "1"});
+  const auto ran = duet_test::duet(small(std::move(arguments), {}));
+  CHECK(ran.status == 1);
+  CHECK_THAT(ran.err, ContainsSubstring("the ranks disagree: the data is drawn images of 10 classes, 8x8 with 8 + 4 "
+                                        "images, hashes "));
 }
 
 TEST_CASE("compare says that plain batch norm has statistics of each device") {
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet(small({"compare"}, {"--modes", "single,dp", "--devices", "1,2", "--out",
-                                                       folder.path(), "--json", "-", "--time-budget", "0"}));
+  const auto ran = duet_test::duet(small({"compare", "--wide"}, {"--modes", "single,dp", "--devices", "1,2", "--out",
+                                                                 folder.path(), "--json", "-", "--time-budget", "0"}));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = results_from_json(ran.out);
@@ -116,9 +132,11 @@ TEST_CASE("a folder of images is trained on, with workers too, and its classes a
 TEST_CASE("a network in a file is compared, with the same bits in all modes") {
   const TemporaryFolder folder;
   const std::string file = std::getenv("DUET_NETWORK");
-  const auto ran = duet_test::duet({"compare", "--model", file, "--modes", "single,dp,ddp", "--devices", "1,2",
-                                    "--train-images", "8", "--test-images", "4", "--batch", "4", "--out", folder.path(),
-                                    "--json", "-", "--time-budget", "0"});
+  const auto ran =
+      duet_test::duet({"compare",       "--wide", "--model",        file,          "--modes",       "single,dp,ddp",
+                       "--devices",     "1,2",    "--train-images", "8",           "--test-images", "4",
+                       "--batch",       "4",      "--out",          folder.path(), "--json",        "-",
+                       "--time-budget", "0"});
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const Results results = results_from_json(ran.out);

@@ -113,9 +113,9 @@ TEST_CASE("a report does not replace a link in its folder") {
   std::filesystem::create_directory(out);
   std::ofstream(target) << "old";
   std::filesystem::create_symlink(target, out + "/results.json");
-  const auto ran =
-      duet_test::duet({"compare", "--modes", "single", "--data", "synthetic", "--train-images", "128", "--test-images",
-                       "20", "--batch", "64", "--model", "linear", "--out", out, "--time-budget", "0"});
+  const auto ran = duet_test::duet({"compare", "--wide", "--modes", "single", "--data", "synthetic", "--train-images",
+                                    "128", "--test-images", "20", "--batch", "64", "--model", "linear", "--out", out,
+                                    "--time-budget", "0"});
   INFO(ran.err);
   CHECK(ran.status == 0);
   CHECK(std::filesystem::is_symlink(out + "/results.json"));
@@ -151,25 +151,11 @@ TEST_CASE("files that the disk cannot hold are refused before the training") {
 TEST_CASE("the option --json means the same of every command: a file, or the standard output alone") {
   const TemporaryFolder folder;
   const std::string file = folder.path() + "/json";
-  const Arguments compare = {"compare",
-                             "--modes",
-                             "single",
-                             "--devices",
-                             "1",
-                             "--data",
-                             "synthetic",
-                             "--train-images",
-                             "333",
-                             "--batch",
-                             "64",
-                             "--model",
-                             "linear",
-                             "--test-images",
-                             "20",
-                             "--out",
-                             folder.path() + "/out",
-                             "--time-budget",
-                             "1"};
+  const Arguments compare = {
+      "compare",       "--wide",    "--modes",        "single", "--devices", "1",
+      "--data",        "synthetic", "--train-images", "333",    "--batch",   "64",
+      "--model",       "linear",    "--test-images",  "20",     "--out",     folder.path() + "/out",
+      "--time-budget", "1"};
   const std::vector<std::pair<Arguments, const char*>> commands = {
       {compare, "runs"}, {kStep, "rows"}, {kCollective, "rows"}, {{"info"}, "devices"}};
   for (const auto& [command, field] : commands) {
@@ -224,9 +210,10 @@ TEST_CASE("a run of one step reports that there is nothing to time, in place of 
   const TemporaryFolder folder;
   const auto train = duet_test::duet(with(kTrain, {"--batch", "400"}));
   CHECK_THAT(train.out, ContainsSubstring(nothing) && !ContainsSubstring("samples/s"));
-  const auto compare = duet_test::duet({"compare", "--modes", "single,dp", "--devices", "2", "--data", "synthetic",
-                                        "--train-images", "64", "--test-images", "20", "--batch", "128", "--model",
-                                        "linear", "--out", folder.path(), "--time-budget", "1"});
+  const auto compare = duet_test::duet(
+      {"compare",        "--wide",      "--modes",       "single,dp", "--devices", "2",   "--data",  "synthetic",
+       "--train-images", "64",          "--test-images", "20",        "--batch",   "128", "--model", "linear",
+       "--out",          folder.path(), "--time-budget", "1"});
   INFO(compare.out);
   CHECK(compare.status == 0);
   CHECK_THAT(compare.out, ContainsSubstring(nothing) && !ContainsSubstring("0.000 s") && !ContainsSubstring("0.0 %"));

@@ -34,9 +34,9 @@ class CellFiles {
 
 /// dp and ddp on two devices, without single, and so without copies.
 std::vector<std::string> two_cells(const CellFiles& files, const std::string& budget) {
-  return {"compare", "--modes", "dp,ddp",      "--devices", "2",      "--data",        "synthetic", "--train-images",
-          "333",     "--batch", "64",          "--model",   "linear", "--test-images", "20",        "--time-budget",
-          budget,    "--out",   files.report()};
+  return {"compare",        "--wide", "--modes", "dp,ddp",      "--devices", "2",      "--data",        "synthetic",
+          "--train-images", "333",    "--batch", "64",          "--model",   "linear", "--test-images", "20",
+          "--time-budget",  budget,   "--out",   files.report()};
 }
 
 std::string file_of(const fs::path& process, const char* name) {
@@ -133,7 +133,7 @@ TEST_CASE("cells of every kind are parked and timed") {
                                                {"--check-finite"}}) {
     const CellFiles files;
     std::vector<std::string> arguments = two_cells(files, "0.5");
-    arguments[2] = "single,averaging,dp,ddp";
+    arguments[3] = "single,averaging,dp,ddp";
     arguments.insert(arguments.end(), more.begin(), more.end());
     const auto ran = duet_test::duet(arguments);
     INFO(more[0] << "\n" << ran.out << ran.err);

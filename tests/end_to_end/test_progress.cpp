@@ -64,8 +64,8 @@ TEST_CASE("an error of a rank follows the progress line in a terminal, on a line
 TEST_CASE("a comparison without a terminal prints a line for every cell that has ended") {
   const TemporaryFolder folder;
   const std::vector<std::string> arguments =
-      small({"compare", "--modes", "single,dp,ddp", "--devices", "2", "--backend", "shm,gloo", "--out", folder.path(),
-             "--time-budget", "0.5"});
+      small({"compare", "--wide", "--modes", "single,dp,ddp", "--devices", "2", "--backend", "shm,gloo", "--out",
+             folder.path(), "--time-budget", "0.5"});
   const auto ran = duet_test::duet(arguments);
   INFO(ran.out << ran.err);
   const bool several = duet::usable_cores() > 1;
@@ -89,8 +89,8 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
 TEST_CASE("a comparison in a terminal prints no lines for its cells") {
   if (!duet_test::has_terminals()) DUET_SKIP("no pseudo-terminals can be made here");
   const TemporaryFolder folder;
-  const auto ran = duet_test::duet_in_terminal(
-      small({"compare", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--time-budget", "0.5"}));
+  const auto ran = duet_test::duet_in_terminal(small(
+      {"compare", "--wide", "--modes", "single,dp", "--devices", "2", "--out", folder.path(), "--time-budget", "0.5"}));
   INFO(ran.out);
   CHECK(ran.status == 0);
   CHECK_FALSE(holds(ran.out, "/4] single 1: "));

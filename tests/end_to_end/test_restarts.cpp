@@ -71,23 +71,6 @@ TEST_CASE("a job with a killed rank goes on from its checkpoint, to the bits of 
   }
 }
 
-TEST_CASE("ranks that are killed in the middle of a sharded update leave whole checkpoints") {
-  if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
-  const TemporaryFolder folder;
-  const std::string whole = folder.path() + "/whole";
-  REQUIRE(launch("", {"--result", whole}).status == 0);
-  // A rank updates 13 pieces of its shard in a step, in 6 steps an epoch.
-  for (const char* const fault : {"reduce_update:1:30:9", "reduce_update:0:90:9", "reduce_update:1:162:9"}) {
-    const std::string kept = folder.path() + "/kept " + fault, result = folder.path() + "/result " + fault;
-    const auto ran = launch(fault, {"--result", result, "--checkpoint", kept, "--update", "sharded"});
-    INFO(fault << "\n" << ran.out << ran.err);
-    REQUIRE(ran.status == 0);
-    CHECK_THAT(ran.err, duet_test::ContainsSubstring(" was killed by signal 9 (SIGKILL); restart 1 of 2"));
-    CHECK_THAT(ran.err, duet_test::ContainsSubstring(" in reduce_update #"));
-    CHECK(duet_test::hash_of(result) == duet_test::hash_of(whole));
-  }
-}
-
 TEST_CASE("a restart does not take another run's checkpoint") {
   if (!kFaultPoints) DUET_SKIP(kNoFaultPoints);
   const TemporaryFolder folder;

@@ -52,6 +52,19 @@ TEST_CASE("cuBLAS multiplies on its stream, and rounds to TF32 only when set") {
   REQUIRE(cublasSetWorkspace(handle, workspace.data, 4096) == CUBLAS_STATUS_SUCCESS);
   CHECK(captured() == CUBLAS_STATUS_SUCCESS);
   cublasDestroy(handle);
+  // Nor may a handle that was never used be used there.
+  REQUIRE(cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasSetStream(handle, stream) == CUBLAS_STATUS_SUCCESS);
+  REQUIRE(cublasSetWorkspace(handle, workspace.data, 4096) == CUBLAS_STATUS_SUCCESS);
+  cudaGraph_t graph = nullptr;
+  good(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  CHECK(cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 2, 2, 3, &one, b.data, 3, a.data, 3, &zero, c.data, 2) ==
+        CUBLAS_STATUS_EXECUTION_FAILED);
+  CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+  CHECK_THAT(duet_sim::take_report(), ContainsSubstring("cublasSgemm: the handle's first use is inside a capture"));
+  multiply_them();
+  CHECK(captured() == CUBLAS_STATUS_SUCCESS);
+  cublasDestroy(handle);
   good(cudaStreamDestroy(stream));
 }
 

@@ -48,10 +48,11 @@ constexpr Milliseconds kTimeout{60'000};
 struct Host {
   Host() {
     std::thread other([&] {
-      const SharedSegment cells(store, "control_block", 1, 2, ControlBlock::bytes(2), kTimeout);
+      ControlBlock peer(ControlBlock::make_segment(store, "control_block", 1, 2, kTimeout), 1, 2);
+      peer.ring_memory(1, 0);
       const SharedSegment buffers(store, "arena", 1, 2, 2 * kArenaBytes, kTimeout);
     });
-    auto segment = std::make_unique<SharedSegment>(store, "control_block", 0, 2, ControlBlock::bytes(2), kTimeout);
+    auto segment = ControlBlock::make_segment(store, "control_block", 0, 2, kTimeout);
     memory = segment->data();
     control_block = std::make_unique<ControlBlock>(std::move(segment), 0, 2);
     arena = {std::make_shared<SharedSegment>(store, "arena", 0, 2, 2 * kArenaBytes, kTimeout), kArenaBytes};
@@ -122,19 +123,17 @@ class Run {
     Call call;
     call.op = input_.pick({Collective::broadcast, Collective::all_reduce, Collective::reduce, Collective::gather,
                            Collective::scatter, Collective::all_gather, Collective::reduce_scatter,
-                           Collective::all_to_all, Collective::barrier, Collective::reduce_update});
-    const bool updates = call.op == Collective::reduce_update;
-    const bool shared = updates || input_.flag(), wide = input_.flag();
+                           Collective::all_to_all, Collective::barrier});
+    const bool shared = input_.flag(), wide = input_.flag();
     const auto count = static_cast<std::int64_t>(input_.below(600)) * (wide ? 512 : 1);
-    const DType dtype = updates ? DType::f32 : input_.pick({DType::f32, DType::u8, DType::i64, DType::bf16});
+    const DType dtype = input_.pick({DType::f32, DType::u8, DType::i64, DType::bf16});
     const bool to_all = call.op == Collective::scatter || call.op == Collective::reduce_scatter;
     const bool from_all = call.op == Collective::gather || call.op == Collective::all_gather;
     const bool both = call.op == Collective::all_to_all;
     call.root = static_cast<int>(input_.below(2));
     call.reduce = input_.pick({ReduceOp::sum, ReduceOp::max});
     if (call.op != Collective::barrier) call.in = buffer(count * (to_all || both ? 2 : 1), dtype, shared);
-    if (to_all || from_all || both || updates) call.out = buffer(count * (from_all || both ? 2 : 1), dtype, updates);
-    call.update = &update_;
+    if (to_all || from_all || both) call.out = buffer(count * (from_all || both ? 2 : 1), dtype, false);
     call_ = call;
     collectives_.begin(call, sequence_);
     if (!input_.flag()) host_.control_block->notice(1, sequence_) = host_.control_block->notice(0, sequence_);
@@ -184,8 +183,6 @@ class Run {
   std::optional<Call> call_;
   std::uint64_t sequence_ = 0;
   bool working_ = true;
-  static constexpr auto kIgnore = [](std::int64_t, const Tensor&) {};
-  const ShardUpdate update_{kIgnore};
 };
 
 }  // namespace

@@ -1,9 +1,12 @@
 // Frames of the store as a fuzzer makes them.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
+#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/input.h"
 
@@ -19,6 +22,14 @@ inline std::string frame_of(Input& input, std::uint8_t codes) {
   for (std::size_t i = 0; i < count; ++i)
     frame.strings.push_back(input.flag() ? input.pick<std::string>({"a", "b", "1", "0", ""}) : input.text());
   return encode(frame);
+}
+
+/// A frame with its seal, which in one of eight is that of another place.
+inline std::string sealed(Input& input, const std::string& frame, const std::string& key, const char* sender,
+                          std::uint64_t number) {
+  const std::uint64_t place = input.take<std::uint8_t>() % 8 == 7 ? number + 1 : number;
+  const std::string body = frame.substr(std::min(frame.size(), sizeof(std::uint32_t)));
+  return frame + duet::ddp::frame_seal(key, sender, place, body);
 }
 
 }  // namespace duet_fuzz

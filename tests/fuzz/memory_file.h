@@ -15,7 +15,7 @@ namespace duet_fuzz {
 
 class MemoryFile {
  public:
-  MemoryFile() : file_(::memfd_create("fuzz", MFD_CLOEXEC)) {
+  MemoryFile() : file_(::memfd_create("duet-rank-fuzz", MFD_CLOEXEC)) {
     expect(file_ >= 0 && ::fchmod(file_, 0600) == 0, "a file in memory");
   }
   ~MemoryFile() { ::close(file_); }

@@ -102,22 +102,27 @@ def store_wire():
 
 def store_server():
     ops = [(0, "a", "1"), (1, "a"), (2, "a", "b"), (3, "n", "4"), (4, "a"), (5, "a", "1", "2"), (6, "a"), (7,), (8, "a", "x")]
-    frames = [frame(code, 2, *strings) for code, *strings in ops]
+    frames = [frame(code, 2, *strings) + b"\0" for code, *strings in ops]
     yield u16(0) + b"\0" + b"".join(u16(0) + one for one in frames)
-    yield u16(1) + b"\0\0" + u16(0) + frame(1, 3, "late") + u16(1) + frame(0, 0, "late", "value") + u16(0) + frames[7]
+    late = u16(0) + frame(1, 3, "late") + b"\0" + u16(1) + frame(0, 0, "late", "value") + b"\0"
+    yield u16(1) + b"\0\0" + late + u16(0) + frames[7]
     yield u16(2) + b"\0\1\4" + text("no proof") + u16(0) + frames[0]
     yield u16(0) + b"\2" + text("GET / HTTP/1.1\r\n\r\n")
     yield u16(0) + b"\3" + text("short")
-    yield u16(0) + b"\0" + u16(0) + b"\7" + text(b"\xff\xff\xff\x7f")
+    yield u16(0) + b"\5"
+    yield u16(0) + b"\0" + u16(0) + b"\7" + text(b"\xff\xff\xff\x7f") + b"\0"
+    yield u16(0) + b"\0" + u16(0) + frame(0, 2, "a", "1") + b"\7" + u16(0) + frames[1]
 
 
 def store_client():
     asked = u16(3) + bytes([1, 3, 9, 7]) + text("b")
     answers = [frame(0, 0, "value"), frame(0, 0, "5"), frame(0, 0, "x", "y"), frame(0, 0, "2"), frame(1, 0, "why"), frame(2, 0)]
-    yield asked + u16(4) + b"".join(answers[:4]) + b"\0"
-    yield asked + u16(2) + b"".join(answers[4:]) + b"\0"
-    yield asked + u16(1) + b"\7" + text(b"\xff\xff\xff\x7f") + b"\0"
-    for wrong in (b"\1", b"\2", b"\3" + text("HTTP/1.1 400 Bad Request\r\n"), b"\4", b"\5", b"\6" + text("x")):
+    yield asked + u16(4) + b"".join(answers[:4]) + b"\0" + b"\0" * 4
+    yield asked + u16(2) + b"".join(answers[4:]) + b"\0" + b"\0" * 2
+    yield asked + u16(2) + b"".join(answers[:2]) + b"\0" + b"\0\7"
+    yield asked + u16(1) + b"\7" + text(b"\xff\xff\xff\x7f") + b"\0" + b"\0"
+    refusals = (b"\1", b"\2\0", b"\2\1", b"\3\1" + text(bytes(18)), b"\3\0" + text("HTTP/1.1 400 Bad Request\r\n"))
+    for wrong in (*refusals, b"\4", b"\5", b"\6" + text("x")):
         yield asked + u16(0) + wrong
 
 
@@ -183,15 +188,13 @@ def command_line():
 
 def control_block():
     def begin(op, count, valid=0):
-        updates = b"" if op == 9 else b"\1"
-        dtype = b"" if op == 9 else b"\0"
-        return b"\4" + bytes([op]) + updates + b"\0" + u16(count) + dtype + u16(0) + b"\0" + bytes([valid])
+        return b"\4" + bytes([op]) + b"\1\0" + u16(count) + b"\0" + u16(0) + b"\0" + bytes([valid])
 
     def message(tag, sends=b""):
         return bytes([0]) + u16(4) + u16(tag) + u16(0) + sends
 
     ready, finish = b"\3\x50", b"\5"
-    yield b"".join(begin(op, 100) + ready + finish for op in range(10))
+    yield b"".join(begin(op, 100) + ready + finish for op in range(9))
     yield begin(1, 100) + b"\0" + u16(300) + text(b"\xff" * 16) + ready + finish
     yield b"\6" + message(0, b"\0") + b"\7" + message(0) + b"\0\0" + u16(0) + text("abcd") + b"\10"
     yield b"\7" + message(1) + b"\0\0" + u16(0) + text("abcd") + b"\10\6" + message(1, b"\0") + b"\6" + message(1, b"\1") + b"\10"
@@ -219,10 +222,26 @@ def tcp_receiver():
 def tcp_mesh():
     for wrong in range(8):
         yield u16(1) + bytes([wrong]) + text(b"GET / HTTP/1.1\r\n\r\n") + text(bytes(32)) + bytes([0]) + text("short")
-    yield u16(3) + b"\2" + text("-0000001") + text(bytes(64)) + b"\4" + text("n") + b"\5" + b"\6" + text(bytes(64))
+    yield u16(3) + b"\2" + text(bytes(32)) + text("x") + b"\4" + text("n") + text(bytes(54)) + b"\5" + b"\6" + text(bytes(64))
+
+
+def results():
+    """A comparison of a linear network on two cores, some of its runs, and what it may be damaged to."""
+    real = source("tests/fuzz/results.json")
+    for plan in range(4):
+        yield bytes([plan]) + real.encode()
+    plain = json.loads(real)
+    weak = {**plain, "settings": {**plain["settings"], "scaling": "weak"}, "runs": plain["runs"][:1]}
+    for whole in (weak, {**plain, "model": None}, {"batches": [weak, weak]}):
+        yield b"\0" + json.dumps(whole).encode()
+    for place, value in (("machine", {**plain["machine"], "gpus": [[[]]]}), ("runs", []), ("runs", [{"devices": -1}]),
+                         ("batch_sweep", [{"batch": 1.5, "step_us": True}]), ("model", {"fixed_us": -1})):
+        yield b"\0" + json.dumps({**plain, place: value}).encode()
 
 
 WORDS = {
+    "results": sorted(set(re.findall(r'"[a-z_0-9]+"', source("tests/fuzz/results.json")))) +
+               "null true false 1e300 -1 0 0.5 9223372036854775807 [[[[ {}".split(),
     "safetensors": '"dtype" "shape" "data_offsets" "__metadata__" F32 F64 I64 I32 U8 F16 BF16 "duet.sha256" [0,8] module.'.split(),
     "error_file": '"message" "extraInfo" "report" "consequence" "by_signal" "monotonic_ns" true false null'.split(),
     "rank_resolver": sorted(set(re.findall(r'"([A-Z_]{4,})"', source("ddp/launch/rank_resolver.cpp")))),
@@ -230,7 +249,7 @@ WORDS = {
         "cli/options/options.cpp", "cli/options/launch_options.cpp", "cli/options/collective_options.cpp", "cli/options/command_line.cpp")))),
 }
 TARGETS = (safetensors, checkpoint, idx, image, store_wire, store_server, store_client, file_store, error_file, flight_record,
-           rank_resolver, command_line, control_block, tcp_mesh, tcp_receiver)
+           rank_resolver, command_line, control_block, tcp_mesh, tcp_receiver, results)
 
 
 def main(folder):

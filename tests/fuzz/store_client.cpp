@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/store/secret.h"
+#include "ddp/store/authenticate.h"
 #include "ddp/store/tcp_store.h"
 #include "tests/fuzz/frames.h"
 #include "tests/fuzz/loopback.h"
@@ -47,25 +47,27 @@ class Listener {
 };
 
 /// See Note [Handshake]; a server completes it, or sends other bytes in place of a part.
-void serve(Loopback& client, Input& input, const std::string& answers) {
+void serve(Loopback& client, Input& input, const std::vector<std::string>& answers) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
-  std::string hello = client.receive(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, kAnswers);
-  if (hello.size() < kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes) return;  // it has given up
-  hello.erase(0, kStoreMagic.size());
-  const std::string number(kStoreNumberBytes, 's'), magic(kStoreMagic);
+  std::string hello = client.receive(kMagic.size() + kHelloBytes, kAnswers);
+  if (hello.size() < kMagic.size() + kHelloBytes) return;  // it has given up
+  hello.erase(0, kMagic.size());
+  const std::string number(kNumberBytes, 's'), magic(kMagic);
   switch (wrong) {
-    case 1: client.send(std::string(kStoreOther)); break;
-    case 2: client.send(std::string(kStoreFull)); break;
-    case 3: client.send(input.text()); break;
+    case 1: client.send(std::string(kOther)); break;
+    case 2: client.send(std::string(input.flag() ? kNoFile : kNoThread)); break;
+    case 3: client.send(input.flag() ? std::string(kRelayed) + input.text() : input.text()); break;
     default:
       client.send(magic + number);
-      client.receive(kStoreProofBytes, kAnswers);
-      const std::string mark = hello.substr(0, kStoreRunBytes), theirs = hello.substr(kStoreRunBytes);
-      const std::string proof = store_proof(kSecret, StoreSide::server, mark, theirs, number);
-      client.send(wrong == 4   ? std::string(kStoreDenied)
+      client.receive(kProofBytes, kAnswers);
+      const std::string proof = handshake_proof(kSecret, "listener", hello, number);
+      client.send(wrong == 4   ? std::string(kDenied)
                   : wrong == 5 ? magic + number
                   : wrong == 6 ? input.text()
-                               : magic + proof + answers);
+                               : magic + proof);
+      const std::string key = handshake_proof(kSecret, "session", hello, number);
+      for (std::size_t i = 0; i < answers.size() && wrong != 5; ++i)
+        client.send(sealed(input, answers[i], key, "server", i));
   }
   client.end_sending();
   while (!client.receive(1 << 16, kAnswers).empty()) {
@@ -95,9 +97,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::uint8_t> questions(1 + input.below(4));
   for (std::uint8_t& what : questions) what = input.take<std::uint8_t>();
   const std::string text = input.text();
-  std::string answers;
-  const std::size_t count = input.below(6);
-  for (std::size_t i = 0; i < count; ++i) answers += frame_of(input, 4);
+  std::vector<std::string> answers(input.below(6));
+  for (std::string& answer : answers) answer = frame_of(input, 4);
   std::thread server([&] {
     if (std::optional<Loopback> client = listener.accept()) serve(*client, input, answers);
   });

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "ddp/store/authenticate.h"
 #include "ddp/store/store.h"
-#include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"
 #include "tests/fuzz/loopback.h"
@@ -22,22 +22,24 @@ using namespace duet_fuzz;
 
 namespace {
 
-const std::string kMagic = "duet-ranks-v001\n", kAddress = "127.0.0.1";
+const std::string kAddress = "127.0.0.1";
 constexpr Milliseconds kTimeout{60'000};
 constexpr int kAnswers = 5000;  // ms
 
-/// See Note [Handshake of ranks]. An unauthenticated peer follows it without the secret, or sends other bytes.
-void greet(Loopback& client, Input& input) {
+/// See Note [Handshake]. An unauthenticated peer follows it without the secret, or sends other bytes.
+void greet(Loopback& client, int port, Input& input) {
   const std::uint8_t wrong = input.take<std::uint8_t>() % 8;
-  const std::string number(kStoreNumberBytes, 'n');
-  client.send(wrong == 1 ? input.text() : kMagic);
-  client.send(wrong == 2 ? input.text() : std::string(wrong == 3 ? "00000000" : "00000001"));
-  client.send(wrong == 4 ? input.text() : number);
+  client.send(wrong == 1 ? input.text() : std::string(kMagic));
+  client.send(wrong == 2 ? input.text() : service_mark(wrong == 3 ? "rank 1" : "rank 0"));
+  client.send(wrong == 4 ? input.text() : std::string(kRankBytes, '\1'));
+  client.send(endpoint_bytes({boost::asio::ip::address_v4::loopback(), static_cast<unsigned short>(port)}) +
+              std::string(kNumberBytes, 'n'));
   if (wrong > 0 && wrong < 5) return client.send(input.text());
-  expect(client.receive(kStoreNumberBytes, kAnswers).size() == kStoreNumberBytes, "a number for what may be a rank");
-  client.send(wrong == 5 ? std::string(kStoreProofBytes, 'p') : input.text());
+  const std::size_t challenge = kMagic.size() + kNumberBytes;
+  expect(client.receive(challenge, kAnswers).size() == challenge, "a number for what may be a rank");
+  client.send(wrong == 5 ? std::string(kProofBytes, 'p') : input.text());
   if (wrong == 6) client.end_sending();
-  if (wrong == 5) expect(client.receive(1, kAnswers).empty(), "no proof for an unauthenticated peer");
+  if (wrong == 5) expect(client.receive(kMagic.size() + 1, kAnswers) == kDenied, "no proof for a stranger");
 }
 
 /// The side that closes first would leave a connection behind for a minute: ports run out.
@@ -79,7 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t count = 1 + input.below(4);
   for (std::size_t i = 0; i < count; ++i) {
     unauthenticated.push_back(Loopback::to(port));
-    greet(unauthenticated.back(), input);
+    greet(unauthenticated.back(), port, input);
   }
   connect(store, 1);
   lower.join();

@@ -8,12 +8,15 @@
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
+#include <latch>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lib/base/start_thread.h"
 #include "tests/support/catch2.h"
+#include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"
 
 using namespace duet;
@@ -115,4 +118,17 @@ TEST_CASE("only a limit that was reached is named") {
   CHECK(cannot_start("it", ENOMEM) == "cannot start it: Cannot allocate memory (errno 12)");
   CHECK_THAT(cannot_start("it", EAGAIN),
              ContainsSubstring("cannot start it: Resource temporarily unavailable (errno 11): "));
+}
+
+TEST_CASE("the limit of the address space is named also after the threads that filled it have ended") {
+  const duet_test::FewThreads few(2);
+  std::latch refused(1);
+  std::vector<std::thread> threads;
+  const auto fill = [&] {
+    for (int i = 0; i < 8; ++i) threads.push_back(start_thread("a thread", [&] { refused.wait(); }));
+  };
+  CHECK_THROWS_WITH(fill(), ContainsSubstring("the address space is limited to "));
+  refused.count_down();
+  for (std::thread& thread : threads) thread.join();
+  CHECK_THAT(cannot_start("it", EAGAIN), ContainsSubstring("the address space is limited to "));
 }

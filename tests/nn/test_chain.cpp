@@ -60,6 +60,7 @@ std::string operators(const Layers& layers, const Shape& input) { return operato
 /// The output, then the gradients of the input and of all parameters.
 std::vector<Tensor> results(Module& net, const Shape& input) {
   const Variable x(random_input(input), true);
+  net.context().draws = {};  // as if the batch were delivered again
   const Variable y = ops::to_plain(net.forward(net.context(), x));
   net.zero_grad();
   y.backward(random_input(y.shape()));

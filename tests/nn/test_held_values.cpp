@@ -83,10 +83,10 @@ TEST_CASE("initialise draws into the values that optimizers and wrappers hold") 
 }
 
 TEST_CASE("initialise draws into the values that DistributedDataParallel holds") {
-  const auto train = [](ddp::ProcessGroup& group, ddp::UpdateKind update, bool twice) {
+  const auto train = [](ddp::ProcessGroup& group, bool twice) {
     TutorialLinear model(4, 2);
     model.initialise(std::uint64_t{3});
-    ddp::DistributedDataParallel net(model, group, {.update = update});
+    ddp::DistributedDataParallel net(model, group);
     optim::SGD opt(model, {.lr = 0.1f});
     const auto steps = [&] {
       for (std::int64_t i = 0; i < 3; ++i) {
@@ -106,15 +106,42 @@ TEST_CASE("initialise draws into the values that DistributedDataParallel holds")
     steps();
     return values_of(model);
   };
-  for (const ddp::UpdateKind update : {ddp::UpdateKind::replicated, ddp::UpdateKind::sharded}) {
-    std::vector<std::vector<float>> once(2), twice(2);
-    ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
-      once[static_cast<std::size_t>(group.rank())] = train(group, update, false);
-      twice[static_cast<std::size_t>(group.rank())] = train(group, update, true);
-    });
-    CHECK(once == twice);
-    CHECK(once[0] == once[1]);
-  }
+  std::vector<std::vector<float>> once(2), twice(2);
+  ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
+    once[static_cast<std::size_t>(group.rank())] = train(group, false);
+    twice[static_cast<std::size_t>(group.rank())] = train(group, true);
+  });
+  CHECK(once == twice);
+  CHECK(once[0] == once[1]);
+}
+
+TEST_CASE("tensors taken before DistributedDataParallel hold what it trains, and write what it loads") {
+  ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
+    TutorialLinear model(4, 2);
+    model.initialise(std::uint64_t{3});
+    ParameterStore& store = model.parameters();
+    const std::vector<NamedTensor> state = model.state_dict();
+    const Tensor gradient = store.gradient(0), gradients = store.gradients(), alias = gradients.alias(kOther);
+    const auto is = [](const Tensor& earlier, const Tensor& now) {
+      return std::ranges::equal(earlier.span<float>(), now.span<float>());
+    };
+    for (int wraps = 0; wraps < 2; ++wraps) {
+      ddp::DistributedDataParallel net(model, group);
+      optim::SGD opt(model, {.lr = 0.1f});
+      Tensor x = zeros({4, 4});
+      backend(x).fill(x, static_cast<float>(1 + group.rank() + wraps));
+      opt.zero_grad();
+      ops::mse_loss(net(x), zeros({4, 2})).backward();
+      opt.step();
+      require(gradient.span<float>()[0] != 0, "there is no gradient");
+      require(is(gradient, store.gradient(0)) && is(gradients, store.gradients()) && is(alias, store.gradients()),
+              "gradients taken earlier lie where they were");
+      require(is(state[0].tensor, store.value(0)), "values taken earlier lie where they were");
+      backend(state[0].tensor).fill(state[0].tensor, 0.5f);
+      require(is(state[0].tensor, store.value(0)), "what is loaded does not reach the model");
+      group.barrier().wait();
+    }
+  });
 }
 
 TEST_CASE("initialise stays on the device that the values were moved to") {

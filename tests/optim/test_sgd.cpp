@@ -1,6 +1,8 @@
 // SGD against values worked out by hand and PyTorch's, and its state.
 #include <cstddef>
 #include <cstdint>
+#include <iostream>
+#include <sstream>
 #include <vector>
 
 #include "lib/error.h"
@@ -44,6 +46,19 @@ TEST_CASE("SGD's momentum, Nesterov momentum, dampening and weight decay are PyT
   check_steps({.lr = 0.1f, .weight_decay = 0.5f}, {0.85, 0.7075, 0.572125});
   // The first step takes the whole gradient whatever the dampening: buf = 1, then 0.5 + 0.2, then 0.35 + 0.2.
   check_steps({.lr = 0.1f, .momentum = 0.5f, .dampening = 0.8f}, {0.9, 0.83, 0.775});
+}
+
+TEST_CASE("a step without a backward since zero_grad() is remarked on, once") {
+  std::ostringstream said;
+  std::streambuf* const usual = std::cerr.rdbuf(said.rdbuf());
+  nn::Linear model(2, 2);
+  optim::SGD opt(model, {.lr = 1});
+  for (int i = 0; i < 3; ++i) {
+    opt.zero_grad();
+    opt.step();
+  }
+  std::cerr.rdbuf(usual);
+  CHECK(said.str() == "warning: SGD::step() changes nothing: there was no backward() since zero_grad()\n");
 }
 
 TEST_CASE("SGD refuses options that make no sense, and continues from a saved state") {

@@ -96,7 +96,33 @@ TEST_CASE("blocked ranks cut at floor(r N / W)") {
   CHECK(BlockedBatches(counting(12), {.global_batch = 10, .drop_last = true}).steps() == 1);
 }
 
+TEST_CASE("ranks of one order have its hash, other orders and other epochs another one") {
+  const auto blocked = [](int rank, std::uint64_t seed, std::int64_t epoch) {
+    BlockedBatches batches(std::make_unique<RandomSampler>(10, seed),
+                           {.global_batch = 4, .world_size = 2, .rank = rank});
+    batches.set_epoch(epoch);
+    return batches.step(1).order;
+  };
+  const auto strided = [](int rank, std::uint64_t seed, int world_size) {
+    return Batches(std::make_unique<DistributedSampler>(
+                       10, DistributedOptions{.world_size = 2, .rank = rank, .seed = seed}),
+                   {.batch_size = 2, .world_size = world_size, .rank = world_size == 1 ? 0 : rank})
+        .step(1)
+        .order;
+  };
+  CHECK(blocked(0, 5, 3) == blocked(1, 5, 3));
+  CHECK(blocked(0, 5, 3) != blocked(0, 6, 3));
+  CHECK(blocked(0, 5, 3) != blocked(0, 5, 4));
+  CHECK(strided(0, 5, 2) == strided(1, 5, 2));
+  CHECK(strided(0, 5, 2) != strided(0, 6, 2));
+  CHECK(strided(0, 5, 1) != strided(1, 5, 1));  // each a whole of its own
+  CHECK(BlockedBatches(counting(10), {.global_batch = 4}).step(0).order == 0);
+}
+
 TEST_CASE("batches that cannot be") {
+  CHECK_THROWS_WITH(Batches(std::make_unique<DistributedSampler>(10, DistributedOptions{.world_size = 2}),
+                            {.batch_size = 2, .world_size = 2, .rank = 1}),
+                    "the order is the part of rank 0 of 2, but its batches are those of rank 1 of 2");
   CHECK_THROWS_AS(Batches(counting(3), {.batch_size = 0}), UsageError);
   CHECK_THROWS_AS(Batches(counting(3), {.batch_size = 1, .world_size = 0}), UsageError);
   CHECK_THROWS_AS(BlockedBatches(counting(3), {.global_batch = -1}), UsageError);

@@ -55,7 +55,7 @@ VENDORS = {
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
     r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
-    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/report/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
+    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/model/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
@@ -247,7 +247,7 @@ def check_documents(root):
         for target, anchor in re.findall(r"\]\((?!\w+:)([^)#]*)#?([^)]*)\)", text):
             file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
             linked |= {file} if path == "README.md" else set()
-            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|svg)", file)
+            installed = file in ("README.md", "LICENSE") or re.fullmatch(r"docs/\w+\.(md|png)", file)
             found = installed and os.path.exists(os.path.join(root, file))
             if not found or (anchor and anchor not in anchors.get(file, ())):
                 yield f"{path} leads to {target}{'#' if anchor else ''}{anchor}"

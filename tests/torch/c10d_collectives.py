@@ -163,6 +163,9 @@ class Collectives(unittest.TestCase):
                 for output, n in zip(outputs, (1, 3)):
                     dist.all_gather_into_tensor(output, torch.full((n,), float(rank)))
             yield outputs, [torch.arange(float(size)).repeat_interleave(n) for n in (1, 3)]
+            lists = [[torch.zeros(1), torch.zeros(3)] for _ in range(size)]
+            dist.all_gather_coalesced(lists, [torch.full((n,), float(rank + n)) for n in (1, 3)])
+            yield lists, [[torch.full((n,), float(r + n)) for n in (1, 3)] for r in range(size)]
             outputs = [torch.zeros(n) for n in (1, 3)]
             with dist._coalescing_manager():
                 for output, n in zip(outputs, (1, 3)):
@@ -203,6 +206,41 @@ class Collectives(unittest.TestCase):
             last = full(1)
             dist.all_reduce(last)
             yield last, full(size)
+        self.everywhere(body)
+
+    def test_collectives_of_callbacks(self):
+        """They come after the call of the future and before the program's next one, in whichever thread the callback runs."""
+        def body(rank, size):
+            total = float(sum(range(size)))
+            def chain(future):
+                tensor = future.value()[0]
+                gathered = [torch.zeros(2) for _ in range(size)]
+                dist.all_gather(gathered, tensor + rank, async_op=True).get_future().wait()
+                dist.all_reduce(tensor)
+                inner = dist.all_reduce(tensor, async_op=True)
+                return inner.get_future().then(lambda last: [gathered, last.value()[0]]).wait()
+            for _ in range(20):
+                # All of one size, so that no check of the ranks' calls would find that two have changed places.
+                futures = [dist.all_reduce(torch.full((2,), float(rank)), async_op=True).get_future().then(chain)
+                           for _ in range(4)]
+                plain = torch.full((2,), float(rank))
+                dist.all_reduce(plain)
+                yield plain, torch.full((2,), total)
+                for future in futures:
+                    yield future.wait(), [[torch.full((2,), total + r) for r in range(size)],
+                                          torch.full((2,), total * size * size)]
+        self.everywhere(body, sizes=(2, 3))
+
+    def test_futures_of_all(self):
+        def body(rank, size):
+            outputs = [torch.zeros(2) for _ in range(size)]
+            work = dist.all_to_all(outputs, [torch.full((2,), float(r)) for r in range(size)], async_op=True)
+            yield work.get_future().wait(), [torch.full((2,), float(rank))] * size
+            output = torch.zeros(size)
+            work = dist.all_to_all_single(output, torch.arange(float(size)), [1] * size, [1] * size, async_op=True)
+            yield work.get_future().then(lambda _: str(output)).wait(), str(torch.full((size,), float(rank)))
+            failed = dist.barrier(async_op=True).get_future().then(lambda _: 1 // 0)
+            yield error_of(failed.wait).splitlines()[0].startswith("RuntimeError: "), True
         self.everywhere(body)
 
     def test_refused(self):

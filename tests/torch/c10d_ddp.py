@@ -145,7 +145,7 @@ class Faults(unittest.TestCase):
             work.wait()
             return error, tensor.tolist()
         first, second = ranks(2, body)
-        self.assertEqual(first, ("DistBackendError: duet:all_reduce has not ended within 10 ms", [2.0] * 4))
+        self.assertEqual(first, ("DistBackendError: duet:all_reduce: Timed out waiting 10ms for the operation to complete", [2.0] * 4))
         self.assertEqual(second, ("", [2.0] * 4))
 
     def test_killed_rank(self):
@@ -161,6 +161,68 @@ class Faults(unittest.TestCase):
                 first, later = outcomes[rank]
                 self.assertRegex(first, r"all_reduce #1 failed on rank \d: .*rank 1")
                 self.assertIn("DistBackendError: the process group has failed: all_reduce #1", later)
+
+    def test_timeout_in_pytorchs_words(self):
+        for transport in ("auto", "tcp"):
+            def body(rank, _):
+                if rank == 1:
+                    return dist.distributed_c10d._get_default_store().get("done") and ""
+                error = error_of(dist.barrier)
+                dist.distributed_c10d._get_default_store().set("done", "1")
+                return error
+            error = ranks(2, body, transport=transport, seconds=1)[0]
+            self.assertRegex(error, "DistBackendError: duet:barrier: Timed out waiting for the operation to complete: "
+                             "barrier #0 failed on rank 0: rank 1 .* in time")
+
+    def test_monitored_barrier(self):
+        def body(rank, size):
+            barrier = dist.group.WORLD.monitored_barrier
+            long, short = timedelta(seconds=60), timedelta(milliseconds=200)
+            results = [error_of(lambda: barrier(long)), error_of(lambda: barrier(long, wait_all_ranks=True))]
+            if rank in (0, 1):
+                results.append(error_of(lambda: barrier(short if rank == 0 else long)))
+                results.append(error_of(lambda: barrier(short if rank == 0 else long, wait_all_ranks=True)))
+            if rank == 0:
+                results.append(error_of(lambda: barrier(timedelta(0))))
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor)
+            return results + [tensor.tolist() == [size] * 2]
+        peer = ("DistBackendError: [Rank 1]: Rank 1 successfully reached monitoredBarrier, but received errors while "
+                "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.")
+        self.assertEqual(ranks(4, body), [
+            ["", "", "DistBackendError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 200 ms",
+             "DistBackendError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 200 ms",
+             "DistBackendError: [Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms", True],
+            ["", "", peer, peer, True], ["", "", True], ["", "", True]])
+
+    def test_abort(self):
+        """Of a call that is in flight, on this rank and on the peers."""
+        for transport in ("auto", "tcp"):
+            def body(rank, _):
+                group = dist.new_group([0, 1])
+                future = dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future() if rank == 0 else None
+                dist.barrier()
+                if rank == 1:
+                    group._get_backend(torch.device("cpu")).abort()
+                errors = error_of(future.wait) if rank == 0 else error_of(group.barrier)
+                dist.barrier()
+                return errors
+            first, second = ranks(2, body, transport=transport)
+            self.assertRegex(first, "all_reduce #0 failed on rank 0: .*rank 1")
+            self.assertEqual(second, "ValueError: duet:barrier: the process group has been shut down")
+
+    def test_another_group_after_the_last(self):
+        def body(rank, size):
+            store = dist.distributed_c10d._get_default_store()
+            sums = []
+            for turn in range(3):
+                dist.destroy_process_group()
+                dist.init_process_group("duet", store=dist.PrefixStore(str(turn), store), rank=rank, world_size=size)
+                tensor = torch.ones(2)
+                dist.all_reduce(tensor)
+                sums.append(tensor.tolist())
+            return sums
+        self.assertEqual(ranks(3, body), [[[3.0] * 2] * 3] * 3)
 
     def test_after_the_end(self):
         def body(_rank, _size):

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -181,11 +183,78 @@ TEST_CASE("a work that no thread waits for ends in the background, and keeps its
     backend->broadcast(dropped, {});
     return c10::weak_intrusive_ptr(dropped[0].getIntrusivePtr());
   }();
-  backend->barrier({});
+  backend->barrier({})->wait();  // the queue may have been busy still, and the broadcast started behind it
   backend->barrier({});
   CHECK(weak.expired());
   CHECK(backend->getSequenceNumberForGroup() == 4);
   backend->shutdown();
   CHECK(error_of([&] { backend->barrier({}); }) == "duet:barrier: the process group has been shut down");
   CHECK(work->wait());
+}
+
+TEST_CASE("calls start behind the callbacks of a future that has not completed") {
+  const auto backend = make_c10d_backend(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  std::vector<at::Tensor> tensors{torch::ones(2)};
+  std::vector<std::string> order;
+  std::promise<void> attached;
+  // The queue's thread is held up, so that the callback that calls is attached before its future completes.
+  backend->allreduce(tensors, {})->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    attached.get_future().wait();
+  });
+  const auto future = backend->allreduce(tensors, {})->getFuture();
+  future->addCallback([&](c10::ivalue::Future&) {
+    std::vector<at::Tensor> own{torch::full({2}, 3)};
+    const auto work = backend->allreduce(own, {});
+    CHECK(work->getFuture()->completed());
+    CHECK(work->wait(1h));
+    CHECK(work->isCompleted());
+    order.emplace_back("callback");
+    throw std::runtime_error("of a callback");  // a warning, as no thread would get it
+  });
+  const auto later = backend->allreduce(tensors, {});
+  std::thread program([&] {
+    later->wait();
+    order.emplace_back("program");
+  });
+  attached.set_value();
+  program.join();
+  CHECK(order == std::vector<std::string>{"callback", "program"});
+}
+
+TEST_CASE("a callback that waits for a call behind it, and one that lets go of the backend") {
+  auto backend = make_c10d_backend(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  std::vector<at::Tensor> tensors{torch::ones(2)};
+  std::promise<void> called;
+  c10::intrusive_ptr<c10d::Work> later;
+  std::string text;
+  std::promise<void> done;
+  backend->allreduce(tensors, {})->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    called.get_future().wait();
+    text = error_of([&] { later->wait(); });
+    backend.reset();
+    done.set_value();
+  });
+  later = backend->allreduce(tensors, {});
+  called.set_value();
+  done.get_future().wait();
+  CHECK(text == "duet:all_reduce: a callback waits for a call that starts after the callback");
+  CHECK(later->wait());
+}
+
+TEST_CASE("a call during the shutdown of another thread is refused, and holds nothing up") {
+  const auto backend = make_c10d_backend(c10::make_intrusive<c10d::HashStore>(), 0, 1);
+  std::vector<at::Tensor> tensors{torch::ones(2)};
+  std::promise<void> attached, refused;
+  // The queue's thread is held up, so that it is busy when the call is made.
+  backend->allreduce(tensors, {})->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    attached.get_future().wait();
+  });
+  backend->allreduce(tensors, {})->getFuture()->addCallback([&](c10::ivalue::Future&) { refused.get_future().wait(); });
+  attached.set_value();
+  std::thread other([&] { backend->shutdown(); });
+  std::string text;
+  while (text.empty()) text = error_of([&] { backend->barrier({}); });  // until the shutdown has begun
+  CHECK(text == "duet:barrier: the process group is being shut down");
+  refused.set_value();
+  other.join();
 }

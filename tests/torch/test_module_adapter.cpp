@@ -125,6 +125,20 @@ TEST_CASE("a module of LibTorch trains as LibTorch trains it") {
   CHECK_FALSE(model->sums_by_blocks());
 }
 
+TEST_CASE("what duet writes between the forward and the backward of a module of LibTorch is an error") {
+  const auto model = net();
+  duet::optim::SGD sgd(*model, {.lr = 0.1F});
+  const Batch batch(1);
+  const auto loss = [&] { return ops::cross_entropy((*model)(batch.x()), batch.y()); };
+  loss().backward();
+  const Variable late = loss();
+  sgd.step();
+  CHECK_THROWS_WITH(late.backward(), ContainsSubstring("backward of LibTorch: its parameter f32[7, 6] (first.weight)"));
+  const Variable late_input = loss();
+  batch.samples.fill_(0.25F);
+  CHECK_THROWS_WITH(late_input.backward(), ContainsSubstring("its input f32[16, 6] was modified"));
+}
+
 TEST_CASE("with equal_bits a module of LibTorch ends with the same bits on 1, 2, 4 and 8 devices") {
   ::torch::jit::Module script("Net");
   ::torch::manual_seed(3);
@@ -213,6 +227,18 @@ TEST_CASE("dropout of a LibTorch module depends on seed, step and rows alone") {
   const std::vector<float> second = outputs(5, 1, kRows / 2, kRows);
   halves.insert(halves.end(), second.begin(), second.end());
   CHECK(halves == whole);
+  // A batch that runs twice, as for R-Drop.
+  const auto model = duet::torch::adapt(dropped, 3);
+  Tensor x = batch.x();
+  const auto next = [&](std::int64_t step) {
+    x.set_stamp({.step = step, .first = 0, .global = kRows});
+    const Variable y = (*model)(x);
+    return std::vector<float>(y.value().span<float>().begin(), y.value().span<float>().end());
+  };
+  const auto first = next(1);
+  CHECK(next(1) != first);
+  CHECK(next(2) != first);
+  CHECK(next(1) == first);
 }
 
 TEST_CASE("LibTorch's threads of a pinned device run on the device's cores") {

@@ -20,8 +20,11 @@
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
 #include "lib/error.h"
+#include "torch/c10d/arguments.h"
 #include "torch/c10d/call.h"
+#include "torch/c10d/call_queue.h"
 #include "torch/c10d/errors.h"
+#include "torch/c10d/monitored_barrier.h"
 #include "torch/c10d/store.h"
 #include "torch/c10d/work.h"
 
@@ -31,9 +34,9 @@ namespace duet::torch {
 /// lost rank and a timeout are named on every rank, and end the group. Strides may be any. Dtypes that duet has not
 /// (bool, int8, complex) are moved, but not reduced; BAND, BOR, BXOR, PREMUL_SUM, recv from any rank and sparse
 /// tensors are errors. Wrong arguments throw c10::ValueError, all else c10::DistBackendError from wait().
-/// Collectives run when their Work is waited for, or in the background for a future. A message runs when its Work is
-/// waited for; without that its tensor is kept as long as the group. Thread-safe, but ranks must make their calls in
-/// the same order.
+/// Collectives run when their Work is waited for, or in the background for a future; while a future has not completed,
+/// later collectives start behind it, see CallQueue. A message runs when its Work is waited for; without that its
+/// tensor is kept as long as the group. Thread-safe, but ranks must make their calls in the same order.
 class C10dBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -50,23 +53,37 @@ class C10dBackend final : public c10d::Backend {
 
   /// Ends what was started, and the group. Every later call throws.
   void shutdown() override {
-    background_->stop();
+    queue_->stop();
     const std::lock_guard lock(mutex_);
     group_ = nullptr;
     in_flight_.clear();
   }
 
+  /// Drops the connections, so that what is in flight throws here and on the peers. Every later call throws.
+  void abort() override {
+    try {
+      const std::lock_guard lock(mutex_);
+      const auto dropped = std::move(group_);
+      throw CommError("the process group is aborted");  // while the stack unwinds a group drops its connections
+    } catch (const CommError&) {
+    }
+    shutdown();
+  }
+
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return start(c10d::OpType::BROADCAST, "duet:broadcast", options.timeout, [&](C10dCall& call) {
       for (const at::Tensor& tensor : tensors)
-        call.add(group_->broadcast(call.in_place(tensor), rank_of(options.rootRank)));
+        call.add([buffer = call.in_place(tensor), root = rank_of(options.rootRank)](ddp::ProcessGroup& group) {
+          return group.broadcast(buffer, root);
+        });
     });
   }
 
   WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     return start(c10d::OpType::ALLREDUCE, "duet:all_reduce", options.timeout, [&](C10dCall& call) {
       for (const at::Tensor& tensor : tensors)
-        call.add(group_->all_reduce(call.in_place(tensor, Elements::reduced), reduce_op(options.reduceOp)));
+        call.add([buffer = call.in_place(tensor, Elements::reduced),
+                  op = reduce_op(options.reduceOp)](ddp::ProcessGroup& group) { return group.all_reduce(buffer, op); });
     });
   }
   WorkRef allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
@@ -76,8 +93,9 @@ class C10dBackend final : public c10d::Backend {
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return start(c10d::OpType::REDUCE, "duet:reduce", options.timeout, [&](C10dCall& call) {
       for (const at::Tensor& tensor : tensors)
-        call.add(group_->reduce(call.in_place(tensor, Elements::reduced), rank_of(options.rootRank),
-                                reduce_op(options.reduceOp)));
+        call.add(
+            [buffer = call.in_place(tensor, Elements::reduced), root = rank_of(options.rootRank),
+             op = reduce_op(options.reduceOp)](ddp::ProcessGroup& group) { return group.reduce(buffer, root, op); });
     });
   }
 
@@ -85,7 +103,7 @@ class C10dBackend final : public c10d::Backend {
     return start(c10d::OpType::ALLGATHER, "duet:all_gather", options.timeout, [&](C10dCall& call) {
       same_length(outputs, inputs);
       for (std::size_t i = 0; i < inputs.size(); ++i)
-        call.add(group_->all_gather(call.in(inputs[i]), call.out_row(list_of_ranks(outputs[i], inputs[i]))));
+        add_all_gather(call, call.in(inputs[i]), call.out_row(list_of_ranks(outputs[i], inputs[i])));
     });
   }
   WorkRef _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
@@ -98,7 +116,20 @@ class C10dBackend final : public c10d::Backend {
       same_length(outputs, inputs);
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         same_dtype(outputs[i], inputs[i]);
-        call.add(group_->all_gather(call.in(inputs[i]), call.in_place(outputs[i])));
+        add_all_gather(call, call.in(inputs[i]), call.in_place(outputs[i]));
+      }
+    });
+  }
+
+  /// One list for each rank, with a tensor for each input.
+  WorkRef allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    return start(c10d::OpType::ALLGATHER_COALESCED, "duet:all_gather", options.timeout, [&](C10dCall& call) {
+      same_length(outputs, Tensors(static_cast<std::size_t>(size_)));
+      for (const Tensors& list : outputs) same_length(list, inputs);
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        Tensors row;
+        for (const Tensors& list : outputs) row.push_back(list[i]);
+        add_all_gather(call, call.in(inputs[i]), call.out_row(list_of_ranks(row, inputs[i])));
       }
     });
   }
@@ -108,8 +139,9 @@ class C10dBackend final : public c10d::Backend {
       const int root = rank_of(options.rootRank);
       same_length(inputs, Tensors(1));
       const ddp::Buffer in = call.in(inputs[0]);
-      call.add(group_->gather(
-          in, at_root(outputs, root) ? call.out_row(list_of_ranks(outputs[0], inputs[0])) : empty_like(in), root));
+      const ddp::Buffer out =
+          at_root(outputs, root, rank_) ? call.out_row(list_of_ranks(outputs[0], inputs[0])) : empty_like(in);
+      call.add([in, out, root](ddp::ProcessGroup& group) { return group.gather(in, out, root); });
     });
   }
 
@@ -118,8 +150,9 @@ class C10dBackend final : public c10d::Backend {
       const int root = rank_of(options.rootRank);
       same_length(outputs, Tensors(1));
       const ddp::Buffer out = call.in_place(outputs[0]);
-      call.add(group_->scatter(
-          at_root(inputs, root) ? call.in_row(list_of_ranks(inputs[0], outputs[0])) : empty_like(out), out, root));
+      const ddp::Buffer in =
+          at_root(inputs, root, rank_) ? call.in_row(list_of_ranks(inputs[0], outputs[0])) : empty_like(out);
+      call.add([in, out, root](ddp::ProcessGroup& group) { return group.scatter(in, out, root); });
     });
   }
 
@@ -127,8 +160,8 @@ class C10dBackend final : public c10d::Backend {
     return start(c10d::OpType::REDUCE_SCATTER, "duet:reduce_scatter", options.timeout, [&](C10dCall& call) {
       same_length(outputs, inputs);
       for (std::size_t i = 0; i < inputs.size(); ++i)
-        call.add(group_->reduce_scatter(call.in_row(list_of_ranks(inputs[i], outputs[i]), Elements::reduced),
-                                        call.in_place(outputs[i]), reduce_op(options.reduceOp)));
+        add_reduce_scatter(call, call.in_row(list_of_ranks(inputs[i], outputs[i]), Elements::reduced),
+                           call.in_place(outputs[i]), options.reduceOp);
     });
   }
   WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -142,8 +175,7 @@ class C10dBackend final : public c10d::Backend {
       same_length(outputs, inputs);
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         same_dtype(outputs[i], inputs[i]);
-        call.add(group_->reduce_scatter(call.in(inputs[i], Elements::reduced), call.in_place(outputs[i]),
-                                        reduce_op(options.reduceOp)));
+        add_reduce_scatter(call, call.in(inputs[i], Elements::reduced), call.in_place(outputs[i]), options.reduceOp);
       }
     });
   }
@@ -152,17 +184,97 @@ class C10dBackend final : public c10d::Backend {
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
                         std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
     if (!output_sizes.empty() || !input_sizes.empty()) {
-      Tensors outputs = pieces_of(output, output_sizes), inputs = pieces_of(input, input_sizes);
-      return alltoall(outputs, inputs, options);
+      Tensors outputs = pieces_of(output, output_sizes, size_), inputs = pieces_of(input, input_sizes, size_);
+      return exchange(outputs, inputs, {output}, options);
     }
     return start(c10d::OpType::ALLTOALL_BASE, "duet:all_to_all", options.timeout, [&](C10dCall& call) {
       same_dtype(output, input);
-      call.add(group_->all_to_all(call.in(input), call.in_place(output)));
+      call.add([in = call.in(input), out = call.in_place(output)](ddp::ProcessGroup& group) {
+        return group.all_to_all(in, out);
+      });
     });
   }
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
-    return start(c10d::OpType::ALLTOALL, "duet:all_to_all", options.timeout, [&](C10dCall& call) {
+    return exchange(outputs, inputs, outputs, options);
+  }
+
+  WorkRef send(Tensors& tensors, int to, int tag) override {
+    return start(c10d::OpType::SEND, "duet:send", c10d::kUnsetTimeout, [&](C10dCall& call) {
       call.parts().message = true;
+      same_length(tensors, Tensors(1));
+      add_send(call, tensors[0], to, tag);
+    });
+  }
+  WorkRef recv(Tensors& tensors, int from, int tag) override {
+    return start(c10d::OpType::RECV, "duet:recv", c10d::kUnsetTimeout, [&](C10dCall& call) {
+      call.parts().message = true;
+      same_length(tensors, Tensors(1));
+      add_recv(call, tensors[0], from, tag);
+    });
+  }
+
+  WorkRef barrier(const c10d::BarrierOptions& options) override {
+    return start(c10d::OpType::BARRIER, "duet:barrier", options.timeout,
+                 [&](C10dCall& call) { call.add([](ddp::ProcessGroup& group) { return group.barrier(); }); });
+  }
+  /// Works as ProcessGroupGloo's; the group goes on after an error.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
+    with_torch_errors([&] {
+      std::shared_ptr<ddp::Store> store;
+      std::uint64_t number = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        require<UsageError>(group_ != nullptr, "duet:monitored_barrier: the process group has been shut down");
+        store = group_->store();
+        number = monitored_barriers_++;
+      }
+      if (size_ == 1) return;
+      require<UsageError>(store != nullptr, "duet:monitored_barrier: the process group has no store");
+      const auto timeout = options.timeout < kNoTimeout ? store->timeout() : options.timeout;
+      monitored_barrier(*store, rank_, size_, number, timeout, wait_all_ranks);
+    });
+  }
+
+ private:
+  static constexpr int kAllToAllTag = -1;  // users' tags are not negative
+
+  /// Makes the call that `body` describes.
+  template <class Body>
+  WorkRef start(c10d::OpType type, const char* title, std::chrono::milliseconds timeout, const Body& body) {
+    const std::lock_guard lock(mutex_);
+    const at::NoGradGuard no_grad;
+    return with_torch_errors([&]() -> WorkRef {
+      require<UsageError>(group_ != nullptr, title, ": the process group has been shut down");
+      C10dCall call;
+      call.parts().timeout = timeout;
+      try {
+        body(call);
+      } catch (const Error&) {
+        rethrow_with_prefix(concat(title, ": "));
+      }
+      const bool message = call.parts().message;
+      if (!message) ++collectives_;
+      auto work = c10::make_intrusive<C10dWork>(type, title, std::move(call.parts()), queue_);
+      std::erase_if(in_flight_, [](const auto& earlier) { return earlier->over(); });
+      in_flight_.push_back(work);
+      if (!message && queue_->busy() && !queue_->is_here()) {
+        const auto self = c10::intrusive_ptr<C10dBackend>::unsafe_reclaim_from_nonowning(this);
+        const bool added = queue_->add([self, work] {
+          const std::lock_guard later(self->mutex_);
+          work->start(self->group_.get());
+        });
+        require<UsageError>(added, title, ": the process group is being shut down");
+        return work;
+      }
+      work->start(group_.get());
+      work->check_start();
+      return work;
+    });
+  }
+
+  /// An all_to_all by messages.
+  WorkRef exchange(Tensors& outputs, Tensors& inputs, const Tensors& results, const c10d::AllToAllOptions& options) {
+    return start(c10d::OpType::ALLTOALL, "duet:all_to_all", options.timeout, [&](C10dCall& call) {
       same_length(outputs, Tensors(static_cast<std::size_t>(size_)));
       same_length(inputs, outputs);
       for (int peer = 0; peer < size_; ++peer) {
@@ -172,78 +284,27 @@ class C10dBackend final : public c10d::Backend {
           outputs[place].copy_(inputs[place]);
           continue;
         }
-        if (inputs[place].numel() > 0) call.add(group_->send(call.in(inputs[place]), peer, kAllToAllTag));
-        if (outputs[place].numel() > 0) call.add(group_->recv(call.in_place(outputs[place]), peer, kAllToAllTag));
+        if (inputs[place].numel() > 0) add_send(call, inputs[place], peer, kAllToAllTag);
+        if (outputs[place].numel() > 0) add_recv(call, outputs[place], peer, kAllToAllTag);
       }
+      call.parts().results = results;
     });
   }
 
-  WorkRef send(Tensors& tensors, int to, int tag) override {
-    return start(c10d::OpType::SEND, "duet:send", c10d::kUnsetTimeout, [&](C10dCall& call) {
-      call.parts().message = true;
-      same_length(tensors, Tensors(1));
-      call.add(group_->send(call.in(tensors[0]), to, tag));
+  static void add_all_gather(C10dCall& call, const ddp::Buffer& in, const ddp::Buffer& out) {
+    call.add([in, out](ddp::ProcessGroup& group) { return group.all_gather(in, out); });
+  }
+  static void add_reduce_scatter(C10dCall& call, const ddp::Buffer& in, const ddp::Buffer& out,
+                                 const c10d::ReduceOp& op) {
+    call.add([in, out, as = reduce_op(op)](ddp::ProcessGroup& group) { return group.reduce_scatter(in, out, as); });
+  }
+  static void add_send(C10dCall& call, const at::Tensor& tensor, int to, int tag) {
+    call.add([buffer = call.in(tensor), to, tag](ddp::ProcessGroup& group) { return group.send(buffer, to, tag); });
+  }
+  static void add_recv(C10dCall& call, const at::Tensor& tensor, int from, int tag) {
+    call.add([buffer = call.in_place(tensor), from, tag](ddp::ProcessGroup& group) {
+      return group.recv(buffer, from, tag);
     });
-  }
-  WorkRef recv(Tensors& tensors, int from, int tag) override {
-    return start(c10d::OpType::RECV, "duet:recv", c10d::kUnsetTimeout, [&](C10dCall& call) {
-      call.parts().message = true;
-      same_length(tensors, Tensors(1));
-      call.add(group_->recv(call.in_place(tensors[0]), from, tag));
-    });
-  }
-
-  WorkRef barrier(const c10d::BarrierOptions& options) override {
-    return start(c10d::OpType::BARRIER, "duet:barrier", options.timeout,
-                 [&](C10dCall& call) { call.add(group_->barrier()); });
-  }
-
- private:
-  static constexpr int kAllToAllTag = -1;  // users' tags are not negative
-
-  /// Makes a call by `body`, with the group.
-  template <class Body>
-  WorkRef start(c10d::OpType type, const char* title, std::chrono::milliseconds timeout, const Body& body) {
-    const std::lock_guard lock(mutex_);
-    const at::NoGradGuard no_grad;
-    C10dCall call;
-    call.parts().timeout = timeout;
-    const auto flies = [&] {
-      auto work = c10::make_intrusive<C10dWork>(type, title, std::move(call.parts()), background_);
-      std::erase_if(in_flight_, [](const auto& earlier) { return earlier->over(); });
-      in_flight_.push_back(work);
-      return work;
-    };
-    return with_torch_errors([&]() -> WorkRef {
-      require<UsageError>(group_ != nullptr, title, ": the process group has been shut down");
-      try {
-        body(call);
-      } catch (const Error&) {
-        flies();  // what was started before uses the memory
-        rethrow_with_prefix(concat(title, ": "));
-      } catch (...) {
-        flies();
-        throw;
-      }
-      if (!call.parts().message) ++collectives_;
-      return flies();
-    });
-  }
-
-  static ddp::ReduceOp reduce_op(const c10d::ReduceOp& op) {
-    switch (op.op_) {
-      case c10d::ReduceOp::SUM: return ddp::ReduceOp::sum;
-      case c10d::ReduceOp::AVG: return ddp::ReduceOp::avg;
-      case c10d::ReduceOp::PRODUCT: return ddp::ReduceOp::product;
-      case c10d::ReduceOp::MIN: return ddp::ReduceOp::min;
-      case c10d::ReduceOp::MAX: return ddp::ReduceOp::max;
-      case c10d::ReduceOp::BAND: throw UsageError("duet has no ReduceOp BAND");
-      case c10d::ReduceOp::BOR: throw UsageError("duet has no ReduceOp BOR");
-      case c10d::ReduceOp::BXOR: throw UsageError("duet has no ReduceOp BXOR");
-      case c10d::ReduceOp::PREMUL_SUM: throw UsageError("duet has no ReduceOp PREMUL_SUM");
-      case c10d::ReduceOp::UNUSED: break;
-    }
-    throw UsageError(concat("duet has no ReduceOp ", static_cast<int>(op.op_)));
   }
 
   int rank_of(std::int64_t rank) const {
@@ -251,17 +312,6 @@ class C10dBackend final : public c10d::Backend {
     return static_cast<int>(rank);
   }
 
-  static ddp::Buffer empty_like(const ddp::Buffer& buffer) { return {nullptr, 0, buffer.dtype}; }
-
-  template <class Lefts, class Rights>
-  static void same_length(const Lefts& lefts, const Rights& rights) {
-    require<UsageError>(lefts.size() == rights.size(), "got ", lefts.size(), " tensors or lists, expected ",
-                        rights.size());
-  }
-  static void same_dtype(const at::Tensor& output, const at::Tensor& input) {
-    require<UsageError>(output.scalar_type() == input.scalar_type(), "the output is ", output.scalar_type(),
-                        ", the input ", input.scalar_type());
-  }
   /// The list of the ranks' tensors, each like `one`.
   const Tensors& list_of_ranks(const Tensors& list, const at::Tensor& one) const {
     require<UsageError>(list.size() == static_cast<std::size_t>(size_), "got a list of ", list.size(),
@@ -269,28 +319,13 @@ class C10dBackend final : public c10d::Backend {
     same_dtype(list[0], one);
     return list;
   }
-  /// Whether this rank is the root, which alone has a list.
-  bool at_root(const Lists& lists, int root) const {
-    require<UsageError>(lists.size() == (rank_ == root ? 1U : 0U), "got ", lists.size(), " lists on rank ", rank_,
-                        ", expected one on the root only, rank ", root);
-    return rank_ == root;
-  }
-
-  /// Pieces along the first dimension; of equal size where no sizes are given.
-  Tensors pieces_of(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes) const {
-    const bool fits = sizes.empty() ? tensor.dim() > 0 && tensor.size(0) % size_ == 0
-                                    : sizes.size() == static_cast<std::size_t>(size_);
-    if (!fits)
-      C10_THROW_ERROR(ValueError, concat("duet:all_to_all: ", tensor.sizes(), " is not split into ", size_, " by ",
-                                         sizes.size(), " sizes"));
-    return sizes.empty() ? tensor.split(tensor.size(0) / size_) : tensor.split_with_sizes(sizes);
-  }
 
   std::mutex mutex_;  // of what follows
   std::unique_ptr<ddp::ProcessGroup> group_;
   std::vector<c10::intrusive_ptr<C10dWork>> in_flight_;  // their tensors are in use
+  std::uint64_t monitored_barriers_ = 0;
   std::atomic<std::uint64_t> collectives_{0};
-  const std::shared_ptr<BackgroundThread> background_ = std::make_shared<BackgroundThread>();
+  const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
 };
 
 /// Joins the ranks that call this with the same store, which has no other use. `options` as of init_process_group().

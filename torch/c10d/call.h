@@ -49,7 +49,8 @@ class C10dCall {
     return hold(row, Elements::moved);
   }
 
-  void add(ddp::Work operation) { parts_.operations.push_back(std::move(operation)); }
+  /// `operation` is started when the calls before it allow that.
+  void add(C10dWork::Operation operation) { parts_.operations.push_back(std::move(operation)); }
   C10dWork::Parts& parts() { return parts_; }
 
  private:

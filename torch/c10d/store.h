@@ -54,6 +54,7 @@ class C10dStore final : public ddp::Store {
       case StoreOp::compare_set: return {store_->compareSet(in.at(0), in.at(1), in.at(2))};
       case StoreOp::erase: return {store_->deleteKey(in.at(0)) ? "1" : "0"};
       case StoreOp::count: return {std::to_string(store_->getNumKeys())};
+      case StoreOp::erase_prefix: return {"0"};  // PyTorch's stores cannot list their keys
       case StoreOp::append: break;
     }
     store_->append(in.at(0), {in.at(1).begin(), in.at(1).end()});

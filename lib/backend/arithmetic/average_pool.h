@@ -1,41 +1,44 @@
-// Which pixels an output of average pooling averages, and which outputs average a pixel.
+// Which pixels an output of average pooling averages, and which outputs average a pixel. Axis: AverageAxis, or one of
+// shorter integers; Index: its integer.
 #pragma once
 
-#include <cstdint>
-
 #include "lib/backend/arithmetic/host_device.h"
-#include "lib/backend/average_pool.h"
 
 namespace duet::arithmetic {
 
 /// Pixels [first_pixel, end_pixel) are averaged to output i; at least one.
-DUET_HOST_DEVICE inline std::int64_t first_pixel(const AverageAxis& axis, std::int64_t i) {
+template <class Axis, class Index>
+DUET_HOST_DEVICE inline Index first_pixel(const Axis& axis, Index i) {
   if (axis.kernel == 0) return i * axis.size / axis.out;
-  const std::int64_t first = i * axis.stride - axis.pad;
+  const Index first = i * axis.stride - axis.pad;
   return first < 0 ? 0 : first;
 }
-DUET_HOST_DEVICE inline std::int64_t end_pixel(const AverageAxis& axis, std::int64_t i) {
+template <class Axis, class Index>
+DUET_HOST_DEVICE inline Index end_pixel(const Axis& axis, Index i) {
   if (axis.kernel == 0) return ((i + 1) * axis.size + axis.out - 1) / axis.out;
-  const std::int64_t end = i * axis.stride - axis.pad + axis.kernel;
+  const Index end = i * axis.stride - axis.pad + axis.kernel;
   return end < axis.size ? end : axis.size;
 }
 
 /// What the sum of output (p, q) is divided by.
-DUET_HOST_DEVICE inline float pixels_of(const AveragePool& pool, std::int64_t p, std::int64_t q) {
-  const std::int64_t h = pool.h.counts_padding ? pool.h.kernel : end_pixel(pool.h, p) - first_pixel(pool.h, p);
-  const std::int64_t w = pool.w.counts_padding ? pool.w.kernel : end_pixel(pool.w, q) - first_pixel(pool.w, q);
+template <class Pool, class Index>
+DUET_HOST_DEVICE inline float pixels_of(const Pool& pool, Index p, Index q) {
+  const Index h = pool.h.counts_padding ? pool.h.kernel : end_pixel(pool.h, p) - first_pixel(pool.h, p);
+  const Index w = pool.w.counts_padding ? pool.w.kernel : end_pixel(pool.w, q) - first_pixel(pool.w, q);
   return static_cast<float>(h * w);
 }
 
 /// Pixel i is averaged to outputs [first_output, end_output).
-DUET_HOST_DEVICE inline std::int64_t first_output(const AverageAxis& axis, std::int64_t i) {
+template <class Axis, class Index>
+DUET_HOST_DEVICE inline Index first_output(const Axis& axis, Index i) {
   if (axis.kernel == 0) return i * axis.out / axis.size;
-  const std::int64_t past = i + axis.pad - axis.kernel;  // windows that start here or before end before the pixel
+  const Index past = i + axis.pad - axis.kernel;  // windows that start here or before end before the pixel
   return past < 0 ? 0 : past / axis.stride + 1;
 }
-DUET_HOST_DEVICE inline std::int64_t end_output(const AverageAxis& axis, std::int64_t i) {
+template <class Axis, class Index>
+DUET_HOST_DEVICE inline Index end_output(const Axis& axis, Index i) {
   if (axis.kernel == 0) return ((i + 1) * axis.out + axis.size - 1) / axis.size;
-  const std::int64_t end = (i + axis.pad) / axis.stride + 1;
+  const Index end = (i + axis.pad) / axis.stride + 1;
   return end < axis.out ? end : axis.out;
 }
 

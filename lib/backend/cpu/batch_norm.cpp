@@ -77,15 +77,6 @@ void set_factors(NormLanes& lanes, std::size_t lane, float mean, float inverse_s
   lanes.mean[lane] = mean;
 }
 
-/// Sums of gradients, and as the last element the samples that they are of.
-void sum_over_devices(std::span<double> sums, BatchSums& others) {
-  if (!others.weighted_by_rows()) return others.sum(sums);
-  const auto of_gradients = sums.first(sums.size() - 1);
-  for (double& sum : of_gradients) sum *= sums.back();
-  others.sum(sums);
-  for (double& sum : of_gradients) sum /= sums.back();
-}
-
 float* rows_or_null(const Tensor& tensor, std::int64_t begin) {
   return tensor.defined() ? rows_of(tensor, begin) : nullptr;
 }
@@ -165,11 +156,10 @@ void CpuBackend::batch_norm2d_backward(const Tensor& x, const Tensor& y, const T
     totals[channels + c] = batch.total<double>(sums, channels + c, double{inverse[c]});
   }
   totals.back() = batch.samples();
-  if (options.others != nullptr && options.training) sum_over_devices(totals, *options.others);
-  if (!dx.defined()) return;
   // Of a mean over own rows the gradient is larger by all samples / own samples, and so must be what is taken from it.
-  const bool weighted = options.others != nullptr && options.others->weighted_by_rows();
-  const double samples = weighted ? batch.samples() : totals.back();
+  double samples = batch.samples();
+  if (options.others != nullptr && options.training) samples = options.others->sum_gradients(totals);
+  if (!dx.defined()) return;
   for (std::size_t c = 0; c < channels; ++c) {
     totals[c] /= samples;
     totals[channels + c] *= -double{inverse[c]} / samples;

@@ -57,6 +57,7 @@ void CudaBackend::conv2d_forward(const Tensor& x, const Tensor& w, const Tensor&
   CudaDevice& device = on(x);
   if (y.count() == 0) return;
   convolve(device, ConvPass::forward, x.shape(), w.shape(), window, {device, x}, {device, w}, y);
+  to_int(y.shape().count_from(1), "elements of an image");
   if (b.defined())
     kernels::add_channel_bias(y.data<float>(), b.data<float>(), y.size(0), to_int(y.size(1), "channels"),
                               y.size(2) * y.size(3), device.stream());

@@ -178,8 +178,24 @@ void CudaDevice::order(cudaStream_t first, cudaStream_t second) {
 }
 
 void CudaDevice::prepare_branches() {
-  if (main_.cudnn != nullptr && branch_.cudnn == nullptr) make_cudnn(branch_);
-  if (main_.cublas != nullptr && branch_.cublas == nullptr) make_cublas(branch_);
+  const bool convolves = main_.cudnn != nullptr && branch_.cudnn == nullptr,
+             multiplies = main_.cublas != nullptr && branch_.cublas == nullptr;
+  if (!convolves && !multiplies) return;
+  order(main_.stream, branch_.stream);
+  {
+    const InBranch inside(*this);  // what is enqueued here makes the branch's handles
+    if (convolves) {
+      const Tensor x = zeros({1, 8, 8, 8}, DType::f32, device_), w = zeros({8, 8, 3, 3}, DType::f32, device_);
+      backend_.conv2d_backward_weights(x, x, w, {}, {3, 3, 1, 1, 1, 1});
+    }
+    if (multiplies) {
+      const Tensor x = zeros({8, 8}, DType::f32, device_),
+                   y = zeros({8, kernels::kMostOutputs + 8}, DType::f32, device_),
+                   w = zeros({y.size(1), 8}, DType::f32, device_);
+      backend_.linear_backward(y, x, w, {}, w, {});
+    }
+  }
+  order(branch_.stream, main_.stream);
 }
 
 bool CudaDevice::in_branch() const { return branching == this; }

@@ -42,12 +42,13 @@ class CudaDevice {
   /// not allocate. While a step is recorded, these are two branches of the graph, and what is enqueued next waits for
   /// both.
   void beside(FunctionRef<void()> branch, FunctionRef<void()> rest);
-  /// Makes the handles that a recording's branches need; before each recording.
+  /// Makes the handles that a recording's branches need and uses each once, because the first use of one may allocate;
+  /// before each recording.
   void prepare_branches();
   /// Whether the calling thread is inside of a branch, in a recording.
   bool in_branch() const;
-  /// Made when first needed; bound to stream() until the next call.
-  /// The libraries' handles on stream(). Throw UsageError for the first use of a library in a recording.
+  /// The libraries' handles on stream(), made when first needed. Throw UsageError for the first use of a library in a
+  /// recording.
   cudnnHandle_t cudnn();
   cublasHandle_t cublas();
   DeviceMemory& memory() { return *memory_; }

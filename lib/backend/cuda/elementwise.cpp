@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "lib/backend/cuda/cuda_backend.h"
+#include "lib/backend/cuda/sizes.h"
 
 namespace duet::cuda {
 
@@ -17,6 +18,7 @@ void CudaBackend::relu_backward(const Tensor& y, const Tensor& dy, const Tensor&
 
 void CudaBackend::dropout_mask(const Tensor& mask, const DropoutKey& key) {
   CudaDevice& device = on(mask);
+  to_int(mask.shape().count_from(1), "elements of a row");
   kernels::dropout_mask(mask.data<std::uint8_t>(), mask.size(0), mask.shape().count_from(1),
                         device.draw(key, mask.stamp_or_self()), device.stream());
 }

@@ -1,6 +1,7 @@
 // The one way to start an own kernel. No <<< >>>, so that a C++ compiler can compile the sources with device code.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -20,6 +21,29 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t sh
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), current_operator());
+}
+
+/// Rows that one launch works on, with a thread for each of `threads` elements or groups of elements, of which all rows
+/// have equally many. They are counted in 32 bits: GPUs divide those by a tenth of the instructions.
+struct LaunchRows {
+  std::int64_t first;
+  unsigned threads;
+};
+#if !defined(DUET_MOST_THREADS)  // the simulated devices have fewer, so that tests see several launches
+#define DUET_MOST_THREADS 0x7fffffff
+#endif
+
+/// Launches the kernel over all rows, each of up to DUET_MOST_THREADS threads; once, unless there are more in all.
+template <class... Parameters, class... Arguments>
+void launch_rows(void (*kernel)(LaunchRows, Parameters...), std::int64_t rows, std::int64_t row_threads,
+                 unsigned block_threads, cudaStream_t stream, const Arguments&... arguments) {
+  if (rows == 0 || row_threads == 0) return;
+  const std::int64_t most = std::max<std::int64_t>(1, DUET_MOST_THREADS / row_threads);
+  for (std::int64_t first = 0; first < rows; first += most) {
+    const auto threads = static_cast<unsigned>(std::min(most, rows - first) * row_threads);
+    launch(kernel, dim3((threads + block_threads - 1) / block_threads), dim3(block_threads), 0, stream,
+           LaunchRows{first, threads}, arguments...);
+  }
 }
 
 /// Threads of a block of the elementwise kernels, and the blocks that n elements take, `each` to a thread.

@@ -22,6 +22,13 @@ kernels::PoolShape geometry(const Tensor& image, const Tensor& pooled, const Win
           .pad_w = static_cast<int>(window.pad_w)};
 }
 
+/// The kernels compute in ints.
+void require_short(const AveragePool& pool) {
+  for (const AverageAxis* axis : {&pool.h, &pool.w}) to_int((axis->size + 1) * (axis->out + 1), "size times outputs");
+  to_int((pool.h.size + 2 * pool.h.pad) * (pool.w.size + 2 * pool.w.pad), "pixels of an image");
+  to_int(pool.h.out * pool.w.out, "outputs of an image");
+}
+
 }  // namespace
 
 void CudaBackend::max_pool2d_forward(const Tensor& x, const Tensor& y, const Tensor& index, const Window2d& window) {
@@ -41,12 +48,14 @@ void CudaBackend::max_pool2d_backward(const Tensor& dy, const Tensor& index, con
 void CudaBackend::avg_pool2d_forward(const Tensor& x, const Tensor& y, const AveragePool& pool) {
   same_device("avg_pool2d_forward", {{"x", x}, {"y", y}});
   CudaDevice& device = on(x);
+  require_short(pool);
   kernels::avg_pool_forward(x.data<float>(), y.data<float>(), pool, x.size(0) * x.size(1), device.stream());
 }
 
 void CudaBackend::avg_pool2d_backward(const Tensor& dy, const Tensor& dx, const AveragePool& pool) {
   same_device("avg_pool2d_backward", {{"dy", dy}, {"dx", dx}});
   CudaDevice& device = on(dy);
+  require_short(pool);
   kernels::avg_pool_backward(dy.data<float>(), dx.data<float>(), pool, dx.size(0) * dx.size(1), device.stream());
 }
 

@@ -12,6 +12,7 @@
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"
 #include "lib/backend/cuda/nccl_clique.h"
+#include "lib/backend/cuda/sizes.h"
 
 namespace duet::cuda {
 namespace {
@@ -155,6 +156,7 @@ void CudaBackend::gather_images(const Tensor& rows, const Tensor& labels, const 
                                 float deviation, const Tensor& y, const Tensor& picked) {
   same_device("gather_images",
               {{"rows", rows}, {"labels", labels}, {"indices", indices}, {"y", y}, {"picked", picked}});
+  to_int(rows.shape().count_from(1), "bytes of a row");
   const kernels::LabelledRows from{.bytes = rows.data<std::uint8_t>(),
                                    .row_bytes = rows.shape().count_from(1),
                                    .labels = labels.defined() ? labels.data<std::int64_t>() : nullptr};

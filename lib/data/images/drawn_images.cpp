@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "lib/base/hash.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 #include "lib/random.h"
@@ -163,6 +164,13 @@ DrawnImages::DrawnImages(const DrawnImagesOptions& options)
                       kMostSide, " rows and columns, got ", options.size);
   require<UsageError>(options.count >= 1 && options.first >= 0, "got ", options.count, " drawn images from number ",
                       options.first, " on, expected 1 or more from 0 or more on");
+}
+
+std::uint64_t DrawnImages::data_hash() const {
+  std::uint64_t hash = options_.seed;
+  for (const std::int64_t number : {options_.classes, options_.size, options_.count, options_.first})
+    hash = mixed(hash, static_cast<std::uint64_t>(number));
+  return hash;
 }
 
 void DrawnImages::draw(std::int64_t index, Pixels& pixels) const {

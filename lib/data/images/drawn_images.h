@@ -33,6 +33,7 @@ class DrawnImages : public Dataset {
 
   std::int64_t size() const override { return options_.count; }
   Shape sample_shape() const override { return {3, options_.size, options_.size}; }
+  std::uint64_t data_hash() const override;
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override;
 
   const DrawnImagesOptions& options() const { return options_; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -12,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "lib/base/hash.h"
 #include "lib/base/text.h"
 #include "lib/data/images/image_file.h"
 #include "lib/data/images/resizer.h"
@@ -165,6 +167,17 @@ void ImageFolder::add_class(const std::string& name) {
 std::int64_t ImageFolder::label(std::int64_t index) const {
   check({&index, 1});
   return labels_[static_cast<std::size_t>(index)];
+}
+
+std::uint64_t ImageFolder::data_hash() const {
+  std::uint64_t hash = labels_.size();
+  for (const std::int32_t label : labels_) hash = mixed(hash, static_cast<std::uint64_t>(label));
+  for (std::size_t begin = 0; begin < names_.size(); begin += sizeof(std::uint64_t)) {  // there can be many
+    std::uint64_t letters = 0;
+    std::memcpy(&letters, names_.data() + begin, std::min(sizeof letters, names_.size() - begin));
+    hash = mixed(hash, letters);
+  }
+  return hash;
 }
 
 fs::path ImageFolder::path(std::int64_t index) const {

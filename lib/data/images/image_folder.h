@@ -58,6 +58,8 @@ class ImageFolder : public Dataset {
 
   std::int64_t size() const override { return static_cast<std::int64_t>(labels_.size()); }
   Shape sample_shape() const override { return {3, side_, side_}; }
+  /// Hashes the labels and the files' names below the root.
+  std::uint64_t data_hash() const override;
   /// In epoch 0.
   void fetch(std::span<const std::int64_t> indices, const Tensor& samples, const Tensor& labels) const override {
     fetch_in_epoch(0, indices, samples, labels);

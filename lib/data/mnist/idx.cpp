@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <utility>
 #include <vector>
 
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
+#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -43,7 +43,8 @@ struct ByteReader::State {
   }
 
   void open(const char* path) {
-    file = Descriptor(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe without a writer would block
+    file = Descriptor(uninterrupted(
+        [&] { return ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));  // a pipe without a writer would block
     require<DataError>(file.open(), name, ": cannot be opened: ", last_errno);
     struct stat status {};
     require<DataError>(::fstat(file.get(), &status) == 0, name, ": cannot be read: ", last_errno);
@@ -57,9 +58,7 @@ struct ByteReader::State {
   bool refill() {
     if (!input.empty()) return true;
     if (!file.open()) return false;
-    ssize_t count = 0;
-    do count = ::read(file.get(), chunk.data(), chunk.size());
-    while (count < 0 && errno == EINTR);
+    const ssize_t count = uninterrupted([&] { return ::read(file.get(), chunk.data(), chunk.size()); });
     require<DataError>(count >= 0, name, ": cannot be read: ", last_errno);
     input = std::span(chunk).first(static_cast<std::size_t>(count));
     return count > 0;

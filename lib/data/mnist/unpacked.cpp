@@ -93,15 +93,15 @@ Tensor read_copy(const fs::path& path, std::uint32_t crc) {
 
 /// Removes older versions of `copy`, what killed writers left, and the copies used least recently beyond kMostKept.
 void limit_size(const fs::path& folder, const Copy& copy) {
+  remove_abandoned_temporaries(folder.string(), "");
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> kept;
   for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator(); at.increment(error)) {
     const fs::directory_entry& entry = *at;
     std::error_code ignored;
     const std::string file = entry.path().filename().string();
-    if (file.find(kTemporaryMark) != std::string::npos)
-      remove_abandoned_temporary(entry.path().string());
-    else if (file.starts_with(copy.place) && file != copy.name())
+    if (file.find(kTemporaryMark) != std::string::npos) continue;  // of a running writer
+    if (file.starts_with(copy.place) && file != copy.name())
       fs::remove(entry.path(), ignored);
     else
       kept.emplace_back(entry.last_write_time(ignored), entry.path());

@@ -8,6 +8,7 @@
 
 using namespace duet;
 using namespace duet::ddp;
+using duet_test::ContainsSubstring;
 
 namespace {
 
@@ -42,6 +43,30 @@ TEST_CASE("ranks that exchange headers find the first that differs, wherever the
   CHECK(a.difference({"", b.text()}, 0) == "");  // rank 1 is ahead, and finds it
   CHECK(b.difference({a.text(), ""}, 1) == "the ranks disagree: a call of rank 1 was not that of rank 0");
   CHECK(b.difference({"damaged", ""}, 1) == "");
+}
+
+TEST_CASE("rows of ranks that are not together one batch are found, once all have told theirs") {
+  const auto rows = [](std::int64_t first, std::int64_t end, std::uint64_t cover) {
+    Call call = all_reduce_of(4);
+    call.batch = {.whole = 30, .cover = cover, .step = 5, .first = first, .end = end, .global = 8, .order = 0xabc};
+    return call;
+  };
+  for (const bool forgotten : {false, true}) {
+    std::vector<CallLog> logs(2);
+    logs[0].add(rows(0, 4, 10));
+    logs[1].add(forgotten ? rows(0, 4, 10) : rows(4, 8, 20));
+    const std::vector<std::string> texts = {logs[0].text(), logs[1].text()};
+    for (int rank = 0; rank < 2; ++rank) {
+      const CallLog& log = logs[static_cast<std::size_t>(rank)];
+      CHECK(log.difference({"", ""}, rank) == "");
+      const std::string text = log.difference(texts, rank);
+      if (forgotten)
+        CHECK_THAT(text, ContainsSubstring("the ranks disagree: ranks 0, 1 call all_reduce of 4 f32 (sum) with rows 0 "
+                                           "to 4 of 8 in step 5, order 00000abc: give each rank's sampler"));
+      else
+        CHECK(text == "");
+    }
+  }
 }
 
 TEST_CASE("of three ranks, those that say the same are named together") {

@@ -262,7 +262,7 @@ TEST_CASE("a launch that fails in training names step, phase and bucket") {
       run_worker(3, {"train", "64", "100000"}, {.environment = {{"DUET_FAULT", "all_reduce:1:3:9"}}});
   CHECK(outcome.result.message == "rank 1 was killed by signal 9 (SIGKILL)");
   CHECK_THAT(outcome.result.report, ContainsSubstring("  rank 1 was in backward of step 2; its last call, all_reduce "
-                                                      "#4 of 18816 f32 (sum), bucket 1, had ended\n"));
+                                                      "#5 of 18816 f32 (sum), bucket 1, had ended\n"));
 }
 #endif
 

@@ -146,38 +146,9 @@ TEST_CASE("an exception in one rank ends the others at once") {
   CHECK(Clock::now() - begin < 20s);  // no rank waited for the timeout, or to leave
 }
 
-TEST_CASE("any exception out of a shard's update fails the group on all ranks") {
-  std::latch lost(1);
-  std::vector<std::string> texts(2);
-  const auto failures = try_ranks(Over::shm, 2, {.timeout = 60s, .leave_timeout = 10ms}, [&](ProcessGroup& group) {
-    constexpr std::int64_t kCount = 1000;
-    const auto shared = [&] { return Tensor(group.shared_storage(kCount * sizeof(float)), 0, {kCount}, DType::f32); };
-    const Tensor gradients = shared(), values = shared();
-    const bool throws = group.rank() == 0;
-    const auto update = [&](std::int64_t, const Tensor&) {
-      if (throws) throw std::length_error("no room");
-    };
-    try {
-      dynamic_cast<SharedMemoryGroup&>(group).reduce_update(gradients, values, 0, update);
-    } catch (const std::exception& error) {
-      texts[static_cast<std::size_t>(group.rank())] = error.what();
-    }
-    if (throws)
-      lost.wait();  // the group is there until the peer has failed
-    else
-      lost.count_down();
-    group.barrier().wait();
-  });
-  CHECK(texts[0] == "reduce_update #0 failed on rank 0: no room");
-  CHECK(texts[1] == "reduce_update #0 failed on rank 1: rank 0 has closed the connection");
-  for (const std::size_t rank : {std::size_t{0}, std::size_t{1}})
-    CHECK(text_of(failures[rank]) == concat("the process group has failed: ", texts[rank]));
-}
-
 TEST_CASE("a rank that came and closed between two polls has come") {
   MemoryStore store;
-  ControlBlock control_block(std::make_unique<SharedSegment>(store, "control_block", 0, 1, ControlBlock::bytes(1), 60s),
-                             0, 1);
+  ControlBlock control_block(ControlBlock::make_segment(store, "control_block", 0, 1, 60s), 0, 1);
   bool came = false;
   const auto goes = [&] {
     came = true;

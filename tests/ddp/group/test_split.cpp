@@ -105,6 +105,40 @@ TEST_CASE("new_group takes a list of ranks, and outlives the whole group") {
   leaving.join();
 }
 
+TEST_CASE("a group's keys leave the store with its last member, those of a group within it with that one's") {
+  const Over over = GENERATE(Over::memory, Over::gloo, Over::shm, Over::tcp);
+  if (missing(over)) DUET_SKIP("Gloo is not built");
+  const auto keys = [](ProcessGroup& whole) {
+    whole.barrier().wait();  // what all have done before is done, and nothing of what follows
+    const std::int64_t count = whole.store()->num_keys();
+    whole.barrier().wait();
+    return count;
+  };
+  const Texts texts = said(over, 2, [&](ProcessGroup& whole) {
+    const std::int64_t before = keys(whole);
+    for (int i = 0; i < 3; ++i) sum(*whole.split(0), 1);
+    const std::int64_t after = keys(whole);
+    auto group = whole.split(0);
+    auto inner = group->split(0);
+    group.reset();
+    keys(whole);
+    inner->monitored_barrier(60s);  // needs its keys
+    const int both = sum(*inner, 1);
+    inner.reset();
+    return concat(both, " ", after - before, " ", keys(whole) - before);
+  });
+  CHECK(texts == Texts{"2 0 0", "2 0 0"});
+}
+
+TEST_CASE("barriers that name missing ranks leave the keys of the last one") {
+  const Texts texts = said(Over::memory, 2, [](ProcessGroup& group) {
+    for (int i = 0; i < 5; ++i) group.monitored_barrier(60s);
+    group.barrier().wait();
+    return concat(group.store()->num_keys());
+  });
+  CHECK(texts == Texts{"2", "2"});
+}
+
 TEST_CASE("ranks that disagree about a new group, or name ranks that are not there, are refused") {
   const auto failures = try_ranks(Over::memory, 2, {.timeout = 60s}, [](ProcessGroup& group) {
     group.new_group(group.rank() == 0 ? std::vector{0} : std::vector{0, 1});

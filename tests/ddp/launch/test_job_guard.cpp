@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +20,8 @@ using namespace duet_test;
 using namespace std::chrono_literals;
 
 namespace {
+
+constexpr int kCannot = 100;
 
 /// A process of the job that replaces itself by the next `count` times, and spends most of its time in execve() because
 /// of its many arguments.
@@ -55,4 +58,28 @@ TEST_CASE("a process is found while it is in execve, where its environment reads
     ::kill(chain, SIGKILL);
     ::waitpid(chain, nullptr, 0);
   }
+}
+
+TEST_CASE("a job's processes are found in the /proc of an outer PID namespace, which has other numbers") {
+  const pid_t outer = ::fork();
+  if (outer == 0) {
+    if (::unshare(CLONE_NEWPID) != 0) ::_exit(kCannot);
+    const pid_t inner = ::fork();
+    if (inner == 0) {
+      const pid_t chain = start_chain("outer-proc", 1);
+      const auto end = Clock::now() + 20s;
+      while (end_processes_of("outer-proc") == 0 && Clock::now() < end) std::this_thread::sleep_for(1ms);
+      ::kill(chain, SIGTERM);
+      int status = 0;
+      ::waitpid(chain, &status, 0);
+      ::_exit(WTERMSIG(status));
+    }
+    int status = 0;
+    ::waitpid(inner, &status, 0);
+    ::_exit(WEXITSTATUS(status));
+  }
+  int status = 0;
+  ::waitpid(outer, &status, 0);
+  if (WEXITSTATUS(status) == kCannot) DUET_SKIP("PID namespaces cannot be made here");
+  CHECK(WEXITSTATUS(status) == SIGKILL);
 }

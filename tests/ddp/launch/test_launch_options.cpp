@@ -1,6 +1,9 @@
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -8,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/rank_environment.h"
 #include "lib/error.h"
@@ -118,6 +122,19 @@ TEST_CASE("an error file of torch's own form is read, and one of no form is not"
   }
 }
 
+TEST_CASE("a path of /proc that leads to no launcher's file is not written") {
+  const Scratch scratch;
+  const std::string text(FlightRecorder::bytes(), 'x');
+  write_text(scratch.path("file"), text);
+  const Descriptor file(::open(scratch.path("file").c_str(), O_RDWR | O_CLOEXEC));
+  const std::string path = concat("/proc/", ::getpid(), "/fd/", file.get());
+  CHECK_FALSE(write_error_file(path, 0, {.message = "why"}));
+  ::setenv(kFlightRecorderVariable, path.c_str(), 1);
+  FlightRecorder::make();
+  ::unsetenv(kFlightRecorderVariable);
+  CHECK((read_text(scratch.path("file")) == text));
+}
+
 TEST_CASE("an error file that is nested as deep as its size allows is read") {
   const Scratch scratch;
   const std::string deep = std::string(500'000, '[') + std::string(500'000, ']');
@@ -171,6 +188,14 @@ TEST_CASE("what ranks have detached ends with them, and with a launcher that is 
   CHECK(outcome.result.exit_code == 0);
   for (int rank = 0; rank < 2; ++rank) CHECK(gone_within(std::stoi(outcome.out.at(rank).at(0)), 20s));
   Launcher launcher("detached");
+  for (const pid_t detached : launcher.ranks) CHECK(alive(detached));
+  ::kill(launcher.pid, SIGKILL);
+  CHECK(launcher.wait() == -SIGKILL);
+  for (const pid_t detached : launcher.ranks) CHECK(gone_within(detached, 20s));
+}
+
+TEST_CASE("what the ranks of an inner launcher have detached ends with the outer launcher, which is killed") {
+  Launcher launcher("nested");
   for (const pid_t detached : launcher.ranks) CHECK(alive(detached));
   ::kill(launcher.pid, SIGKILL);
   CHECK(launcher.wait() == -SIGKILL);
@@ -245,5 +270,5 @@ TEST_CASE("bad options of several hosts and restarts are refused") {
   CHECK_THROWS_WITH(run(1, {"true"}, {.nodes = 2, .master_port = 1, .max_restarts = 1}),
                     ContainsSubstring("cannot be restarted"));
   CHECK_THROWS_WITH(run(1, {"true"}, {.max_restarts = -1}), ContainsSubstring("got -1"));
-  CHECK_THROWS_WITH(run(1, {"true"}, {.log_folder = "/proc/no"}), ContainsSubstring("cannot make the folder /proc/no"));
+  CHECK_THROWS_WITH(run(1, {"true"}, {.log_folder = "/proc/no"}), ContainsSubstring("cannot make folder /proc/no"));
 }

@@ -1,10 +1,13 @@
 // Hosts that are short of something, and paths that are not plain.
+#include <sys/wait.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 
 #include "ddp/gloo/load.h"
+#include "ddp/group/flight_recorder.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"
@@ -42,6 +45,20 @@ TEST_CASE("ranks share memory where /dev/shm has hardly any") {
       run(2, {"unshare", "-m", "sh", "-c", mount + " && exec \"$0\" \"$@\"", DUET_DDP_WORKER, "rounds", "5", "shm"});
   CHECK(outcome.result.message == "");
   CHECK(outcome.out == run_worker(2, {"rounds", "5"}).out);
+}
+
+TEST_CASE("under the /proc of an outer PID namespace a rank's error is read, and no other process's file is written") {
+  if (std::system("unshare -pf --mount-proc true 2>/dev/null") != 0) DUET_SKIP("PID namespaces cannot be made here");
+  const Scratch scratch;
+  const std::string file = scratch.path("file"), out = scratch.path("out");
+  // Process 1 here is the bystander, in the namespace within the launcher.
+  const std::string text(FlightRecorder::bytes(), 'x');
+  write_text(file, text);
+  const int status = std::system(
+      concat("unshare -pf --mount-proc ", DUET_DDP_WORKER, " bystander ", file, " >", out, " 2>&1").c_str());
+  CHECK(WEXITSTATUS(status) == 1);
+  CHECK_THAT(read_text(out), ContainsSubstring("rank 1 ended with exit code 1: label 10 of image 7\n"));
+  CHECK((read_text(file) == text));
 }
 
 TEST_CASE("32 open files are enough for two ranks") { check_works("ulimit -n 32"); }

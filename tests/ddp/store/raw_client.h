@@ -1,10 +1,13 @@
 // A client of the store that sends arbitrary bytes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "ddp/store/asio.h"
-#include "ddp/store/tcp_store_wire.h"
+#include "ddp/store/authenticate.h"
+#include "ddp/store/store_channel.h"
 
 namespace duet_test {
 
@@ -26,16 +29,31 @@ class RawClient {
     for (std::string more = receive(1); !more.empty(); more = receive(1)) text += more;
     return text;
   }
-  /// The whole handshake of Note [Handshake]; returns the server's verdict, and keeps the proof that was sent.
-  std::string greet(const std::string& secret, const std::string& replayed = "") {
+  /// What Note [Handshake] calls the hello, for the store of a run without a name. `called`: another endpoint than the
+  /// one that was called.
+  std::string hello(const std::string& called = "") {
     using namespace duet::ddp;
-    const std::string mark = store_run_mark(""), number(kStoreNumberBytes, 'n');
-    send(std::string(kStoreMagic) + mark + number);
-    receive(kStoreMagic.size());
-    const std::string other = receive(kStoreNumberBytes);
-    proof = replayed.empty() ? store_proof(secret, StoreSide::client, mark, number, other) : replayed;
+    return service_mark("the store of run ") + std::string(kRankBytes, '\0') +
+           (called.empty() ? endpoint_bytes(socket_.remote_endpoint()) : called) + std::string(kNumberBytes, 'n');
+  }
+  /// The whole handshake; returns the server's verdict, and keeps the proof that was sent.
+  std::string greet(const std::string& secret, const std::string& replayed = "", const std::string& called = "") {
+    using namespace duet::ddp;
+    send(std::string(kMagic) + hello());
+    receive(kMagic.size());
+    const std::string number = receive(kNumberBytes);
+    proof = replayed.empty() ? handshake_proof(secret, "caller", hello(called), number) : replayed;
     send(proof);
-    return receive(kStoreMagic.size());
+    const std::string verdict = receive(kMagic.size());
+    if (verdict == kMagic) receive(kProofBytes);
+    key_ = handshake_proof(secret, "session", hello(called), number);
+    return verdict;
+  }
+  /// The body of a frame, as the client's frame of this number. `sealed`: the body that the seal is for.
+  void send_frame(const std::string& body, std::uint64_t number, const std::string& sealed = "") {
+    std::string length;
+    for (int i = 0; i < 4; ++i) length.push_back(static_cast<char>(body.size() >> 8 * i & 0xff));
+    send(length + body + duet::ddp::frame_seal(key_, "client", number, sealed.empty() ? body : sealed));
   }
   std::string proof;
 
@@ -43,6 +61,7 @@ class RawClient {
   boost::asio::io_context io_;
   boost::asio::ip::tcp::socket socket_{io_};
   boost::system::error_code error_;
+  std::string key_;
 };
 
 }  // namespace duet_test

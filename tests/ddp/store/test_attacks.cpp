@@ -62,7 +62,7 @@ struct ControlBlocks {
     other.join();
   }
   void connect(int rank, std::size_t arena_bytes) {
-    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    auto segment = ControlBlock::make_segment(store, "control_block", rank, 2, 60s);
     control_block[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
     arena[rank] = {std::make_shared<SharedSegment>(store, "arena", rank, 2, 2 * arena_bytes, 60s), arena_bytes};
   }
@@ -175,23 +175,15 @@ TEST_CASE("a message whose header is damaged ends the messages") {
 TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched") {
   const auto place = GENERATE(std::uint64_t{kBytes}, std::uint64_t{kBytes - 11}, (std::uint64_t{1} << 40) + 1,
                               (std::uint64_t{1} << 48) + 1, ~std::uint64_t{0}, std::uint64_t{3});
-  const bool updates = GENERATE(false, true);
   ControlBlocks two;
   auto* const values = reinterpret_cast<float*>(two.arena[0].of(0));
   const Buffer buffer{values, 128, DType::f32, {}};  // enough for a shard of every rank
-  const auto update = [](std::int64_t, const Tensor&) {};
-  const ShardUpdate rule = update;
-  Call call{.op = updates ? Collective::reduce_update : Collective::all_reduce, .in = buffer};
-  if (updates) {
-    call.out = buffer;
-    call.update = &rule;
-  }
+  const Call call{.op = Collective::all_reduce, .in = buffer};
   ShmCollectives collectives(*two.control_block[0]);
   collectives.add_arena(two.arena[0]);
   Notice& other = two.control_block[1]->notice(1, 0);
   other.header = header_of(call, 0);
-  other.shared_at = updates ? 1 : place;
-  other.out_at = place;
+  other.shared_at = place;
   for (int i = 0; i < 2; ++i) two.control_block[1]->post();
   collectives.begin(call, 0);
   CHECK_THROWS_WITH(collectives.finish(call, 0, Clock::now() + 60s, false),

@@ -1,5 +1,6 @@
 // Authentication of the store's clients, and where it listens.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -24,10 +25,12 @@
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "tests/ddp/launch/launches.h"
+#include "tests/ddp/store/other_user.h"
 #include "tests/ddp/store/raw_client.h"
 #include "tests/support/catch2.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/scratch.h"
+#include "tests/support/variable.h"
 
 using namespace duet;
 using namespace duet::ddp;
@@ -37,14 +40,7 @@ using namespace std::chrono_literals;
 namespace {
 
 const std::string kSecret = "sixteen bytes or more";
-const std::string kDenied(kStoreDenied), kWelcome(kStoreMagic);
-
-/// Sets a variable of this process for a while.
-struct Variable {
-  Variable(const char* the_name, const std::string& value) : name(the_name) { ::setenv(name, value.c_str(), 1); }
-  ~Variable() { ::unsetenv(name); }
-  const char* name;
-};
+const std::string kRefused(kDenied), kWelcome(kMagic);
 
 std::size_t open_files() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
@@ -54,12 +50,12 @@ std::size_t open_files() {
 /// Sends one kind of invalid bytes to the port.
 void disturb(int port, int kind) {
   RawClient client(port);
-  const std::string magic(kStoreMagic), mark = store_run_mark(""), number(kStoreNumberBytes, 'x');
+  const std::string magic(kMagic), number(kNumberBytes, 'x');
   if (kind == 0) client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
   if (kind == 1) client.send(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11) + number);  // TLS
   if (kind == 2) client.send(random_bytes(4096));
-  if (kind == 3) client.send(magic + mark + number + std::string(kStoreProofBytes, 'p'));
-  if (kind == 4) client.send(magic + std::string(kStoreRunBytes, 'r') + number);
+  if (kind == 3) client.send(magic + client.hello() + std::string(kProofBytes, 'p'));
+  if (kind == 4) client.send(magic + std::string(kHelloBytes, 'r'));
   if (kind == 5) client.send(magic.substr(0, 7));
 }
 
@@ -72,11 +68,13 @@ TEST_CASE("the store and its clients prove to each other that they have the secr
   CHECK_THROWS_WITH(TcpStore({.port = server.port(), .secret = kSecret + "!"}),
                     ContainsSubstring("has another secret than this rank"));
   CHECK_THROWS_WITH(TcpStore({.port = server.port()}), ContainsSubstring("that of the user in a folder of $TMPDIR"));
-  RawClient right(server.port()), wrong(server.port()), replaying(server.port());
+  RawClient right(server.port()), wrong(server.port()), replaying(server.port()), relayed(server.port());
   CHECK(right.greet(kSecret) == kWelcome);
-  CHECK(wrong.greet("another secret") == kDenied);
+  CHECK(wrong.greet("another secret") == kRefused);
   CHECK(wrong.wait_for_end().empty());
-  CHECK(replaying.greet("", right.proof) == kDenied);  // the server's number was another one then
+  CHECK(replaying.greet("", right.proof) == kRefused);  // the server's number was another one then
+  const std::string elsewhere = endpoint_bytes({boost::asio::ip::address_v4::loopback(), 1});
+  CHECK(relayed.greet(kSecret, "", elsewhere) == kRefused);  // by a relay that has put in the endpoint that it calls
   CHECK(client.get("key") == "value");
 }
 
@@ -86,12 +84,12 @@ TEST_CASE("a store that does not prove that it has the secret is refused") {
   const int port = acceptor.local_endpoint().port();
   std::thread impostor([&] {
     auto client = acceptor.accept();
-    std::string received(kStoreMagic.size() + kStoreRunBytes + kStoreNumberBytes, '\0');
+    std::string received(kMagic.size() + kHelloBytes, '\0');
     boost::asio::read(client, boost::asio::buffer(received));
-    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + std::string(kStoreNumberBytes, 'n')));
-    received.resize(kStoreProofBytes);
+    boost::asio::write(client, boost::asio::buffer(std::string(kMagic) + std::string(kNumberBytes, 'n')));
+    received.resize(kProofBytes);
     boost::asio::read(client, boost::asio::buffer(received));
-    boost::asio::write(client, boost::asio::buffer(std::string(kStoreMagic) + received));  // the client's own proof
+    boost::asio::write(client, boost::asio::buffer(std::string(kMagic) + received));  // the client's own proof
   });
   CHECK_THROWS_WITH(TcpStore({.port = port, .secret = kSecret}),
                     ContainsSubstring("has another secret than this rank"));
@@ -151,7 +149,13 @@ TEST_CASE("a secret comes from a file of one's own, or from a variable") {
     const Variable file(kSecretFileVariable, path);
     CHECK(given_secret() == "one in a file, of enough bytes");
     ::chmod(path.c_str(), 0640);
-    CHECK_THROWS_WITH(given_secret(), ContainsSubstring("others than its owner can read"));
+    const std::string expected = concat("expected user ", ::geteuid(), "'s, with mode 0600");
+    CHECK_THROWS_WITH(given_secret(),
+                      ContainsSubstring(concat("is user ", ::geteuid(), "'s, with mode 0640; " + expected)));
+    if (why_no_other_user()[0] != '\0') DUET_SKIP(why_no_other_user());
+    REQUIRE(::chown(path.c_str(), kOtherUser, kOtherUser) == 0);
+    ::chmod(path.c_str(), 0600);
+    CHECK_THROWS_WITH(given_secret(), ContainsSubstring("is user 65534's, with mode 0600; " + expected));
   }
   const Variable missing(kSecretFileVariable, scratch.path("missing"));
   CHECK_THROWS_WITH(given_secret(), ContainsSubstring("errno 2"));
@@ -220,13 +224,23 @@ TEST_CASE("unauthenticated peers do not make rank 0's memory grow") {
   const ReservedPort port("127.0.0.1", 0);
   std::atomic<bool> ended = false;
   std::thread garbage([&] {
-    for (int sent = 0; sent < kAll && !ended;) {
+    const auto once_it_listens = [&](auto&& connect) {
       try {
-        disturb(port.port(), sent % 6);
-        if (++sent == kWarm) write_text(scratch.path("warm"), "");
-      } catch (const boost::system::system_error&) {  // no store listens yet
+        connect();
+      } catch (const boost::system::system_error&) {
         std::this_thread::yield();
       }
+    };
+    std::vector<std::unique_ptr<RawClient>> idle;  // as many threads as there are at most use their stacks
+    while (idle.size() < 100 && !ended)
+      once_it_listens([&] { idle.push_back(std::make_unique<RawClient>(port.port())); });
+    for (const auto& one : idle) one->send(std::string(kMagic) + one->hello() + std::string(kProofBytes, 'p'));
+    for (const auto& one : idle) one->wait_for_end();
+    for (int sent = 0; sent < kAll && !ended;) {
+      once_it_listens([&] {
+        disturb(port.port(), sent % 6);
+        if (++sent == kWarm) write_text(scratch.path("warm"), "");
+      });
     }
     write_text(scratch.path("over"), "");
   });
@@ -261,8 +275,8 @@ TEST_CASE("IPv6 serves stores and launches and Gloo") {
 
 TEST_CASE("an interface is chosen by its name") {
   CHECK(address_of("lo") == "127.0.0.1");
-  CHECK(address_towards("127.0.0.1") == "127.0.0.1");
-  CHECK_THROWS_WITH(address_towards("nowhere.invalid"), ContainsSubstring("cannot find the host nowhere.invalid"));
+  CHECK(address_towards("127.0.0.1", 0ms) == "127.0.0.1");
+  CHECK_THROWS_WITH(address_towards("nowhere.invalid", 0ms), ContainsSubstring("cannot find the host nowhere.invalid"));
   CHECK_THROWS_WITH(address_of("nope0"), ContainsSubstring("nope0") && ContainsSubstring("lo"));
   if (!why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
   CHECK(run_worker(2, {"rounds", "5", "gloo"}, {.interface = "lo"}).result.message.empty());

@@ -1,6 +1,7 @@
+// Stores in memory, in a file and over TCP, and what their server does.
 #include <chrono>
-#include <filesystem>
-#include <fstream>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,8 +12,8 @@
 #include "ddp/store/file_store.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
+#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store.h"
-#include "ddp/store/tcp_store_wire.h"
 #include "lib/error.h"
 #include "tests/ddp/store/raw_client.h"
 #include "tests/support/catch2.h"
@@ -129,6 +130,36 @@ TEST_CASE("get and wait block until the key is set") {
   CHECK(got == "value");
 }
 
+TEST_CASE("a key that is deleted while others are waited for is waited for again") {
+  MemoryStore store(60s);
+  std::vector<std::string> got;
+  std::thread waiting([&] { got = store.multi_get({"one", "two"}); });
+  const auto await_lookups = [&](std::uint64_t count) {
+    while (store.lookups() < count) std::this_thread::yield();
+  };
+  await_lookups(1);  // "two" is missing
+  store.set("two", "deleted");
+  await_lookups(3);  // then "one"
+  store.delete_key("two");
+  store.set("one", "1");
+  store.set("two", "2");
+  waiting.join();
+  CHECK(got == std::vector<std::string>{"1", "2"});
+}
+
+TEST_CASE("ranks that wait for the keys of all look each of them up twice, in whatever order they come") {
+  constexpr int kRanks = 40;
+  const bool last_first = GENERATE(false, true);
+  MemoryStore store(60s);
+  const std::vector<std::string> keys = rank_keys("joined", kRanks);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back([&] { store.wait(keys); });
+  while (store.lookups() < kRanks) std::this_thread::yield();  // all wait for one key
+  for (std::size_t i = 0; i < keys.size(); ++i) store.set(keys[last_first ? keys.size() - 1 - i : i], "");
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(store.lookups() <= 2 * kRanks * kRanks);
+}
+
 TEST_CASE("a timeout names the key") {
   const Scratch scratch;
   const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2), 30ms);
@@ -175,51 +206,27 @@ TEST_CASE("a prefix keeps groups apart") {
   CHECK(store->get("left/key") == "1");
 }
 
-TEST_CASE("a left-over file does not affect the next run") {
+TEST_CASE("the keys of one prefix are deleted at once, for all ranks") {
   const Scratch scratch;
-  const std::string path = scratch.path("store");
-  FileStore(path, "run 1").set("key", "old");
-  FileStore next(path, "run 2");
-  CHECK_FALSE(next.check({"key"}));
-  CHECK(FileStore(path, "run 1").get("key") == "old");
+  const auto [a, b] = any_pair(scratch, GENERATE(0, 1, 2));
+  a->multi_set({"a", "a/", "a/1", "a/\xff", "b"}, {"", "", "", "", ""});
+  CHECK(b->delete_prefix("a/") == 3);
+  CHECK(a->num_keys() == 2);
+  CHECK(a->check({"a", "b"}));
+  CHECK(b->delete_prefix("a/") == 0);
 }
 
-TEST_CASE("the last rank removes the file") {
-  const Scratch scratch;
-  const std::string path = scratch.path("store");
-  auto first = std::make_unique<FileStore>(path, "run", 2);
-  auto second = std::make_unique<FileStore>(path, "run", 2);
-  first.reset();
-  CHECK(std::filesystem::exists(path));
-  second.reset();
-  CHECK_FALSE(std::filesystem::exists(path));
-}
-
-TEST_CASE("a record that its writer did not finish is cut off") {
-  const Scratch scratch;
-  const std::string path = scratch.path("store");
-  FileStore store(path, "run");
-  store.set("one", "1");
-  const auto whole = std::filesystem::file_size(path);
-  store.set("two", "2");
-  const auto longer = std::filesystem::file_size(path);
-  for (auto size = whole; size < longer; ++size) {
-    std::filesystem::resize_file(path, size);
-    FileStore reader(path, "run");
-    CHECK(reader.check({"one"}));
-    CHECK_FALSE(reader.check({"two"}));
-    CHECK(std::filesystem::file_size(path) == whole);
-    std::filesystem::resize_file(path, whole);
-    FileStore(path, "run").set("two", "2");
-  }
-}
-
-TEST_CASE("a file that is no store is refused") {
-  const Scratch scratch;
-  std::ofstream(scratch.path("text")) << "something else entirely";
-  std::filesystem::permissions(scratch.path("text"), std::filesystem::perms(0600));
-  CHECK_THROWS_WITH(FileStore(scratch.path("text"), "run"), ContainsSubstring("is not a duet store"));
-  CHECK_THROWS_WITH(FileStore(scratch.path("no/such/folder"), "run"), ContainsSubstring("errno 2"));
+TEST_CASE("the last member's store deletes the keys of all") {
+  const auto store = std::make_shared<MemoryStore>();
+  auto one = std::make_unique<PrefixStore>(store, "group/", 2),
+       other = std::make_unique<PrefixStore>(store, "group/", 2);
+  one->set("key", "1");
+  one.reset();
+  CHECK(other->get("key") == "1");
+  other.reset();
+  CHECK(store->num_keys() == 0);
+  store->fail("the store has ended");
+  CHECK_NOTHROW(PrefixStore(store, "group/", 1));
 }
 
 TEST_CASE("a taken port is an error with port and errno") {
@@ -258,10 +265,13 @@ TEST_CASE("the server survives clients of another protocol") {
     client.wait_for_end();
   }
   for (const std::string& bytes : frames) {
-    RawClient client(port);
-    client.greet(user_secret());
-    client.send(bytes);
-    client.wait_for_end();
+    RawClient with_seal(port), without(port);
+    with_seal.greet(user_secret());
+    with_seal.send_frame(bytes.substr(4), 0);
+    with_seal.wait_for_end();
+    without.greet(user_secret());
+    without.send(bytes + std::string(kSealBytes, 's'));
+    without.wait_for_end();
   }
   b->set("still", "alive");
   CHECK(a->get("still") == "alive");

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/store/authenticate.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
@@ -73,9 +74,8 @@ TEST_CASE("a client whose frame holds millions of keys is dropped before the ser
   body += std::string(8, '\0') + number(kKeys);
   for (std::size_t i = 0; i < kKeys; ++i) body += key;
   RawClient client(store.port());
-  REQUIRE(client.greet(user_secret()) == kStoreMagic);
-  client.receive(kStoreProofBytes);
-  client.send(number(body.size()) + body);
+  REQUIRE(client.greet(user_secret()) == kMagic);
+  client.send_frame(body, 0);
   CHECK(client.receive(1).empty());  // no answer
   CHECK(store.get("k").size() == 4096);
 }

@@ -12,10 +12,10 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 struct Proxy::Parts {
-  Parts(const std::string& address, int target_port, const Trouble& the_trouble)
+  Parts(const std::string& address, int target_port, const Trouble& the_trouble, int port)
       : trouble(the_trouble),
         target(asio::ip::make_address(address), static_cast<unsigned short>(target_port)),
-        acceptor(io, tcp::endpoint(target.address(), 0)) {}
+        acceptor(io, tcp::endpoint(target.address(), static_cast<unsigned short>(port))) {}
   const Trouble trouble;
   const tcp::endpoint target;
   std::atomic<std::size_t> bytes = 0;
@@ -74,6 +74,8 @@ class Proxy::Connection : public std::enable_shared_from_this<Connection> {
     const Trouble& trouble = parts_.trouble;
     parts_.bytes += bytes;
     const std::size_t end = std::min(trouble.reset_after, swallows(way) ? trouble.swallow_after : Trouble::kNever);
+    if (way.answers && bytes_ >= trouble.change_after)
+      way.piece[bytes - 1] = static_cast<char>(way.piece[bytes - 1] ^ 1);
     const std::size_t passing = std::min(bytes, end - std::min(end, bytes_));
     bytes_ += bytes;
     if (passing == 0) return passed(way);
@@ -125,8 +127,8 @@ void accept(Parts& parts) {
 
 }  // namespace
 
-Proxy::Proxy(const std::string& address, int target_port, const Trouble& trouble)
-    : parts_(std::make_unique<Parts>(address, target_port, trouble)) {
+Proxy::Proxy(const std::string& address, int target_port, const Trouble& trouble, int port)
+    : parts_(std::make_unique<Parts>(address, target_port, trouble, port)) {
   accept<Connection>(*parts_);
   thread_ = std::thread([this] { parts_->io.run(); });
 }

@@ -43,7 +43,7 @@ struct Pair {
     other.join();
   }
   void connect(int rank) {
-    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    auto segment = ControlBlock::make_segment(store, "control_block", rank, 2, 60s);
     control_block[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
   }
   MemoryStore store;

@@ -94,7 +94,7 @@ TEST_CASE("messages over shared memory move nothing more after an error") {
   MemoryStore store;
   std::unique_ptr<ControlBlock> control_blocks[2];
   const auto connect = [&](int rank) {
-    auto segment = std::make_unique<SharedSegment>(store, "control_block", rank, 2, ControlBlock::bytes(2), 60s);
+    auto segment = ControlBlock::make_segment(store, "control_block", rank, 2, 60s);
     control_blocks[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
   };
   std::thread other([&] { connect(1); });

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "ddp/store/asio.h"
+#include "ddp/store/authenticate.h"
 #include "ddp/store/store.h"
-#include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
@@ -70,11 +70,11 @@ class UnauthenticatedPeers {
   static constexpr int kKinds = 6;
   void visit(int port, int kind) {
     auto client = std::make_unique<RawClient>(port);
-    const std::string number(kStoreNumberBytes, 'n'), proof(kStoreProofBytes, 'p');
+    const std::string number(kNumberBytes, 'n'), proof(kProofBytes, 'p'), magic(kMagic);
     if (kind == 1) client->send("GET / HTTP/1.1\r\nHost: a\r\n\r\n" + number + number);
-    if (kind == 2) client->send("duet-ranks-v001\n00000001" + number + proof);
-    if (kind == 3) client->send("duet-ranks-v001\n-0000001" + number + proof);
-    if (kind == 4) client->send("duet-ranks-v001\n");
+    if (kind == 2) client->send(magic + client->hello() + proof);
+    if (kind == 3) client->send(magic + client->hello().replace(0, kMarkBytes, service_mark("rank 0")) + proof);
+    if (kind == 4) client->send(magic);
     if (kind == 5) client.reset();
     if (client) clients_.push_back(std::move(client));
   }
@@ -129,7 +129,7 @@ TEST_CASE("unauthenticated peers that are the first at the ranks' ports are drop
     if (failure) std::rethrow_exception(failure);
   }
   CHECK(unauthenticated.ports() >= static_cast<std::size_t>(size));
-  CHECK(unauthenticated.most_received() <= kStoreNumberBytes);  // a random number, and nothing of the job
+  CHECK(unauthenticated.most_received() <= 2 * kMagic.size() + kNumberBytes);  // nothing of the job
 }
 
 TEST_CASE("a rank does not take what listens at a lower rank's address for that rank without a proof") {
@@ -140,19 +140,20 @@ TEST_CASE("a rank does not take what listens at a lower rank's address for that 
     boost::system::error_code error;
     for (;;) {
       auto client = acceptor.accept(error);
-      std::string received(16 + 8 + kStoreNumberBytes, '\0');
+      std::string received(kMagic.size() + kHelloBytes, '\0');
       boost::asio::read(client, boost::asio::buffer(received), error);
       if (received.front() == 'q') return;
-      boost::asio::write(client, boost::asio::buffer(received.substr(24)), error);
-      received.resize(kStoreProofBytes);
+      const std::string magic(kMagic);
+      boost::asio::write(client, boost::asio::buffer(magic + std::string(kNumberBytes, 'n')), error);
+      received.resize(kProofBytes);
       boost::asio::read(client, boost::asio::buffer(received), error);
-      boost::asio::write(client, boost::asio::buffer(received), error);  // the rank's own proof
+      boost::asio::write(client, boost::asio::buffer(magic + received), error);  // the rank's own proof
     }
   });
   store.set("tcp/address/0", concat(acceptor.local_endpoint().port(), " 127.0.0.1"));
   CHECK_THROWS_WITH(make_tcp_transport(store, 1, 2, {.connect_timeout = 500ms}),
                     ContainsSubstring("rank 1 could not connect with rank 0 within 500 ms"));
-  RawClient(acceptor.local_endpoint().port()).send(std::string(16 + 8 + kStoreNumberBytes, 'q'));
+  RawClient(acceptor.local_endpoint().port()).send(std::string(kMagic.size() + kHelloBytes, 'q'));
   impostor.join();
 }
 

@@ -26,6 +26,7 @@ constexpr const char* kConvolutions[] = {"cudnnConvolutionForward", "cudnnConvol
 struct LibraryHandle {
   int device = current_device();
   cudaStream_t stream = nullptr;
+  mutable bool used = false;  // the first use loads kernels, and may allocate
 };
 
 }  // namespace
@@ -73,7 +74,14 @@ bool queue(const char* function, const LibraryHandle& handle, const std::vector<
   Op op(function);
   for (const void* p : pointers) op.pointers.push_back({p, static_cast<int>(op.pointers.size()), true});
   op.body = body;
-  return wait_for_room(lock, resolve(handle.stream)) == cudaSuccess && submit(handle.stream, op) == cudaSuccess;
+  const cudaStream_t stream = resolve(handle.stream);
+  if (stream != nullptr && stream->capture != nullptr && !handle.used) {
+    report("%s: the handle's first use is inside a capture", function);
+    invalidate(stream->capture, cudaErrorStreamCaptureUnsupported);
+    return false;
+  }
+  handle.used = true;
+  return wait_for_room(lock, stream) == cudaSuccess && submit(handle.stream, op) == cudaSuccess;
 }
 
 /// Operations run one at a time, so the last of the CPU's devices is free for them.
@@ -131,12 +139,15 @@ struct Matrix {
   int pitch;
 };
 
-/// Row-major: the matrix, or its transpose when the columns become rows.
+/// Row-major: the matrix, or its transpose when the columns become rows. With even seeds its columns stand in reverse:
+/// a product of two such matrices has sums in another order, as on GPUs, and other last bits.
 duet::Tensor load(const Matrix& m, bool columns_become_rows, int rows, int columns, bool tf32) {
+  static const bool reverse = setting("DUET_SIM_SEED", 1) % 2 == 0;
   const duet::Tensor values = make_tensor({rows, columns});
   float* to = values.data<float>();
   for (int row = 0; row < rows; ++row)
-    for (int column = 0; column < columns; ++column) {
+    for (int place = 0; place < columns; ++place) {
+      const int column = reverse ? columns - 1 - place : place;
       const int at = columns_become_rows ? row * m.pitch + column : column * m.pitch + row;
       const float x = m.type == CUDA_R_32F ? static_cast<const float*>(m.values)[at]
                                            : float{static_cast<const duet::BFloat16*>(m.values)[at]};

@@ -1,4 +1,4 @@
-// Batch norm: a block for each channel. Sums are in double, as on the CPU.
+// Batch norm: a block for each channel. Sums are in double, as on the CPU, by fma: GPUs have few units for doubles.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kChannelThreads)
     average = block_sum_for_all<kChannelThreads>(total) * per_sample;
     for_each_element(g, c, [&](std::int64_t i) {
       const double difference = static_cast<double>(x[i]) - average;
-      squares += difference * difference;
+      squares = fma(difference, difference, squares);
     });
     squares = block_sum_for_all<kChannelThreads>(squares);
     variance = squares * per_sample;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kChannelThreads)
   const float factor = static_cast<float>(inverse) * weight[c];
   const float shift = bias[c] - static_cast<float>(average) * factor;
   for_each_element(g, c, [&](std::int64_t i) {
-    float value = x[i] * factor + shift;
+    float value = fmaf(x[i], factor, shift);
     if (residual != nullptr) value += residual[i];
     y[i] = relu && arithmetic::relu_stops(value) ? 0.0f : value;
   });
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kChannelThreads)
     if (dresidual != nullptr) dresidual[i] = passed(i);
     const double gradient = static_cast<double>(passed(i));
     sum_dy += gradient;
-    sum_dy_x += gradient * (static_cast<double>(x[i]) - average) * inverse;
+    sum_dy_x = fma(gradient * (static_cast<double>(x[i]) - average), inverse, sum_dy_x);
   });
   sum_dy = block_sum_for_all<kChannelThreads>(sum_dy);
   sum_dy_x = block_sum_for_all<kChannelThreads>(sum_dy_x);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kChannelThreads)
                mean_dy_x = per_sample > 0 ? sum_dy_x * per_sample : 0;
   for_each_element(g, c, [&](std::int64_t i) {
     const double normal = (static_cast<double>(x[i]) - average) * inverse;
-    dx[i] = static_cast<float>(factor * (static_cast<double>(passed(i)) - mean_dy - normal * mean_dy_x));
+    dx[i] = static_cast<float>(factor * fma(-normal, mean_dy_x, static_cast<double>(passed(i)) - mean_dy));
   });
 }
 

@@ -22,19 +22,20 @@ constexpr std::int64_t kFewElements = 4096;
 constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
 
 __global__ void __launch_bounds__(kThreads)
-    add_channel_bias_kernel(float* __restrict__ y, const float* __restrict__ bias, std::int64_t count, int channels,
-                            std::int64_t pixels) {
-  const std::int64_t i = thread_in_grid();
-  if (i < count) y[i] += bias[i / pixels % channels];
+    add_channel_bias_kernel(LaunchRows images, float* __restrict__ y, const float* __restrict__ bias, unsigned channels,
+                            unsigned pixels) {
+  const unsigned i = thread_in_launch();
+  if (i < images.threads) y[images.first * channels * pixels + i] += bias[i / pixels % channels];
 }
 
 /// The same for four elements of one channel at a time.
 __global__ void __launch_bounds__(kThreads)
-    add_channel_bias_by_four_kernel(float4* __restrict__ y, const float* __restrict__ bias, std::int64_t count,
-                                    int channels, std::int64_t pixels) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= count) return;
+    add_channel_bias_by_four_kernel(LaunchRows images, float4* __restrict__ y, const float* __restrict__ bias,
+                                    unsigned channels, unsigned pixels) {
+  const unsigned i = thread_in_launch();
+  if (i >= images.threads) return;
   const float b = bias[i / pixels % channels];
+  y += images.first * channels * pixels;
   float4 v = y[i];
   v.x += b;
   v.y += b;
@@ -130,13 +131,14 @@ __global__ void __launch_bounds__(kThreads)
 
 /// A thread for each pixel of the image.
 __global__ void __launch_bounds__(kThreads)
-    bias_pool_relu_backward_kernel(const float* __restrict__ dy, const std::uint8_t* __restrict__ index, float scale,
-                                   float* __restrict__ gradient, TiledPool g) {
-  const std::int64_t i = thread_in_grid();
-  const int image_pixels = g.height * g.width;
-  const std::int64_t image = i / image_pixels;
-  if (image >= g.rows * g.channels) return;
-  const int pixel = static_cast<int>(i - image * image_pixels), h = pixel / g.width, w = pixel - h * g.width;
+    bias_pool_relu_backward_kernel(LaunchRows images, const float* __restrict__ dy,
+                                   const std::uint8_t* __restrict__ index, float scale, float* __restrict__ gradient,
+                                   TiledPool g) {
+  const unsigned i = thread_in_launch(), image_pixels = static_cast<unsigned>(g.height * g.width),
+                 at_image = i / image_pixels;
+  if (i >= images.threads) return;
+  const std::int64_t image = images.first + at_image;
+  const int pixel = static_cast<int>(i - at_image * image_pixels), h = pixel / g.width, w = pixel - h * g.width;
   const int p = h / g.kernel_h, q = w / g.kernel_w;
   float value = 0;
   if (p < g.out_height && q < g.out_width) {
@@ -144,20 +146,21 @@ __global__ void __launch_bounds__(kThreads)
     const int place = (h - p * g.kernel_h) * g.kernel_w + w - q * g.kernel_w;
     if (index[at] == place) value = dy[at] * scale;
   }
-  gradient[i] = value;
+  gradient[image * image_pixels + pixel] = value;
 }
 
 /// For 2x2 windows that tile the whole image: a thread for each window.
 __global__ void __launch_bounds__(kThreads)
-    bias_pool_relu_backward_by_two_kernel(const float* __restrict__ dy, const std::uint8_t* __restrict__ index,
-                                          float scale, float2* __restrict__ gradient, std::int64_t count,
-                                          int out_width) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= count) return;
-  const float value = dy[i] * scale;
-  const int place = index[i];
+    bias_pool_relu_backward_by_two_kernel(LaunchRows rows, const float* __restrict__ dy,
+                                          const std::uint8_t* __restrict__ index, float scale,
+                                          float2* __restrict__ gradient, unsigned out_width) {
+  const unsigned i = thread_in_launch();
+  if (i >= rows.threads) return;
+  const std::int64_t begin = rows.first * out_width;
+  const float value = dy[begin + i] * scale;
+  const int place = index[begin + i];
   // Rows of windows stand below each other through all images; in pairs of floats each takes two rows of out_width.
-  const std::int64_t row = i / out_width, at = row * out_width + i;
+  const std::int64_t at = 2 * begin + i / out_width * out_width + i;
   gradient[at] = make_float2(place == 0 ? value : 0.0f, place == 1 ? value : 0.0f);
   gradient[at + out_width] = make_float2(place == 2 ? value : 0.0f, place == 3 ? value : 0.0f);
 }
@@ -166,13 +169,12 @@ __global__ void __launch_bounds__(kThreads)
 
 void add_channel_bias(float* y, const float* bias, std::int64_t images, int channels, std::int64_t pixels,
                       cudaStream_t stream) {
-  const std::int64_t count = images * channels * pixels;
-  if (count == 0) return;
+  const auto planes = static_cast<unsigned>(channels), size = static_cast<unsigned>(pixels);
   if (pixels % 4 == 0 && aligned(y, sizeof(float4))) {
-    launch(add_channel_bias_by_four_kernel, blocks_for(count / 4), dim3(kThreads), 0, stream,
-           reinterpret_cast<float4*>(y), bias, count / 4, channels, pixels / 4);
+    launch_rows(add_channel_bias_by_four_kernel, images, channels * (pixels / 4), kThreads, stream,
+                reinterpret_cast<float4*>(y), bias, planes, size / 4);
   } else {
-    launch(add_channel_bias_kernel, blocks_for(count), dim3(kThreads), 0, stream, y, bias, count, channels, pixels);
+    launch_rows(add_channel_bias_kernel, images, channels * pixels, kThreads, stream, y, bias, planes, size);
   }
 }
 
@@ -204,15 +206,13 @@ void bias_pool_relu_backward(const float* dy, const std::uint8_t* index, float s
                              const TiledPool& shape, cudaStream_t stream) {
   const std::int64_t pixels = static_cast<std::int64_t>(shape.height) * shape.width,
                      images = shape.rows * shape.channels;
-  if (images * pixels == 0) return;
   if (shape.kernel_h == 2 && shape.kernel_w == 2 && shape.height == 2 * shape.out_height &&
       shape.width == 2 * shape.out_width && aligned(image_gradient, sizeof(float2))) {
-    const std::int64_t count = images * pixels / 4;
-    launch(bias_pool_relu_backward_by_two_kernel, blocks_for(count), dim3(kThreads), 0, stream, dy, index, scale,
-           reinterpret_cast<float2*>(image_gradient), count, shape.out_width);
+    launch_rows(bias_pool_relu_backward_by_two_kernel, images * shape.out_height, shape.out_width, kThreads, stream, dy,
+                index, scale, reinterpret_cast<float2*>(image_gradient), static_cast<unsigned>(shape.out_width));
   } else {
-    launch(bias_pool_relu_backward_kernel, blocks_for(images * pixels), dim3(kThreads), 0, stream, dy, index, scale,
-           image_gradient, shape);
+    launch_rows(bias_pool_relu_backward_kernel, images, pixels, kThreads, stream, dy, index, scale, image_gradient,
+                shape);
   }
 }
 

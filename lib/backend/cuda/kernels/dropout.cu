@@ -17,12 +17,11 @@ constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
 
 /// A thread for each lane of each chunk of each row: eight decisions.
 __global__ void __launch_bounds__(kThreads)
-    dropout_mask_kernel(std::uint8_t* __restrict__ mask, std::int64_t rows, std::int64_t columns, std::int64_t lanes,
+    dropout_mask_kernel(LaunchRows rows, std::uint8_t* __restrict__ mask, std::int64_t columns, unsigned lanes,
                         StepDraw counted) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= rows * lanes) return;
-  const std::int64_t row = i / lanes;
-  const auto in_row = static_cast<std::uint32_t>(i - row * lanes);
+  const unsigned i = thread_in_launch(), at_row = i / lanes, in_row = i - at_row * lanes;
+  if (i >= rows.threads) return;
+  const std::int64_t row = rows.first + at_row;
   const DropoutDraw draw = draw_now(counted);
   const PhiloxWords words = dropout_words(draw, row, in_row);
   std::int64_t e = static_cast<std::int64_t>(in_row / kDropoutLanes) * kChunk + in_row % kDropoutLanes;
@@ -35,9 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
                   cudaStream_t stream) {
-  if (rows * columns == 0) return;
   const std::int64_t lanes = (columns + kChunk - 1) / kChunk * kDropoutLanes;
-  launch(dropout_mask_kernel, blocks_for(rows * lanes), dim3(kThreads), 0, stream, mask, rows, columns, lanes, draw);
+  launch_rows(dropout_mask_kernel, rows, lanes, kThreads, stream, mask, columns, static_cast<unsigned>(lanes), draw);
 }
 
 }  // namespace duet::cuda::kernels

@@ -12,13 +12,13 @@ namespace {
 
 /// A thread for each pixel of the batch. Division and subtraction round as on the CPU: nothing here can be fused.
 __global__ void __launch_bounds__(kThreads)
-    gather_images_kernel(LabelledRows rows, const std::int64_t* indices, std::int64_t n, float mean, float deviation,
-                         float* y, std::int64_t* picked) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= n * rows.row_bytes) return;
-  const std::int64_t row = i / rows.row_bytes, index = indices[row], pixel = i - row * rows.row_bytes;
+    gather_images_kernel(LaunchRows batch, LabelledRows rows, const std::int64_t* indices, unsigned row_bytes,
+                         float mean, float deviation, float* y, std::int64_t* picked) {
+  const unsigned i = thread_in_launch(), at_row = i / row_bytes, pixel = i - at_row * row_bytes;
+  if (i >= batch.threads) return;
+  const std::int64_t row = batch.first + at_row, index = indices[row];
   const std::uint8_t byte = rows.bytes[index * rows.row_bytes + pixel];
-  y[i] = (static_cast<float>(byte) / 255.0f - mean) / deviation;
+  y[row * row_bytes + pixel] = (static_cast<float>(byte) / 255.0f - mean) / deviation;
   if (pixel == 0 && picked != nullptr) picked[row] = rows.labels[index];
 }
 
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void gather_images(const LabelledRows& rows, const std::int64_t* indices, std::int64_t n, float mean, float deviation,
                    float* y, std::int64_t* picked, cudaStream_t stream) {
-  launch(gather_images_kernel, blocks_for(n * rows.row_bytes), dim3(kThreads), 0, stream, rows, indices, n, mean,
-         deviation, y, picked);
+  launch_rows(gather_images_kernel, n, rows.row_bytes, kThreads, stream, rows, indices,
+              static_cast<unsigned>(rows.row_bytes), mean, deviation, y, picked);
 }
 
 }  // namespace duet::cuda::kernels

@@ -19,20 +19,19 @@ constexpr int kSumRows = 8;
 constexpr int kChunk = kDropoutLanes * kDropoutNumbers;
 
 __global__ void __launch_bounds__(kThreads)
-    add_row_bias_kernel(float* __restrict__ y, const float* __restrict__ bias, std::int64_t count, int columns) {
-  const std::int64_t i = thread_in_grid();
-  if (i < count) y[i] += bias[i % columns];
+    add_row_bias_kernel(LaunchRows rows, float* __restrict__ y, const float* __restrict__ bias, unsigned columns) {
+  const unsigned i = thread_in_launch();
+  if (i < rows.threads) y[rows.first * columns + i] += bias[i % columns];
 }
 
 /// A thread for each lane of each of dropout's chunks: eight elements of a row, 16 apart, interleaved with
 /// its neighbours'.
 __global__ void __launch_bounds__(kThreads)
-    bias_relu_dropout_forward_kernel(float* __restrict__ y, const float* __restrict__ bias, std::int64_t rows,
-                                     int columns, int lanes, bool drops, StepDraw counted, float scale) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= rows * lanes) return;
-  const std::int64_t row = i / lanes;
-  const auto in_row = static_cast<std::uint32_t>(i - row * lanes);
+    bias_relu_dropout_forward_kernel(LaunchRows rows, float* __restrict__ y, const float* __restrict__ bias,
+                                     int columns, unsigned lanes, bool drops, StepDraw counted, float scale) {
+  const unsigned i = thread_in_launch(), at_row = i / lanes, in_row = i - at_row * lanes;
+  if (i >= rows.threads) return;
+  const std::int64_t row = rows.first + at_row;
   const DropoutDraw draw = drops ? draw_now(counted) : DropoutDraw{};
   PhiloxWords words = {};
   if (drops) words = dropout_words(draw, row, in_row);
@@ -92,9 +91,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void add_row_bias(float* y, const float* bias, std::int64_t rows, int columns, cudaStream_t stream) {
-  const std::int64_t count = rows * columns;
-  if (count == 0) return;
-  launch(add_row_bias_kernel, blocks_for(count), dim3(kThreads), 0, stream, y, bias, count, columns);
+  launch_rows(add_row_bias_kernel, rows, columns, kThreads, stream, y, bias, static_cast<unsigned>(columns));
 }
 
 void sum_rows(const float* dy, float* db, std::int64_t rows, int columns, cudaStream_t stream) {
@@ -105,10 +102,9 @@ void sum_rows(const float* dy, float* db, std::int64_t rows, int columns, cudaSt
 
 void bias_relu_dropout_forward(float* y, const float* bias, std::int64_t rows, int columns, const StepDraw* draw,
                                float scale, cudaStream_t stream) {
-  if (rows * columns == 0) return;
   const int lanes = (columns + kChunk - 1) / kChunk * kDropoutLanes;
-  launch(bias_relu_dropout_forward_kernel, blocks_for(rows * lanes), dim3(kThreads), 0, stream, y, bias, rows, columns,
-         lanes, draw != nullptr, draw == nullptr ? StepDraw{} : *draw, scale);
+  launch_rows(bias_relu_dropout_forward_kernel, rows, lanes, kThreads, stream, y, bias, columns,
+              static_cast<unsigned>(lanes), draw != nullptr, draw == nullptr ? StepDraw{} : *draw, scale);
 }
 
 void bias_relu_dropout_backward(const float* dy, const float* y, float scale, float* dx, float* db, std::int64_t rows,

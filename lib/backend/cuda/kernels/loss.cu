@@ -56,22 +56,23 @@ struct Smaller {
 
 /// Element i of the gradient of log_softmax's argument (its output: y), where that of nll_loss at the labels is
 /// `gradient`.
-__device__ inline float logit_gradient(const float* y, const std::int64_t* labels, float gradient, std::int64_t i,
+__device__ inline float logit_gradient(const float* y, const std::int64_t* labels, float gradient, const Entry& entry,
                                        int classes) {
-  const std::int64_t row = i / classes, label = labels[row];
+  const std::int64_t label = labels[entry.row];
   const float at_label = label >= 0 && label < classes ? gradient : 0.0f;
-  return arithmetic::log_softmax_nll_gradient(y[i], i - row * classes == label, at_label);
+  return arithmetic::log_softmax_nll_gradient(y[entry.at], entry.column == label, at_label);
 }
 
 /// The first block adds up the loss. All of them, as many as it takes, write an element of the gradient per thread.
 __global__ void __launch_bounds__(kNllThreads)
-    nll_forward_kernel(const float* __restrict__ x, const std::int64_t* __restrict__ labels, float factor,
-                       float* __restrict__ loss, LogitGradient gradient, std::int64_t rows, int classes,
+    nll_forward_kernel(LaunchRows part, const float* __restrict__ x, const std::int64_t* __restrict__ labels,
+                       float factor, float* __restrict__ loss, LogitGradient gradient, std::int64_t rows, int classes,
                        LabelFault* fault) {
-  const std::int64_t i = thread_in_grid();
-  if (gradient.dx != nullptr && i < rows * classes)
-    gradient.dx[i] = logit_gradient(x, labels, -gradient.factor, i, classes);
-  if (blockIdx.x != 0) return;  // whole blocks
+  if (thread_in_launch() < part.threads) {
+    const Entry entry = entry_of_thread(part, classes);
+    gradient.dx[entry.at] = logit_gradient(x, labels, -gradient.factor, entry, classes);
+  }
+  if (blockIdx.x != 0 || part.first != 0) return;  // whole blocks
   std::int64_t bad_row = rows;
   float total = 0;
   for (std::int64_t row = threadIdx.x; row < rows; row += kNllThreads) {
@@ -96,20 +97,20 @@ __global__ void __launch_bounds__(kNllThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    nll_backward_kernel(const float* __restrict__ dloss, const std::int64_t* __restrict__ labels, float factor,
-                        float* __restrict__ dx, std::int64_t count, int classes) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= count) return;
-  const std::int64_t row = i / classes;
-  dx[i] = i - row * classes == labels[row] ? -*dloss * factor : 0.0f;
+    nll_backward_kernel(LaunchRows part, const float* __restrict__ dloss, const std::int64_t* __restrict__ labels,
+                        float factor, float* __restrict__ dx, int classes) {
+  if (thread_in_launch() >= part.threads) return;
+  const Entry entry = entry_of_thread(part, classes);
+  dx[entry.at] = entry.column == labels[entry.row] ? -*dloss * factor : 0.0f;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    log_softmax_nll_backward_kernel(const float* __restrict__ dloss, const float* __restrict__ y,
+    log_softmax_nll_backward_kernel(LaunchRows part, const float* __restrict__ dloss, const float* __restrict__ y,
                                     const std::int64_t* __restrict__ labels, float factor, float* __restrict__ dx,
-                                    std::int64_t count, int classes) {
-  const std::int64_t i = thread_in_grid();
-  if (i < count) dx[i] = logit_gradient(y, labels, -*dloss * factor, i, classes);
+                                    int classes) {
+  if (thread_in_launch() >= part.threads) return;
+  const Entry entry = entry_of_thread(part, classes);
+  dx[entry.at] = logit_gradient(y, labels, -*dloss * factor, entry, classes);
 }
 
 /// Block b writes factor times the sum of its part of the squares.
@@ -182,25 +183,21 @@ void log_softmax_backward(const float* y, const float* dy, float* dx, std::int64
 
 void nll_forward(const float* x, const std::int64_t* labels, float factor, float* loss, const LogitGradient& gradient,
                  std::int64_t rows, int classes, LabelFault* fault, cudaStream_t stream) {
-  const std::int64_t elements = gradient.dx == nullptr ? 0 : rows * classes;
-  const dim3 blocks = elements == 0 ? dim3(1) : blocks_of(elements, kNllThreads);
-  launch(nll_forward_kernel, blocks, dim3(kNllThreads), 0, stream, x, labels, factor, loss, gradient, rows, classes,
-         fault);
+  if (gradient.dx == nullptr || rows * classes == 0)
+    return launch(nll_forward_kernel, dim3(1), dim3(kNllThreads), 0, stream, LaunchRows{0, 0}, x, labels, factor, loss,
+                  gradient, rows, classes, fault);
+  launch_rows(nll_forward_kernel, rows, classes, kNllThreads, stream, x, labels, factor, loss, gradient, rows, classes,
+              fault);
 }
 
 void nll_backward(const float* dloss, const std::int64_t* labels, float factor, float* dx, std::int64_t rows,
                   int classes, cudaStream_t stream) {
-  const std::int64_t count = rows * classes;
-  if (count == 0) return;
-  launch(nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, labels, factor, dx, count, classes);
+  launch_rows(nll_backward_kernel, rows, classes, kThreads, stream, dloss, labels, factor, dx, classes);
 }
 
 void log_softmax_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float factor, float* dx,
                               std::int64_t rows, int classes, cudaStream_t stream) {
-  const std::int64_t count = rows * classes;
-  if (count == 0) return;
-  launch(log_softmax_nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, y, labels, factor, dx,
-         count, classes);
+  launch_rows(log_softmax_nll_backward_kernel, rows, classes, kThreads, stream, dloss, y, labels, factor, dx, classes);
 }
 
 void mse_forward(const float* x, const float* target, float factor, float* loss, float* partials, std::int64_t count,

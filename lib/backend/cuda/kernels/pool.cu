@@ -12,13 +12,14 @@
 namespace duet::cuda::kernels {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) max_pool_forward_kernel(const float* __restrict__ x, float* __restrict__ y,
-                                                                    std::uint8_t* __restrict__ index, PoolShape g) {
-  const std::int64_t i = thread_in_grid();
-  const int out_pixels = g.out_height * g.out_width;
-  if (i >= g.images * out_pixels) return;
-  const std::int64_t image = i / out_pixels;
-  const int pixel = static_cast<int>(i - image * out_pixels);
+__global__ void __launch_bounds__(kThreads)
+    max_pool_forward_kernel(LaunchRows images, const float* __restrict__ x, float* __restrict__ y,
+                            std::uint8_t* __restrict__ index, PoolShape g) {
+  const unsigned i = thread_in_launch(), out_pixels = static_cast<unsigned>(g.out_height * g.out_width),
+                 at_image = i / out_pixels;
+  if (i >= images.threads) return;
+  const std::int64_t image = images.first + at_image;
+  const int pixel = static_cast<int>(i - at_image * out_pixels);
   const int top = pixel / g.out_width * g.stride_h - g.pad_h, left = pixel % g.out_width * g.stride_w - g.pad_w;
   const float* const from = x + image * g.height * g.width;
   // A window of -infinity only still sends its gradient into the image.
@@ -37,17 +38,18 @@ __global__ void __launch_bounds__(kThreads) max_pool_forward_kernel(const float*
       }
     }
   }
-  y[i] = best;
-  index[i] = static_cast<std::uint8_t>(place);
+  y[image * out_pixels + pixel] = best;
+  index[image * out_pixels + pixel] = static_cast<std::uint8_t>(place);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    max_pool_backward_kernel(const float* __restrict__ dy, const std::uint8_t* __restrict__ index,
+    max_pool_backward_kernel(LaunchRows images, const float* __restrict__ dy, const std::uint8_t* __restrict__ index,
                              float* __restrict__ dx, PoolShape g) {
-  const std::int64_t i = thread_in_grid(), pixels = static_cast<std::int64_t>(g.height) * g.width;
-  if (i >= g.images * pixels) return;
-  const std::int64_t image = i / pixels;
-  const int pixel = static_cast<int>(i - image * pixels), h = pixel / g.width + g.pad_h, w = pixel % g.width + g.pad_w;
+  const unsigned i = thread_in_launch(), pixels = static_cast<unsigned>(g.height * g.width), at_image = i / pixels;
+  if (i >= images.threads) return;
+  const std::int64_t image = images.first + at_image;
+  const int pixel = static_cast<int>(i - at_image * pixels), h = pixel / g.width + g.pad_h,
+            w = pixel % g.width + g.pad_w;
   const std::int64_t base = image * g.out_height * g.out_width;
   // The windows that hold this pixel, in row-major order: that of the sums on the CPU.
   const int first_p = h < g.kernel_h ? 0 : (h - g.kernel_h) / g.stride_h + 1;
@@ -60,22 +62,20 @@ __global__ void __launch_bounds__(kThreads)
       if (index[at] == place) total += dy[at];
     }
   }
-  dx[i] = total;
+  dx[image * pixels + pixel] = total;
 }
 
 }  // namespace
 
 void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolShape& shape, cudaStream_t stream) {
-  const std::int64_t count = shape.images * shape.out_height * shape.out_width;
-  if (count == 0) return;
-  launch(max_pool_forward_kernel, blocks_for(count), dim3(kThreads), 0, stream, x, y, index, shape);
+  launch_rows(max_pool_forward_kernel, shape.images, std::int64_t{shape.out_height} * shape.out_width, kThreads, stream,
+              x, y, index, shape);
 }
 
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
                        cudaStream_t stream) {
-  const std::int64_t count = shape.images * shape.height * shape.width;
-  if (count == 0) return;
-  launch(max_pool_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dy, index, dx, shape);
+  launch_rows(max_pool_backward_kernel, shape.images, std::int64_t{shape.height} * shape.width, kThreads, stream, dy,
+              index, dx, shape);
 }
 
 }  // namespace duet::cuda::kernels

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/launch.h"
 
 /// Unrolls a loop of a fixed length that indexes an array in registers.
 #if defined(__CUDACC__)
@@ -33,6 +34,18 @@ inline bool aligned(const void* memory, std::size_t bytes) {
 /// The thread's number in the whole grid.
 __device__ inline std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+/// The thread's number in a launch of rows.
+__device__ inline unsigned thread_in_launch() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+/// The element of a matrix that the thread of a launch of rows stands for.
+struct Entry {
+  std::int64_t row, column, at;
+};
+__device__ inline Entry entry_of_thread(const LaunchRows& rows, int columns) {
+  const unsigned i = thread_in_launch(), at_row = i / static_cast<unsigned>(columns);
+  return {rows.first + at_row, i - at_row * static_cast<unsigned>(columns), rows.first * columns + i};
 }
 
 /// A dropout's draw in the step that runs.

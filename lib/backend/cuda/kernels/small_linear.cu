@@ -65,9 +65,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   __shared__ float part[kGroups][kMost][kWarp];
   const int block = static_cast<int>(blockIdx.x) - tiles;
   if (block >= 0) {  // whole blocks
-    const std::int64_t i = static_cast<std::int64_t>(block) * kBlockThreads + threadIdx.x, row = i / g.in;
+    // 32 bits hold them all: kMostSmallRows * kMostSmallWeights, see gemm.cpp.
+    const unsigned i = static_cast<unsigned>(block) * kBlockThreads + threadIdx.x, in = static_cast<unsigned>(g.in);
+    const std::int64_t row = i / in;
     if (row >= g.rows) return;
-    const int column = static_cast<int>(i - row * g.in);
+    const int column = static_cast<int>(i % in);
     float total = 0;
     for (int o = 0; o < g.out; ++o)
       total = fmaf(operand<kRounds>(dy[row * g.out + o]), operand<kRounds>(w[o * g.in + column]), total);

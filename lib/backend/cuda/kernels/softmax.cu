@@ -65,16 +65,17 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    smoothed_nll_backward_kernel(const float* __restrict__ dloss, const float* __restrict__ y,
+    smoothed_nll_backward_kernel(LaunchRows part, const float* __restrict__ dloss, const float* __restrict__ y,
                                  const std::int64_t* __restrict__ labels, float smoothing, float factor,
-                                 float* __restrict__ dx, std::int64_t count, int classes) {
-  const std::int64_t i = thread_in_grid();
-  if (i >= count) return;
-  const std::int64_t row = i / classes, label = labels[row];
+                                 float* __restrict__ dx, int classes) {
+  if (thread_in_launch() >= part.threads) return;
+  const Entry entry = entry_of_thread(part, classes);
+  const std::int64_t label = labels[entry.row];
   const bool known = label >= 0 && label < classes;
-  dx[i] = known ? arithmetic::smoothed_nll_gradient(y[i], i - row * classes == label,
-                                                    arithmetic::smoothed_target(smoothing, classes), *dloss * factor)
-                : 0.0f;
+  dx[entry.at] =
+      known ? arithmetic::smoothed_nll_gradient(y[entry.at], entry.column == label,
+                                                arithmetic::smoothed_target(smoothing, classes), *dloss * factor)
+            : 0.0f;
 }
 
 }  // namespace
@@ -101,10 +102,8 @@ void add_sum(const float* x, float factor, float* total, float* partials, std::i
 
 void smoothed_nll_backward(const float* dloss, const float* y, const std::int64_t* labels, float smoothing,
                            float factor, float* dx, std::int64_t rows, int classes, cudaStream_t stream) {
-  const std::int64_t count = rows * classes;
-  if (count == 0) return;
-  launch(smoothed_nll_backward_kernel, blocks_for(count), dim3(kThreads), 0, stream, dloss, y, labels, smoothing,
-         factor, dx, count, classes);
+  launch_rows(smoothed_nll_backward_kernel, rows, classes, kThreads, stream, dloss, y, labels, smoothing, factor, dx,
+              classes);
 }
 
 }  // namespace duet::cuda::kernels

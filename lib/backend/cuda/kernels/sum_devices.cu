@@ -96,7 +96,6 @@ void all_reduce(const Parts& parts, const Sums& sums, int count, std::int64_t n,
   const std::int64_t fours = alike ? (n - head) / 4 : 0;
   const unsigned blocks = std::min(blocks_for(std::max(fours, n - 4 * fours)).x, kMostBlocks);
   auto kernel = all_reduce_kernel<0>;
-  if (count == 1) kernel = all_reduce_kernel<1>;
   if (count == 2) kernel = all_reduce_kernel<2>;
   if (count == 4) kernel = all_reduce_kernel<4>;
   if (count == 8) kernel = all_reduce_kernel<8>;

@@ -1,6 +1,7 @@
 // The optimizer's update over flat buffers, and the sum of a buffer's squares.
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "lib/backend/arithmetic/adam.h"
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kSquareThreads)
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSquareThreads;
   for (std::int64_t i = thread_in_grid(); i < n; i += step) {
     const double value = x[i];
-    total += value * value;
+    total = fma(value, value, total);
   }
   total = block_sum<kSquareThreads>(total);
   if (threadIdx.x == 0) partials[blockIdx.x] = total;

@@ -1,0 +1,34 @@
+// Who may write in a folder.
+#pragma once
+
+#include <string>
+
+#include "lib/base/descriptor.h"
+
+namespace duet {
+
+/// flock(), made again where a signal ends it. False with errno where it fails.
+bool lock_file(const Descriptor& file, int how);
+
+/// Keeps others from taking the same lock while this lives: a lock on FOLDER/.duet.lock, which goes with its process,
+/// however that ends, and which NFS shares with other hosts. Whoever only reads the folder needs none.
+class FolderLock {
+ public:
+  /// Throws DataError when the file cannot be opened, or another still has the lock after a second: names its process,
+  /// host, run and time, as that has written them to the file. `run`: of this process; empty where runs have no names.
+  explicit FolderLock(const std::string& folder, const std::string& run = "");
+  FolderLock(FolderLock&&) noexcept = default;
+  ~FolderLock();
+
+  /// Why nobody is kept out: the file system has no locks. Else empty.
+  const std::string& warning() const { return warning_; }
+
+ private:
+  /// False while another has it.
+  bool take();
+
+  std::string path_, warning_;
+  Descriptor file_;
+};
+
+}  // namespace duet

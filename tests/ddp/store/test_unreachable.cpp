@@ -1,0 +1,71 @@
+// Stores that cannot be reached: names that are not known yet, hosts that are mute, calls that were cancelled.
+#include <dlfcn.h>
+#include <netdb.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "ddp/store/asio.h"
+#include "ddp/store/connection.h"
+#include "ddp/store/network.h"
+#include "ddp/store/tcp_store.h"
+#include "lib/error.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::ddp;
+using duet_test::ContainsSubstring;
+using namespace std::chrono_literals;
+
+namespace {
+
+std::atomic<int> unknown_for{0};  // so many more times is "late.invalid" not known
+
+}  // namespace
+
+/// The program's own getaddrinfo(), which stands before libc's: a name that becomes known later.
+extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* kind, addrinfo** found) {
+  static const auto real = reinterpret_cast<decltype(&getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (host == nullptr || std::string_view(host) != "late.invalid") return real(host, service, kind, found);
+  if (unknown_for > 0) return --unknown_for, EAI_NONAME;
+  return real("127.0.0.1", service, kind, found);
+}
+
+TEST_CASE("a host whose name is not known yet is asked for again, by the rank that serves and by the others") {
+  unknown_for = 2;
+  TcpStore server({.host = "late.invalid", .port = 0, .serve = true, .timeout = 60s});
+  CHECK(unknown_for == 0);
+  unknown_for = 2;
+  TcpStore client({.host = "late.invalid", .port = server.port(), .timeout = 60s});
+  CHECK(unknown_for == 0);
+  server.set("key", "value");
+  CHECK(client.get("key") == "value");
+  unknown_for = 2;
+  CHECK(address_towards("late.invalid", 60s) == "127.0.0.1");
+}
+
+TEST_CASE("a host whose name stays unknown is named when the time is over") {
+  CHECK_THROWS_WITH(TcpStore({.host = "never.invalid", .port = 29500, .timeout = 300ms}),
+                    ContainsSubstring("cannot find the host never.invalid within "));
+  CHECK_THROWS_WITH(address_towards("never.invalid", 1ms), ContainsSubstring("cannot find the host never.invalid"));
+}
+
+TEST_CASE("a store that does not answer is named with its address and what to look at") {
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::acceptor mute(io, {boost::asio::ip::address_v4::loopback(), 0});
+  const std::string place = concat("127.0.0.1 port ", mute.local_endpoint().port());
+  CHECK_THROWS_WITH(
+      TcpStore({.port = mute.local_endpoint().port(), .timeout = 300ms}),
+      ContainsSubstring("no store answered at " + place + " within 300 ms (lost the store of rank 0 at " + place +
+                        ": no answer in time; has the process of rank 0 ended or been stopped, or does a firewall lie "
+                        "between?); has rank 0 started"));
+}
+
+TEST_CASE("no error shows the number of a cancelled call, nor that of another category as errno") {
+  CHECK(error_text(boost::asio::error::operation_aborted) == "this process has ended the connection");
+  CHECK(error_text(boost::asio::error::eof) == "connection closed");
+  CHECK(error_text(boost::asio::error::connection_refused) == "Connection refused (errno 111)");
+  CHECK(error_text(boost::asio::error::host_not_found).find("errno") == std::string::npos);
+}
