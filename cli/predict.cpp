@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/report/page/page.h"
-#include "cli/report/scaling.h"
 #include "cli/system/files.h"
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "report/page/page.h"
+#include "report/scaling.h"
 
 namespace duet::cli {
 namespace {

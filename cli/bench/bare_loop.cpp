@@ -21,6 +21,7 @@
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
+#include "measure/statistics.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
 

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "cli/bench/collective_rows.h"
-#include "cli/report/page/chart.h"
-#include "cli/report/page/page.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
+#include "report/page/chart.h"
+#include "report/page/page.h"
 
 namespace duet::cli {
 namespace {

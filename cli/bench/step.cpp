@@ -13,8 +13,6 @@
 
 #include "cli/bench/step_rows.h"
 #include "cli/bench/torch_peer.h"
-#include "cli/compare/cells.h"
-#include "cli/compare/rounds.h"
 #include "cli/options/options.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -22,7 +20,10 @@
 #include "cli/system/signals.h"
 #include "cli/train/images.h"
 #include "cli/train/network.h"
+#include "compare/cells.h"
+#include "compare/rounds.h"
 #include "lib/error.h"
+#include "measure/statistics.h"
 
 namespace duet::cli {
 namespace {

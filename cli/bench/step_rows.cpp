@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "cli/report/interval.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
+#include "measure/statistics.h"
 
 namespace duet::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/report/results.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

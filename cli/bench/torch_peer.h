@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/system/child_process.h"
 #include "lib/base/descriptor.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

@@ -58,11 +58,9 @@ std::string flush_right(const std::string& text, std::size_t column) {
   return std::string(column - std::min(column, width(text)), ' ') + text;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return values.size() % 2 ? *middle : (*std::max_element(values.begin(), middle) + *middle) / 2;
+std::string network_text(const std::string& name, std::int64_t parameters) {
+  return concat(name, ", ", grouped(parameters), " parameters (", fixed(static_cast<double>(parameters) * 4 / 1e6, 1),
+                " MB of gradients)");
 }
 
 }  // namespace duet::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ std::size_t width(const std::string& text);
 std::string flush_left(const std::string& text, std::size_t column);
 std::string flush_right(const std::string& text, std::size_t column);
 
-/// Median (mean of the middle two); 0 for an empty list.
-double median(std::vector<double> values);
+/// Describes a network: "resnet18, 11,181,642 parameters (44.7 MB of gradients)".
+std::string network_text(const std::string& name, std::int64_t parameters);
 
 }  // namespace duet::cli

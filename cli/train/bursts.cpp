@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "cli/model/fit.h"
-#include "cli/report/results.h"
 #include "cli/system/burst_block.h"
 #include "cli/system/cpu_use.h"
 #include "cli/system/number_text.h"
@@ -17,6 +15,9 @@
 #include "lib/device.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
+#include "measure/run.h"
+#include "measure/statistics.h"
+#include "model/fit.h"
 
 namespace duet::cli {
 namespace {

@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "cli/model/collective_times.h"
-#include "cli/model/fit.h"
 #include "cli/system/burst_block.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
@@ -21,6 +19,9 @@
 #include "lib/device.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
+#include "measure/statistics.h"
+#include "model/collective_times.h"
+#include "model/fit.h"
 
 namespace duet::cli {
 namespace {

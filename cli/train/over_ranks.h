@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/report/results.h"
 #include "cli/train/trainer.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

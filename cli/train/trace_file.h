@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/train/rank_events.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

@@ -16,6 +16,7 @@
 #include "cli/options/options.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
+#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"

@@ -26,6 +26,7 @@
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
+#include "measure/statistics.h"
 
 namespace duet::cli {
 namespace {

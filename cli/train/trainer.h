@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/train/setup.h"
 #include "lib/base/trace.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

@@ -15,6 +15,7 @@
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/optim/optimizer.h"
+#include "measure/statistics.h"
 #include "samplers/batch.h"
 #include "samplers/sequential.h"
 

@@ -5,13 +5,13 @@
 #include <functional>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/train/setup.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/data/dataset.h"
 #include "lib/device.h"
 #include "lib/monotonic.h"
 #include "lib/nn/module.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 

@@ -9,7 +9,7 @@
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
-#include "tests/cli/made_up.h"
+#include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -11,9 +11,9 @@
 #include <string>
 #include <utility>
 
-#include "cli/compare/cells.h"
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
+#include "compare/cells.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "tests/support/catch2.h"

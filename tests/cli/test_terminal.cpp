@@ -2,6 +2,7 @@
 
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
+#include "measure/statistics.h"
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/page/chart.h"
-#include "cli/report/report.h"
 #include "cli/train/trace_file.h"
-#include "tests/cli/made_up.h"
+#include "report/page/chart.h"
+#include "report/report.h"
+#include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

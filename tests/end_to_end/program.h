@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/system/files.h"
+#include "compare/results.h"
 
 namespace duet_test {
 

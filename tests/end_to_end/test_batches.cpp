@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/report.h"
-#include "cli/report/results.h"
 #include "cli/system/number_text.h"
+#include "compare/results.h"
+#include "measure/statistics.h"
+#include "report/report.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

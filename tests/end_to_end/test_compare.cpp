@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/report/losses.h"
-#include "cli/report/report.h"
-#include "cli/report/results.h"
+#include "compare/losses.h"
+#include "compare/results.h"
+#include "report/report.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

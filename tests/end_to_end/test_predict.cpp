@@ -2,9 +2,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
 #include "cli/system/files.h"
-#include "tests/cli/made_up.h"
+#include "compare/results.h"
+#include "tests/compare/made_up.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/report/results.h"
+#include "compare/results.h"
 #include "ddp/launch/rank_environment.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/results.h"
+#include "compare/results.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

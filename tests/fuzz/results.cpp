@@ -1,7 +1,7 @@
 // results.json, untrusted input of duet predict: an invalid file is refused with a one-line error, and what is
 // one gives steps that take a time. Three of four changes are of one value of the file, as others leave hardly any
 // JSON.
-#include "cli/report/results.h"
+#include "compare/results.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/model/json_fields.h"
-#include "cli/report/scaling.h"
 #include "lib/error.h"
+#include "measure/json_fields.h"
+#include "report/scaling.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;

@@ -18,7 +18,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from includes import lacking
 from public_headers import FOR_TORCH, PRIVATE, UMBRELLA, public_headers
 
-FOLDERS = ("lib", "samplers", "dp", "ddp", "torch", "cli", "examples", "tests")
+PROGRAM = ("measure", "model", "compare", "report", "cli")  # which includes as ORDER says
+FOLDERS = ("lib", "samplers", "dp", "ddp", "torch", *PROGRAM, "examples", "tests")
 MAX_LINES = 350
 CLANG_FORMAT = 14  # versions format differently; this one counts
 
@@ -29,19 +30,19 @@ MAY_INCLUDE = {
     "dp": ("lib",),
     "ddp": ("lib",),
     "torch": ("lib", "ddp"),
-    "cli": ("lib", "samplers", "dp", "ddp"),
+    **{folder: ("lib", "samplers", "dp", "ddp", *PROGRAM) for folder in PROGRAM},
     "examples": (),
     UMBRELLA: ("lib", "samplers", "dp", "ddp"),
 }
 # The folders of a part of the tree, from the lowest up: a file may include its own folder and those before it. What is
-# not listed belongs to the folder above it.
+# not listed belongs to the folder above it. The program's part has several folders of the first level.
 ORDER = {
     "lib": ("lib", "lib/base", "lib/io", "lib/backend", "lib/autograd", "lib/ops", "lib/nn", "lib/optim"),
     "lib/data": ("lib", "lib/base", "lib/io", "lib/backend", "lib/data", "lib/data/mnist", "lib/data/images"),
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),
     "torch": ("torch", "torch/c10d", "torch/python"),
-    "cli": ("cli/system", "cli/options", "cli/model", "cli/report", "cli/train", "cli/compare", "cli/bench", "cli"),
+    PROGRAM: ("cli/system", "measure", "cli/options", "model", "cli/train", "compare", "report", "cli/bench", "cli"),
 }
 MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
@@ -55,7 +56,7 @@ VENDORS = {
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",
     r"curl/": r"lib/data/.*\.cpp",
     r"(jpeglib|jerror|png)\.h": r"lib/data/images/.*\.cpp",
-    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|cli/model/json_fields\.h|cli/.*\.cpp|tests/.*\.cpp",
+    r"nlohmann/": r"lib/io/safetensors\.cpp|ddp/launch/error_file\.cpp|measure/json_fields\.h|(measure|model|compare|report|cli)/.*\.cpp|tests/.*\.cpp",
     r"CLI/": r"cli/.*\.cpp|examples/.*",
     r"(spdlog|fmt)/": r"(cli|ddp)/.*\.cpp",
     r"catch2/": r"tests/support/.*",
@@ -81,7 +82,9 @@ def read(root, path):
 
 
 def part_of(path):
-    return max((part for part in ORDER if path.startswith(part + "/")), key=len, default=None)
+    if path.split("/")[0] in PROGRAM:
+        return PROGRAM
+    return max((part for part in ORDER if part != PROGRAM and path.startswith(part + "/")), key=len, default=None)
 
 
 def room_of(path):
@@ -95,7 +98,7 @@ def includes(root):
 
 
 def check_folders(root):
-    """lib <- samplers, dp, ddp <- cli, examples; lib, ddp <- torch"""
+    """lib <- samplers, dp, ddp <- the program, examples; lib, ddp <- torch"""
     for path, bracket, header in includes(root):
         own, target = path.split("/")[0], header.split("/")[0]
         if bracket != '"' or own == "tests" or target == own or target not in FOLDERS:
@@ -104,10 +107,14 @@ def check_folders(root):
             yield f'{path} includes "{header}": {own} may not include {target}'
 
 
+def siblings(path):
+    return PROGRAM if path.split("/")[0] in PROGRAM else path.split("/")[:1]
+
+
 def check_order(root):
     """a folder includes itself and those below it"""
     for path, _, header in includes(root):
-        if part_of(path) is None or header.split("/")[0] != path.split("/")[0]:
+        if part_of(path) is None or part_of(header) is None or header.split("/")[0] not in siblings(path):
             continue
         order, own, target = ORDER[part_of(path)], room_of(path), room_of(header)
         if target not in order[: order.index(own) + 1]:

@@ -1,0 +1,150 @@
+// duet compare: the same network in all modes on several numbers of devices; table and report.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/compare_batches.h"
+#include "cli/options/options.h"
+#include "cli/system/files.h"
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "cli/system/signals.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
+#include "compare/comparison.h"
+#include "compare/losses.h"
+#include "lib/backend/backend.h"
+#include "lib/base/text.h"
+#include "lib/error.h"
+#include "lib/io/atomic_file.h"
+#include "report/report.h"
+#include "report/scaling.h"
+#include "report/screen/first_screen.h"
+
+namespace duet::cli {
+namespace {
+
+std::string machine_line(const CompareOptions& options, const Machine& machine) {
+  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  const int physical = physical_devices(options.device, most);
+  std::string text = concat("duet ", DUET_VERSION, " · ", most, most > physical ? " logical" : "",
+                            most == 1 ? " device:" : " devices:");
+  for (const Device device : devices_for(options.device, most)) text += " " + device.str();
+  if (options.device == DeviceKind::cuda) {
+    text += concat(" on ", physical, physical == 1 ? " GPU" : " GPUs");
+    for (int i = 0; i < physical; ++i) text += " · " + machine.gpus.at(static_cast<std::size_t>(i));
+    text += concat(" · precision ", name(options.precision));
+  } else {
+    text += concat(" (", machine.isa, ", ", options.threads_per_device,
+                   options.threads_per_device == 1 ? " thread each)" : " threads each)", " on ", machine.cores,
+                   machine.cores == 1 ? " core" : " cores");
+  }
+  text += " · " + backend(options.device).libraries();
+  for (const Library& library : libraries())
+    if (library.name == "Gloo") text += library.present ? " · Gloo" : " · no Gloo";
+  return text + (options.device == DeviceKind::cpu && machine.gpus.empty() ? " · no GPU" : "");
+}
+
+void write_report(const CompareOptions& options, const Results& results, const std::string& command_line,
+                  std::FILE* out) {
+  write_output(options.out + "/results.json", to_json(results));
+  write_output(options.out + "/results.csv", to_csv(results));
+  write_output(options.out + "/index.html", to_html(results, command_line, options.time_budget_s));
+  if (!options.wide) return;
+  std::fprintf(out, "\nreport %s/index.html · data %s/results.json, %s/results.csv\n", options.out.c_str(),
+               options.out.c_str(), options.out.c_str());
+}
+
+/// What the tutorials' programs print of their runs.
+void print_execution_times(const Results& results, std::FILE* out) {
+  bool first = true;
+  for (const Run& run : results.runs) {
+    if (!run.ok || run.mode != "averaging" || run.execution_s <= 0) continue;
+    std::fprintf(out, "%s%s\n", std::exchange(first, false) ? "\n" : "",
+                 execution_line(run.devices, !run.on_cpu(), run.execution_s).c_str());
+  }
+}
+
+/// All rows and columns, and all sentences.
+void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
+  std::fprintf(out, "\n%s", table(results, style).c_str());
+  print_execution_times(results, out);
+  const std::vector<std::string> sentences = findings(results);
+  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("Findings", style).c_str());
+  for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
+  const std::vector<const Run*> lossy = runs_with_losses(results);
+  if (!lossy.empty()) std::fprintf(out, "\n%s\n", bold("What a step loses", style).c_str());
+  for (const Run* run : lossy)
+    std::fprintf(
+        out, "  %s\n",
+        loss_line(concat(row_name(results, *run), " ", run->devices), take_apart(*loss_inputs(results, *run))).c_str());
+  const std::vector<std::string> lines = prediction_lines(results);
+  if (!lines.empty()) std::fprintf(out, "\n%s\n", bold("Predicted from its parts", style).c_str());
+  for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+}
+
+void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  if (options.wide) return print_wide(results, style, out);
+  std::fprintf(
+      out, "\n%s",
+      first_screen(results, {.columns = terminal_columns(out, kScreenColumns), .style = style, .out = options.out})
+          .c_str());
+  if (options.tutorial) print_execution_times(results, out);
+}
+
+bool all_ok(const Results& results) {
+  return std::all_of(results.runs.begin(), results.runs.end(), [](const Run& run) { return run.ok; });
+}
+
+}  // namespace
+
+int compare(const CompareOptions& options, const std::string& command_line) {
+  std::FILE* const out = text_stream(options.json);
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  const std::vector<CompareOptions> batches = options_of_batches(options);
+  const bool several = batches.size() > 1;
+  require_available(options.device);
+  require_writable(options.out, 1 << 20);
+  for (const CompareOptions& one : batches) require_writable(one.out, 1 << 20);
+  require_json_output(options.json);  // which may lie in that folder
+  const Machine machine = this_machine();
+  Training settings = options;
+  std::int64_t parameters = 0;
+  {
+    const Images images = find_images(options);
+    settings.data = images.name;
+    settings.train_images = images.train->size();
+    parameters = blank_network(options, images.classes)->parameter_count();
+    if (options.wide)
+      std::fprintf(out, "%s\nnetwork: %s\ndata: %s\n", machine_line(options, machine).c_str(),
+                   network_text(options.model, parameters).c_str(), printable(images.description).c_str());
+  }
+  note_signals();
+  std::vector<Results> all;
+  bool partial = false;
+  for (const CompareOptions& one : batches) {
+    if (partial) break;
+    if (several) std::fprintf(out, "\n%s\n", bold(concat("batch ", one.batch), style).c_str());
+    std::fflush(out);
+    settings.batch = one.batch;
+    Results results = run_cells(one, machine, settings);
+    results.parameters = parameters;
+    partial = results.partial;
+    if (results.runs.empty()) continue;
+    print_report(one, results, out);  // first, so that a disk that is full by now does not take it along
+    write_report(one, results, command_line, out);
+    all.push_back(results);
+  }
+  if (several && !all.empty())
+    report_batches(options, all, partial, command_line, out);
+  else if (!all.empty())
+    write_json(options.json, to_json(all.front()));
+  if (partial) return 128 + noted_signal();
+  return std::all_of(all.begin(), all.end(), all_ok) ? 0 : 1;
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,246 @@
+#include "compare/cells.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "cli/system/child_process.h"
+#include "cli/system/files.h"
+#include "cli/system/number_text.h"
+#include "cli/system/signals.h"
+#include "lib/error.h"
+
+namespace duet::cli {
+namespace {
+
+std::string backend_of(const Training& options, const Cell& cell) {
+  return cell.backend.empty() ? options.backend : cell.backend;
+}
+
+bool communicates(const Cell& cell) { return has_ranks(cell.mode) && cell.mode != Mode::copies; }
+
+std::int64_t batch_of(const Training& options, const Cell& cell) { return cell.batch > 0 ? cell.batch : options.batch; }
+
+Run empty_run(const Training& options, const Cell& cell) {
+  Run run;
+  run.mode = name(cell.mode);
+  run.device = duet::name(options.device);
+  run.devices = cell.devices;
+  run.batch = batch_of(options, cell);
+  run.precision = duet::name(options.precision);
+  run.threads_per_device = cell.threads_per_device;
+  if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
+  if (communicates(cell) && cell.devices > 1) run.backend = backend_of(options, cell);
+  return run;
+}
+
+void show_progress(ProgressLine& line, const std::string& file, const std::string& what) {
+  if (::access(file.c_str(), R_OK) != 0) return;
+  Progress progress;
+  if (from_line(read_file(file), progress)) line.show(what, progress);
+}
+
+bool has_mode(const CompareOptions& options, Mode mode) {
+  return std::find(options.modes.begin(), options.modes.end(), mode) != options.modes.end();
+}
+
+/// Devices above 1 that have cores of their own; 0: none.
+int fewest_fair(const CompareOptions& options, int cores) {
+  int fewest = 0;
+  for (const int devices : options.devices)
+    if (devices > 1 && devices * options.threads_per_device <= cores && options.device == DeviceKind::cpu)
+      fewest = fewest == 0 ? devices : std::min(fewest, devices);
+  return fewest;
+}
+
+/// dp, and ddp over every backend, on two smaller batches; none on 0 devices.
+void add_overhead_cells(const CompareOptions& options, int devices, std::vector<Cell>& cells) {
+  const std::set<std::int64_t> batches = {options.batch / 4, options.batch / 2};
+  for (const std::int64_t batch : batches) {
+    if (devices == 0 || batch < devices) continue;
+    Cell cell{.devices = devices, .threads_per_device = options.threads_per_device, .batch = batch};
+    cell.use = Cell::Use::overhead;
+    if (has_mode(options, Mode::dp)) {
+      cell.mode = Mode::dp;
+      cells.push_back(cell);
+    }
+    if (!has_mode(options, Mode::ddp)) continue;
+    cell.mode = Mode::ddp;
+    for (std::size_t i = 0; i < options.backends.size(); ++i) {
+      cell.backend = i == 0 ? "" : options.backends[i];
+      cells.push_back(cell);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
+  std::vector<Cell> cells;
+  const int threads = options.threads_per_device;
+  for (const Mode mode : options.modes) {
+    if (mode == Mode::single) {
+      cells.push_back({mode, 1, threads});
+      if (options.device == DeviceKind::cpu && cores > threads) cells.push_back({mode, 1, cores});
+      continue;
+    }
+    for (const int devices : options.devices) {
+      cells.push_back({mode, devices, threads});
+      if (mode != Mode::ddp || devices == 1) continue;
+      for (std::size_t i = 1; i < options.backends.size(); ++i)
+        cells.push_back({mode, devices, threads, options.backends[i]});
+    }
+  }
+  if (has_mode(options, Mode::single) && options.modes.size() > 1 && options.time_budget_s > 0)
+    for (const int devices : options.devices)
+      if (devices > 1) cells.push_back({Mode::copies, devices, threads});
+  if (options.scaling == "weak")
+    for (Cell& cell : cells) cell.batch = options.batch * cell.devices;
+  return cells;
+}
+
+std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
+  if (!has_mode(options, Mode::single) || options.time_budget_s <= 0) return {};
+  std::set<std::int64_t> batches = {options.batch / 8, options.batch / 4, options.batch / 2, 2 * options.batch};
+  std::vector<Cell> cells, collectives;
+  const int threads = options.threads_per_device;
+  for (const int devices : options.devices) {
+    batches.insert(largest_shard(options.batch, devices));
+    if (devices == 1 || devices * threads > cores) continue;
+    if (options.device != DeviceKind::cpu || options.workers == "thread") continue;
+    for (std::size_t i = 0; i < options.backends.size(); ++i)
+      collectives.push_back({.mode = Mode::ddp,
+                             .devices = devices,
+                             .threads_per_device = threads,
+                             .backend = i == 0 ? "" : options.backends[i],
+                             .use = Cell::Use::collectives});
+  }
+  for (const std::int64_t batch : batches)
+    if (batch > 0 && batch != options.batch)
+      cells.push_back(
+          {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
+  cells.insert(cells.end(), collectives.begin(), collectives.end());
+  add_overhead_cells(options, fewest_fair(options, cores), cells);
+  return cells;
+}
+
+std::vector<Cell> part_cells_of(const CompareOptions& options, const std::vector<Cell>& rows) {
+  std::vector<Cell> cells;
+  if (options.device == DeviceKind::cpu || options.time_budget_s <= 0) return cells;
+  for (Cell cell : rows) {
+    cell.use = Cell::Use::parts;
+    cells.push_back(cell);
+  }
+  return cells;
+}
+
+std::string title(const Training& options, const Cell& cell) {
+  if (cell.use == Cell::Use::parts) {
+    Cell row = cell;
+    row.use = Cell::Use::row;
+    return title(options, row) + ", parts";
+  }
+  if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
+  const std::string over = cell.backend.empty() ? "" : ", " + cell.backend;
+  if (cell.use == Cell::Use::overhead) return concat(name(cell.mode), " ", cell.devices, over, ", batch ", cell.batch);
+  if (cell.use == Cell::Use::collectives) return concat("all-reduces, ", cell.devices, over);
+  if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";
+  return concat(name(cell.mode), " ", cell.devices, over);
+}
+
+std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {
+  std::vector<std::string> arguments = {"train", "--quiet"};
+  const auto add = [&](const char* option, const auto& value) {
+    arguments.push_back(concat("--", option, "=", value));
+  };
+  if (cell.mode == Mode::copies)
+    arguments.emplace_back("--copies");
+  else
+    add("mode", name(cell.mode));
+  add("devices", cell.devices);
+  add("device", duet::name(options.device));
+  add("precision", duet::name(options.precision));
+  const bool parts = cell.use == Cell::Use::parts;
+  add("graph", parts ? "off" : options.graph);
+  add("graph-steps", options.graph_steps);
+  add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
+  add("threads-per-device", cell.threads_per_device);
+  add("model", options.model);
+  if (!options.input.empty()) add("input", options.input);
+  add("image-size", options.image_size);
+  add("classes", options.classes);
+  add("stem", options.stem);
+  add("loader-workers", options.loader_workers);
+  if (options.sync_bn && cell.mode != Mode::averaging) arguments.emplace_back("--sync-bn");
+  if (options.skip_broken) arguments.emplace_back("--skip-broken");
+  add("epochs", options.epochs);
+  add("batch", batch_of(options, cell));
+  add("lr", shortest(options.lr));
+  add("optimizer", options.optimizer);
+  if (options.optimizer == "sgd") add("momentum", shortest(options.momentum));
+  if (options.weight_decay) add("weight-decay", shortest(*options.weight_decay));
+  add("seed", options.seed);
+  add("train-images", options.train_images);
+  add("test-images", options.test_images);
+  if (!options.data.empty()) add("data", options.data);
+  if (has_ranks(cell.mode) && cell.learns()) add("workers", options.workers);
+  if (!cell.learns()) arguments.push_back("--untrained");
+  if (cell.use == Cell::Use::collectives) arguments.push_back("--collectives");
+  if (parts) arguments.push_back("--timed-parts");
+  if (options.compat_torch) add("compat", "torch");
+  if (options.deterministic) arguments.push_back("--deterministic");
+  if (options.check_finite) arguments.push_back("--check-finite");
+  return arguments;
+}
+
+Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park) {
+  if (noted_signal() != 0) throw Interrupted{noted_signal()};
+  const std::string progress = folder_ + "/progress", files = concat(folder_, "/", done_), result = files + ".result";
+  ::unlink(progress.c_str());
+  std::vector<std::string> arguments = cell_arguments(options_, cell);
+  arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
+  const auto show = [&] { show_progress(line_, progress, last_title_); };
+  Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
+  std::string error;
+  if (park) {
+    learnt.parked = std::make_unique<ParkedCell>(arguments, files, cell.ranks());
+    if (!learnt.parked->wait(show)) error = learnt.parked->error();
+  } else {
+    const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
+    if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
+    error = end.reason;
+  }
+  line_.clear();
+  try {
+    require<DataError>(error.empty(), error);
+    learnt.run = run_from_json(read_file(result));
+  } catch (const DataError& failure) {
+    learnt.run.ok = false;
+    learnt.run.error = failure.what();
+    learnt.parked.reset();
+  }
+  return learnt;
+}
+
+std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
+  const std::string file = folder_ + "/fingerprints";
+  ::unlink(file.c_str());
+  if (!run(cell, title(options_, cell), {"--fingerprints", file}, false).run.ok) return {};
+  std::istringstream in(read_file(file));
+  return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
+}
+
+std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  const auto differing = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  const bool same = a.size() == b.size() && differing == std::ssize(a);
+  return a.empty() || b.empty() || same ? std::nullopt : std::optional<std::int64_t>(differing);
+}
+
+}  // namespace duet::cli

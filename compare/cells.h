@@ -1,0 +1,90 @@
+// The cells of a comparison: a mode on a number of devices, each run in processes of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "cli/system/terminal.h"
+#include "compare/parked_cell.h"
+#include "compare/results.h"
+
+namespace duet::cli {
+
+struct Cell {
+  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp and ddp on other
+  /// batches; or of a row on GPUs: its steps without graphs, with a wait for the device after each part.
+  enum class Use { row, batch_sweep, collectives, overhead, parts };
+
+  Mode mode = Mode::single;
+  int devices = 1;
+  int threads_per_device = 1;
+  std::string backend{};   // of ranks, where it is not the options'
+  std::int64_t batch = 0;  // 0: the options'
+  Use use = Use::row;
+
+  /// Ranks that are processes or threads.
+  int ranks() const { return has_ranks(mode) ? devices : 1; }
+  /// Whether it learns, else it is there to be timed only.
+  bool learns() const { return mode != Mode::copies && use == Use::row; }
+
+  bool operator==(const Cell&) const = default;
+};
+
+/// single once, then single on all `cores` where that is more threads than a device has, then the other modes on every
+/// number of devices, and several ranks of ddp over every backend. Where they are timed in rounds against single, then
+/// copies on every number of devices above 1.
+std::vector<Cell> cells_of(const CompareOptions& options, int cores);
+
+/// What the cost model needs besides, where single is timed in rounds: single on other batches, those of one device
+/// of several included; over every backend the all-reduces of as many ranks as have cores, where ranks are processes on
+/// CPU devices; and dp and ddp on the fewest devices above 1 on two smaller batches.
+std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
+
+/// For every row on GPUs that is timed in rounds, the cell that takes its steps apart; none on CPU devices.
+std::vector<Cell> part_cells_of(const CompareOptions& options, const std::vector<Cell>& rows);
+
+/// "dp 2", "ddp 2, gloo", "single, all cores": no two cells of a comparison have the same.
+std::string title(const Training& options, const Cell& cell);
+
+/// The command line of `duet train` for a cell.
+std::vector<std::string> cell_arguments(const Training& options, const Cell& cell);
+
+/// What a cell has learnt, and its processes, parked for rounds; null where it failed or was not to be parked.
+struct Learnt {
+  Run run;
+  std::unique_ptr<ParkedCell> parked;
+};
+
+/// Lets cells learn one after the other and shows how far each is. Files go to a folder that must exist.
+class CellRunner {
+ public:
+  CellRunner(const Training& options, std::string folder, ProgressLine& line, int cells)
+      : options_(options), folder_(std::move(folder)), line_(line), cells_(cells) {}
+
+  /// A failed cell is a run that is not ok and says why. Throws Interrupted.
+  Run run(const Cell& cell) { return run(cell, title(options_, cell), {}, false).run; }
+  /// With more options, under a title of its own; `park`: its processes stay.
+  Learnt run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park);
+  /// The hash of all parameters after every step; empty if the cell failed. Throws Interrupted.
+  std::vector<std::string> fingerprints(const Cell& cell);
+  /// What the progress line called the last cell: "[3/11] dp 2".
+  const std::string& last_title() const { return last_title_; }
+
+ private:
+  const Training& options_;
+  std::string folder_;
+  ProgressLine& line_;
+  int cells_;
+  int done_ = 0;
+  std::string last_title_;
+};
+
+/// The first step whose fingerprints differ; none if one list is empty or nothing differs.
+std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b);
+
+}  // namespace duet::cli

@@ -1,0 +1,56 @@
+// What a comparison found: the data behind the table, results.json, results.csv and index.html.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "cli/system/machine.h"
+#include "measure/run.h"
+#include "model/cost_model.h"
+
+namespace duet::cli {
+
+/// What a step of single takes on a batch of so many rows.
+struct BatchTime {
+  std::int64_t batch = 0;
+  double step_us = 0;
+};
+
+struct Results {
+  Machine machine;
+  std::int64_t parameters = 0;  // of the network
+  Training settings;            // as asked for, but with the name of the data and the number of images that were found
+  std::vector<Run> runs;
+  bool partial = false;                  // interrupted: runs of cells that had not ended are missing
+  std::vector<BatchTime> batch_sweep{};  // of single, timed in the rounds; by batch
+  bool weak = false;                     // settings.batch is of each device, else of all
+  std::optional<CostModel> model{};
+  std::vector<std::string> model_notes{};  // why it, or a term of it, is missing, and what was clamped
+};
+
+/// results.json. Reading throws DataError that names the field.
+std::string to_json(const Results& results);
+Results results_from_json(const std::string& text);
+
+/// results.csv: one line per run; lists joined by spaces.
+std::string to_csv(const Results& results);
+
+/// Fills speedup and efficiency of every run from `single` on one device with the same threads per device, and
+/// ceiling_efficiency from `copies`.
+void compare_with_single(Results& results);
+
+/// The run of a mode on a number of devices with the usual number of threads; null when absent or failed.
+const Run* find_run(const Results& results, const std::string& mode, int devices);
+/// "batch 128", of weak scaling "batch 128 of each device".
+std::string batch_text(const Results& results);
+/// "batch-32": the folder of a batch's own report, of several.
+std::string batch_folder(std::int64_t batch);
+/// True for the extra row "single, all cores".
+bool all_cores_row(const Results& results, const Run& run);
+/// True where devices (times threads) outnumber the cores, or share GPUs: what is measured then is overhead.
+bool oversubscribed(const Results& results, const Run& run);
+
+}  // namespace duet::cli

@@ -1,0 +1,162 @@
+#include "measure/run.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+#include "measure/statistics.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr std::size_t kFewestRounds = 3;  // that have an interval
+
+template <class Field>
+std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) {
+  std::vector<double> values;
+  for (const Run& burst : bursts) values.push_back(field(burst));
+  return values;
+}
+
+/// Waiting and moving of bursts that were traced, in place of those of the training.
+void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
+  const auto fill = [&](auto number, std::vector<double>& interval) {
+    const std::vector<double> values = of_each(bursts, [&](const Run& burst) { return (burst.*number).value_or(0); });
+    run.*number = median(values);
+    const std::optional<Interval> around = interval_of(values);
+    interval = around ? std::vector<double>{around->low, around->high} : std::vector<double>();
+  };
+  fill(&Run::communication_waiting_us, run.waiting_interval_us);
+  fill(&Run::communication_moving_us, run.moving_interval_us);
+  StepParts& waiting = run.step_waiting_us.emplace();
+  for (const PartName& part : kStepParts)
+    waiting.*part.member =
+        scale * median(of_each(bursts, [&](const Run& burst) { return (*burst.step_waiting_us).*part.member; }));
+  run.rank_waiting_us.clear();
+  for (std::size_t rank = 0; rank < bursts[0].rank_waiting_us.size(); ++rank)
+    run.rank_waiting_us.push_back(
+        median(of_each(bursts, [&](const Run& burst) { return burst.rank_waiting_us.at(rank); })));
+}
+
+}  // namespace
+
+StepParts StepParts::scaled(double factor) const {
+  StepParts scaled = *this;
+  for (const PartName& part : kStepParts) scaled.*part.member *= factor;
+  return scaled;
+}
+
+StepParts StepParts::scaled_to(double us) const { return sum() > 0 ? scaled(us / sum()) : *this; }
+
+bool Run::disturbed(std::size_t round) const {
+  constexpr double kDisturbed = 0.1;  // of the cores
+  const auto quiet = [](double share) { return share <= kDisturbed; };
+  const auto& shares = rounds_other_programs;
+  return round < shares.size() && !quiet(shares[round]) &&
+         std::count_if(shares.begin(), shares.end(), quiet) >= static_cast<std::ptrdiff_t>(kFewestRounds);
+}
+
+std::int64_t Run::disturbed_rounds() const {
+  std::int64_t rounds = 0;
+  for (std::size_t i = 0; i < rounds_other_programs.size(); ++i) rounds += disturbed(i);
+  return rounds;
+}
+
+Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t batch, std::int64_t images) {
+  if (all.empty()) return run;
+  run.rounds_us = of_each(all, [](const Run& burst) { return burst.rounds_us.at(0); });
+  if (all[0].other_programs_share)
+    run.rounds_other_programs = of_each(all, [](const Run& burst) { return burst.other_programs_share.value_or(0); });
+  std::vector<Run> bursts;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (!run.disturbed(i)) bursts.push_back(all[i]);
+  const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
+  run.epoch_s.clear();
+  for (const Run& burst : bursts)
+    run.epoch_s.push_back(burst.rounds_us.at(0) / 1e6 * static_cast<double>(images) / static_cast<double>(batch));
+  const double middle = median(over_rounds([](const Run& burst) { return burst.rounds_us.at(0); }));
+  run.samples_per_s = static_cast<double>(batch) / middle * 1e6;
+  for (const PartName& part : kStepParts)
+    run.step_us.*part.member = median(over_rounds([&](const Run& burst) { return burst.step_us.*part.member; }));
+  const double sum = run.step_us.sum();
+  run.step_us = run.step_us.scaled_to(middle);
+  for (const Run& burst : all) run.rounds_step_us.push_back(burst.step_us);
+  if (std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); })) {
+    take_waiting(run, bursts, sum > 0 ? middle / sum : 1);
+    for (const Run& burst : all) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
+  }
+  for (std::size_t rank = 0; rank < bursts[0].rank_step_us.size(); ++rank)
+    run.rank_step_us.push_back(median(over_rounds([&](const Run& burst) { return burst.rank_step_us.at(rank); })));
+  for (const auto number : {&Run::waiting_share, &Run::communication_us})
+    run.*number = median(over_rounds([&](const Run& burst) { return burst.*number; }));
+  for (const auto share : {&Run::cpu_share, &Run::other_programs_share}) {
+    if (!(all[0].*share)) continue;
+    const std::vector<double> shares = of_each(all, [&](const Run& burst) { return (burst.*share).value_or(0); });
+    run.*share = std::accumulate(shares.begin(), shares.end(), 0.0) / static_cast<double>(shares.size());
+  }
+  return run;
+}
+
+std::vector<std::size_t> common_rounds(const Run& a, const Run& b) {
+  std::vector<std::size_t> all, quiet;
+  for (std::size_t i = 0; i < std::min(a.rounds_us.size(), b.rounds_us.size()); ++i) {
+    all.push_back(i);
+    if (!a.disturbed(i) && !b.disturbed(i)) quiet.push_back(i);
+  }
+  return quiet.size() < kFewestRounds ? all : quiet;
+}
+
+std::vector<double> speed_ratios(const Run& run, const Run& base) {
+  const double rows = static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  std::vector<double> ratios;
+  for (const std::size_t i : common_rounds(run, base)) ratios.push_back(rows * base.rounds_us[i] / run.rounds_us[i]);
+  return ratios;
+}
+
+double ideal_share(const Run& run, const Run& base) {
+  const double rows = static_cast<double>(run.batch) / static_cast<double>(base.batch);
+  return rows * base.devices / run.devices;
+}
+
+Run with_parts(Run run, const std::vector<Run>& bursts) {
+  if (bursts.empty()) return run;
+  StepParts parts;
+  for (const PartName& part : kStepParts)
+    parts.*part.member = median(of_each(bursts, [&](const Run& burst) { return burst.step_us.*part.member; }));
+  run.eager_parts = true;
+  run.step_us = parts.scaled_to(run.step_us.sum());
+  run.waiting_share = median(of_each(bursts, [](const Run& burst) { return burst.waiting_share; }));
+  for (std::size_t i = 0; i < run.rounds_step_us.size(); ++i)
+    run.rounds_step_us[i] = bursts[std::min(i, bursts.size() - 1)].step_us.scaled_to(run.rounds_us.at(i));
+  return run;
+}
+
+std::int64_t largest_shard(std::int64_t batch, int devices) { return (batch + devices - 1) / devices; }
+
+StepParts waiting_of(const Run& run) {
+  StepParts waiting;
+  if (run.step_waiting_us)
+    for (const PartName& part : kStepParts)
+      waiting.*part.member = std::min((*run.step_waiting_us).*part.member, run.step_us.*part.member);
+  return waiting;
+}
+
+double longest_over_mean_waiting(const Run& run) {
+  const std::vector<double>& ranks = run.rank_waiting_us;
+  const double sum = std::accumulate(ranks.begin(), ranks.end(), 0.0);
+  return sum > 0 ? *std::max_element(ranks.begin(), ranks.end()) * static_cast<double>(ranks.size()) / sum : 1;
+}
+
+std::string sharing(const Run& run) {
+  if (run.on_cpu() || run.devices <= run.physical_devices) return "";
+  return concat(run.devices, run.mode == "dp" ? " logical devices on " : " ranks on ", run.physical_devices,
+                run.physical_devices == 1 ? " GPU" : " GPUs");
+}
+
+std::string execution_line(int devices, bool on_gpus, double execution_s) {
+  return concat("Total execution time for ", devices, on_gpus ? " GPUs: " : " CPU devices: ", fixed(execution_s, 1),
+                " seconds");
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,153 @@
+// One run of a training, as a comparison has it: the data behind a row of its table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace duet::cli {
+
+/// Time of each part of a step along the critical path, in microseconds; 0 where a part does not occur. The parts
+/// add up to the step. Of ranks the means over them.
+struct StepParts {
+  double input = 0, scatter = 0, replicate = 0, forward = 0, gather = 0, loss = 0, backward = 0, communication = 0,
+         update = 0;
+  double sum() const {
+    return input + scatter + replicate + forward + gather + loss + backward + communication + update;
+  }
+  StepParts scaled(double factor) const;
+  /// The same shares of a step of `us`; unchanged without any.
+  StepParts scaled_to(double us) const;
+};
+struct PartName {
+  const char* name;
+  double StepParts::*member;
+};
+/// The nine parts in the order in which they occur.
+inline constexpr PartName kStepParts[] = {
+    {"input", &StepParts::input},         {"scatter", &StepParts::scatter},
+    {"replicate", &StepParts::replicate}, {"forward", &StepParts::forward},
+    {"gather", &StepParts::gather},       {"loss", &StepParts::loss},
+    {"backward", &StepParts::backward},   {"communication", &StepParts::communication},
+    {"update", &StepParts::update}};
+
+inline constexpr const char* kWaiting = "waiting";  // of a StepEvent: for the last rank or replica
+
+/// A stretch of one step as it ran, in microseconds from the step's begin. Lanes: "cpu:0", "rank 1", "rank 1,
+/// communication". An event that lies within another of its lane comes after it.
+struct StepEvent {
+  std::string lane, name;
+  double begin_us = 0, end_us = 0;
+};
+
+/// One row: a mode on a number of devices. Where it was timed in rounds, all times but `startup_s` are those of the
+/// rounds that were not disturbed: `epoch_s` has an entry for each, the others are medians. Else they are the
+/// learning's.
+struct Run {
+  std::string mode;
+  std::string device = "cpu";  // "cuda", "cuda (simulated)"
+  int devices = 1;
+  int physical_devices = 1;  // that they occupy; fewer where logical devices or ranks share GPUs
+  std::string precision = "fp32";
+  bool graph = false;  // steps were replayed as CUDA graphs
+  int threads_per_device = 1;
+  std::string workers = "process";  // what a rank is, or "thread"
+  std::string backend;              // what carried the ranks' collectives: "shm", "gloo", ...; empty: one rank
+  bool ok = true;
+  std::string error;            // why not
+  double startup_s = 0;         // exec to the end of the first step, less a median step
+  std::vector<double> epoch_s;  // training only: of each round, or of each epoch learnt, without the first step of the
+                                // run; none of an epoch of that step alone
+  double samples_per_s = 0;
+  std::optional<double> speedup;  // against single on one device with as many threads; null also where GPUs are shared
+  std::optional<double> efficiency;  // speedup / devices; null also where oversubscribed
+  double waiting_share = 0;          // of the step in which compute waits for communication; not measured with graphs
+  double communication_us = 0;       // of a step, overlapped or not; not measured with graphs
+  std::string parameters_sha256;
+  std::optional<std::int64_t> first_differing_step;  // from single; null also where none differs
+  StepParts step_us;
+  std::vector<StepEvent> median_step;  // while it learnt
+  std::vector<double> train_loss;      // means over twentieths of epochs (over steps where an epoch has fewer)
+  std::vector<double> test_accuracy;   // 0..1, after each epoch
+  std::vector<double> peak_memory_mb;  // per process
+  // CUDA, per device; empty on CPU.
+  std::vector<double> device_memory_mb;      // the most that tensors and workspaces took
+  std::vector<double> moved_bytes_per_step;  // copied to and from it in a training step
+  // Waiting for the last rank or replica, apart from moving and adding: means over steps and over ranks or replicas.
+  // Null where collectives are not timed one by one on one clock: on GPUs, in recorded steps, on several hosts.
+  // Waiting of ranks lies within communication_us, waiting of replicas within forward and backward.
+  std::optional<double> communication_waiting_us, communication_moving_us;  // of a step, overlapped or not
+  std::vector<double> waiting_interval_us, moving_interval_us;              // 95 %; empty where steps are too few
+  std::optional<StepParts> step_waiting_us;                                 // of each part of step_us, what is waiting
+  std::vector<double> rank_waiting_us;                                      // of each rank or replica, in a step
+  bool eager_parts = false;  // on GPUs: step_us has the shares of steps without graphs that waited after each part
+  double execution_s = 0;    // of all epochs, with their evaluation
+
+  // Of the rounds; empty or null without them.
+  std::vector<double> rounds_us;             // the median step of each; of copies that of the slowest
+  std::vector<StepParts> rounds_step_us;     // its parts
+  std::vector<StepParts> rounds_waiting_us;  // of each part, what is waiting; empty where step_waiting_us is null
+  std::vector<double> rank_step_us;          // of each rank, median over rounds
+  std::optional<double> speedup_low;   // 95 % interval of `speedup`, the median over rounds of the ratio to single
+  std::optional<double> speedup_high;  // in the same round; null for single itself, and of too few rounds
+  std::optional<double> ceiling_efficiency;    // speed-up as a share of that of copies on as many devices
+  std::optional<double> cpu_share;             // of its cores, in processor time
+  std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
+  std::vector<double> rounds_other_programs;   // the same of each round; empty where null
+
+  std::int64_t batch = 1;              // rows a step, of all devices
+  bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
+  bool library_sums = false;           // LibTorch adds up over rows: bits depend on devices and threads
+  bool per_device_statistics = false;  // batch norm of each device's own images: results depend on their number
+
+  /// Whether its parameters need not be single's: see the three fields above.
+  bool differs_by_design() const { return per_device_statistics || library_sums || added_uses; }
+  bool timed() const { return samples_per_s > 0; }  // else its only step was the first
+  /// Whether other programs had so much of its cores in this round that its times are left out; never where that leaves
+  /// fewer than three rounds.
+  bool disturbed(std::size_t round) const;
+  std::int64_t disturbed_rounds() const;
+
+  bool on_cpu() const { return device == "cpu"; }
+  double threads() const { return static_cast<double>(devices) * threads_per_device; }
+};
+
+/// A run with the times of its bursts, each with one entry in the lists of rounds; as it is without any. `images` are
+/// those of an epoch.
+Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images);
+
+/// A run with the parts of a step as `bursts`, which took it apart, have them; as it is without any.
+Run with_parts(Run run, const std::vector<Run>& bursts);
+
+/// The rounds that both have, without those in which one of them was disturbed where three others remain.
+std::vector<std::size_t> common_rounds(const Run& a, const Run& b);
+
+/// How many times as many rows a second `run` trains as `base`, in each of common_rounds().
+std::vector<double> speed_ratios(const Run& run, const Run& base);
+/// The share of a step of `base` that a step of `run` takes if its time is that of its rows, divided among its devices.
+double ideal_share(const Run& run, const Run& base);
+
+/// Rows of the largest of the shards that so many devices have of a batch.
+std::int64_t largest_shard(std::int64_t batch, int devices);
+
+/// What of each part of a step is waiting, at most the part itself; none where that was not measured.
+StepParts waiting_of(const Run& run);
+
+/// How much longer the rank or replica that waits longest does so than they do on average; 1 where that was not
+/// measured. Where all take turns to be last, a step loses what they wait on average. Where one always is the last, it
+/// loses what the others wait.
+double longest_over_mean_waiting(const Run& run);
+
+/// "2 logical devices on 1 GPU", "4 ranks on 1 GPU"; empty unless GPUs are shared.
+std::string sharing(const Run& run);
+
+/// The tutorials' line: "Total execution time for 2 CPU devices: 12.3 seconds".
+std::string execution_line(int devices, bool on_gpus, double execution_s);
+
+/// One run as JSON, on one line. Reading throws DataError that names the field.
+std::string to_json(const Run& run);
+Run run_from_json(const std::string& text);
+
+}  // namespace duet::cli

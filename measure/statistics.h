@@ -1,0 +1,34 @@
+// Statistics of numbers that were measured in several rounds.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+namespace duet::cli {
+
+/// Median (mean of the middle two); 0 for an empty list.
+double median(std::vector<double> values);
+
+/// A median and its 95 % interval.
+struct Interval {
+  double middle = 0, low = 0, high = 0;
+
+  /// The larger distance from the middle to an end.
+  double half_width() const { return middle - low > high - middle ? middle - low : high - middle; }
+  bool excludes(double value) const { return value < low || value > high; }
+  bool operator==(const Interval&) const = default;
+};
+
+/// Of independent measurements of the same number: from 8 on by the percentile bootstrap of their median, with a fixed
+/// seed; of 3 to 7, too few for that, by Student's t. None of fewer, or where one is not finite. Never narrower than a
+/// thousandth of the middle to each side.
+std::optional<Interval> interval_of(const std::vector<double>& values);
+
+/// How many times as fast a step was in each round, `base_us` over `us`; rounds that only one of them has do not count.
+std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us);
+
+/// Interval of ratios, computed on their logarithms: it lies above 0, and inverse ratios have the inverse interval.
+/// Empty also if a ratio is not above 0.
+std::optional<Interval> ratio_interval(const std::vector<double>& ratios);
+
+}  // namespace duet::cli

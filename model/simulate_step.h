@@ -1,0 +1,79 @@
+// An event simulation of one training step on any number of devices, from the cost model alone.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/options/options.h"
+#include "model/all_reduce.h"
+#include "model/cost_model.h"
+
+namespace duet::cli {
+
+/// What is simulated.
+struct SimulatedJob {
+  Mode mode = Mode::ddp;
+  int devices = 1, hosts = 1;  // all devices; as many on every host
+  double batch = 128;          // of all devices
+  std::string backend{};       // of the measured link; empty: the first that the model has
+  std::optional<Link> link{};  // in its place; between hosts, where there are several
+};
+
+/// A step in microseconds, taken apart: what an ideal division gives, and what is lost.
+struct SimulatedStep {
+  double ideal_us = 0;          // single's step / devices
+  double smaller_batch_us = 0;  // single's step at a device's batch, beyond that
+  double slowdown_us = 0;       // devices that share caches, memory and clock
+  double uneven_us = 0;         // wait for the slowest device
+  double communication_us = 0;  // all-reduces, beyond what backward hides
+  double scatter_us = 0, replicate_us = 0, gather_us = 0, reduce_us = 0;  // of dp, through its first device
+  double overhead_us = 0;                                                 // what the wrapper takes besides
+  double undivided_us = 0;                                                // dp's input of the whole batch
+
+  double total_us() const;
+  /// The largest loss: "communication", "slow-down", ...; "compute" where all losses together are under 10 %.
+  const char* bounded_by() const;
+};
+
+/// Calls field(name, member) for every part of a step.
+template <class Field>
+void each_part(const Field& field) {
+  field("ideal_us", &SimulatedStep::ideal_us);
+  field("smaller_batch_us", &SimulatedStep::smaller_batch_us);
+  field("slowdown_us", &SimulatedStep::slowdown_us);
+  field("uneven_us", &SimulatedStep::uneven_us);
+  field("communication_us", &SimulatedStep::communication_us);
+  field("scatter_us", &SimulatedStep::scatter_us);
+  field("replicate_us", &SimulatedStep::replicate_us);
+  field("gather_us", &SimulatedStep::gather_us);
+  field("reduce_us", &SimulatedStep::reduce_us);
+  field("overhead_us", &SimulatedStep::overhead_us);
+  field("undivided_us", &SimulatedStep::undivided_us);
+}
+
+/// Expected largest of n numbers from the standard normal distribution, by numeric integration; 0 for one.
+double expected_largest(int n);
+
+/// One bucket of a backward pass.
+struct BucketEvent {
+  double ready_us = 0;       // of backward's own time
+  double us = 0;             // of its all-reduce
+  double compute_share = 1;  // of that time, in which backward goes on
+};
+/// What a step takes beyond backward: all-reduces run one after the other on one channel, each from
+/// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
+double exposed_us(double backward_us, std::span<const BucketEvent> buckets);
+/// The compute_share of all buckets with which exposed_us() gives this; from kLeastOverlap to 1.
+double overlap_share_of(double exposed_us, double backward_us, std::vector<BucketEvent> buckets);
+
+/// Throws UsageError for a job that cannot be (a batch smaller than the devices, dp on several hosts), DataError for a
+/// term that the model lacks.
+SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job);
+
+/// Fills communication_us and break_even_batch from the other fields: the smallest even batch (up to 2^20) from
+/// which ddp or dp on 2 devices is not slower than single. Leaves them 0 and null where links and dp are missing.
+void fill_derived(CostModel& model);
+
+}  // namespace duet::cli

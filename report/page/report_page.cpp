@@ -1,0 +1,162 @@
+// index.html.
+#include <cstddef>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+#include "report/page/page.h"
+#include "report/report.h"
+#include "report/scaling.h"
+#include "report/screen/verdict.h"
+
+namespace duet::cli {
+namespace {
+
+/// A number and its unit stay on one line; a range in brackets may go to the next.
+std::string unbroken(std::string text) {
+  for (std::size_t at = text.find(' '); at != std::string::npos; at = text.find(' ', at + 1))
+    if (text.compare(at, 2, " (") != 0) text.replace(at, 1, "\u00a0");
+  return text;
+}
+
+std::string html_table(const Results& results) {
+  const std::vector<std::string> columns = table_columns(results);
+  std::string out = "<div class=\"wide\"><table>\n<tr>";
+  for (const std::string& column : columns) out += "<th>" + escaped(column) + "</th>";
+  out += "</tr>\n";
+  for (const Run& run : results.runs) {
+    const std::vector<std::string> row = table_row(results, run);
+    out += "<tr>";
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const bool last = c + 1 == columns.size();
+      const char* css = last && row[c] == "yes"            ? " class=\"yes\""
+                        : last && row[c].starts_with("no") ? " class=\"no\""
+                                                           : "";
+      out += concat("<td", css, ">", escaped(last || c == 0 ? row[c] : unbroken(row[c])), "</td>");
+    }
+    if (!run.ok)
+      out += concat("<td class=\"why\" colspan=\"", columns.size() - row.size(), "\">failed: ", escaped(run.error),
+                    "</td>");
+    out += "</tr>\n";
+  }
+  return out + "</table></div>\n";
+}
+
+/// What the columns of runs on GPUs say; empty for CPU.
+std::string gpu_note(const Results& results) {
+  for (const Run& run : results.runs)
+    if (!run.on_cpu())
+      return page_note(
+          "Devices are " + run.device + ", precision " + run.precision +
+          ". per device: the most that tensors and workspaces took on one of them. moved/step: bytes copied to and "
+          "from the busiest of them in a training step, without what NCCL sends. " +
+          (run.eager_parts ? "Parts of a step are shares of steps without CUDA graphs that waited for the GPU after "
+                             "each part."
+                           : "Parts of a step are the host's times; update holds its wait for the GPU, and all of "
+                             "a step that is replayed as a CUDA graph."));
+  return "";
+}
+
+/// The tutorials' lines; empty where averaging did not run.
+std::string execution_times(const Results& results) {
+  std::string lines;
+  for (const Run& run : results.runs)
+    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
+      lines += concat(lines.empty() ? "" : "\n", execution_line(run.devices, !run.on_cpu(), run.execution_s));
+  return lines;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &parts)};
+}
+
+std::string provenance_list(const Results& results, const std::string& command_line, double time_budget_s) {
+  const Machine& machine = results.machine;
+  const Training& settings = results.settings;
+  std::string gpus;
+  for (const std::string& gpu : machine.gpus) gpus += (gpus.empty() ? "" : ", ") + gpu;
+  std::string versions;
+  for (const Library& library : libraries())
+    if (library.present) versions += concat(versions.empty() ? "" : " · ", library.name, " ", library.version);
+  const Run* const single = find_run(results, "single", 1);
+  const std::string of_optimizer = (settings.optimizer == "sgd" ? ", momentum " + shortest(settings.momentum) : "") +
+                                   (settings.weight_decay ? ", weight decay " + shortest(*settings.weight_decay) : "");
+  return "<dl>\n" + page_entry("command line", command_line) +
+         page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.isa, ", ",
+                                      fixed(machine.memory_gb, 1), " GB, ", machine.kernel)) +
+         page_entry("GPUs", gpus) + page_entry("versions", versions) + page_entry("date", utc_now()) +
+         page_entry("network", network_text(settings.model, results.parameters)) +
+         page_entry("data", concat(settings.data, ", ", grouped(settings.train_images), " training images")) +
+         page_entry("settings", concat(batch_text(results), results.weak ? " (weak scaling)" : " (global)", ", epochs ",
+                                       settings.epochs, ", ", settings.optimizer, ", lr ", shortest(settings.lr),
+                                       of_optimizer, ", seed ", settings.seed, ", ", name(settings.precision),
+                                       ", time budget ", shortest(time_budget_s), " s")) +
+         page_entry("parameters of single, sha256", single ? single->parameters_sha256 : "") + "</dl>\n";
+}
+
+/// The table with what its columns mean.
+std::string table_section(const Results& results) {
+  return html_table(results) +
+         page_note(
+             concat("start: from exec to the end of the first step, less a median step. epoch: training only, median "
+                    "(min..max). waiting and moving: shares of a step in which computing stands still, for the last "
+                    "rank or replica, and for moving and adding. memory: processes times the largest. same result: "
+                    "whether all parameters equal single's, ",
+                    results.weak ? "of ddp dp's on as many devices, " : "", "bit for bit.")) +
+         gpu_note(results);
+}
+
+/// prediction_lines(), with a model's pictures for 1 to 64 devices of one host.
+void add_prediction(const Results& results, Page& page) {
+  const std::string title = "Predicted from its parts", list = page_list(prediction_lines(results));
+  if (!results.model) return page.section(title, list);
+  const std::vector<ScalingRow> rows = scaling_rows(results, {.weak = results.weak});
+  page.section(title, list);
+  page.section("Predicted efficiency",
+               page.picture(efficiency_chart(rows),
+                            "Computed from the step's cost over batch sizes, the slow-down of devices next to each "
+                            "other and the time of all-reduces, never from the cells themselves; for devices that one "
+                            "host would have. duet predict computes other links, hosts and batches."));
+  page.section("What bounds predicted steps", page.picture(bounds_chart(rows)));
+}
+
+}  // namespace
+
+std::string to_html(const Results& results, const std::string& command_line, double time_budget_s) {
+  Page page("duet compare", answer(results));
+  page.data(to_json(results));
+  if (results.partial) page.add(page_note(concat(kPartial, ".")));
+  for (const std::string& sentence : without_a_result(results)) page.add(page_note(sentence));
+  const std::string speedups = page.picture(speedup_chart(results), "Bars are 95 % intervals where there were rounds.");
+  page.add("<div class=\"first\">\n" + speedups + page.picture(losses_chart(results), losses_caption(results)) +
+           "</div>\n");
+  page.section("Table", table_section(results));
+  page.section("Findings", page_list(findings(results)));
+  page.section("Where a step's time goes", page.picture(parts_chart(results), parts_caption(results)));
+  page.section("One step, as it ran", page.picture(step_chart(results), step_caption(results)));
+  const std::string flattens = averaging_note(results), lines = execution_times(results);
+  page.section("Time of an epoch against devices",
+               page.picture(epoch_chart(results), epoch_caption(results) + (flattens.empty() ? "" : " " + flattens)) +
+                   (lines.empty() ? "" : "<pre>" + escaped(lines) + "</pre>\n"));
+  page.section("Memory of every process",
+               page.picture(memory_chart(results), "Peak of the largest; hovering shows that of each."));
+  page.section("Memory of every device", page.picture(device_memory_chart(results),
+                                                      "The most that tensors and workspaces took on the fullest, "
+                                                      "without CUDA's own and its libraries'."));
+  page.section("Training loss", page.picture(loss_chart(results), loss_caption(results)));
+  std::string explained;
+  for (const auto& [word, meaning] : words(results)) explained += page_entry(word, meaning);
+  page.section("Words", explained.empty() ? "" : "<dl class=\"words\">\n" + explained + "</dl>\n");
+  add_prediction(results, page);
+  page.section("What was run", provenance_list(results, command_line, time_budget_s));
+  return page.html();
+}
+
+}  // namespace duet::cli

@@ -1,0 +1,169 @@
+// The table of a comparison, in the terminal.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/system/number_text.h"
+#include "lib/error.h"
+#include "measure/statistics.h"
+#include "report/report.h"
+#include "report/speed.h"
+
+namespace duet::cli {
+namespace {
+
+constexpr const char* kNothing = "-";
+constexpr std::ptrdiff_t kEfficiency = 6, kBatch = 2;  // their columns, the latter of weak scaling
+
+std::string epoch_text(const std::vector<double>& values) {
+  if (values.empty()) return kNothing;
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  const std::string low = seconds(*least), high = seconds(*most);
+  return seconds(median(values)) + " s" + (low == high ? "" : " (" + low + ".." + high + ")");
+}
+
+std::string percent(double share, int digits) { return fixed(100 * share, digits) + " %"; }
+
+bool has_device_memory(const Results& results) {
+  return std::any_of(results.runs.begin(), results.runs.end(),
+                     [](const Run& run) { return !run.device_memory_mb.empty(); });
+}
+
+bool has_ceiling(const Results& results) {
+  return std::any_of(results.runs.begin(), results.runs.end(),
+                     [](const Run& run) { return run.ceiling_efficiency.has_value(); });
+}
+
+std::string largest(const std::vector<double>& values, double per_mb) {
+  if (values.empty()) return kNothing;
+  const double most = *std::max_element(values.begin(), values.end()) / per_mb;
+  return fixed(most, most < 100 ? 2 : 0) + " MB";
+}
+
+/// Shares of a step in which computing stands still: for the last rank or replica, and for moving and adding. Both in
+/// the second where they were not measured apart.
+std::vector<std::string> standing_still(const Run& run) {
+  const double step = run.step_us.sum();
+  if (run.devices < 2 || run.mode == "copies" || !run.timed() || (run.graph && !run.eager_parts) || step <= 0)
+    return {kNothing, kNothing};
+  if (!run.step_waiting_us)
+    return {kNothing, percent(run.waiting_share, 1) + (run.mode == "dp" ? "" : " with waiting")};
+  const StepParts waiting = waiting_of(run);
+  const double moving = run.waiting_share - waiting.communication / step;
+  return {percent(waiting.sum() / step, 1), percent(std::max(0.0, moving), 1)};
+}
+
+/// "120 MB", or of several processes "2 x 117 MB", of which the largest takes so much.
+std::string memory_text(const std::vector<double>& of_processes) {
+  if (of_processes.empty()) return kNothing;
+  const std::string most = fixed(*std::max_element(of_processes.begin(), of_processes.end()), 0) + " MB";
+  return (of_processes.size() > 1 ? concat(of_processes.size(), " x ") : "") + most;
+}
+
+/// Equal bits are not promised on GPUs.
+bool close_losses(const Run& a, const Run& b) {
+  if (a.train_loss.empty() || b.train_loss.empty()) return false;
+  const double expected = a.train_loss.back();
+  return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
+}
+
+}  // namespace
+
+bool several_backends(const Results& results) {
+  std::set<std::string> backends;
+  for (const Run& run : results.runs)
+    if (run.mode == "ddp" && !run.backend.empty()) backends.insert(run.backend);
+  return backends.size() > 1;
+}
+
+std::vector<std::string> table_columns(const Results& results) {
+  std::vector<std::string> columns = {"mode",       "devices", "start",  "epoch", "samples/s", "speed-up",
+                                      "efficiency", "waiting", "moving", "loss",  "accuracy",  "memory"};
+  if (has_ceiling(results)) columns.insert(columns.begin() + kEfficiency + 1, "of copies");
+  if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
+  columns.push_back("same result");
+  if (results.weak) columns.insert(columns.begin() + kBatch, "batch");
+  return columns;
+}
+
+std::string row_name(const Results& results, const Run& run) {
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
+         (run.workers == "thread" ? ", threads" : "") +
+         (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
+}
+
+const Run* reference_of(const Results& results, const Run& run) {
+  const Run* const single = find_run(results, "single", 1);
+  return !results.weak || (single && single->batch == run.batch) ? single : find_run(results, "dp", run.devices);
+}
+
+std::string same_result(const Results& results, const Run& run) {
+  const Run* const reference = reference_of(results, run);
+  if (!run.ok || !reference || &run == reference || run.parameters_sha256.empty()) return kNothing;
+  if (run.parameters_sha256 == reference->parameters_sha256) return "yes";
+  if (run.mode == "averaging") return "own data split";
+  if (run.per_device_statistics || reference->per_device_statistics) return "per-device statistics";
+  if (run.library_sums || reference->library_sums) return "LibTorch's sums";
+  if (run.added_uses || reference->added_uses) return "several uses added up";
+  if (!run.on_cpu()) return close_losses(*reference, run) ? "loss within 0.1 %" : "no";
+  return run.first_differing_step ? "no: differs from step " + std::to_string(*run.first_differing_step) : "no";
+}
+
+std::string rate_text(double per_s) {
+  constexpr double kFew = 100;
+  return per_s < kFew ? fixed(per_s, 1) : grouped(std::llround(per_s));
+}
+
+std::vector<std::string> table_row(const Results& results, const Run& run) {
+  std::vector<std::string> row = {row_name(results, run), std::to_string(run.devices)};
+  if (!run.ok) return row;
+  const bool over = oversubscribed(results, run);
+  const std::vector<std::string> still = standing_still(run);
+  row.insert(
+      row.end(),
+      {seconds(run.startup_s) + " s", epoch_text(run.epoch_s), run.timed() ? rate_text(run.samples_per_s) : kNothing,
+       speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
+       !sharing(run).empty() ? sharing(run)
+       : over                ? "oversubscribed"
+       : run.efficiency      ? percent(*run.efficiency, 0)
+                             : kNothing,
+       still[0], still[1], run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
+       run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2), memory_text(run.peak_memory_mb)});
+  if (has_ceiling(results))
+    row.insert(row.begin() + kEfficiency + 1, run.ceiling_efficiency ? percent(*run.ceiling_efficiency, 0) : kNothing);
+  if (has_device_memory(results))
+    row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
+  row.push_back(same_result(results, run));
+  if (results.weak) row.insert(row.begin() + kBatch, grouped(run.batch));
+  return row;
+}
+
+std::string table(const Results& results, TerminalStyle style) {
+  std::vector<std::vector<std::string>> rows = {table_columns(results)};
+  for (const Run& run : results.runs) rows.push_back(table_row(results, run));
+  std::vector<std::size_t> widths(rows[0].size(), 0);
+  for (const auto& row : rows)
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
+  std::string out;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    std::string line;
+    for (std::size_t c = 0; c < rows[r].size(); ++c) {
+      const std::string& text = rows[r][c];
+      const bool last = c + 1 == widths.size();
+      std::string cell = last ? text : c == 0 ? flush_left(text, widths[c]) : flush_right(text, widths[c]);
+      if (r == 0) cell = bold(cell, style);
+      if (last && text == "yes") cell = green(cell, style);
+      if (last && text.starts_with("no")) cell = red(cell, style);
+      line += (c == 0 ? " " : "  ") + cell;
+    }
+    if (r > 0 && !results.runs[r - 1].ok) line += "  " + red("failed: " + results.runs[r - 1].error, style);
+    out += line + "\n";
+  }
+  if (results.partial) out += " " + red(kPartial, style) + "\n";
+  return out;
+}
+
+}  // namespace duet::cli

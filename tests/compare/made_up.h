@@ -1,0 +1,14 @@
+// A comparison that never ran: two cores, single, averaging, dp and ddp on 1, 2 and 4 devices, one of them failed.
+#pragma once
+
+#include "compare/results.h"
+#include "model/cost_model.h"
+
+namespace duet_test {
+
+duet::cli::Results made_up();
+
+/// Round numbers in every field of a cost model.
+duet::cli::CostModel made_up_model();
+
+}  // namespace duet_test

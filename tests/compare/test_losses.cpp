@@ -1,0 +1,120 @@
+#include <cstddef>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compare/losses.h"
+#include "report/page/chart.h"
+#include "report/report.h"
+#include "tests/compare/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet::cli;
+#if DUET_CATCH == 3
+using duet_test::Approx;
+#endif
+
+namespace {
+
+std::map<std::string, std::optional<double>> parts_of(const LossInputs& inputs) {
+  std::map<std::string, std::optional<double>> parts;
+  double sum = 0;
+  for (const LossPart& part : take_apart(inputs).parts) {
+    parts[part.name] = part.us;
+    sum += part.us.value_or(0);
+  }
+  CHECK(sum == Approx(inputs.step_us).epsilon(1e-12));
+  return parts;
+}
+
+const LossInputs kAll{.devices = 2,
+                      .single_us = 9000,
+                      .small_batch_us = 4700,
+                      .copies_us = 5100,
+                      .step_us = 6000,
+                      .waiting_us = 450,
+                      .communication_us = 90,
+                      .wrapper_us = 130};
+
+}  // namespace
+
+TEST_CASE("the parts of a loss are those that were planted, and add up to the step") {
+  auto parts = parts_of(kAll);
+  CHECK(parts.size() == 7);
+  CHECK(*parts["ideal"] == 4500);
+  CHECK(*parts["smaller_batch"] == 200);
+  CHECK(*parts["machine"] == 400);
+  CHECK(*parts["uneven"] == 450);
+  CHECK(*parts["communication"] == 90);
+  CHECK(*parts["wrapper"] == 130);
+  CHECK(*parts["unexplained"] == Approx(230));
+}
+
+TEST_CASE("what was not measured is left out, and goes to what is next or unexplained") {
+  LossInputs inputs = kAll;
+  inputs.small_batch_us.reset();
+  auto parts = parts_of(inputs);
+  CHECK_FALSE(parts["smaller_batch"]);
+  CHECK(*parts["machine"] == 600);
+  inputs.copies_us.reset();
+  inputs.waiting_us.reset();
+  parts = parts_of(inputs);
+  CHECK_FALSE(parts["machine"]);
+  CHECK_FALSE(parts["uneven"]);
+  CHECK(*parts["unexplained"] == Approx(230 + 600 + 450));
+  CHECK(loss_line("dp 2", take_apart(inputs)) ==
+        "dp 2: 6,000 us = 4,500 ideal + 90 communication + 130 wrapper + 1,280 unexplained; not measured: smaller "
+        "batch, machine, uneven");
+  inputs = kAll;
+  inputs.copies_us = 4600;  // two at once were faster than one alone
+  CHECK(loss_line("ddp 2", take_apart(inputs)) ==
+        "ddp 2: 6,000 us = 4,500 ideal + 200 smaller batch - 100 machine + 450 uneven + 90 communication + 130 wrapper "
+        "+ 730 unexplained");
+}
+
+TEST_CASE("a comparison's losses come from its runs") {
+  Results results = duet_test::made_up();
+  const auto loss_of = [&](std::size_t run) { return *loss_inputs(results, results.runs[run]); };
+  CHECK_FALSE(loss_inputs(results, results.runs[0]));
+  CHECK_FALSE(loss_inputs(results, results.runs[6]));  // failed
+  CHECK(loss_of(4).single_us == Approx(8 / 469e-6));
+  CHECK(loss_of(4).step_us == Approx(5 / 469e-6));
+  CHECK(loss_of(4).communication_us == 1500);
+  CHECK_FALSE(loss_of(4).waiting_us);
+  CHECK(loss_of(4).wrapper_us == 75);  // input of 50 and update of 100 us, of which half is in the ideal
+  results.runs[4].step_waiting_us = StepParts{.communication = 1200};
+  CHECK(loss_of(4).communication_us == 300);
+  CHECK(*loss_of(4).waiting_us == 1200);
+  results.runs[4].rank_waiting_us = {2000, 400};  // on average; the second is the last most of the time
+  CHECK(*loss_of(4).waiting_us == 2000);
+  results.runs[4].rank_waiting_us.clear();
+  results.runs[3].step_us.scatter = 7;
+  results.runs[3].step_us.gather = 5;
+  CHECK(loss_of(3).wrapper_us == 87);
+  Run copies = results.runs[4];
+  copies.mode = "copies";
+  copies.step_us = StepParts{.input = 20, .forward = 8980, .update = 90};
+  results.runs.push_back(copies);
+  CHECK(*loss_of(4).copies_us == 9090);
+  CHECK(loss_of(4).wrapper_us == 40);
+  CHECK_FALSE(loss_inputs(results, results.runs.back()));
+
+  std::vector<std::string> names;
+  for (const Run* run : runs_with_losses(results)) names.push_back(run->mode);
+  CHECK(names == std::vector<std::string>{"averaging", "dp", "ddp"});  // on 2 devices: 4 share cores
+  const auto json = nlohmann::json::parse(to_json(results));
+  CHECK(json["runs"][0]["losses_us"].is_null());
+  CHECK(json["runs"][4]["losses_us"]["uneven"] == 1200.0);
+  CHECK(json["runs"][4]["losses_us"]["smaller_batch"].is_null());
+  const Chart chart = losses_chart(results);
+  CHECK(chart.rows == std::vector<std::string>{"smaller batch", "devices side by side", "waiting for the last",
+                                               "communication", "wrapper", "unexplained"});
+  CHECK(chart.series.at(2).name == "ddp 2");
+  CHECK(chart.series[2].points.at(1).high == 1200);  // a smaller batch was not measured
+  CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, waiting for the last: 1,200 us"));
+  CHECK_THAT(losses_caption(results), duet_test::ContainsSubstring("10 % of the step of averaging 2 is unexplained") &&
+                                          duet_test::ContainsSubstring("Not measured: smaller batch"));
+  CHECK(losses_chart(Results{}).empty());
+}

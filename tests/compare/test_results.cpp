@@ -1,0 +1,309 @@
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compare/results.h"
+#include "lib/error.h"
+#include "report/report.h"
+#include "report/speed.h"
+#include "tests/compare/made_up.h"
+#include "tests/support/catch2.h"
+
+using namespace duet;
+using namespace duet::cli;
+#if DUET_CATCH == 3
+using duet_test::Approx;
+#endif
+
+TEST_CASE("results.json has the names that other programs read") {
+  const std::string text = to_json(duet_test::made_up());
+  for (const char* name : {"duet",
+                           "machine",
+                           "cpu",
+                           "cores",
+                           "isa",
+                           "gpus",
+                           "memory_gb",
+                           "kernel",
+                           "settings",
+                           "network",
+                           "parameters",
+                           "batch",
+                           "epochs",
+                           "lr",
+                           "optimizer",
+                           "momentum",
+                           "weight_decay",
+                           "seed",
+                           "precision",
+                           "data",
+                           "train_images",
+                           "graph",
+                           "partial",
+                           "runs",
+                           "mode",
+                           "device",
+                           "devices",
+                           "threads_per_device",
+                           "workers",
+                           "backend",
+                           "ok",
+                           "error",
+                           "startup_s",
+                           "epoch_s",
+                           "samples_per_s",
+                           "speedup",
+                           "efficiency",
+                           "waiting_share",
+                           "communication_us",
+                           "parameters_sha256",
+                           "first_differing_step",
+                           "step_us",
+                           "median_step",
+                           "input",
+                           "scatter",
+                           "replicate",
+                           "forward",
+                           "gather",
+                           "loss",
+                           "backward",
+                           "communication",
+                           "update",
+                           "train_loss",
+                           "test_accuracy",
+                           "peak_memory_mb",
+                           "physical_devices",
+                           "device_memory_mb",
+                           "moved_bytes_per_step",
+                           "per_device_statistics",
+                           "library_sums",
+                           "added_uses",
+                           "rounds_us",
+                           "rounds_step_us",
+                           "rank_step_us",
+                           "speedup_low",
+                           "speedup_high",
+                           "ceiling_efficiency",
+                           "cpu_share",
+                           "other_programs_share",
+                           "scaling",
+                           "model"}) {
+    INFO(name);
+    CHECK_THAT(text, duet_test::ContainsSubstring("\"" + std::string(name) + "\":"));
+  }
+}
+
+TEST_CASE("runs go to JSON and come back") {
+  Results results = duet_test::made_up();
+  results.runs[0].train_loss[0] = std::nan("");
+  results.runs[6].error = "bad byte \xff";
+  results.runs[3].graph = true;
+  results.runs[3].workers = "thread";
+  results.runs[3].backend = "shm";
+  results.runs[3].batch = 256;
+  results.runs[3].median_step = {{"cpu:1", "forward", 0.5, 20.25}};
+  std::vector<Run> again;
+  for (const Run& run : results.runs) {
+    again.push_back(run_from_json(to_json(run)));
+    CHECK(to_json(again.back()) == to_json(run));
+  }
+  CHECK(std::isnan(again[0].train_loss[0]));
+  CHECK(again[5].first_differing_step == 17);
+  CHECK_FALSE(again[0].first_differing_step);
+  CHECK_FALSE(again[0].graph);
+  const Run& run = again[3];
+  CHECK(run.mode == "dp");
+  CHECK(run.graph);
+  CHECK(run.workers == "thread");
+  CHECK(run.backend == "shm");
+  CHECK(run.batch == 256);
+  CHECK(run.step_us.sum() == results.runs[3].step_us.sum());
+  CHECK(run.rounds_us == results.runs[3].rounds_us);
+  REQUIRE(run.rounds_step_us.size() == 9);
+  CHECK(run.rounds_step_us[8].sum() == results.runs[3].rounds_step_us[8].sum());
+  CHECK(run.speedup_low == results.runs[3].speedup_low);
+  CHECK_FALSE(run.cpu_share);
+  REQUIRE(run.median_step.size() == 1);
+  CHECK(run.median_step[0].lane == "cpu:1");
+  CHECK(run.median_step[0].end_us == 20.25);
+}
+
+TEST_CASE("results.json is read back as it was written") {
+  Results results = duet_test::made_up();
+  CHECK(to_json(results_from_json(to_json(results))) == to_json(results));
+  CHECK_FALSE(results_from_json(to_json(results)).model);
+  results.model = duet_test::made_up_model();
+  results.settings.weight_decay = 0.01;
+  results.partial = true;
+  const Results again = results_from_json(to_json(results));
+  CHECK(to_json(again) == to_json(results));
+  CHECK(again.model->step.per_sample_us == 10);
+  CHECK_FALSE(again.weak);
+  results.weak = true;
+  CHECK(to_json(results_from_json(to_json(results))) == to_json(results));
+}
+
+TEST_CASE("a damaged results.json is refused with the field's name") {
+  Results results = duet_test::made_up();
+  results.model = duet_test::made_up_model();
+  const std::string good = to_json(results);
+  for (const std::string field :
+       {"machine", "cores", "settings", "batch", "precision", "runs", "mode", "model", "partial"}) {
+    INFO(field);
+    std::string text = good;
+    text.replace(text.find("\"" + field + "\""), field.size() + 2, "\"other\"");
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field '" + field + "' is missing"));
+  }
+  std::string text = good;
+  text.replace(text.find("\"fp32\""), 6, "\"fp8\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("'precision' is \"fp8\", expected fp32"));
+  text = good;
+  text.replace(text.find("\"cores\": 2"), 10, "\"cores\": []");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'cores' is []"));
+  text = good;
+  text.replace(text.find("\"strong\""), 8, "\"none\"");
+  CHECK_THROWS_WITH(results_from_json(text),
+                    duet_test::ContainsSubstring("'scaling' is \"none\", expected strong or weak"));
+  text = good;
+  text.replace(text.rfind("\"batch\": 128"), 12, "\"batch\": 0");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("field 'batch' is 0, expected 1 or more"));
+  const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> lines = {
+      {{"\"cores\": 2", "\"cores\": 0"}, "field 'cores' is 0, expected 1 or more"},
+      {{"\"cores\": 2", "\"cores\": 2.5"}, "field 'cores' is 2.5, expected a whole number"},
+      {{"\"cores\": 2", "\"cores\": true"}, "field 'cores' is true, expected a whole number"},
+      {{"\"cores\": 2", "\"cores\": 3000000000"}, "field 'cores' is 3000000000, expected a whole number"},
+      {{"\"memory_gb\": 8.5", "\"memory_gb\": false"}, "field 'memory_gb' is false, expected a number"},
+      {{"\"partial\": false", "\"partial\": 0"}, "field 'partial' is 0, expected true or false"},
+      {{"\"gpus\": []", "\"gpus\": [7]"}, "field 'gpus' holds 7, expected texts"},
+      {{"\"model_notes\": []", "\"model_notes\": {}"}, "field 'model_notes' is {}, expected a list"},
+      {{"\"batch_sweep\": []", "\"batch_sweep\": null"}, "field 'batch_sweep' is null, expected a list"},
+      {{"\"devices\": 2", "\"devices\": -2"}, "field 'devices' is -2, expected 1 or more"},
+      {{"\"devices\": 2", "\"devices\": 2000"}, "field 'devices' is 2000, expected at most 1024"},
+      {{"\"mode\": \"dp\"", "\"mode\": \"dq\""},
+       "field 'mode' is \"dq\", expected single, averaging, dp, ddp or copies"},
+      {{"\"device\": \"cpu\"", "\"device\": \"gpu\""}, "field 'device' is \"gpu\", expected cpu or cuda"},
+      {{"\"batch\": 128", "\"batch\": 9000000000000000000"}, "field 'batch' is 9000000000000000000, expected at most"},
+      {{"\"ranks\": 2", "\"ranks\": 2147483647"}, "model.links[0].ranks is 2.14748e+09, expected 2 to 1024"},
+      {{"\"backend\": \"shm\"", "\"backend\": \"\\u001b[2J\""}, "model.links[0].backend is \"\\u001b[2J\", expected"}};
+  for (const auto& [edit, expected] : lines) {
+    INFO(expected);
+    text = good;
+    REQUIRE(text.find(edit.first) != std::string::npos);
+    text.replace(text.find(edit.first), edit.first.size(), edit.second);
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring(expected));
+  }
+  // Walking so many lists in each other would take more than the stack.
+  const std::string deep(1 << 20, '[');
+  for (const std::string end : {"", "]"}) {
+    text = good;
+    const std::string ends = end.empty() ? "" : std::string(deep.size(), ']');
+    text.replace(text.find("\"gpus\": []"), 10, "\"gpus\": " + deep + ends);
+    CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("nesting is more than 32 deep"));
+  }
+  text = good;
+  text.replace(text.find("\"gpus\": []"), 10, "\"gpus\": \"" + std::string(1000, 'x') + "\"");
+  CHECK_THROWS_WITH(results_from_json(text), duet_test::ContainsSubstring("xxx..., expected a list"));
+  CHECK_THROWS_AS(results_from_json("{"), DataError);
+  CHECK_THROWS_AS(results_from_json("[]"), DataError);
+}
+
+TEST_CASE("damaged results are refused with the field's name") {
+  CHECK_THROWS_AS(run_from_json("{"), DataError);
+  const Run run = duet_test::made_up().runs[5];
+  const auto damaged = [&](const std::string& part, const std::string& other) {
+    std::string text = to_json(run);
+    return text.replace(text.find(part), part.size(), other);
+  };
+  CHECK_THROWS_WITH(run_from_json(damaged("\"mode\"", "\"moda\"")),
+                    duet_test::ContainsSubstring("field 'mode' is missing"));
+  CHECK_THROWS_WITH(run_from_json(damaged("\"devices\":4", "\"devices\":\"\"")),
+                    duet_test::ContainsSubstring("field 'devices' is \"\""));
+  CHECK_THROWS_WITH(run_from_json(damaged("\"update\":", "\"other\":")),
+                    duet_test::ContainsSubstring("field 'update' is missing"));
+  CHECK_THROWS_WITH(run_from_json(damaged("2.25,", "true,")),
+                    duet_test::ContainsSubstring("field 'train_loss' holds true"));
+}
+
+TEST_CASE("speed-up is against single with as many threads; no efficiency without cores") {
+  const Results results = duet_test::made_up();
+  CHECK(*results.runs[0].speedup == 1);
+  CHECK(*results.runs[3].speedup == Approx(8 / 4.2).epsilon(0.01));
+  CHECK(*results.runs[3].efficiency == Approx(4 / 4.2).epsilon(0.01));
+  CHECK(*results.runs[1].efficiency == Approx(4 / 4.4).epsilon(0.01));
+  CHECK(*results.runs[5].speedup == Approx(8 / 6.0).epsilon(0.01));
+  CHECK_FALSE(results.runs[5].efficiency);
+  CHECK_FALSE(results.runs[6].speedup);
+  Results alone = results;
+  alone.runs.erase(alone.runs.begin(), alone.runs.begin() + 2);
+  compare_with_single(alone);
+  CHECK_FALSE(alone.runs[1].speedup);
+  CHECK_FALSE(alone.runs[1].efficiency);
+}
+
+TEST_CASE("a speed-up is the median over rounds of the ratio in the same round, with its interval") {
+  Results results = duet_test::made_up();
+  Run &single = results.runs[0], &dp = results.runs[3];
+  // A slow minute lies on some rounds of both: each run's own median would give another ratio.
+  single.rounds_us = {100, 100, 300, 300, 100, 300, 300, 300, 100};
+  dp.rounds_us = {50, 51, 150, 151, 49, 149, 150, 149, 50};
+  compare_with_single(results);
+  CHECK(*dp.speedup == 2);
+  CHECK(dp.speedup_low.value() == Approx(1.987).epsilon(0.001));
+  CHECK(dp.speedup_high.value() == Approx(2.0134).epsilon(0.001));
+  CHECK_FALSE(single.speedup_low);
+  Run copies = dp;
+  copies.mode = "copies";
+  for (double& us : copies.rounds_us) us *= 0.9;
+  results.runs.push_back(copies);
+  compare_with_single(results);
+  CHECK(results.runs[3].ceiling_efficiency.value() == Approx(0.9));
+  CHECK_FALSE(results.runs[0].ceiling_efficiency);
+  CHECK_FALSE(results.runs.back().ceiling_efficiency);
+  CHECK_FALSE(results.runs[5].ceiling_efficiency);  // on 4 devices, without copies
+  results.runs[3].rounds_us.resize(2);
+  compare_with_single(results);
+  CHECK(results.runs[3].speedup);
+  CHECK_FALSE(results.runs[3].speedup_low);
+}
+
+TEST_CASE("a speed-up of few rounds that differ much lies above 0, and is printed with both ends") {
+  Results results = duet_test::made_up();
+  Run& dp = results.runs[3];
+  results.runs[0].rounds_us = {100, 100, 100};
+  dp.rounds_us = {50, 60, 300};
+  compare_with_single(results);
+  // The logarithms' mean less and plus 4.303 times their deviation over the root of 3.
+  CHECK(dp.speedup_low.value() == Approx(0.08940).epsilon(0.001));
+  CHECK(dp.speedup_high.value() == Approx(11.999).epsilon(0.001));
+  CHECK(speedup_text(dp) == "1.67x (0.09..12.00)");
+  CHECK(table_row(results, dp)[5] == "1.67x (0.09..12.00)");
+}
+
+TEST_CASE("a run of which nothing was timed has no speed-up") {
+  Results results = duet_test::made_up();
+  results.runs[3].epoch_s.clear();
+  results.runs[3].samples_per_s = 0;
+  compare_with_single(results);
+  CHECK_FALSE(results.runs[3].speedup);
+  CHECK_FALSE(results.runs[3].efficiency);
+  CHECK(results.runs[4].speedup);
+}
+
+TEST_CASE("results.csv has a line per run and as many fields in each") {
+  const std::string text = to_csv(duet_test::made_up());
+  std::size_t lines = 0, commas = 0, expected = 0;
+  bool quoted = false;
+  for (char c : text) {
+    quoted = quoted != (c == '"');
+    commas += c == ',' && !quoted;
+    if (c != '\n') continue;
+    if (++lines == 1) expected = commas;
+    CHECK(commas == expected);
+    commas = 0;
+  }
+  CHECK(lines == 8);
+  CHECK_THAT(text, duet_test::ContainsSubstring(",batch,per_device_statistics,library_sums,added_uses\n"));
+  CHECK_THAT(text, duet_test::ContainsSubstring("\"replica 3 on cpu:3: out of memory\""));
+}
