@@ -47,7 +47,7 @@ void handle_once(int signal, void (*handler)(int)) {
 }
 
 /// Unlike one that is ignored, a signal with a handler has its default action in the programs that this one starts. One
-/// that whoever started this program ignores stays ignored.
+/// that was ignored when this program started stays ignored.
 void handle_unless_ignored(int signal, void (*handler)(int)) {
   const struct sigaction action = action_of(handler, 0);
   struct sigaction before {};

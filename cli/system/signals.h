@@ -12,8 +12,8 @@ namespace duet::cli {
 
 /// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process at once.
 void note_signals();
-/// From now on a write to a standard output that nothing reads any more fails, and SIGPIPE is noted. Where whoever
-/// started this program ignores SIGPIPE, it stays ignored.
+/// From now on a write to a standard output whose reader has closed it fails, and SIGPIPE is noted. SIGPIPE that was
+/// ignored when this program started stays ignored.
 void note_closed_output();
 /// From now on SIGINT, SIGTERM and SIGPIPE end the process at once; one that was noted before does so now.
 void end_by_signals();

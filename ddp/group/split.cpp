@@ -69,7 +69,7 @@ void ProcessGroup::monitored_barrier(Milliseconds timeout) {
   store_->set(keys[static_cast<std::size_t>(rank_)], "");
   try {
     store_->wait(keys, timeout);
-    // All ranks have left the barrier before: nobody waits for its keys any more.
+    // All ranks have left the barrier before: no rank waits for its keys any more.
     store_->delete_key(keys_of(number - 1)[static_cast<std::size_t>(rank_)]);
   } catch (const CommError&) {
     const std::vector<int> missing = ranks_without_key(*store_, keys);

@@ -78,7 +78,7 @@ class OutputThread {
   std::thread thread_;
 };
 
-/// What a launch writes: the ranks' lines, and the launcher's own remarks, which lines that nobody reads do not hold
+/// What a launch writes: the ranks' lines, and the launcher's own messages, which unread lines of ranks do not hold
 /// up.
 struct LaunchOutput {
   OutputThread lines{}, remarks{};

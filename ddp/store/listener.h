@@ -21,7 +21,7 @@
 
 namespace duet::ddp {
 
-/// Binds to a port of the range, the lowest that can be bound; others may bind it as long as nobody listens there.
+/// Binds to a port of the range, the lowest that can be bound; others may bind it until a socket listens there.
 /// `listens`: and listens. Of a range that DUET_PORT_RANGE asks for, a port that no socket has goes before one that
 /// another has bound or has connections on: a launcher may keep it for its rank 0. Throws CommError with address, ports
 /// and errno that begins with `what`.

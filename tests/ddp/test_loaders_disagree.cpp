@@ -136,6 +136,33 @@ const std::vector<Misuse>& misuses() {
   return all;
 }
 
+/// Backward of rows [begin, end) of a rank's shard.
+using PartBackward = std::function<void(std::int64_t begin, std::int64_t end)>;
+
+/// What the ranks failed with, as texts, if `backward_in_parts` takes each rank's shards apart.
+std::vector<std::string> failures_in_parts(
+    const std::function<void(DistributedDataParallel& net, std::int64_t rows, int rank, const PartBackward&)>&
+        backward_in_parts) {
+  std::vector<std::string> texts;
+  for (const auto& failure : try_ranks(Over::shm, kRanks, {}, [&](ProcessGroup& group) {
+         const Device device{DeviceKind::cpu, group.rank()};
+         const data::TensorDataset set = samples(40);
+         data::Loader loader(set, sampler_of({.global_batch = 16, .rank = group.rank()}));
+         Net model(device);
+         DistributedDataParallel net(model, group);
+         for (const auto& [images, labels] : loader) {
+           model.zero_grad();
+           backward_in_parts(
+               net, images.size(0), group.rank(),
+               [&, x = images.alias(device), y = labels.alias(device)](std::int64_t begin, std::int64_t end) {
+                 ops::nll_loss(net(x.rows(begin, end)), y.rows(begin, end)).backward();
+               });
+         }
+       }))
+    texts.push_back(text_of(failure));
+  return texts;
+}
+
 }  // namespace
 
 TEST_CASE("ranks whose loaders disagree all fail, over every backend") {
@@ -171,48 +198,29 @@ TEST_CASE("ranks whose loaders agree train, also where a sampler of the user's o
 }
 
 TEST_CASE("micro-batches of a rank's shard, in any order and number, are its shard") {
-  for (const auto& failure : try_ranks(Over::shm, kRanks, {}, [](ProcessGroup& group) {
-         const Device device{DeviceKind::cpu, group.rank()};
-         const data::TensorDataset set = samples(40);
-         data::Loader loader(set, sampler_of({.global_batch = 16, .rank = group.rank()}));
-         Net model(device);
-         DistributedDataParallel net(model, group);
-         for (const auto& [images, labels] : loader) {
-           model.zero_grad();
-           const std::int64_t rows = images.size(0), size = group.rank() == 0 ? 2 : 4;
-           const auto backward = [&, x = images.alias(device), y = labels.alias(device)](std::int64_t begin) {
-             ops::nll_loss(net(x.rows(begin, begin + size)), y.rows(begin, begin + size)).backward();
-           };
-           {
-             const auto guard = net.no_sync();
-             for (std::int64_t begin = rows - size; begin > 0; begin -= size) backward(begin);
-           }
-           backward(0);
+  for (const std::string& failure :
+       failures_in_parts([](DistributedDataParallel&net, std::int64_t rows, int rank, const PartBackward&backward) {
+         const std::int64_t size = rank == 0 ? 2 : 4;
+         {
+           const auto guard = net.no_sync();
+           for (std::int64_t begin = rows - size; begin > 0; begin -= size) backward(begin, begin + size);
          }
+         backward(0, size);
        }))
-    CHECK(text_of(failure) == "");
+    CHECK(failure == "");
 }
 
 TEST_CASE("micro-batches that leave gaps at first are the shard once all of them are there") {
-  for (const auto& failure : try_ranks(Over::shm, kRanks, {}, [](ProcessGroup& group) {
-         const Device device{DeviceKind::cpu, group.rank()};
-         const data::TensorDataset set = samples(40);
-         data::Loader loader(set, sampler_of({.global_batch = 16, .rank = group.rank()}));
-         Net model(device);
-         DistributedDataParallel net(model, group);
-         for (const auto& [images, labels] : loader) {
-           model.zero_grad();
-           const std::int64_t size = images.size(0) / 4;
-           auto guard = net.no_sync();
-           for (const std::int64_t part : {0, 2, 1, 3}) {
-             if (part == 3) guard = {};
-             const std::int64_t begin = part * size, end = part == 3 ? images.size(0) : begin + size;
-             ops::nll_loss(net(images.alias(device).rows(begin, end)), labels.alias(device).rows(begin, end))
-                 .backward();
-           }
+  for (const std::string& failure :
+       failures_in_parts([](DistributedDataParallel&net, std::int64_t rows, int, const PartBackward&backward) {
+         const std::int64_t size = rows / 4;
+         auto guard = net.no_sync();
+         for (const std::int64_t part : {0, 2, 1, 3}) {
+           if (part == 3) guard = {};
+           backward(part * size, part == 3 ? rows : (part + 1) * size);
          }
        }))
-    CHECK(text_of(failure) == "");
+    CHECK(failure == "");
 }
 
 TEST_CASE("a model without a wrapper may stand behind one with") {

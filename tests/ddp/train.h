@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "lib/base/sha256.h"
+#include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
@@ -44,6 +46,15 @@ inline void train(duet::nn::Module& model, duet::nn::Module& net, std::int64_t r
 inline std::string fingerprint(duet::nn::Module& model) {
   const duet::Tensor values = model.parameters().values();
   return duet::sha256_hex({static_cast<const std::byte*>(values.raw()), values.bytes()});
+}
+
+/// Hash of all parameters, buffers and gradients.
+inline std::string state_of(duet::nn::Module& model) {
+  std::string text = duet::sha256_hex(std::as_bytes(model.parameters().gradients().span<float>()));
+  for (const auto& [name, tensor] : model.state_dict())
+    text +=
+        duet::concat(" ", name, " ", duet::sha256_hex({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()}));
+  return text;
 }
 
 }  // namespace duet_test

@@ -14,14 +14,6 @@ using namespace duet_test;
 
 namespace {
 
-/// Of all parameters, buffers and gradients.
-std::string state_of(nn::Module& model) {
-  std::string text = sha256_hex(std::as_bytes(model.parameters().gradients().span<float>()));
-  for (const auto& [name, tensor] : model.state_dict())
-    text += concat(" ", name, " ", sha256_hex({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()}));
-  return text;
-}
-
 template <class Net>
 std::string train_on(int devices, std::int64_t rows) {
   Net model(kSeed);
