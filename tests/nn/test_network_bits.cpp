@@ -12,7 +12,6 @@
 #include "ddp/rank_threads.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
-#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/nn/alexnet.h"
 #include "lib/nn/chain.h"
@@ -30,14 +29,6 @@ using namespace duet::nn;
 using namespace duet_test;
 
 namespace {
-
-/// Of all parameters and buffers.
-std::string state_of(Module& model) {
-  Sha256 sha;
-  for (const auto& [name, tensor] : model.state_dict())
-    sha.update({static_cast<const std::byte*>(tensor.raw()), tensor.bytes()});
-  return sha.hex();
-}
 
 /// A little ResNet with synchronised batch norms, and log-probabilities.
 struct SyncResNet : Sequential {
@@ -92,7 +83,7 @@ std::string train_features(int devices) {
     ops::nll_loss(ops::log_softmax(model(x)), labels).backward();
     optimizer.step();
   }
-  return state_of(model);
+  return fingerprint(model);
 }
 
 }  // namespace
@@ -124,12 +115,12 @@ TEST_CASE("wrapped features are named and printed as PyTorch's, and load states 
   CHECK(wrapped.state_dict()[0].name == "features.module.0.weight");
   CHECK(wrapped.state_dict().back().name == "classifier.6.bias");
   plain.initialise(std::uint64_t{5});
-  CHECK(state_of(wrapped) != state_of(plain));
+  CHECK(fingerprint(wrapped) != fingerprint(plain));
   wrapped.load_state_dict(plain.state_dict());
-  CHECK(state_of(wrapped) == state_of(plain));
+  CHECK(fingerprint(wrapped) == fingerprint(plain));
   wrapped.initialise(std::uint64_t{6});
   plain.load_state_dict(wrapped.state_dict());
-  CHECK(state_of(wrapped) == state_of(plain));
+  CHECK(fingerprint(wrapped) == fingerprint(plain));
 }
 
 TEST_CASE("only a wrapper of the features takes their place, once and before there are values") {
