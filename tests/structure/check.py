@@ -20,7 +20,7 @@ from public_headers import FOR_TORCH, PRIVATE, UMBRELLA, public_headers
 
 PROGRAM = ("measure", "model", "compare", "report", "cli")  # which includes as ORDER says
 FOLDERS = ("lib", "samplers", "dp", "ddp", "torch", *PROGRAM, "examples", "tests")
-MAX_LINES = 350
+MAX_LINES = 600
 CLANG_FORMAT = 14  # versions format differently; this one counts
 
 # Folder -> folders that it may include, besides itself.
@@ -175,7 +175,7 @@ def check_catch(root):
 
 
 def check_sizes(root):
-    """no file past 350 lines"""
+    """no file past 600 lines"""
     for path in sources(root):
         lines = read(root, path).count("\n")
         if lines > MAX_LINES:
