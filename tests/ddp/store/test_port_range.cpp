@@ -91,13 +91,17 @@ TEST_CASE("threads that are ranks listen in the range") {
 }
 
 TEST_CASE("under torchrun on several hosts the store takes a port of the range") {
+  const auto run_in = [](const std::string& ports) {
+    return run(2, {"/bin/sh", "-c",
+                   "export TORCHELASTIC_USE_AGENT_STORE=True DUET_SECRET=0123456789abcdef DUET_PORT_RANGE=" + ports +
+                       "; unset LOCAL_WORLD_SIZE LOCAL_RANK; exec " DUET_DDP_WORKER " rounds 3 tcp"})
+        .result.message;
+  };
   const PortRange ports = free_ports(3);
-  const Outcome outcome = run(2,
-                              {"/bin/sh", "-c",
-                               "export TORCHELASTIC_USE_AGENT_STORE=True DUET_SECRET=0123456789abcdef; "
-                               "unset LOCAL_WORLD_SIZE LOCAL_RANK; exec " DUET_DDP_WORKER " rounds 3 tcp"},
-                              {.port_range = text_of(ports)});
-  CHECK(outcome.result.message == "");
+  CHECK(run_in(text_of(ports)) == "");
+  const TcpStore other({.port = ports.first, .serve = true});
+  CHECK_THAT(run_in(concat(ports.first, "-", ports.first)),
+             ContainsSubstring(concat("the store cannot listen on 127.0.0.1 port ", ports.first)));
 }
 
 TEST_CASE("Gloo, which takes ports of its own, is refused with a range") {
