@@ -46,6 +46,16 @@ ORDER = {
 }
 MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
+# Parts of the tree -> most files and lines of all together. A commit that raises one says why.
+BUDGETS = {
+    ("lib",): (255, 24_900),
+    ("samplers",): (6, 360),
+    ("dp",): (7, 1_200),
+    ("ddp",): (121, 14_000),
+    ("torch",): (31, 3_710),
+    PROGRAM: (133, 14_690),
+    ("examples",): (20, 2_020),
+}
 
 # Vendor header -> files that may include it.
 VENDORS = {
@@ -192,6 +202,15 @@ def check_folder_sizes(root):
             yield f"{folder} has {len(files)} files"
 
 
+def check_budgets(root):
+    """no part of the tree past its budget of files and lines"""
+    for folders, (most_files, most_lines) in BUDGETS.items():
+        files = [path for path in sources(root) if path.split("/")[0] in folders]
+        lines = sum(read(root, path).count("\n") for path in files)
+        if len(files) > most_files or lines > most_lines:
+            yield f"{' + '.join(folders)}: {len(files)} files, {lines} lines, expected up to {most_files} and {most_lines}"
+
+
 def check_functions(root):
     """no function past 60 lines, but in tests"""
     # As clang-format lays them out: the closing brace stands under the begin of the head, all between further right.
@@ -284,7 +303,7 @@ def check_format(root):
 
 
 CHECKS = (check_folders, check_order, check_vendors, check_public_headers, check_examples, check_roots, check_own_includes,
-          check_catch, check_sizes, check_folder_sizes, check_functions, check_words, check_types,
+          check_catch, check_sizes, check_folder_sizes, check_budgets, check_functions, check_words, check_types,
           check_documents, check_format)
 
 
@@ -313,6 +332,7 @@ PLANTED = {
     check_own_includes: ("lib/a.cpp", "std::int64_t a;\n"),
     check_catch: ("tests/lib/a.cpp", "int a = Approx(1);\n"),
     check_sizes: ("lib/a.cpp", "\n" * (MAX_LINES + 1)),
+    check_budgets: ("dp/a.cpp", "\n" * (BUDGETS[("dp",)][1] + 1)),
     check_functions: ("lib/a.cpp", "int a() {\n" + "\n" * (MAX_FUNCTION + 1) + "}\n"),
     check_words: ("lib/a.cpp", "// TO" + "DO\n"),
     check_types: ("lib/a.cpp", "namespace duet {\nstruct A {\n};\n}  // namespace duet\n"
