@@ -98,8 +98,8 @@ class ModelFit {
     if (!step) return false;
     model_.step = *step;
     if (step->worst_error_share <= kUseless) return true;
-    note(concat("the cost of a step: neither one line nor two come nearer than ",
-                fixed(100 * step->worst_error_share, 0), " % at every batch"));
+    note(concat("the cost of a step: no line comes nearer than ", fixed(100 * step->worst_error_share, 0),
+                " % at every batch"));
     return false;
   }
 
@@ -135,13 +135,9 @@ class ModelFit {
 
   void fit_devices(const CellRounds& copies) {
     if (crowded(copies.cell)) return note(left_out(copies.cell));
-    const std::vector<double> alone = alone_us(copies.cell), together = rounds_us(copies);
-    std::vector<SlowdownRound> rounds;
-    for (std::size_t i = 0; i < std::min(alone.size(), together.size()); ++i)
-      rounds.push_back({.alone_us = alone[i], .together_us = together[i]});
-    const std::string of = concat(copies.cell.devices, " devices next to each other");
-    if (const std::optional<double> factor = taken(of, fit_slowdown(rounds)))
-      model_.slowdown.push_back({.devices = copies.cell.devices, .factor = *factor});
+    const std::vector<double> factors = ratios_of(rounds_us(copies), alone_us(copies.cell));
+    if (factors.empty()) return note(concat(copies.cell.devices, " devices next to each other: no rounds"));
+    model_.slowdown.push_back({.devices = copies.cell.devices, .factor = median(factors)});
   }
 
   void fit_collectives(const CellRounds& cell) {

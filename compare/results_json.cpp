@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/system/number_text.h"
-#include "compare/losses.h"
+#include "compare/overhead.h"
 #include "compare/results.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
@@ -113,8 +113,8 @@ Json json_of(const Run& run) {
 /// Null where a run has none.
 Json losses_json(const Results& results, const Run& run) {
   Json json;
-  if (const std::optional<LossInputs> inputs = loss_inputs(results, run))
-    for (const LossPart& part : take_apart(*inputs).parts) json[part.name] = json_of(part.us);
+  if (const std::optional<OverheadInputs> inputs = overhead_inputs(results, run))
+    for (const OverheadPart& part : take_apart(*inputs).parts) json[part.name] = json_of(part.us);
   return json;
 }
 

@@ -13,8 +13,9 @@ double StepCost::us(double batch) const {
     const TimePoint& below = *std::prev(above);
     return below.us + (above->us - below.us) * (batch - below.at) / (above->at - below.at);
   }
-  if (!knee || batch <= knee->batch) return fixed_us + per_sample_us * batch;
-  return fixed_us + per_sample_us * knee->batch + knee->per_sample_us * (batch - knee->batch);
+  if (above == measured.end() && !measured.empty())
+    return measured.back().us + per_sample_us * (batch - measured.back().at);
+  return fixed_us + per_sample_us * batch;
 }
 
 double CostModel::compute_us(double batch) const {

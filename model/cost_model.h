@@ -13,10 +13,10 @@ struct TimePoint {
   double at = 0, us = 0;
 };
 
-/// A whole step of single on one device as a line over the rows of its batch, or two lines that meet at a knee; between
-/// measured batches the line from one to the next.
+/// A whole step of single on one device over the rows of its batch: between measured batches the line from one to the
+/// next, below them the fitted line, above them what it rises.
 struct StepCost {
-  struct Knee {
+  struct Knee {                // of older results.json: kept, not used
     double batch = 0;          // rows
     double per_sample_us = 0;  // above it
   };

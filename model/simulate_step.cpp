@@ -93,26 +93,15 @@ void add_copies(const CostModel& model, const SimulatedJob& job, SimulatedStep& 
 
 double SimulatedStep::total_us() const {
   double sum = 0;
-  each_part([&](const char* /*name*/, double SimulatedStep::*part) { sum += this->*part; });
+  for (const SimulatedPart& part : kSimulatedParts) sum += this->*part.us;
   return sum;
 }
 
 const char* SimulatedStep::bounded_by() const {
-  constexpr std::pair<const char*, double SimulatedStep::*> kLosses[] = {
-      {"smaller batch", &SimulatedStep::smaller_batch_us},
-      {"slow-down", &SimulatedStep::slowdown_us},
-      {"uneven devices", &SimulatedStep::uneven_us},
-      {"communication", &SimulatedStep::communication_us},
-      {"scatter", &SimulatedStep::scatter_us},
-      {"replicate", &SimulatedStep::replicate_us},
-      {"gather", &SimulatedStep::gather_us},
-      {"reduce", &SimulatedStep::reduce_us},
-      {"wrapper", &SimulatedStep::overhead_us},
-      {"input", &SimulatedStep::undivided_us}};
   if (total_us() - ideal_us < kSmallLoss * total_us()) return "compute";
-  return std::max_element(std::begin(kLosses), std::end(kLosses),
-                          [this](const auto& a, const auto& b) { return this->*a.second < this->*b.second; })
-      ->first;
+  return std::max_element(std::begin(kSimulatedParts) + 1, std::end(kSimulatedParts),
+                          [this](const auto& a, const auto& b) { return this->*a.us < this->*b.us; })
+      ->name;
 }
 
 double expected_largest(int n) {

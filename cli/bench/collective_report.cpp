@@ -63,8 +63,9 @@ std::string curve_of(const CollectiveRow& row) {
 
 /// `value` of every row over its size, both in logarithms.
 Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, const std::string& title,
-                const std::string& unit, const std::function<double(const CollectiveRow&)>& value) {
-  Chart chart{.id = id, .title = title, .unit = unit, .log_x = true, .log_y = true};
+                const std::string& unit, const std::string& caption,
+                const std::function<double(const CollectiveRow&)>& value) {
+  Chart chart{.id = id, .title = title, .unit = unit, .log_x = true, .log_y = true, .caption = caption};
   if (std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return !(value(row) > 0); })) return chart;
   std::set<std::int64_t> sizes;
   for (const CollectiveRow& row : rows) {
@@ -72,8 +73,8 @@ Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, c
     const char* const colour = kColours[chart.series.size() % std::size(kColours)];
     const std::string curve = curve_of(row);
     chart.series_of(curve, colour, "line")
-        .points.push_back({static_cast<double>(row.bytes), value(row), value(row), value(row),
-                           concat(curve, ": ", grouped(row.bytes), " bytes, ", fixed(value(row), 2), " ", unit)});
+        .add(static_cast<double>(row.bytes), value(row),
+             concat(curve, ": ", grouped(row.bytes), " bytes, ", fixed(value(row), 2), " ", unit));
   }
   const std::size_t step = sizes.size() / 8 + 1;
   std::size_t at = 0;
@@ -130,14 +131,15 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
             concat(options.collective, " of ", options.dtype, " among ", ranks, " on ",
                    options.device == DeviceKind::cpu ? machine.cpu : kind_title(options.device)));
   const std::string time = page.picture(
-      log_chart(rows, "time", "Time of one call against size", "us", [](const auto& row) { return row.time_us; }),
-      "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.");
-  page.add("<div class=\"first\">\n" + time +
-           page.picture(log_chart(rows, "bandwidth", "Bus bandwidth against size", "GB/s",
-                                  [](const auto& row) { return row.bus_gb_s; }),
-                        concat("As nccl-tests define it: bytes over time, times ",
-                               shortest(bus_factor(options.collective, options.devices)), " for ", ranks, ".")) +
-           "</div>\n");
+      log_chart(rows, "time", "Time of one call against size", "us",
+                "Mean over the calls and ranks, against the bytes of a rank's longer buffer; both in logarithms.",
+                [](const auto& row) { return row.time_us; }));
+  const std::string bandwidth =
+      page.picture(log_chart(rows, "bandwidth", "Bus bandwidth against size", "GB/s",
+                             concat("As nccl-tests define it: bytes over time, times ",
+                                    shortest(bus_factor(options.collective, options.devices)), " for ", ranks, "."),
+                             [](const auto& row) { return row.bus_gb_s; }));
+  page.add("<div class=\"first\">\n" + time + bandwidth + "</div>\n");
   page.section("What was run",
                "<dl>\n" + page_entry("command line", command_line) +
                    page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)) +

@@ -103,7 +103,7 @@ class Bursts {
                   .median_us = median(steps),
                   .fastest_us = *fastest,
                   .slowest_us = *slowest,
-                  .spread_share = fit_spread(steps).value.value_or(0)});
+                  .spread_share = fit_spread(steps)});
   }
 
   StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }

@@ -98,7 +98,7 @@ class CollectiveBursts {
       if (bytes.empty()) bytes = found.bytes;
       if (found.bytes == bytes) times.push_back(std::move(found.times));
     }
-    times_.buckets = fit_buckets(bytes, times).value.value_or(std::vector<GradientBucket>());
+    times_.buckets = fit_buckets(bytes, times);
     std::vector<double> backwards;
     for (const BackwardTimes& each : times) backwards.push_back(each.backward_us);
     times_.backward_us = median(backwards);

@@ -11,6 +11,11 @@ ChartSeries& Chart::series_of(const std::string& name, const std::string& colour
   return found != series.end() ? *found : series.emplace_back(ChartSeries{name, colour, shape});
 }
 
+double Chart::add_row(const std::string& label) {
+  rows.push_back(label);
+  return static_cast<double>(rows.size() - 1);
+}
+
 bool Chart::empty() const {
   return std::all_of(series.begin(), series.end(), [](const ChartSeries& one) { return one.points.empty(); });
 }

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "measure/statistics.h"
+
 namespace duet::cli {
 
 /// One value. Of bars, `at` is the row, and the bar runs from `low` to `high`; else `at` is the place on the x axis,
@@ -20,6 +22,11 @@ struct ChartSeries {
   std::string name, colour;  // a colour of report.css without its dashes: "dp", "communication"
   std::string shape;         // "bar", "mark" (a point in a row of bars), "line" or "dashed"
   std::vector<ChartPoint> points{};
+
+  void add(double at, const Interval& value, const std::string& tip) {
+    points.push_back({at, value.middle, value.low, value.high, tip});
+  }
+  void add(double at, double value, const std::string& tip) { add(at, {value, value, value}, tip); }
 };
 
 struct Chart {
@@ -29,9 +36,13 @@ struct Chart {
   bool log_x = false, log_y = false;
   std::vector<std::pair<double, std::string>> marks{};  // on the x axis of lines; none: round numbers
   std::vector<ChartSeries> series{};
+  std::string caption{};  // what stands under it
 
   /// The series of this name, a new one where there is none.
   ChartSeries& series_of(const std::string& name, const std::string& colour, const std::string& shape);
+  ChartSeries& bar(const std::string& name) { return series_of(name, name, "bar"); }
+  /// A new row; its number.
+  double add_row(const std::string& label);
   bool empty() const;
 };
 

@@ -17,6 +17,9 @@ std::string page_entry(const std::string& name, const std::string& value);
 std::string page_note(const std::string& text);
 /// A <ul> of texts; empty without any.
 std::string page_list(const std::vector<std::string>& texts);
+/// A table of a header and rows; empty without any. The last cell of a row that is shorter says why; "yes" and "no..."
+/// in the last column have colours of their own.
+std::string page_table(const std::vector<std::vector<std::string>>& rows, const std::string& css = "");
 
 class Page {
  public:
@@ -28,7 +31,7 @@ class Page {
   void section(const std::string& title, const std::string& html);
   /// The place of a picture and what stands under it: HTML to add or to put in a section. Empty without data or without
   /// Chart.js.
-  std::string picture(const Chart& chart, const std::string& note = "");
+  std::string picture(const Chart& chart);
   /// The text of the JSON file that the page shows.
   void data(const std::string& json) { data_ = json; }
   std::string html() const;

@@ -9,7 +9,7 @@
 
 #include "compare/cells.h"
 #include "compare/fit_model.h"
-#include "compare/losses.h"
+#include "compare/overhead.h"
 #include "model/collective_times.h"
 #include "model/simulate_step.h"
 #include "report/scaling.h"
@@ -194,7 +194,7 @@ TEST_CASE("a sweep's time at a device's batch is the smaller batch of its losses
   REQUIRE(made_up.results.batch_sweep.size() == 5);
   CHECK(made_up.results.batch_sweep[0].batch == 16);
   CHECK(made_up.results.batch_sweep[2].step_us == Approx(drift(8) * alone_us(64)));
-  const auto inputs = loss_inputs(made_up.results, made_up.results.runs[1]);
+  const auto inputs = overhead_inputs(made_up.results, made_up.results.runs[1]);
   REQUIRE(inputs);
   REQUIRE(inputs->small_batch_us);
   CHECK(*inputs->small_batch_us == Approx(drift(8) * alone_us(64)));
@@ -230,7 +230,7 @@ TEST_CASE("a step whose cost no line describes gives no model") {
   fit_model(made_up.results, made_up.cells);
   CHECK_FALSE(made_up.results.model);
   REQUIRE_FALSE(made_up.results.model_notes.empty());
-  CHECK_THAT(made_up.results.model_notes.back(), duet_test::ContainsSubstring("neither one line nor two come nearer"));
+  CHECK_THAT(made_up.results.model_notes.back(), duet_test::ContainsSubstring("no line comes nearer"));
   CHECK(made_up.results.batch_sweep.size() == 5);
 }
 
