@@ -58,26 +58,6 @@ int fewest_fair(const CompareOptions& options, int cores) {
   return fewest;
 }
 
-/// dp, and ddp over every backend, on two smaller batches; none on 0 devices.
-void add_overhead_cells(const CompareOptions& options, int devices, std::vector<Cell>& cells) {
-  const std::set<std::int64_t> batches = {options.batch / 4, options.batch / 2};
-  for (const std::int64_t batch : batches) {
-    if (devices == 0 || batch < devices) continue;
-    Cell cell{.devices = devices, .threads_per_device = options.threads_per_device, .batch = batch};
-    cell.use = Cell::Use::overhead;
-    if (has_mode(options, Mode::dp)) {
-      cell.mode = Mode::dp;
-      cells.push_back(cell);
-    }
-    if (!has_mode(options, Mode::ddp)) continue;
-    cell.mode = Mode::ddp;
-    for (std::size_t i = 0; i < options.backends.size(); ++i) {
-      cell.backend = i == 0 ? "" : options.backends[i];
-      cells.push_back(cell);
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
@@ -125,7 +105,14 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
       cells.push_back(
           {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
   cells.insert(cells.end(), collectives.begin(), collectives.end());
-  add_overhead_cells(options, fewest_fair(options, cores), cells);
+  if (const int fewest = fewest_fair(options, cores); has_mode(options, Mode::dp))
+    for (const std::int64_t batch : {options.batch / 4, options.batch / 2})
+      if (fewest > 0 && batch >= fewest)
+        cells.push_back({.mode = Mode::dp,
+                         .devices = fewest,
+                         .threads_per_device = threads,
+                         .batch = batch,
+                         .use = Cell::Use::overhead});
   return cells;
 }
 

@@ -16,7 +16,7 @@
 namespace duet::cli {
 
 struct Cell {
-  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp and ddp on other
+  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp on other
   /// batches; or of a row on GPUs: its steps without graphs, with a wait for the device after each part.
   enum class Use { row, batch_sweep, collectives, overhead, parts };
 
@@ -42,7 +42,7 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 
 /// What the cost model needs besides, where single is timed in rounds: single on other batches, those of one device
 /// of several included; over every backend the all-reduces of as many ranks as have cores, where ranks are processes on
-/// CPU devices; and dp and ddp on the fewest devices above 1 on two smaller batches.
+/// CPU devices; and dp on the fewest devices above 1 on two smaller batches.
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
 
 /// For every row on GPUs that is timed in rounds, the cell that takes its steps apart; none on CPU devices.

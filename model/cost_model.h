@@ -64,7 +64,7 @@ struct MeasuredLink {
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
   // Of its time in which compute goes on; 0 where it needs the core of a device, below where they slow each other down.
   double overlap_share = 0;
-  StepOverhead overhead{};  // of ddp
+  StepOverhead overhead{};  // of ddp, in older results.json
 };
 
 /// What DataParallel copies between its first device and each of the others.
