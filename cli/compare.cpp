@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/options/options.h"
@@ -56,14 +55,8 @@ void write_report(const CompareOptions& options, const Results& results, const s
                options.out.c_str(), options.out.c_str());
 }
 
-/// What the tutorials' programs print of their runs.
 void print_execution_times(const Results& results, std::FILE* out) {
-  bool first = true;
-  for (const Run& run : results.runs) {
-    if (!run.ok || run.mode != "averaging" || run.execution_s <= 0) continue;
-    std::fprintf(out, "%s%s\n", std::exchange(first, false) ? "\n" : "",
-                 execution_line(run.devices, !run.on_cpu(), run.execution_s).c_str());
-  }
+  if (const std::string lines = execution_lines(results); !lines.empty()) std::fprintf(out, "\n%s", lines.c_str());
 }
 
 /// All rows and columns, and all sentences.

@@ -9,7 +9,7 @@
 #include "cli/options/options.h"
 #include "cli/system/terminal.h"
 #include "compare/results.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 
 namespace duet::cli {
 

@@ -7,7 +7,7 @@
 
 #include "cli/system/terminal.h"
 #include "compare/results.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 
 namespace duet::cli {
 
@@ -42,6 +42,8 @@ std::vector<std::string> table_columns(const Results& results);
 /// The whole table with its header, a line per run. Failed runs say why in place of numbers; parts of a comparison say
 /// that they are.
 std::string table(const Results& results, TerminalStyle style);
+/// What the tutorials' programs print of their runs; empty where averaging did not run.
+std::string execution_lines(const Results& results);
 /// The run whose parameters those of `run` should equal: single's, under weak scaling where single trained another
 /// batch dp's on as many devices; null where there is none.
 const Run* reference_of(const Results& results, const Run& run);

@@ -147,4 +147,12 @@ std::string table(const Results& results, TerminalStyle style) {
   return out;
 }
 
+std::string execution_lines(const Results& results) {
+  std::string lines;
+  for (const Run& run : results.runs)
+    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
+      lines += execution_line(run.devices, !run.on_cpu(), run.execution_s) + "\n";
+  return lines;
+}
+
 }  // namespace duet::cli

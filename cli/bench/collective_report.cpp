@@ -14,7 +14,6 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
-#include "report/page/chart.h"
 #include "report/page/page.h"
 
 namespace duet::cli {

@@ -16,7 +16,7 @@
 #include "lib/error.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 
 namespace duet::cli {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "lib/error.h"
 
@@ -32,6 +33,37 @@ std::string filled(const std::string& text, const std::map<std::string, std::str
 }
 
 }  // namespace
+
+std::string to_json(const std::vector<Chart>& charts) {
+  using Json = nlohmann::ordered_json;
+  Json list = Json::array();
+  for (const Chart& chart : charts) {
+    Json all = Json::array();
+    for (const ChartSeries& series : chart.series) {
+      Json points = Json::array();
+      for (const ChartPoint& point : series.points)
+        points.push_back({{"at", point.at},
+                          {"value", point.value},
+                          {"low", point.low},
+                          {"high", point.high},
+                          {"tip", point.tip},
+                          {"computed", point.computed}});
+      all.push_back({{"name", series.name}, {"colour", series.colour}, {"shape", series.shape}, {"points", points}});
+    }
+    Json marks = Json::array();
+    for (const auto& [at, label] : chart.marks) marks.push_back({{"at", at}, {"label", label}});
+    list.push_back({{"id", chart.id},
+                    {"title", chart.title},
+                    {"unit", chart.unit},
+                    {"rows", chart.rows},
+                    {"side_by_side", chart.side_by_side},
+                    {"log_x", chart.log_x},
+                    {"log_y", chart.log_y},
+                    {"marks", marks},
+                    {"series", all}});
+  }
+  return list.dump();
+}
 
 std::string escaped(const std::string& text) {
   std::string out;

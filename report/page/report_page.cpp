@@ -49,15 +49,6 @@ std::string gpu_note(const Results& results) {
   return "";
 }
 
-/// The tutorials' lines; empty where averaging did not run.
-std::string execution_times(const Results& results) {
-  std::string lines;
-  for (const Run& run : results.runs)
-    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
-      lines += concat(lines.empty() ? "" : "\n", execution_line(run.devices, !run.on_cpu(), run.execution_s));
-  return lines;
-}
-
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -162,9 +153,10 @@ std::string to_html(const Results& results, const std::string& command_line, dou
   page.section("Findings", page_list(findings(results)));
   page.section("Where a step's time goes", page.picture(parts_chart(results)));
   page.section("One step, as it ran", page.picture(step_chart(results)));
-  const std::string lines = execution_times(results);
+  const std::string lines = execution_lines(results);
   page.section("Time of an epoch against devices",
-               page.picture(epoch_chart(results)) + (lines.empty() ? "" : "<pre>" + escaped(lines) + "</pre>\n"));
+               page.picture(epoch_chart(results)) +
+                   (lines.empty() ? "" : "<pre>" + escaped(lines.substr(0, lines.size() - 1)) + "</pre>\n"));
   page.section("Memory of every process", page.picture(memory_chart(results)));
   page.section("Memory of every device", page.picture(device_memory_chart(results)));
   page.section("Training loss", page.picture(loss_chart(results)));

@@ -11,7 +11,6 @@
 
 #include "measure/statistics.h"
 #include "report/evidence.h"
-#include "report/page/chart.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"

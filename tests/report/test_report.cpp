@@ -8,7 +8,6 @@
 
 #include "cli/system/files.h"
 #include "lib/error.h"
-#include "report/page/chart.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"

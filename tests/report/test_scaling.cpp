@@ -9,7 +9,7 @@
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "model/all_reduce.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "report/scaling.h"
 #include "tests/compare/made_up.h"

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"

@@ -7,7 +7,6 @@
 
 #include "compare/overhead.h"
 #include "report/evidence.h"
-#include "report/page/chart.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "report/scaling.h"
