@@ -46,7 +46,7 @@ std::vector<BatchSeries> drawn_series(const std::vector<Results>& batches) {
 /// measured.
 std::string cell_text(const BatchSeries& series, std::int64_t batch) {
   for (const BatchPoint& point : series.points)
-    if (point.batch == batch)
+    if (point.results->settings.batch == batch)
       return speedup_text(*point.run) + (above_limit(*point.results, *point.run).empty() ? "" : " !");
   return "-";
 }
@@ -96,7 +96,7 @@ std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
         return series.name == name && series.devices == run.devices;
       });
       if (same == all.end()) same = all.insert(all.end(), {name, run.mode, run.devices});
-      same->points.push_back({results->settings.batch, results, &run});
+      same->points.push_back({results, &run});
     }
   return all;
 }
@@ -126,7 +126,7 @@ std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
     std::map<Side, std::vector<std::string>> at;
     for (const BatchPoint& point : series.points)
       if (speedup_interval(*point.run) && above_limit(*point.results, *point.run).empty())
-        at[side_of(speedup_interval(*point.run), 1)].push_back(grouped(point.batch));
+        at[side_of(speedup_interval(*point.run), 1)].push_back(grouped(point.results->settings.batch));
     if (at.empty()) continue;
     std::string text;
     const auto add = [&](Side side, const char* begin, const char* next, const char* what) {
@@ -147,7 +147,8 @@ Chart batch_chart(const std::vector<Results>& batches) {
   const std::vector<BatchSeries> all = drawn_series(batches);
   for (const BatchSeries& series : all) {
     ChartSeries& line = chart.series_of(concat(series.name, " ", series.devices), series.mode, "line");
-    for (const auto& [batch, results, run] : series.points) {
+    for (const auto& [results, run] : series.points) {
+      const std::int64_t batch = results->settings.batch;
       counts.insert(batch);
       intervals = intervals || speedup_interval(*run);
       line.add(static_cast<double>(batch), drawn_speedup(*run),

@@ -2,7 +2,6 @@
 // compare_with_single().
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,6 @@ std::vector<CompareOptions> options_of_batches(const CompareOptions& options);
 
 /// A run of one of the comparisons.
 struct BatchPoint {
-  std::int64_t batch = 0;  // the comparison's
   const Results* results = nullptr;
   const Run* run = nullptr;
 };

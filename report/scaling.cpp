@@ -1,7 +1,6 @@
 #include "report/scaling.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -15,8 +14,6 @@
 namespace duet::cli {
 namespace {
 
-constexpr std::array kModes = {Mode::ddp, Mode::dp, Mode::averaging};
-
 /// `backend` of the ranks; empty: any.
 bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::string& backend = "") {
   if (mode == Mode::dp) return model.dp.has_value();
@@ -28,7 +25,7 @@ bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::stri
 std::vector<Mode> modes_of(const CostModel& model, const ScalingPlan& plan) {
   if (!plan.modes.empty()) return plan.modes;
   std::vector<Mode> modes;
-  for (const Mode mode : kModes)
+  for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging})
     if (has_terms(model, mode, plan.link.has_value())) modes.push_back(mode);
   return modes;
 }
