@@ -126,11 +126,11 @@ std::string axis_line(const Axis& axis) {
   return text;
 }
 
-Lines rows_block(const Results& results, const std::vector<const Run*>& rows, const ScreenOptions& options) {
+Lines rows_block(const Results& results, const std::vector<const Run*>& rows, std::size_t columns,
+                 TerminalStyle style) {
   std::size_t name = 4;
   for (const Run* run : rows) name = std::max(name, width(row_label(results, *run)));
   constexpr std::size_t kSpeed = 10, kStep = 10, kSamples = 12, kBits = 11;
-  const auto columns = static_cast<std::size_t>(options.columns);
   std::size_t fixed_columns = kIndent + name + 2 + kSpeed + kBits;
   const bool steps = fixed_columns + kStep + kNarrowestPicture <= columns;
   if (steps) fixed_columns += kStep;
@@ -145,12 +145,11 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, co
            (steps ? flush_right(step, kStep) : "") + (samples ? flush_right(rate, kSamples) : "") + "  " + bits;
   };
   Lines lines = {
-      bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), options.style)};
+      bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), style)};
   for (const Run* run : rows) {
     const std::string title = row_label(results, *run);
     if (!run->ok) {
-      lines.push_back(
-          red(cut(concat(indent, flush_left(title, name), "  failed: ", run->error), columns), options.style));
+      lines.push_back(red(cut(concat(indent, flush_left(title, name), "  failed: ", run->error), columns), style));
       continue;
     }
     const std::string mark = above_limit(results, *run).empty() ? " " : "!";
@@ -226,13 +225,11 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
 
 /// What single's own code under other names reads: how far a speed-up may be off.
 std::string noise_note(const Results& results) {
-  std::optional<double> low, high;
-  for (const Run& run : results.runs) {
-    if (!run.ok || run.devices != 1 || run.mode == "single" || !run.speedup) continue;
-    low = std::min(low.value_or(*run.speedup), *run.speedup);
-    high = std::max(high.value_or(*run.speedup), *run.speedup);
-  }
-  if (!low) return "";
+  std::vector<double> speedups;
+  for (const Run& run : results.runs)
+    if (run.ok && run.devices == 1 && run.mode != "single" && run.speedup) speedups.push_back(*run.speedup);
+  if (speedups.empty()) return "";
+  const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
   return concat("Noise: other modes on 1 device run single's own code, and read ", fixed(*low, 2), "x..",
                 fixed(*high, 2), "x.");
 }
@@ -278,10 +275,8 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
   below.insert(below.end(), foot.begin(), foot.end());
   const std::size_t used = above.size() + below.size() + 1;
   const std::vector<const Run*> rows = rows_for(results, used < kScreenLines ? kScreenLines - used : 0);
-  ScreenOptions fitted = options;
-  fitted.columns = static_cast<int>(columns);
   std::string text;
-  for (const Lines& block : {above, rows_block(results, rows, fitted), below})
+  for (const Lines& block : {above, rows_block(results, rows, columns, options.style), below})
     for (const std::string& line : block) text += line + "\n";
   return text;
 }
