@@ -34,18 +34,6 @@ double median_over(const std::vector<CollectiveTimes>& rounds, const Field& fiel
   return median(us);
 }
 
-/// The share of all-reduces of this cost in which compute goes on, with which they expose what the buckets did next to
-/// a device that computes.
-double overlap_of(const std::vector<CollectiveTimes>& rounds, const TransferCost& cost) {
-  return median_over(rounds, [&](const CollectiveTimes& round) {
-    if (round.buckets.empty() || round.buckets.front().ready_share >= 1) return 0.0;  // nothing is next to backward
-    std::vector<BucketEvent> buckets;
-    for (const GradientBucket& bucket : round.buckets)
-      buckets.push_back({.ready_us = round.ready_us(bucket), .us = cost.us(bucket.bytes)});
-    return overlap_share_of(round.exposed_us, round.backward_us, buckets);
-  });
-}
-
 /// With this latency of every parameter's call; none where they took less.
 std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& rounds, double latency_us) {
   const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.averaging.us; });
@@ -163,8 +151,7 @@ class ModelFit {
       model_.links.push_back({.backend = backend,
                               .ranks = cell.cell.devices,
                               .cost = *cost,
-                              .averaging = averaging_cost(rounds, cost->latency_us),
-                              .overlap_share = overlap_of(rounds, *cost)});
+                              .averaging = averaging_cost(rounds, cost->latency_us)});
   }
 
   /// What dp takes on smaller batches beyond the other terms: its threads start and join.

@@ -62,7 +62,8 @@ struct MeasuredLink {
   int ranks = 2;
   TransferCost cost{};
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
-  // Of its time in which compute goes on; 0 where it needs the core of a device, below where they slow each other down.
+  // Of its time in which compute goes on: it needs the core of a device. In older results.json as it was measured,
+  // below 0 where the two slow each other down.
   double overlap_share = 0;
   StepOverhead overhead{};  // of ddp, in older results.json
 };

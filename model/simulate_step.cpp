@@ -117,17 +117,6 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
   return now + (backward_us - done) - backward_us;
 }
 
-double overlap_share_of(double exposed, double backward_us, std::vector<BucketEvent> buckets) {
-  constexpr int kHalvings = 50;
-  double low = kLeastOverlap, high = 1;  // exposes at least, at most so much
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = (low + high) / 2;
-    for (BucketEvent& bucket : buckets) bucket.compute_share = middle;
-    (exposed_us(backward_us, buckets) > exposed ? low : high) = middle;
-  }
-  return high;
-}
-
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {
   check(job);
   const double rows = std::ceil(job.batch / job.devices);  // of the largest shard

@@ -67,8 +67,6 @@ struct BucketEvent {
 /// What a step takes beyond backward: all-reduces run one after the other on one channel, each from
 /// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
 double exposed_us(double backward_us, std::span<const BucketEvent> buckets);
-/// The compute_share of all buckets with which exposed_us() gives this; from kLeastOverlap to 1.
-double overlap_share_of(double exposed_us, double backward_us, std::vector<BucketEvent> buckets);
 
 /// Throws UsageError for a job that cannot be (a batch smaller than the devices, dp on several hosts), DataError for a
 /// term that the model lacks.

@@ -103,10 +103,7 @@ class CollectiveBursts {
     for (const BackwardTimes& each : times) backwards.push_back(each.backward_us);
     times_.backward_us = median(backwards);
     times_ = collective_times_from_json(ddp::all_gather_texts(group_, to_json(times_)).at(0));  // the same on all ranks
-    const double first_us = times_.buckets.empty() ? 0 : times_.buckets.front().ready_share * times_.backward_us;
     pause_us_ = std::min(times_.backward_us, kLongestPauseUs);
-    times_.skipped_us = std::max(0.0, first_us - kLongestPauseUs);  // so that a pass does not take too long
-    times_.backward_us -= times_.skipped_us;
   }
 
   /// Computes for about so long, in the innermost cache: what calls leave in the others makes no difference.
@@ -142,27 +139,6 @@ class CollectiveBursts {
       after_pause(calls, [&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); });
   }
 
-  /// A backward, with its buckets or without.
-  double backward(bool sends) {
-    const Clock::time_point begin = Clock::now();
-    std::vector<ddp::Work> sent;
-    std::int64_t at = 0;
-    double done_us = 0;
-    for (const GradientBucket& bucket : times_.buckets) {
-      const double ready_us = times_.ready_us(bucket);
-      compute(ready_us - done_us);
-      done_us = ready_us;
-      const auto count = static_cast<std::int64_t>(bucket.bytes / sizeof(float));
-      if (sends)
-        sent.push_back(group_.all_reduce(ddp::Buffer(
-            gradients_.span<float>().subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)))));
-      at += count;
-    }
-    compute(times_.backward_us - done_us);
-    for (ddp::Work& work : sent) work.wait();
-    return microseconds_since(begin);
-  }
-
   /// As ddp::average_gradients(), of memory that the ranks do not share.
   void average(Calls& calls) {
     after_pause(calls, [&] {
@@ -185,7 +161,7 @@ class CollectiveBursts {
 
   struct Passes {
     Calls calls, averages;
-    std::vector<double> additions, plain, sending;
+    std::vector<double> additions;
   };
 
   Passes measure(int passes) {
@@ -194,12 +170,10 @@ class CollectiveBursts {
       pass(all.calls);
       average(all.averages);
       all.additions.push_back(add());
-      all.plain.push_back(backward(false));
-      all.sending.push_back(backward(true));
     }
-    for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us, &all.plain})
+    for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::max).wait();  // of the last rank, which the others wait for
-    for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us, &all.sending})
+    for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
     return all;
   }
@@ -218,7 +192,6 @@ class CollectiveBursts {
     times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
     times_.addition = {.at = bytes, .us = median(all.additions)};
     times_.pass_us = wall_us / passes;
-    times_.exposed_us = std::max(0.0, median(all.sending) - median(all.plain));
     if (group_.rank() == 0) port.report(to_json(times_));
     port.report(RankBurst{.wall_s = wall_us / 1e6, .median_us = wall_us / passes});
   }

@@ -159,22 +159,6 @@ TEST_CASE("what dp takes on smaller batches beyond its other terms is its overhe
   CHECK(overhead(others(32) / 2, others(64) / 2).us(128) == 0);
 }
 
-TEST_CASE("all-reduces that compute slows down have an overlap below 0") {
-  const auto overlap_with = [](double exposed_us) {
-    Made made_up = made();
-    for (CollectiveTimes& times : made_up.cells.back().collectives) {
-      times.backward_us = 3000;  // the first bucket is ready after half of it, and takes 540 us, the second 340
-      times.exposed_us = exposed_us;
-      for (TimePoint& call : times.all_reduces) call.us = kLatency + call.at / kBytesPerUs;
-    }
-    fit_model(made_up.results, made_up.cells);
-    return made_up.results.model->links[0].overlap_share;
-  };
-  CHECK(overlap_with(340) == Approx(1));
-  CHECK(overlap_with(340 + 540) == Approx(0).margin(1e-6));
-  CHECK(overlap_with(340 + 540 + 270) == Approx(-0.5));
-}
-
 TEST_CASE("under weak scaling copies have single's batch each") {
   Made made_up = made();
   made_up.results.weak = true;
