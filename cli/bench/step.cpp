@@ -1,4 +1,4 @@
-// duet bench step: times whole training steps of several modes, and of PyTorch, in rounds; and every operator.
+// duet bench step: times whole training steps of several modes, and of PyTorch, in rounds.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -228,7 +228,6 @@ class StepBench {
 }  // namespace
 
 int bench(const BenchOptions& options) {
-  if (options.overhead) return bench_overhead(options);
   require_available(options.device);
   require_json_output(options.json);
   require_data(options);
@@ -239,8 +238,6 @@ int bench(const BenchOptions& options) {
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
   }
-  // Last, because it pins this process, and children inherit the affinity.
-  if (options.device == DeviceKind::cpu && options.model == "simple_cnn") times.operators = time_operators(options);
   std::fputs(to_text(options, times).c_str(), text_stream(options.json));
   write_json(options.json, to_json(options, times));
   return std::all_of(times.rows.begin(), times.rows.end(), [](const StepRow& row) { return row.error.empty(); }) ? 0

@@ -88,31 +88,6 @@ std::string synchronisation_text(const std::vector<StepRow>& rows) {
          text;
 }
 
-std::string operators_text(const OperatorTable& table, std::int64_t batch) {
-  const auto number = [](double value, std::size_t column) { return " " + flush_right(fixed(value, 1), column); };
-  const auto line = [&](const std::string& name, double us, double executed, double dense) {
-    std::string text =
-        concat(" ", flush_left(name, 40), " ", flush_right(fixed(us, 3), 9), number(100 * us / table.step_us, 8), " %");
-    const double gflops = executed / us / 1e3;
-    if (executed > 0)
-      text +=
-          concat(number(gflops, 10), number(100 * gflops / table.peak_gflops, 8), " %", number(dense / us / 1e3, 10));
-    return text + "\n";
-  };
-  std::string out = concat("operators of a step of ", batch, " images on ", table.isa, ", peak ",
-                           fixed(table.peak_gflops, 0), " GFLOP/s: medians\n ", flush_left("operator", 40));
-  out += "  us/image    of step    GFLOP/s    of peak      dense\n";
-  double executed = 0, dense = 0;
-  for (const OperatorRow& row : table.rows) {
-    out += line(row.name, row.us, row.executed, row.dense);
-    executed += row.executed;
-    dense += row.dense;
-  }
-  return out + line("whole step", table.step_us, executed, dense) +
-         " GFLOP/s: as executed, without zero gradients and with Winograd's saving; dense: what plain loops would need "
-         "for the same time\n";
-}
-
 Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
   Json ratios = Json::object();
   for (const char* const column : kColumns)
@@ -137,16 +112,6 @@ Json json_of(const StepRow& row, const std::vector<StepRow>& rows) {
           {"moving_us", row.moving_us},
           {"synchronisation_us", row.synchronisation_us},
           {"times_as_fast_as", ratios}};
-}
-
-Json json_of(const OperatorTable& table) {
-  Json rows = Json::array();
-  for (const OperatorRow& row : table.rows)
-    rows.push_back({{"name", row.name},
-                    {"us_per_image", row.us},
-                    {"executed_flop_per_image", row.executed},
-                    {"dense_flop_per_image", row.dense}});
-  return {{"isa", table.isa}, {"peak_gflops", table.peak_gflops}, {"step_us_per_image", table.step_us}, {"rows", rows}};
 }
 
 }  // namespace
@@ -198,8 +163,7 @@ std::string to_text(const BenchOptions& options, const StepTimes& times) {
                    " in C++, untuned; + duet: duet::torch::DistributedDataParallel; averaged: an all_reduce for each "
                    "parameter after backward\n");
   text += synchronisation_text(times.rows);
-  text += "ratios inside each round: median (lowest..highest)\n" + ratios_text(times.rows, !times.torch.empty());
-  return times.operators ? text + operators_text(*times.operators, options.batch) : text;
+  return text + "ratios inside each round: median (lowest..highest)\n" + ratios_text(times.rows, !times.torch.empty());
 }
 
 std::string to_json(const BenchOptions& options, const StepTimes& times) {
@@ -219,8 +183,7 @@ std::string to_json(const BenchOptions& options, const StepTimes& times) {
                      {"torch", times.torch.empty() ? Json(nullptr) : Json(times.torch)},
                      {"libtorch", times.libtorch.empty() ? Json(nullptr) : Json(times.libtorch)},
                      {"notes", times.notes},
-                     {"rows", rows},
-                     {"operators", times.operators ? json_of(*times.operators) : Json(nullptr)}};
+                     {"rows", rows}};
   return json.dump(1) + "\n";
 }
 

@@ -44,35 +44,14 @@ struct Ratio {
 /// None where one of them failed.
 std::optional<Ratio> times_as_fast(const StepRow& row, const StepRow& other);
 
-/// Floating-point operations are those of one image. `dense` is what a plain convolution or product of matrices takes;
-/// `executed` leaves out what the kernels need not do: three of four outputs of a pool's window, zero gradients, and
-/// what Winograd's algorithm saves (its transforms are not counted). 0 for operators that are not counted.
-struct OperatorRow {
-  std::string name;
-  double us = 0;  // of one image, median over steps
-  double executed = 0, dense = 0;
-};
-
-/// Where the time of a step goes on a CPU, operator by operator, against what the machine can do at most.
-struct OperatorTable {
-  std::string isa;         // "AVX-512, 1 thread"
-  double peak_gflops = 0;  // multiply-adds in registers, measured on one core, times the device's threads
-  std::vector<OperatorRow> rows;
-  double step_us = 0;  // whole steps, per image, median
-};
-/// Times `repeats` times `steps` steps of SimpleCNN in this process, as `duet bench overhead` runs its bare loop. Pins
-/// the calling thread.
-OperatorTable time_operators(const BenchOptions& options);
-
 struct StepTimes {
   std::vector<StepRow> rows;
-  std::string torch;     // version; empty without a peer
-  std::string libtorch;  // version; empty without a row of it
-  std::optional<OperatorTable> operators;
+  std::string torch;               // version; empty without a peer
+  std::string libtorch;            // version; empty without a row of it
   std::vector<std::string> notes;  // rows that are missing, and why
 };
 
-/// The tables of rows, of ratios and of operators.
+/// The tables of rows and of ratios.
 std::string to_text(const BenchOptions& options, const StepTimes& times);
 std::string to_json(const BenchOptions& options, const StepTimes& times);
 

@@ -140,12 +140,6 @@ void check(const CompareOptions& options) {
 
 void check(const BenchOptions& options) {
   check_training(options);
-  require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
-                      "bench overhead: --device cuda is not measured there, bench step does it");
-  require<UsageError>(!options.overhead || options.model == "simple_cnn", "bench overhead is of simple_cnn, not ",
-                      options.model);
-  require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
-                      "bench overhead takes no --vs-torch and no --json, bench step does");
   require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
   require<UsageError>(options.vs_torch.empty() || (options.model != "linear" && !is_network_file(options.model)),

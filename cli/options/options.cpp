@@ -101,10 +101,7 @@ void add_compare(CLI::App& app, CompareOptions& options) {
 }
 
 void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
-  app.add_option("what", what,
-                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
-                 "overhead: what tape, modules and loader cost, "
-                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
+  app.add_option("what", what, "step: whole training steps of every mode");
   add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
   add_device_counts(app, options.devices);
   add_backend(app, options);
@@ -122,12 +119,14 @@ void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
 }
 
 void require_bench(const std::string& what) {
-  if (what == "step" || what == "overhead") return;
-  std::vector<std::string> known = {"step", "overhead"};
+  if (what == "step") return;
+  require<UsageError>(
+      what != "overhead",
+      "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop (docs/performance.md)");
+  std::vector<std::string> known = {"step"};
   known.insert(known.end(), kCollectives.begin(), kCollectives.end());
   const std::string hint = did_you_mean(what, known);
-  throw UsageError(
-      concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step, overhead or a collective" : hint));
+  throw UsageError(concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step or a collective" : hint));
 }
 
 /// The parser with all commands, and what it reads into.
@@ -148,7 +147,7 @@ struct CommandLine {
   CollectiveOptions collective;
   ScriptBenchOptions script;
   InfoOptions info;
-  std::string what;  // bench: step or overhead
+  std::string what;  // bench: step
 
  private:
   CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
@@ -263,7 +262,6 @@ Command CommandLine::command() {
   if (*bench_app && !script.script.empty()) return script;
   if (*bench_app) {
     require_bench(what);
-    bench.overhead = what == "overhead";
     take_colour_defaults(*bench_app, bench);
     if (bench_app->get_option("--devices")->count() == 0) bench.devices = default_devices(bench, bench.batch);
     check(bench);

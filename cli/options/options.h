@@ -116,7 +116,6 @@ struct Endpoint {
 Endpoint endpoint_of(const LaunchOptions& options);
 
 struct BenchOptions : Training {
-  bool overhead = false;  // else whole steps and operators
   std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
   std::vector<int> devices = {1};  // as in CompareOptions
   int repeats = 3;
@@ -206,8 +205,6 @@ int bench(const BenchOptions& options);
 int bench(const CollectiveOptions& options, const std::string& command_line);
 int bench(const ScriptBenchOptions& options);
 int launch(const LaunchOptions& options);
-/// The part of it that measures tape, modules and loader; exit code 1 if both sides do not end with the same loss.
-int bench_overhead(const BenchOptions& options);
 int train(const TrainOptions& options);
 int compare(const CompareOptions& options, const std::string& command_line);
 int predict(const PredictOptions& options, const std::string& command_line);
