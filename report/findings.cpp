@@ -105,7 +105,7 @@ std::vector<std::string> crowded(const Results& results) {
   for (const Run& run : results.runs) {
     if (run.ok && !sharing(run).empty())
       shared.insert(sharing(run));
-    else if (run.ok && oversubscribed(results, run))
+    else if (run.ok && oversubscribed(results, run) && !run.is_torch())
       counts.insert(run.devices);
   }
   std::vector<std::string> sentences;
@@ -150,6 +150,8 @@ std::vector<std::string> findings(const Results& results) {
       add_losses(results, "ddp", evidence);
       add_waiting_findings(results, largest_fair(results), evidence.sentences);
     }
+    if (const std::string sentence = against_torch(results); !sentence.empty()) evidence.sentences.push_back(sentence);
+    add_synchronisation(results, evidence);
     add_doubts(results, evidence);
     if (!evidence.withheld.empty())
       evidence.sentences.push_back("Withheld, because the rounds differ by more: " + listed(evidence.withheld) + ".");
@@ -164,6 +166,7 @@ std::vector<std::string> findings(const Results& results) {
   statistics(results, out);
   bits(results, out);
   bits_of_other_batches(results, out);
+  for (const std::string& note : results.torch_notes) out.push_back(note + ".");
   return out;
 }
 

@@ -22,7 +22,7 @@ const Run* reference_of(const Results& results, const Run& run);
 /// Whether the parameters equal those of reference_of(): "yes", "no: differs from step 17", "own data split", "-"; on
 /// GPUs, where equal bits are not promised, also "loss within 0.1 %".
 std::string same_result(const Results& results, const Run& run);
-/// "single, all cores", else the mode.
+/// "single, all cores", "torch, 2 threads", else the mode.
 std::string row_name(const Results& results, const Run& run);
 /// "8,204", and "4.6" of a network whose step takes seconds.
 std::string rate_text(double per_s);

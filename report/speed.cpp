@@ -130,7 +130,7 @@ std::string speedup_text(const Run& run) {
 
 std::string above_limit(const Results& results, const Run& run) {
   const Run* single = find_run(results, "single", 1);
-  if (!single || !run.ok || !run.speedup || (run.devices == 1 && !run.speedup_low)) return "";
+  if (!single || !run.ok || !run.speedup || (run.devices == 1 && !run.speedup_low) || run.is_torch()) return "";
   const double least = run.speedup_low.value_or(*run.speedup), ideal = run.threads() / single->threads_per_device;
   if (run.on_cpu() && least > static_cast<double>(results.machine.cores) / single->threads_per_device)
     return "above the cores";
@@ -188,6 +188,16 @@ void add_losses(const Results& results, const std::string& mode, Evidence& evide
   const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);
   evidence.sentences.push_back(
       concat(named(results, *run), " takes ", us_text(*extra), " a step more than single's step", ideal, why, "."));
+}
+
+void add_synchronisation(const Results& results, Evidence& evidence) {
+  std::vector<std::string> items;
+  for (const Run& run : results.runs)
+    if (const std::optional<Interval> us = interval_of(run.synchronisation_us); run.ok && us)
+      items.push_back(concat(row_name(results, run), " ", run.devices, " ", us_text(*us)));
+  if (!items.empty())
+    evidence.sentences.push_back(
+        concat("Bringing PyTorch's gradients together adds to a step, against steps without: ", listed(items), "."));
 }
 
 void add_doubts(const Results& results, Evidence& evidence) {

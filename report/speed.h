@@ -31,6 +31,8 @@ int largest_fair(const Results& results);
 void add_speedups(const Results& results, Evidence& evidence);
 /// Which part of a step keeps `mode` from being single's step divided by the devices.
 void add_losses(const Results& results, const std::string& mode, Evidence& evidence);
+/// What bringing gradients together adds to a step of PyTorch's ranks.
+void add_synchronisation(const Results& results, Evidence& evidence);
 /// What limits the trust in all numbers: other programs, speed-ups above the ideal.
 void add_doubts(const Results& results, Evidence& evidence);
 

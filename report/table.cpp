@@ -90,7 +90,9 @@ std::vector<std::string> table_columns(const Results& results) {
 }
 
 std::string row_name(const Results& results, const Run& run) {
-  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
+  const bool threads = run.is_torch() && run.threads_per_device > 1;
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") +
+         (threads ? concat(", ", run.threads_per_device, " threads") : "") + (run.graph ? ", graph" : "") +
          (run.workers == "thread" ? ", threads" : "") +
          (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
 }

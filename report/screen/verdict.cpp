@@ -128,6 +128,22 @@ std::string verdict(const Results& results) {
                 range(all_cores.speedup), ".");
 }
 
+std::string against_torch(const Results& results) {
+  const Run* run = best_wrapped(results);
+  if (!run) run = find_run(results, "single", 1);
+  const Run* best = nullptr;
+  for (const Run& other : results.runs)
+    if (run && other.ok && other.is_plain_torch() && other.threads() == run->threads() &&
+        (!best || other.samples_per_s > best->samples_per_s))
+      best = &other;
+  const std::optional<Interval> ratio = best ? ratio_interval(speed_ratios(*run, *best)) : std::nullopt;
+  if (!ratio) return "";
+  const std::string how = ratio->excludes(1) ? fixed(ratio->middle, 2) + " times as fast as" : "as fast as";
+  return concat(mode_of(results, *run), " on ", run->devices, run->devices == 1 ? " device" : " devices", " is ", how,
+                " PyTorch's best on as many cores, ", row_name(results, *best), " (", fixed(ratio->low, 2), "..",
+                fixed(ratio->high, 2), ").");
+}
+
 std::string answer(const Results& results) {
   if (const std::string text = verdict(results); !text.empty()) return text;
   std::vector<std::string> reasons;
