@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
