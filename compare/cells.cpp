@@ -133,6 +133,9 @@ std::string title(const Training& options, const Cell& cell) {
     return title(options, row) + ", parts";
   }
   if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
+  if (cell.use == Cell::Use::torch)
+    return concat(cell.torch, cell.threads_per_device > 1 ? concat(", ", cell.threads_per_device, " threads") : "", " ",
+                  cell.devices);
   const std::string over = cell.backend.empty() ? "" : ", " + cell.backend;
   if (cell.use == Cell::Use::overhead) return concat(name(cell.mode), " ", cell.devices, over, ", batch ", cell.batch);
   if (cell.use == Cell::Use::collectives) return concat("all-reduces, ", cell.devices, over);
@@ -185,20 +188,24 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   return arguments;
 }
 
-Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park) {
+const std::string& CellRunner::next_title(const Cell& cell) {
+  return last_title_ = concat("[", std::min(++done_, cells_.size()), "/", cells_.size(), "] ", title(options_, cell));
+}
+
+Learnt CellRunner::run(const Cell& cell, const std::vector<std::string>& more, bool park) {
   if (noted_signal() != 0) throw Interrupted{noted_signal()};
   const std::string progress = folder_ + "/progress", files = concat(folder_, "/", done_), result = files + ".result";
   ::unlink(progress.c_str());
   std::vector<std::string> arguments = cell_arguments(options_, cell);
   arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
   arguments.insert(arguments.end(), more.begin(), more.end());
-  last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
+  next_title(cell);
   const auto show = [&] { show_progress(line_, progress, last_title_); };
   Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
   std::string error;
   if (park) {
-    learnt.parked = std::make_unique<ParkedCell>(arguments, files, cell.ranks());
-    if (!learnt.parked->wait(show)) error = learnt.parked->error();
+    learnt.parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
+    if (!learnt.parked->answers(show)) error = learnt.parked->error();
   } else {
     const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
     if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
@@ -219,7 +226,7 @@ Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::ve
 std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
   const std::string file = folder_ + "/fingerprints";
   ::unlink(file.c_str());
-  if (!run(cell, title(options_, cell), {"--fingerprints", file}, false).run.ok) return {};
+  if (!run(cell, {"--fingerprints", file}, false).run.ok) return {};
   std::istringstream in(read_file(file));
   return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
 }

@@ -70,8 +70,8 @@ bool weak_from(const Json& settings) {
 Run run_from(const Json& json) {
   Run run = run_from_json(json.dump());
   const std::vector<std::string> modes = {"single", "averaging", "dp", "ddp", "copies"};
-  require<DataError>(std::find(modes.begin(), modes.end(), run.mode) != modes.end(), "results: field 'mode' is ",
-                     shown(run.mode), ", expected ", listed(modes, "or"));
+  require<DataError>(run.is_torch() || std::find(modes.begin(), modes.end(), run.mode) != modes.end(),
+                     "results: field 'mode' is ", shown(run.mode), ", expected ", listed(modes, "or"));
   require<DataError>(run.on_cpu() || run.device.starts_with("cuda"), "results: field 'device' is ", shown(run.device),
                      ", expected cpu or cuda");
   require_within("devices", run.devices, 1, kMaxDevices);
@@ -114,6 +114,7 @@ Results results_from_json(const std::string& text) {
     require_within("step_us", time.step_us, 0.0, kLargestNumber);
   }
   read(json, "model_notes", results.model_notes);
+  if (json.contains("torch_notes")) read(json, "torch_notes", results.torch_notes);
   if (!at(json, "model").is_null()) results.model = model_from_json(at(json, "model").dump());
   return results;
 }

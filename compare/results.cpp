@@ -14,11 +14,11 @@
 namespace duet::cli {
 namespace {
 
-/// Threads per device of the usual rows: the fewest that any run has.
+/// Threads per device of the usual rows: the fewest that any run of duet has.
 int usual_threads(const Results& results) {
   int threads = 0;
   for (const Run& run : results.runs)
-    threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
+    if (!run.is_torch()) threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
   return threads;
 }
 
@@ -60,7 +60,8 @@ void compare_with_single(Results& results) {
     run.speedup_high.reset();
     if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
-    if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
+    if (!oversubscribed(results, run) && !run.is_torch())
+      run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
     const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
     if (!interval || &run == single) continue;
     run.speedup_low = interval->low;
@@ -69,7 +70,8 @@ void compare_with_single(Results& results) {
   for (Run& run : results.runs) {
     const Run* copies = find_run(results, "copies", run.devices);
     run.ceiling_efficiency.reset();
-    if (copies && run.speedup && run.mode != "copies" && !all_cores_row(results, run) && run.devices > 1)
+    if (copies && run.speedup && run.mode != "copies" && !run.is_torch() && !all_cores_row(results, run) &&
+        run.devices > 1)
       run.ceiling_efficiency = times_as_fast(run, *copies);
   }
 }

@@ -68,6 +68,7 @@ void each_field(SomeRun& run, const Field& field) {
   field("cpu_share", run.cpu_share);
   field("other_programs_share", run.other_programs_share);
   field("rounds_other_programs", run.rounds_other_programs);
+  field("synchronisation_us", run.synchronisation_us);
   field("batch", run.batch);
   field("per_device_statistics", run.per_device_statistics);
   field("library_sums", run.library_sums);
@@ -207,7 +208,9 @@ Run run_from_json(const std::string& text) {
   Run run;
   const Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "results: not JSON, expected an object of a run's fields");
-  const auto later = [](const std::string& name) { return name == "rounds_other_programs"; };
+  const auto later = [](const std::string& name) {
+    return name == "rounds_other_programs" || name == "synchronisation_us";
+  };
   each_field(run, [&](const char* name, auto& value) {
     if (!later(name) || json.contains(name)) read(json, name, value);
   });
@@ -250,7 +253,8 @@ std::string to_json(const Results& results) {
                     {"runs", runs},
                     {"batch_sweep", sweep},
                     {"model", results.model ? Json::parse(to_json(*results.model)) : Json(nullptr)},
-                    {"model_notes", results.model_notes}};
+                    {"model_notes", results.model_notes},
+                    {"torch_notes", results.torch_notes}};
   return text_of(out, 1);
 }
 

@@ -71,6 +71,9 @@ Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t batch, std::i
   std::vector<Run> bursts;
   for (std::size_t i = 0; i < all.size(); ++i)
     if (!run.disturbed(i)) bursts.push_back(all[i]);
+  for (const Run& burst : all)
+    run.synchronisation_us.insert(run.synchronisation_us.end(), burst.synchronisation_us.begin(),
+                                  burst.synchronisation_us.end());
   const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
   run.epoch_s.clear();
   for (const Run& burst : bursts)

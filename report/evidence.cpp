@@ -37,7 +37,7 @@ Interval drawn_speedup(const Run& run) {
 
 std::string above_limit(const Results& results, const Run& run) {
   const Run* single = find_run(results, "single", 1);
-  if (!single || !run.ok || !run.speedup || (run.devices == 1 && !run.speedup_low)) return "";
+  if (!single || !run.ok || !run.speedup || (run.devices == 1 && !run.speedup_low) || run.is_torch()) return "";
   const double least = run.speedup_low.value_or(*run.speedup), ideal = run.threads() / single->threads_per_device;
   if (run.on_cpu() && least > static_cast<double>(results.machine.cores) / single->threads_per_device)
     return "above the cores";
@@ -97,7 +97,9 @@ std::string mode_over(const Results& results, const Run& run) {
 }
 
 std::string row_name(const Results& results, const Run& run) {
-  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
+  const bool threads = run.is_torch() && run.threads_per_device > 1;
+  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") +
+         (threads ? concat(", ", run.threads_per_device, " threads") : "") + (run.graph ? ", graph" : "") +
          (run.workers == "thread" ? ", threads" : "") +
          (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
 }

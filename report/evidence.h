@@ -56,7 +56,7 @@ std::string count_text(int count, const std::string& what = "device");
 bool several_backends(const Results& results);
 /// "ddp over gloo" where there are several backends, else the mode.
 std::string mode_over(const Results& results, const Run& run);
-/// "single, all cores", else the mode.
+/// "single, all cores", "torch, 2 threads", else the mode.
 std::string row_name(const Results& results, const Run& run);
 /// "single, all cores", "ddp 2".
 std::string row_label(const Results& results, const Run& run);

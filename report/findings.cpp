@@ -129,6 +129,17 @@ void add_doubts(const Results& results, Evidence& evidence) {
                                       " % of the cores while ", shares.size(), " of ", rows, " rows were timed."));
 }
 
+/// What bringing gradients together adds to a step of PyTorch's ranks.
+void add_synchronisation(const Results& results, Evidence& evidence) {
+  std::vector<std::string> items;
+  for (const Run& run : results.runs)
+    if (const std::optional<Interval> us = interval_of(run.synchronisation_us); run.ok && us)
+      items.push_back(concat(row_name(results, run), " ", run.devices, " ", us_text(*us)));
+  if (!items.empty())
+    evidence.sentences.push_back(
+        concat("Bringing PyTorch's gradients together adds to a step, against steps without: ", listed(items), "."));
+}
+
 std::optional<Interval> interval_from(const std::optional<double>& middle, const std::vector<double>& ends) {
   if (!middle || ends.size() != 2) return std::nullopt;
   return Interval{*middle, ends[0], ends[1]};
@@ -254,6 +265,8 @@ std::vector<std::string> timed_findings(const Results& results) {
     for (const char* const mode : {"dp", "ddp"}) add_overhead(results, mode, devices, evidence);
     for (const std::string& sentence : waiting_findings(results, devices)) evidence.sentences.push_back(sentence);
   }
+  if (const std::string sentence = against_torch(results); !sentence.empty()) evidence.sentences.push_back(sentence);
+  add_synchronisation(results, evidence);
   add_doubts(results, evidence);
   if (!evidence.withheld.empty())
     evidence.sentences.push_back("Withheld, because the rounds differ by more: " + listed(evidence.withheld) + ".");
@@ -278,7 +291,7 @@ std::vector<std::string> crowded(const Results& results) {
   for (const Run& run : results.runs) {
     if (run.ok && !sharing(run).empty())
       shared.insert(sharing(run));
-    else if (run.ok && oversubscribed(results, run))
+    else if (run.ok && oversubscribed(results, run) && !run.is_torch())
       counts.insert(run.devices);
   }
   std::vector<std::string> sentences;
@@ -317,6 +330,7 @@ std::vector<std::string> findings(const Results& results) {
     out.emplace_back("Only steps of rows marked graph were replayed as CUDA graphs: --graph off compares all alike.");
   add_statistics(results, out);
   add_bits(results, out);
+  for (const std::string& note : results.torch_notes) out.push_back(note + ".");
   return out;
 }
 

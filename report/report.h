@@ -18,6 +18,8 @@ namespace duet::cli {
 std::string verdict(const Results& results);
 /// The verdict, or why there is none.
 std::string answer(const Results& results);
+/// How many times as fast duet's best mode is as PyTorch's best on as many cores; empty without both.
+std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 

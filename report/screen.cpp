@@ -57,6 +57,7 @@ std::string machine_line(const Results& results) {
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
 int priority(const Results& results, const Run& run, int devices) {
   if (!run.ok || run.mode == "single") return 0;
+  if (run.is_torch()) return run.threads() == devices ? 2 : 3;
   if (run.devices == 1) return 4;
   if (run.devices == devices) return wraps(run) ? 1 : 2;
   return wraps(run) && !oversubscribed(results, run) ? 2 : 3;
@@ -227,7 +228,8 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
 std::string noise_note(const Results& results) {
   std::vector<double> speedups;
   for (const Run& run : results.runs)
-    if (run.ok && run.devices == 1 && run.mode != "single" && run.speedup) speedups.push_back(*run.speedup);
+    if (run.ok && run.devices == 1 && run.mode != "single" && !run.is_torch() && run.speedup)
+      speedups.push_back(*run.speedup);
   if (speedups.empty()) return "";
   const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
   return concat("Noise: other modes on 1 device run single's own code, and read ", fixed(*low, 2), "x..",
@@ -250,6 +252,7 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
   const auto columns = static_cast<std::size_t>(std::clamp(options.columns, kNarrowestScreen, kScreenColumns));
   Lines above = {cut(machine_line(results), columns), ""};
   for (const std::string& line : wrapped(answer(results), columns, kIndent)) above.push_back(bold(line, options.style));
+  for (const std::string& line : wrapped(against_torch(results), columns, kIndent)) above.push_back(line);
   for (const std::string& sentence : without_a_result(results))
     for (const std::string& line : wrapped(sentence, columns, kIndent)) above.push_back(red(line, options.style));
   above.emplace_back();

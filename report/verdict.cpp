@@ -123,4 +123,21 @@ std::string answer(const Results& results) {
   return text;
 }
 
+std::string against_torch(const Results& results) {
+  const Run* run = best_wrapped(results);
+  if (!run) run = find_run(results, "single", 1);
+  const Run* best = nullptr;
+  for (const Run& other : results.runs)
+    if (run && other.ok && other.is_plain_torch() && other.threads() == run->threads() &&
+        (!best || other.samples_per_s > best->samples_per_s))
+      best = &other;
+  const std::optional<Interval> ratio = best ? speed_against(*run, *best) : std::nullopt;
+  if (!ratio) return "";
+  const std::string how =
+      side_of(ratio, 1) != Side::open ? fixed(ratio->middle, 2) + " times as fast as" : "as fast as";
+  return concat(mode_over(results, *run), " on ", count_text(run->devices), " is ", how,
+                " PyTorch's best on as many cores, ", row_name(results, *best), " (", fixed(ratio->low, 2), "..",
+                fixed(ratio->high, 2), ").");
+}
+
 }  // namespace duet::cli

@@ -104,6 +104,7 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(options.libtorch.empty() || !options.bursts.empty(), "--libtorch is for --bursts");
   require<UsageError>(options.weights.empty() || options.untrained, "--weights is for --untrained");
   require<UsageError>(
       !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
@@ -136,21 +137,12 @@ void check(const CompareOptions& options) {
                           "--batch is ", batch, ", too large for each of ", devices, " devices");
     }
   require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
-}
-
-void check(const BenchOptions& options) {
-  check_training(options);
-  require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
-                      "bench overhead: --device cuda is not measured there, bench step does it");
-  require<UsageError>(!options.overhead || options.model == "simple_cnn", "bench overhead is of simple_cnn, not ",
-                      options.model);
-  require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
-                      "bench overhead takes no --vs-torch and no --json, bench step does");
-  require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
+  if (options.vs_torch.empty()) return;
+  require<UsageError>(options.device == DeviceKind::cpu,
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
-  require<UsageError>(options.vs_torch.empty() || (options.model != "linear" && !is_network_file(options.model)),
+  require<UsageError>(options.model != "linear" && !is_network_file(options.model),
                       "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
-  for (int devices : options.devices) check_devices(devices, options.batch);
+  require<UsageError>(options.time_budget_s > 0, "--vs-torch times PyTorch in rounds, but --time-budget is 0");
 }
 
 }  // namespace duet::cli

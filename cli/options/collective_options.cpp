@@ -56,17 +56,6 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   }
 }
 
-void add_script_steps(CLI::App& bench, ScriptBenchOptions& options) {
-  CLI::App* const app = bench.add_subcommand("libtorch", "")->group("");
-  app->add_option("--script", options.script)->required();
-  app->add_option("--out", options.out)->required();
-  app->add_option("--sync", options.sync)->check(one_of({"none", "wrapper", "averaged"}));
-  app->add_option("--backend", options.backend)->check(one_of(kBackends));
-  app->add_option("--ranks", options.ranks)->check(in_range(1, kMaxDevices));
-  app->add_option("--threads", options.threads)->check(in_range(1));
-  app->add_option("--batch", options.batch)->check(in_range(1));
-}
-
 void check(const CollectiveOptions& options) {
   for (const std::string& backend : options.backends) {
     require<UsageError>(backend != "nccl" || options.device == DeviceKind::cuda, "--backend nccl is for --device cuda");

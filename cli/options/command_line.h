@@ -21,19 +21,13 @@ inline constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadca
 
 inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 
-/// --backend; --port-range; --batch; --scaling; what a training step is, which duet bench has too; and a whole
-/// training's.
-void add_backend(CLI::App& app, Training& training);
+/// --port-range; --scaling; and a training's.
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
-void add_batch(CLI::App& app, Training& training);
 void add_scaling(CLI::App& app, std::string& scaling);
-void add_step(CLI::App& app, Training& training);
 void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 /// Adds a subcommand for every collective to duet bench; the one that is used names itself in `options`.
 void add_collectives(CLI::App& bench, CollectiveOptions& options);
-/// Adds the hidden subcommand libtorch to duet bench.
-void add_script_steps(CLI::App& bench, ScriptBenchOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);
 void add_predict(CLI::App& app, PredictOptions& options);
 /// Adds --json, which means the same in every command: see cli/system/output.h. `what` it is that JSON holds.

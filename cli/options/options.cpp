@@ -97,37 +97,24 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences in place of the first screen");
   app.add_flag("--tutorial", options.tutorial,
                "print the tutorials' line for every number of devices of averaging, too");
+  app.add_option(
+      "--vs-torch", options.vs_torch,
+      "a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes and "
+      "tuned "
+      "(channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's DistributedDataParallel or "
+      "averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the backend duet, where that "
+      "Python has duet_torch");
   add_json(app, options.json, "the same as results.json");
 }
 
-void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
-  app.add_option("what", what,
-                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
-                 "overhead: what tape, modules and loader cost, "
-                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
-  add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
-  add_device_counts(app, options.devices);
-  add_backend(app, options);
-  add_batch(app, options);
-  app.add_option("--steps", options.steps, "steps timed in every round")->check(in_range(5));
-  app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
-  app.add_option(
-      "--vs-torch", options.vs_torch,
-      "step: a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes "
-      "and tuned (channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's "
-      "DistributedDataParallel or averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the "
-      "backend duet, where that Python has duet_torch");
-  add_json(app, options.json, "step: everything measured");
-  add_step(app, options);
-}
-
-void require_bench(const std::string& what) {
-  if (what == "step" || what == "overhead") return;
-  std::vector<std::string> known = {"step", "overhead"};
-  known.insert(known.end(), kCollectives.begin(), kCollectives.end());
-  const std::string hint = did_you_mean(what, known);
-  throw UsageError(
-      concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step, overhead or a collective" : hint));
+/// Of what is no collective, and of the words of former versions.
+[[noreturn]] void refuse_bench(const std::string& what) {
+  require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
+  require<UsageError>(what != "overhead",
+                      "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
+                      "(docs/performance.md)");
+  const std::string hint = did_you_mean(what, {kCollectives.begin(), kCollectives.end()});
+  throw UsageError(concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected a collective" : hint));
 }
 
 /// The parser with all commands, and what it reads into.
@@ -144,11 +131,9 @@ struct CommandLine {
   PredictOptions predict;
   TrainOptions train;
   LaunchOptions launch;
-  BenchOptions bench;
   CollectiveOptions collective;
-  ScriptBenchOptions script;
   InfoOptions info;
-  std::string what;  // bench: step or overhead
+  std::string what;  // bench: no collective
 
  private:
   CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
@@ -159,7 +144,7 @@ CommandLine::CommandLine()
       predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
-      bench_app(add("bench", "time whole steps, or collectives among processes")),
+      bench_app(add("bench", "time collectives among processes")),
       info_app(add("info", "devices, cores, instruction sets, versions, what was built in")) {
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
@@ -172,9 +157,8 @@ CommandLine::CommandLine()
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
-  add_bench(*bench_app, bench, what);
+  bench_app->add_option("what", what)->group("");
   add_collectives(*bench_app, collective);
-  add_script_steps(*bench_app, script);
   add_json(*info_app, info.json, "the same");
 }
 
@@ -189,7 +173,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
-    if (*bench_app && collective.collective.empty() && !what.empty()) require_bench(what);
+    if (*bench_app && collective.collective.empty() && !what.empty()) refuse_bench(what);
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
     if (const std::size_t range = line.find(": is "); range != std::string::npos) line.erase(range, 1);  // in_range()
@@ -256,18 +240,10 @@ Command CommandLine::command() {
     check(train);
     return train;
   }
-  if (*bench_app && !collective.collective.empty()) {
+  if (*bench_app) {
+    if (collective.collective.empty()) refuse_bench(what);
     check(collective);
     return collective;
-  }
-  if (*bench_app && !script.script.empty()) return script;
-  if (*bench_app) {
-    require_bench(what);
-    bench.overhead = what == "overhead";
-    take_colour_defaults(*bench_app, bench);
-    if (bench_app->get_option("--devices")->count() == 0) bench.devices = default_devices(bench, bench.batch);
-    check(bench);
-    return bench;
   }
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);

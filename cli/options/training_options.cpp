@@ -1,4 +1,4 @@
-// The options of duet train, and those that it shares with duet compare and duet bench.
+// The options of duet train, and those that it shares with duet compare.
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cerrno>
@@ -74,36 +74,7 @@ void add_data(CLI::App& app, Training& training) {
                "otherwise it is an error");
 }
 
-}  // namespace
-
-/// The backend of commands that take one.
-void add_backend(CLI::App& app, Training& training) {
-  app.add_option(
-         "--backend", training.backend,
-         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-         "else shm where it can be had, else tcp")
-      ->check(one_of(kBackends));
-}
-
-void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
-  app.add_option(names, ports,
-                 "FIRST-LAST, as in 30000-30010: each port on which ranks listen and that nothing else names is one of "
-                 "these; one host's ranks need one each, and the store one. Default: $DUET_PORT_RANGE, else any")
-      ->check([](const std::string& text) {
-        ddp::parse_port_range(text, "--port-range");
-        return std::string();
-      });
-}
-
-void add_batch(CLI::App& app, Training& training) {
-  app.add_option(
-         "--batch", training.batch,
-         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
-      ->check(in_range(1));
-}
-
-/// Options of a training step, in every command that trains.
+/// Options of a training step.
 void add_step(CLI::App& app, Training& training) {
   add_network(app, training);
   add_choice(app, "--device", training.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
@@ -149,7 +120,34 @@ void add_step(CLI::App& app, Training& training) {
   app.add_flag("--quiet", training.quiet, "no progress line, no colours");
 }
 
-/// What whole trainings need besides.
+void add_backend(CLI::App& app, Training& training) {
+  app.add_option(
+         "--backend", training.backend,
+         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
+         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+         "else shm where it can be had, else tcp")
+      ->check(one_of(kBackends));
+}
+
+void add_batch(CLI::App& app, Training& training) {
+  app.add_option(
+         "--batch", training.batch,
+         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
+      ->check(in_range(1));
+}
+
+}  // namespace
+
+void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
+  app.add_option(names, ports,
+                 "FIRST-LAST, as in 30000-30010: each port on which ranks listen and that nothing else names is one of "
+                 "these; one host's ranks need one each, and the store one. Default: $DUET_PORT_RANGE, else any")
+      ->check([](const std::string& text) {
+        ddp::parse_port_range(text, "--port-range");
+        return std::string();
+      });
+}
+
 void add_training(CLI::App& app, Training& training) {
   add_step(app, training);
   app.add_option("--optimizer", training.optimizer, "sgd, adam or adamw, with the rules of torch.optim")
@@ -213,6 +211,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option("--weights", options.weights)->group("");
   app.add_flag("--collectives", options.collectives)->group("");
   app.add_flag("--timed-parts", options.timed_parts)->group("");
+  app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
 }
 

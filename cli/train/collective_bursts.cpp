@@ -1,17 +1,17 @@
-#include "cli/train/collective_bursts.h"
-
+// A rank of ddp that times the all-reduces of its network alone.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "cli/system/burst_block.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/train/bursts.h"
 #include "cli/train/rank_events.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"
@@ -80,8 +80,21 @@ class CollectiveBursts {
     other_.assign(values.size(), 0.0F);
   }
 
-  void serve(BurstPort& port) {
-    while (const int passes = port.next()) burst(passes, port);
+  /// The answer to a command.
+  std::string burst(int passes) {
+    calibrate();
+    measure(1);  // not counted
+    const Clock::time_point begin = Clock::now();
+    const Passes all = measure(passes);
+    times_.pass_us = microseconds_since(begin) / passes;
+    times_.all_reduces.clear();
+    for (std::size_t size = 0; size < counts_.size(); ++size)
+      times_.all_reduces.push_back(
+          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
+    const auto bytes = static_cast<double>(gradients_.bytes());
+    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
+    times_.addition = {.at = bytes, .us = median(all.additions)};
+    return to_json(times_);
   }
 
  private:
@@ -178,24 +191,6 @@ class CollectiveBursts {
     return all;
   }
 
-  void burst(int passes, BurstPort& port) {
-    calibrate();
-    measure(1);  // not counted
-    const Clock::time_point begin = Clock::now();
-    const Passes all = measure(passes);
-    const double wall_us = microseconds_since(begin);
-    times_.all_reduces.clear();
-    for (std::size_t size = 0; size < counts_.size(); ++size)
-      times_.all_reduces.push_back(
-          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
-    const auto bytes = static_cast<double>(gradients_.bytes());
-    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
-    times_.addition = {.at = bytes, .us = median(all.additions)};
-    times_.pass_us = wall_us / passes;
-    if (group_.rank() == 0) port.report(to_json(times_));
-    port.report(RankBurst{.wall_s = wall_us / 1e6, .median_us = wall_us / passes});
-  }
-
   Setup& setup_;
   ddp::ProcessGroup& group_;
   Tensor gradients_;
@@ -212,8 +207,7 @@ class CollectiveBursts {
 void serve_collectives(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group) {
   end_by_signals();
   CollectiveBursts bursts(setup, group);
-  BurstPort port(options.bursts, group.rank());
-  bursts.serve(port);
+  BurstPort(options.bursts, group.rank()).serve("{}", [&](int passes) { return bursts.burst(passes); });
 }
 
 }  // namespace duet::cli
