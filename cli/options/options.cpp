@@ -133,7 +133,6 @@ struct CommandLine {
   LaunchOptions launch;
   CollectiveOptions collective;
   InfoOptions info;
-  std::string what;  // bench: no collective
 
  private:
   CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
@@ -157,12 +156,14 @@ CommandLine::CommandLine()
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
-  bench_app->add_option("what", what)->group("");
   add_collectives(*bench_app, collective);
   add_json(*info_app, info.json, "the same");
 }
 
 std::optional<Printed> CommandLine::read(const std::vector<std::string>& arguments) {
+  if (arguments.size() > 1 && arguments[0] == "bench" && !arguments[1].starts_with('-') &&
+      std::find(kCollectives.begin(), kCollectives.end(), arguments[1]) == kCollectives.end())
+    refuse_bench(arguments[1]);
   try {
     std::vector<std::string> reversed =
         spelled_out(arguments, {"compare", "predict", "train", "launch", "bench", "info"});
@@ -173,7 +174,6 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
-    if (*bench_app && collective.collective.empty() && !what.empty()) refuse_bench(what);
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
     if (const std::size_t range = line.find(": is "); range != std::string::npos) line.erase(range, 1);  // in_range()
@@ -241,7 +241,7 @@ Command CommandLine::command() {
     return train;
   }
   if (*bench_app) {
-    if (collective.collective.empty()) refuse_bench(what);
+    if (collective.collective.empty()) refuse_bench("");
     check(collective);
     return collective;
   }
