@@ -9,7 +9,7 @@
 #include "cli/system/burst_block.h"
 #include "cli/system/child_process.h"
 #include "compare/results.h"
-#include "model/collective_times.h"
+#include "model/cost_model.h"
 
 namespace duet::cli {
 

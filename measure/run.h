@@ -149,5 +149,7 @@ std::string execution_line(int devices, bool on_gpus, double execution_s);
 /// One run as JSON, on one line. Reading throws DataError that names the field.
 std::string to_json(const Run& run);
 Run run_from_json(const std::string& text);
+/// See json_fields.h.
+void fields(auto& io, Run& run);
 
 }  // namespace duet::cli

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "cli/system/number_text.h"
 #include "lib/error.h"
@@ -162,7 +161,6 @@ std::vector<std::string> prediction_lines(const Results& results) {
 }
 
 std::string to_json(const std::vector<ScalingRow>& rows) {
-  using Json = nlohmann::ordered_json;
   Json list = Json::array();
   for (const ScalingRow& row : rows) {
     Json parts;

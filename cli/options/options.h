@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "cli/system/machine.h"
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"
@@ -16,8 +17,6 @@
 #include "lib/tensor.h"
 
 namespace duet::cli {
-
-inline constexpr int kMaxDevices = 1024;  // and ranks
 
 /// copies: ranks that each train alone on their share of every batch, for timing only.
 enum class Mode { single, averaging, dp, ddp, copies };
