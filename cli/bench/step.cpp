@@ -61,7 +61,7 @@ CompareOptions cells_from(const BenchOptions& options) {
 /// Both ways, where a choice is left.
 std::vector<TimedCell> timed_cells(const BenchOptions& options) {
   std::vector<TimedCell> all;
-  const bool plain = !options.compat_torch && !options.check_finite;
+  const bool plain = options.compat == Compat::duet && !options.check_finite;
   for (const Cell& cell : cells_of(cells_from(options), options.threads_per_device)) {
     const auto add = [&](const std::string& name, std::vector<std::string> choice) {
       const StepRow row{.name = name, .devices = cell.devices, .threads_per_device = cell.threads_per_device};
