@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "cli/compare_batches.h"
 #include "cli/options/options.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
@@ -15,14 +13,13 @@
 #include "cli/train/images.h"
 #include "cli/train/network.h"
 #include "compare/comparison.h"
-#include "compare/losses.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "report/batches.h"
 #include "report/report.h"
 #include "report/scaling.h"
-#include "report/screen/first_screen.h"
 
 namespace duet::cli {
 namespace {
@@ -58,32 +55,21 @@ void write_report(const CompareOptions& options, const Results& results, const s
                options.out.c_str(), options.out.c_str());
 }
 
-/// What the tutorials' programs print of their runs.
 void print_execution_times(const Results& results, std::FILE* out) {
-  bool first = true;
-  for (const Run& run : results.runs) {
-    if (!run.ok || run.mode != "averaging" || run.execution_s <= 0) continue;
-    std::fprintf(out, "%s%s\n", std::exchange(first, false) ? "\n" : "",
-                 execution_line(run.devices, !run.on_cpu(), run.execution_s).c_str());
-  }
+  if (const std::string lines = execution_lines(results); !lines.empty()) std::fprintf(out, "\n%s", lines.c_str());
 }
 
 /// All rows and columns, and all sentences.
 void print_wide(const Results& results, TerminalStyle style, std::FILE* out) {
   std::fprintf(out, "\n%s", table(results, style).c_str());
   print_execution_times(results, out);
-  const std::vector<std::string> sentences = findings(results);
-  if (!sentences.empty()) std::fprintf(out, "\n%s\n", bold("Findings", style).c_str());
-  for (const std::string& sentence : sentences) std::fprintf(out, "  %s\n", sentence.c_str());
-  const std::vector<const Run*> lossy = runs_with_losses(results);
-  if (!lossy.empty()) std::fprintf(out, "\n%s\n", bold("What a step loses", style).c_str());
-  for (const Run* run : lossy)
-    std::fprintf(
-        out, "  %s\n",
-        loss_line(concat(row_name(results, *run), " ", run->devices), take_apart(*loss_inputs(results, *run))).c_str());
-  const std::vector<std::string> lines = prediction_lines(results);
-  if (!lines.empty()) std::fprintf(out, "\n%s\n", bold("Predicted from its parts", style).c_str());
-  for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+  const auto print = [&](const char* title, const std::vector<std::string>& lines) {
+    if (!lines.empty()) std::fprintf(out, "\n%s\n", bold(title, style).c_str());
+    for (const std::string& line : lines) std::fprintf(out, "  %s\n", line.c_str());
+  };
+  print("Findings", findings(results));
+  print("What a step loses", overhead_lines(results));
+  print("Predicted from its parts", prediction_lines(results));
 }
 
 void print_report(const CompareOptions& options, const Results& results, std::FILE* out) {
@@ -94,6 +80,20 @@ void print_report(const CompareOptions& options, const Results& results, std::FI
       first_screen(results, {.columns = terminal_columns(out, kScreenColumns), .style = style, .out = options.out})
           .c_str());
   if (options.tutorial) print_execution_times(results, out);
+}
+
+/// Prints what several batches show together, and writes the page and the JSON of all. `partial`: not all were
+/// compared, or not to the end. Throws DataError.
+void report_batches(const CompareOptions& options, const std::vector<Results>& batches, bool partial,
+                    const std::string& command_line, std::FILE* out) {
+  const TerminalStyle style = terminal_style(out, options.quiet);
+  if (const std::string table = batch_table(batches, style); !table.empty()) std::fprintf(out, "\n%s", table.c_str());
+  for (const std::string& sentence : batch_findings(batches)) std::fprintf(out, "  %s\n", sentence.c_str());
+  const std::string json = batches_json(batches, partial);
+  write_output(options.out + "/results.json", json);
+  write_output(options.out + "/index.html", batches_page(batches, partial, command_line));
+  std::fprintf(out, "\nreport %s/index.html · data %s/results.json\n", options.out.c_str(), options.out.c_str());
+  write_json(options.json, json);
 }
 
 bool all_ok(const Results& results) {

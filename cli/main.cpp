@@ -25,8 +25,6 @@ struct Runner {
     return 0;
   }
   int operator()(const InfoOptions& options) const { return info(options); }
-  int operator()(const BenchOptions& options) const { return bench(options); }
-  int operator()(const ScriptBenchOptions& options) const { return bench(options); }
   int operator()(const CollectiveOptions& options) const { return bench(options, command_line); }
   int operator()(const TrainOptions& options) const { return train(options); }
   int operator()(const CompareOptions& options) const { return compare(options, command_line); }

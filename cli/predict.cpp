@@ -12,6 +12,7 @@
 #include "cli/system/terminal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "report/evidence.h"
 #include "report/page/page.h"
 #include "report/scaling.h"
 
@@ -112,47 +113,24 @@ std::string missing_rows(const PredictOptions& options, const std::vector<Scalin
   return text;
 }
 
-std::string table_of(const std::vector<ScalingRow>& rows) {
+/// With a header.
+std::vector<std::vector<std::string>> table_of(const std::vector<ScalingRow>& rows) {
   std::vector<std::vector<std::string>> lines = {
       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"}};
   for (const ScalingRow& row : rows) lines.push_back(cells_of(row));
-  std::vector<std::size_t> widths(lines[0].size(), 0);
-  for (const auto& line : lines)
-    for (std::size_t c = 0; c < line.size(); ++c) widths[c] = std::max(widths[c], width(line[c]));
-  std::string out;
-  for (const auto& line : lines) {
-    for (std::size_t c = 0; c < line.size(); ++c) {
-      const bool last = c + 1 == line.size(), left = c == 0 || c + 2 == line.size();
-      out += (c == 0 ? " " : "  ") + (last   ? line[c]
-                                      : left ? flush_left(line[c], widths[c])
-                                             : flush_right(line[c], widths[c]));
-    }
-    out += "\n";
-  }
-  return out;
-}
-
-std::string html_table(const std::vector<ScalingRow>& rows) {
-  std::string out = "<div class=\"wide\"><table>\n<tr>";
-  for (const char* title :
-       {"mode", "devices", "hosts", "batch", "step", "speed-up", "efficiency", "bounded by", "source"})
-    out += concat("<th>", title, "</th>");
-  for (const ScalingRow& row : rows) {
-    out += "</tr>\n<tr>";
-    for (const std::string& cell : cells_of(row)) out += "<td>" + cell + "</td>";
-  }
-  return out + "</tr>\n</table></div>\n";
+  return lines;
 }
 
 std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link, const std::string& command_line) {
   Page page("duet predict", "What other numbers of devices would give");
-  const std::string efficiency =
-      page.picture(efficiency_chart(rows), "Solid lines join measured rows, dashed ones lead to computed rows.");
-  page.add("<div class=\"first\">\n" + efficiency + page.picture(step_time_chart(rows)) + "</div>\n");
-  page.add(html_table(rows) + page_note(kNote));
-  page.section("What bounds it", page.picture(bounds_chart(rows),
-                                              "Parts of every computed step, each as a share of it; divided is "
-                                              "single's step over the number of devices."));
+  Chart efficiency = efficiency_chart(rows), bounds = bounds_chart(rows);
+  efficiency.caption = "Solid lines join measured rows, dashed ones lead to computed rows.";
+  bounds.caption =
+      "Parts of every computed step, each as a share of it; divided is single's step over the number of devices.";
+  const std::string left = page.picture(efficiency);
+  page.add("<div class=\"first\">\n" + left + page.picture(step_time_chart(rows)) + "</div>\n");
+  page.add(page_table(table_of(rows)) + page_note(kNote));
+  page.section("What bounds it", page.picture(bounds));
   page.section("What was computed",
                "<dl>\n" + page_entry("command line", command_line) + page_entry("link", link) + "</dl>\n");
   page.data(to_json(rows));
@@ -173,8 +151,9 @@ int predict(const PredictOptions& options, const std::string& command_line) {
   const Results results = read_results(options.results);
   const std::vector<ScalingRow> rows = scaling_rows(results, plan);
   const std::string link = link_line(options, plan, model_of(results));
-  std::fprintf(out, "link: %s\n\n%s\n%s%s\n", link.c_str(), table_of(rows).c_str(), missing_rows(options, rows).c_str(),
-               kNote);
+  std::fprintf(out, "link: %s\n\n", link.c_str());
+  for (const auto& line : aligned(table_of(rows), {0, 7, 8})) std::fprintf(out, "%s\n", table_line(line).c_str());
+  std::fprintf(out, "\n%s%s\n", missing_rows(options, rows).c_str(), kNote);
   for (const std::string& note : results.model_notes) std::fprintf(out, "Of the model: %s.\n", printable(note).c_str());
   if (!options.out.empty()) write_output(options.out, page_of(rows, link, command_line));
   write_json(options.json, to_json(rows));

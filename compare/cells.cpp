@@ -57,26 +57,6 @@ int fewest_fair(const CompareOptions& options, int cores) {
   return fewest;
 }
 
-/// dp, and ddp over every backend, on two smaller batches; none on 0 devices.
-void add_overhead_cells(const CompareOptions& options, int devices, std::vector<Cell>& cells) {
-  const std::set<std::int64_t> batches = {options.batch / 4, options.batch / 2};
-  for (const std::int64_t batch : batches) {
-    if (devices == 0 || batch < devices) continue;
-    Cell cell{.devices = devices, .threads_per_device = options.threads_per_device, .batch = batch};
-    cell.use = Cell::Use::overhead;
-    if (has_mode(options, Mode::dp)) {
-      cell.mode = Mode::dp;
-      cells.push_back(cell);
-    }
-    if (!has_mode(options, Mode::ddp)) continue;
-    cell.mode = Mode::ddp;
-    for (std::size_t i = 0; i < options.backends.size(); ++i) {
-      cell.backend = i == 0 ? "" : options.backends[i];
-      cells.push_back(cell);
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
@@ -124,7 +104,14 @@ std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
       cells.push_back(
           {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
   cells.insert(cells.end(), collectives.begin(), collectives.end());
-  add_overhead_cells(options, fewest_fair(options, cores), cells);
+  if (const int fewest = fewest_fair(options, cores); has_mode(options, Mode::dp))
+    for (const std::int64_t batch : {options.batch / 4, options.batch / 2})
+      if (fewest > 0 && batch >= fewest)
+        cells.push_back({.mode = Mode::dp,
+                         .devices = fewest,
+                         .threads_per_device = threads,
+                         .batch = batch,
+                         .use = Cell::Use::overhead});
   return cells;
 }
 
@@ -145,6 +132,9 @@ std::string title(const Training& options, const Cell& cell) {
     return title(options, row) + ", parts";
   }
   if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
+  if (cell.use == Cell::Use::torch)
+    return concat(cell.torch, cell.threads_per_device > 1 ? concat(", ", cell.threads_per_device, " threads") : "", " ",
+                  cell.devices);
   const std::string over = cell.backend.empty() ? "" : ", " + cell.backend;
   if (cell.use == Cell::Use::overhead) return concat(name(cell.mode), " ", cell.devices, over, ", batch ", cell.batch);
   if (cell.use == Cell::Use::collectives) return concat("all-reduces, ", cell.devices, over);
@@ -172,20 +162,24 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   return arguments;
 }
 
-Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park) {
+const std::string& CellRunner::next_title(const Cell& cell) {
+  return last_title_ = concat("[", std::min(++done_, cells_.size()), "/", cells_.size(), "] ", title(options_, cell));
+}
+
+Learnt CellRunner::run(const Cell& cell, const std::vector<std::string>& more, bool park) {
   if (noted_signal() != 0) throw Interrupted{noted_signal()};
   const std::string progress = folder_ + "/progress", files = concat(folder_, "/", done_), result = files + ".result";
   ::unlink(progress.c_str());
   std::vector<std::string> arguments = cell_arguments(options_, cell);
   arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
   arguments.insert(arguments.end(), more.begin(), more.end());
-  last_title_ = concat("[", std::min(++done_, cells_), "/", cells_, "] ", title);
+  next_title(cell);
   const auto show = [&] { show_progress(line_, progress, last_title_); };
   Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
   std::string error;
   if (park) {
-    learnt.parked = std::make_unique<ParkedCell>(arguments, files, cell.ranks());
-    if (!learnt.parked->wait(show)) error = learnt.parked->error();
+    learnt.parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
+    if (!learnt.parked->answers(show)) error = learnt.parked->error();
   } else {
     const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
     if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
@@ -206,7 +200,7 @@ Learnt CellRunner::run(const Cell& cell, const std::string& title, const std::ve
 std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
   const std::string file = folder_ + "/fingerprints";
   ::unlink(file.c_str());
-  if (!run(cell, title(options_, cell), {"--fingerprints", file}, false).run.ok) return {};
+  if (!run(cell, {"--fingerprints", file}, false).run.ok) return {};
   std::istringstream in(read_file(file));
   return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
 }

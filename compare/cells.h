@@ -1,6 +1,7 @@
 // The cells of a comparison: a mode on a number of devices, each run in processes of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,9 +17,10 @@
 namespace duet::cli {
 
 struct Cell {
-  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp and ddp on other
-  /// batches; or of a row on GPUs: its steps without graphs, with a wait for the device after each part.
-  enum class Use { row, batch_sweep, collectives, overhead, parts };
+  /// Of the report; of the cost model alone: single on another batch, a network's all-reduces, dp on other
+  /// batches; or of a row on GPUs: its steps without graphs, with a wait for the device after each part; or of the
+  /// report, and PyTorch's: see TorchPeers.
+  enum class Use { row, batch_sweep, collectives, overhead, parts, torch };
 
   Mode mode = Mode::single;
   int devices = 1;
@@ -26,6 +28,7 @@ struct Cell {
   std::string backend{};   // of ranks, where it is not the options'
   std::int64_t batch = 0;  // 0: the options'
   Use use = Use::row;
+  std::string torch{};  // which of PyTorch's: see TorchPeers
 
   /// Ranks that are processes or threads.
   int ranks() const { return has_ranks(mode) ? devices : 1; }
@@ -42,7 +45,7 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores);
 
 /// What the cost model needs besides, where single is timed in rounds: single on other batches, those of one device
 /// of several included; over every backend the all-reduces of as many ranks as have cores, where ranks are processes on
-/// CPU devices; and dp and ddp on the fewest devices above 1 on two smaller batches.
+/// CPU devices; and dp on the fewest devices above 1 on two smaller batches.
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores);
 
 /// For every row on GPUs that is timed in rounds, the cell that takes its steps apart; none on CPU devices.
@@ -63,24 +66,24 @@ struct Learnt {
 /// Lets cells learn one after the other and shows how far each is. Files go to a folder that must exist.
 class CellRunner {
  public:
-  CellRunner(const Training& options, std::string folder, ProgressLine& line, int cells)
+  CellRunner(const Training& options, std::string folder, ProgressLine& line, const std::vector<Cell>& cells)
       : options_(options), folder_(std::move(folder)), line_(line), cells_(cells) {}
 
-  /// A failed cell is a run that is not ok and says why. Throws Interrupted.
-  Run run(const Cell& cell) { return run(cell, title(options_, cell), {}, false).run; }
-  /// With more options, under a title of its own; `park`: its processes stay.
-  Learnt run(const Cell& cell, const std::string& title, const std::vector<std::string>& more, bool park);
+  /// With more options; `park`: its processes stay. A failed cell is a run that is not ok and says why. Throws
+  /// Interrupted.
+  Learnt run(const Cell& cell, const std::vector<std::string>& more, bool park);
   /// The hash of all parameters after every step; empty if the cell failed. Throws Interrupted.
   std::vector<std::string> fingerprints(const Cell& cell);
-  /// What the progress line called the last cell: "[3/11] dp 2".
+  /// What the progress line calls a cell, the next or the last one: "[3/11] dp 2".
+  const std::string& next_title(const Cell& cell);
   const std::string& last_title() const { return last_title_; }
 
  private:
   const Training& options_;
   std::string folder_;
   ProgressLine& line_;
-  int cells_;
-  int done_ = 0;
+  const std::vector<Cell>& cells_;
+  std::size_t done_ = 0;
   std::string last_title_;
 };
 

@@ -16,9 +16,11 @@
 #include "compare/cells.h"
 #include "compare/fit_model.h"
 #include "compare/rounds.h"
+#include "compare/torch_peers.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "measure/statistics.h"
+#include "model/cost_model.h"
 
 namespace duet::cli {
 namespace {
@@ -52,12 +54,14 @@ class Comparison {
         style_(terminal_style(stderr, options.quiet)),
         line_(stderr, style_),
         cells_(all_cells(options, machine.cores)),
-        runner_(options, folder_.path(), line_, static_cast<int>(cells_.size())),
+        runner_(options, folder_.path(), line_, cells_),
         results_{.machine = machine, .settings = settings, .runs = {}, .weak = options.scaling == "weak"} {}
 
   Results run() {
     try {
+      if (!options_.vs_torch.empty()) add_torch();
       for (const Cell& cell : cells_) learn(cell);
+      if (peers_) results_.torch_notes = peers_->notes();
       find_first_differences();
       time_in_rounds();
       leave();
@@ -68,7 +72,7 @@ class Comparison {
     }
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       const Run& run = learnt_[i].run;
-      if (cells_[i].use == Cell::Use::row)
+      if (is_row(cells_[i]))
         results_.runs.push_back(
             with_parts(with_rounds(run, runs_of(timed_[i]), run.batch, results_.settings.train_images), parts_of(i)));
       else if (!run.ok)
@@ -80,8 +84,22 @@ class Comparison {
   }
 
  private:
+  void add_torch() {
+    peers_.emplace(options_, folder_.path());
+    const std::vector<Cell> more = peers_->cells(cells_of(options_, results_.machine.cores));
+    cells_.insert(cells_.end(), more.begin(), more.end());
+  }
+
+  static bool is_row(const Cell& cell) { return cell.use == Cell::Use::row || cell.use == Cell::Use::torch; }
+
   void learn(const Cell& cell) {
-    learnt_.push_back(runner_.run(cell, title(options_, cell), weights_options(cell), options_.time_budget_s > 0));
+    if (cell.use == Cell::Use::torch) {
+      line_.show(runner_.next_title(cell));
+      learnt_.push_back(peers_->start(cell));
+      line_.clear();
+    } else {
+      learnt_.push_back(runner_.run(cell, weights_options(cell), options_.time_budget_s > 0));
+    }
     timed_.push_back({.cell = cell});
     say(concat(runner_.last_title(), ": ", outcome(learnt_.back().run)));
   }
@@ -104,7 +122,8 @@ class Comparison {
 
   const Learnt* single() const {
     for (std::size_t i = 0; i < learnt_.size(); ++i)
-      if (cells_[i].mode == Mode::single && cells_[i].threads_per_device == options_.threads_per_device)
+      if (cells_[i].learns() && cells_[i].mode == Mode::single &&
+          cells_[i].threads_per_device == options_.threads_per_device)
         return &learnt_[i];
     return nullptr;
   }
@@ -130,10 +149,11 @@ class Comparison {
     RoundLimits limits{.budget_s = options_.time_budget_s};
     for (std::size_t i = 0; i < learnt_.size(); ++i) {
       const double step_us = learnt_[i].run.step_us.sum();
-      if (!learnt_[i].parked || step_us <= 0) continue;  // an epoch of the first step alone
+      const bool known = cells_[i].use != Cell::Use::torch;
+      if (!learnt_[i].parked || (known && step_us <= 0)) continue;  // an epoch of the first step alone
       if (&learnt_[i] == single()) limits.base = timed.size();
       const bool steps = cells_[i].use != Cell::Use::collectives;  // how long a pass takes is not known yet
-      timed.push_back({.step_us = steps ? step_us : 0, .decides = cells_[i].use == Cell::Use::row});
+      timed.push_back({.step_us = steps ? step_us : 0, .decides = is_row(cells_[i])});
       numbers.push_back(i);
     }
     if (timed.empty()) return;
@@ -153,19 +173,17 @@ class Comparison {
 
   std::optional<double> burst(std::size_t i, int steps) {
     Learnt& learnt = learnt_[i];
-    if (cells_[i].use == Cell::Use::collectives) return collectives(i, steps);
+    const ParkedCell::Answers answers = learnt.parked->burst(steps);
+    if (!answers) return failed(i);
+    if (cells_[i].use == Cell::Use::collectives) {
+      timed_[i].collectives.push_back(collective_times_from_json(answers->front()));
+      return timed_[i].collectives.back().pass_us;
+    }
     const bool cores_for_all = learnt.run.on_cpu() && !oversubscribed(results_, learnt.run);
-    const std::optional<Burst> burst = learnt.parked->burst(steps, cores_for_all ? learnt.run.threads() : 0);
-    if (!burst) return failed(i);
-    timed_[i].bursts.push_back(*burst);
-    return burst->run.rounds_us.at(0);
-  }
-
-  std::optional<double> collectives(std::size_t i, int passes) {
-    const std::optional<CollectiveTimes> times = learnt_[i].parked->collectives(passes);
-    if (!times) return failed(i);
-    timed_[i].collectives.push_back(*times);
-    return times->pass_us;
+    timed_[i].bursts.push_back(cells_[i].use == Cell::Use::torch
+                                   ? torch_burst_of(answers->front())
+                                   : burst_of(*answers, cores_for_all ? learnt.run.threads() : 0));
+    return timed_[i].bursts.back().run.rounds_us.at(0);
   }
 
   std::nullopt_t failed(std::size_t i) {
@@ -200,6 +218,7 @@ class Comparison {
   ProgressLine line_;
   std::vector<Cell> cells_;
   CellRunner runner_;
+  std::optional<TorchPeers> peers_;
   std::vector<Learnt> learnt_;     // by cell, as far as they got
   std::vector<CellRounds> timed_;  // by cell
   Results results_;

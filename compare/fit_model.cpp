@@ -34,8 +34,13 @@ double median_over(const std::vector<CollectiveTimes>& rounds, const Field& fiel
   return median(us);
 }
 
-/// The row, not the cell that takes its steps apart.
-bool is_copies(const Cell& cell) { return cell.mode == Mode::copies && cell.use == Cell::Use::row; }
+/// With this latency of every parameter's call; none where they took less.
+std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& rounds, double latency_us) {
+  const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.averaging.us; });
+  const double moving_us = us - static_cast<double>(rounds.front().parameter_bytes.size()) * latency_us;
+  if (moving_us <= 0) return std::nullopt;
+  return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.at / moving_us};
+}
 
 class ModelFit {
  public:
@@ -46,14 +51,19 @@ class ModelFit {
     if (!single_ || single_->rounds_us.empty()) return note("single was not timed in rounds");
     sweep();
     if (!fit_step()) return;
-    fit_parts();
-    for (const CellRounds& cell : cells_)
-      if (is_copies(cell.cell)) fit_devices(cell);
-    for (const CellRounds& cell : cells_)
-      if (cell.cell.use == Cell::Use::collectives) fit_collectives(cell);
+    const StepParts& parts = single_->step_us;
+    model_.input_per_sample_us = parts.input / static_cast<double>(results_.settings.batch);
+    model_.update_us = parts.update;
+    const double compute = parts.forward + parts.loss + parts.backward;
+    if (compute > 0) model_.backward_share = parts.backward / compute;
+    for (const CellRounds& cell : cells_) {
+      if (cell.cell.mode == Mode::copies && cell.cell.use == Cell::Use::row) fit_devices(cell);
+      if (!cell.collectives.empty()) fit_collectives(cell);
+    }
+    if (!spreads_.empty()) model_.step_spread_share = median(spreads_);
     std::sort(model_.slowdown.begin(), model_.slowdown.end(),
               [](const Slowdown& a, const Slowdown& b) { return a.devices < b.devices; });
-    fit_overheads();
+    fit_dp_overhead();
     fill_derived(model_);
     results_.model = std::move(model_);
   }
@@ -73,19 +83,11 @@ class ModelFit {
     return median(single_->rounds_us) * median(ratios_of(rounds_us(cell), single_->rounds_us));
   }
 
-  /// Rows of copies that share cores or GPUs: what they measure is that, not how devices slow each other down.
-  bool crowded(const Cell& copies) const {
-    return std::any_of(results_.runs.begin(), results_.runs.end(), [&](const Run& run) {
-      return run.mode == "copies" && run.devices == copies.devices && oversubscribed(results_, run);
-    });
-  }
-
   void sweep() {
     results_.batch_sweep = {{results_.settings.batch, median(single_->rounds_us)}};
-    for (const CellRounds& cell : cells_) {
-      if (cell.cell.use != Cell::Use::batch_sweep || cell.bursts.empty()) continue;
-      results_.batch_sweep.push_back({cell.cell.batch, step_us(cell)});
-    }
+    for (const CellRounds& cell : cells_)
+      if (cell.cell.use == Cell::Use::batch_sweep && !cell.bursts.empty())
+        results_.batch_sweep.push_back({cell.cell.batch, step_us(cell)});
     std::sort(results_.batch_sweep.begin(), results_.batch_sweep.end(),
               [](const BatchTime& a, const BatchTime& b) { return a.batch < b.batch; });
   }
@@ -98,29 +100,9 @@ class ModelFit {
     if (!step) return false;
     model_.step = *step;
     if (step->worst_error_share <= kUseless) return true;
-    note(concat("the cost of a step: neither one line nor two come nearer than ",
-                fixed(100 * step->worst_error_share, 0), " % at every batch"));
+    note(concat("the cost of a step: no line comes nearer than ", fixed(100 * step->worst_error_share, 0),
+                " % at every batch"));
     return false;
-  }
-
-  void fit_parts() {
-    const StepParts& parts = single_->step_us;
-    model_.input_per_sample_us = parts.input / static_cast<double>(results_.settings.batch);
-    model_.update_us = parts.update;
-    const double compute = parts.forward + parts.loss + parts.backward;
-    if (compute > 0) model_.backward_share = parts.backward / compute;
-    std::vector<double> spreads;
-    for (const CellRounds& cell : cells_)
-      if (is_copies(cell.cell) && !crowded(cell.cell))
-        for (const Burst& burst : cell.bursts) spreads.push_back(burst.spread_share);
-    if (!spreads.empty()) model_.step_spread_share = median(spreads);
-  }
-
-  std::string left_out(const Cell& copies) const {
-    const int cores = results_.machine.cores;
-    const std::string what =
-        single_->on_cpu() ? concat(cores, cores == 1 ? " core" : " cores") : std::string("fewer GPUs");
-    return concat("copies on ", copies.devices, " devices, which share ", what, ", are left out");
   }
 
   /// Single on the batch of one device of these.
@@ -133,56 +115,55 @@ class ModelFit {
     return {};
   }
 
+  /// Copies that share cores or GPUs measure that, not how devices slow each other down.
   void fit_devices(const CellRounds& copies) {
-    if (crowded(copies.cell)) return note(left_out(copies.cell));
-    const std::vector<double> alone = alone_us(copies.cell), together = rounds_us(copies);
-    std::vector<SlowdownRound> rounds;
-    for (std::size_t i = 0; i < std::min(alone.size(), together.size()); ++i)
-      rounds.push_back({.alone_us = alone[i], .together_us = together[i]});
-    const std::string of = concat(copies.cell.devices, " devices next to each other");
-    if (const std::optional<double> factor = taken(of, fit_slowdown(rounds)))
-      model_.slowdown.push_back({.devices = copies.cell.devices, .factor = *factor});
+    const int devices = copies.cell.devices, cores = results_.machine.cores;
+    if (std::any_of(results_.runs.begin(), results_.runs.end(), [&](const Run& run) {
+          return run.mode == "copies" && run.devices == devices && oversubscribed(results_, run);
+        }))
+      return note(concat("copies on ", devices, " devices, which share ",
+                         !single_->on_cpu() ? "fewer GPUs" : concat(cores, cores == 1 ? " core" : " cores"),
+                         ", are left out"));
+    for (const Burst& burst : copies.bursts) spreads_.push_back(burst.spread_share);
+    const std::vector<double> factors = ratios_of(rounds_us(copies), alone_us(copies.cell));
+    if (factors.empty()) return note(concat(devices, " devices next to each other: no rounds"));
+    model_.slowdown.push_back({.devices = devices, .factor = median(factors)});
   }
 
   void fit_collectives(const CellRounds& cell) {
-    if (cell.collectives.empty()) return;
-    const CollectiveTimes& first = cell.collectives.front();
+    const std::vector<CollectiveTimes>& rounds = cell.collectives;
+    const CollectiveTimes& first = rounds.front();
     const std::string backend = run_over(cell.cell);
     if (model_.buckets.empty()) model_.buckets = first.buckets;
     if (model_.parameter_bytes.empty()) model_.parameter_bytes = first.parameter_bytes;
-    if (!model_.dp) fit_dp(cell.collectives);
+    // CPU devices share memory: gradients are added up, nothing else moves.
+    const double addition_us = median_over(rounds, [](const CollectiveTimes& round) { return round.addition.us; });
+    if (!model_.dp && addition_us > 0)
+      model_.dp = DpCopies{.reduce_bytes = first.addition.at,
+                           .cost = {.latency_us = 0, .bytes_per_us = first.addition.at / addition_us}};
     std::vector<TimePoint> points;
     for (std::size_t i = 0; i < first.all_reduces.size(); ++i)
-      points.push_back({.at = first.all_reduces[i].at,
-                        .us = median_over(cell.collectives,
-                                          [i](const CollectiveTimes& round) { return round.all_reduces.at(i).us; })});
+      points.push_back({.at = first.all_reduces[i].at, .us = median_over(rounds, [i](const CollectiveTimes& round) {
+                                                         return round.all_reduces.at(i).us;
+                                                       })});
     const std::string of = concat("all-reduces of ", cell.cell.devices, " ranks over ", backend);
     if (const std::optional<TransferCost> cost = taken(of, fit_transfer(points)))
       model_.links.push_back({.backend = backend,
                               .ranks = cell.cell.devices,
                               .cost = *cost,
-                              .averaging = averaging_cost(cell.collectives, cost->latency_us),
-                              .overlap_share = overlap_of(cell.collectives, *cost)});
+                              .averaging = averaging_cost(rounds, cost->latency_us)});
   }
 
-  /// With which all-reduces of this cost expose what the buckets did next to a device that computes.
-  static double overlap_of(const std::vector<CollectiveTimes>& rounds, const TransferCost& cost) {
-    return median_over(rounds, [&](const CollectiveTimes& round) {
-      if (round.buckets.empty() || round.buckets.front().ready_share >= 1) return 0.0;  // nothing is next to backward
-      std::vector<BucketEvent> buckets;
-      for (const GradientBucket& bucket : round.buckets)
-        buckets.push_back({.ready_us = round.ready_us(bucket), .us = cost.us(bucket.bytes)});
-      return overlap_share_of(round.exposed_us, round.backward_us, buckets);
-    });
-  }
-
-  /// With this latency of every parameter's call; none where they took less.
-  static std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& rounds, double latency_us) {
-    const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.averaging.us; });
-    const auto calls = static_cast<double>(rounds.front().parameter_bytes.size());
-    const double moving_us = us - calls * latency_us;
-    if (moving_us <= 0) return std::nullopt;
-    return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.at / moving_us};
+  /// What dp takes on smaller batches beyond the other terms: its threads start and join.
+  void fit_dp_overhead() {
+    std::vector<TimePoint> beyond;
+    for (const CellRounds& cell : cells_) {
+      if (cell.cell.use != Cell::Use::overhead || cell.bursts.empty() || !model_.dp) continue;
+      const auto batch = static_cast<double>(cell.cell.batch);
+      const SimulatedJob job{.mode = Mode::dp, .devices = cell.cell.devices, .batch = batch};
+      beyond.push_back({.at = batch, .us = step_us(cell) - simulate_step(model_, job).total_us()});
+    }
+    if (model_.dp) model_.dp->overhead = fit_overhead(beyond);
   }
 
   /// What carries the ranks of ddp, where the options leave that to the machine.
@@ -193,34 +174,10 @@ class ModelFit {
     return run ? run->backend : "";
   }
 
-  /// CPU devices share memory: gradients are added up, nothing else moves.
-  void fit_dp(const std::vector<CollectiveTimes>& rounds) {
-    const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.addition.us; });
-    const double bytes = rounds.front().addition.at;
-    if (us > 0) model_.dp = DpCopies{.reduce_bytes = bytes, .cost = {.latency_us = 0, .bytes_per_us = bytes / us}};
-  }
-
-  /// What dp and ddp take on smaller batches beyond the other terms.
-  void fit_overheads() {
-    if (model_.dp) model_.dp->overhead = fit_overhead(beyond_model(Mode::dp, ""));
-    for (MeasuredLink& link : model_.links) link.overhead = fit_overhead(beyond_model(Mode::ddp, link.backend));
-  }
-
-  std::vector<TimePoint> beyond_model(Mode mode, const std::string& backend) const {
-    std::vector<TimePoint> beyond;
-    for (const CellRounds& cell : cells_) {
-      if (cell.cell.use != Cell::Use::overhead || cell.cell.mode != mode || cell.bursts.empty()) continue;
-      if (mode == Mode::ddp && run_over(cell.cell) != backend) continue;
-      const auto batch = static_cast<double>(cell.cell.batch);
-      const SimulatedJob job{.mode = mode, .devices = cell.cell.devices, .batch = batch, .backend = backend};
-      beyond.push_back({.at = batch, .us = step_us(cell) - simulate_step(model_, job).total_us()});
-    }
-    return beyond;
-  }
-
   Results& results_;
   const std::vector<CellRounds>& cells_;
   const Run* single_;
+  std::vector<double> spreads_;  // of the steps of copies
   CostModel model_;
 };
 

@@ -1,21 +1,38 @@
 #include "compare/parked_cell.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/train/bursts.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
 
-constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr int kPollMs = 20;
 
-std::vector<std::string> with(std::vector<std::string> arguments, const char* option, const std::string& value) {
-  arguments.insert(arguments.end(), {option, value});
+/// With both ends here, so that opening waits for no rank and none that has ended closes it.
+Descriptor make_fifo(const std::string& path) {
+  require<DataError>(::mkfifo(path.c_str(), 0600) == 0, "cannot make ", path, ": ", last_errno);
+  Descriptor fifo(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  require<DataError>(fifo.open(), "cannot open ", path, ": ", last_errno);
+  return fifo;
+}
+
+std::vector<std::string> with_bursts(std::vector<std::string> arguments, const std::string& files) {
+  arguments.push_back("--bursts=" + files);
   return arguments;
 }
 
@@ -33,43 +50,11 @@ double share_of_others(const std::vector<RankBurst>& ranks, double wall_s, doubl
 
 }  // namespace
 
-ParkedCell::ParkedCell(std::vector<std::string> arguments, const std::string& files, int ranks)
-    : control_(files + ".bursts", ranks),
-      child_(kThisProgram, with(std::move(arguments), "--bursts", control_.path()), files + ".log") {}
-
-bool ParkedCell::wait(const std::function<void()>& poll) {
-  while (!control_.parked()) {
-    if (noted_signal() != 0) throw Interrupted{noted_signal()};
-    if (const std::optional<ChildEnd>& end = child_.poll()) {
-      error_ = end->ok ? "its processes ended before they were asked to" : end->reason;
-      return false;
-    }
-    poll();
-    control_.wait_parked(kPoll);
-  }
-  return true;
-}
-
-bool ParkedCell::run(int steps) {
-  if (const std::optional<ChildEnd>& end = child_.poll()) {  // while it was parked
-    error_ = concat("while it was parked: ", end->reason);
-    return false;
-  }
-  control_.begin(steps);
-  if (wait([] {})) return true;
-  error_ = concat("while it was timed: ", error_);
-  return false;
-}
-
-std::optional<CollectiveTimes> ParkedCell::collectives(int passes) {
-  if (!run(passes)) return std::nullopt;
-  return collective_times_from_json(control_.text());
-}
-
-std::optional<Burst> ParkedCell::burst(int steps, double threads) {
-  if (!run(steps)) return std::nullopt;
-  const std::vector<RankBurst> ranks = control_.bursts();
-  Burst burst{.run = run_from_json(control_.text())};
+Burst burst_of(const std::vector<std::string>& answers, double threads) {
+  std::vector<RankBurst> ranks;
+  for (const std::string& answer : answers) ranks.push_back(rank_burst_from_json(answer));
+  require<DataError>(!ranks.empty() && ranks[0].run, "a burst without a run");
+  Burst burst{.run = *ranks[0].run};
   double slowest_us = 0, wall_s = 0, used_s = 0;
   for (const RankBurst& rank : ranks) {
     burst.run.rank_step_us.push_back(rank.median_us);
@@ -77,8 +62,6 @@ std::optional<Burst> ParkedCell::burst(int steps, double threads) {
     wall_s = std::max(wall_s, rank.wall_s);
     used_s += rank.used_s;
     burst.spread_share += rank.spread_share / static_cast<double>(ranks.size());
-    burst.fastest_us = burst.fastest_us > 0 ? std::min(burst.fastest_us, rank.fastest_us) : rank.fastest_us;
-    burst.slowest_us = std::max(burst.slowest_us, rank.slowest_us);
   }
   burst.run.rounds_us = {slowest_us};
   if (burst.run.step_waiting_us)
@@ -92,8 +75,61 @@ std::optional<Burst> ParkedCell::burst(int steps, double threads) {
   return burst;
 }
 
-void ParkedCell::leave() {
-  if (control_.parked()) control_.leave();
+ParkedCell::ParkedCell(const std::string& program, std::vector<std::string> arguments, const std::string& files,
+                       int ranks)
+    : ranks_([&] {
+        std::vector<Rank> all;
+        for (int rank = 0; rank < ranks; ++rank)
+          all.push_back(
+              {.commands = make_fifo(command_fifo(files, rank)), .answers = make_fifo(answer_fifo(files, rank))});
+        return all;
+      }()),
+      child_(program, with_bursts(std::move(arguments), files), files + ".log") {}
+
+ParkedCell::Answers ParkedCell::answers(const std::function<void()>& poll) {
+  std::vector<pollfd> waits;
+  for (const Rank& rank : ranks_) waits.push_back({.fd = rank.answers.get(), .events = POLLIN, .revents = 0});
+  const auto whole = [](const Rank& rank) { return rank.line.ends_with('\n'); };
+  while (!std::all_of(ranks_.begin(), ranks_.end(), whole)) {
+    if (noted_signal() != 0) throw Interrupted{noted_signal()};
+    if (const std::optional<ChildEnd>& end = child_.poll()) {
+      error_ = end->ok ? "its processes ended before they were asked to" : end->reason;
+      return std::nullopt;
+    }
+    poll();
+    ::poll(waits.data(), waits.size(), kPollMs);
+    for (Rank& rank : ranks_) {
+      std::array<char, 4096> part;
+      const ssize_t size = ::read(rank.answers.get(), part.data(), part.size());
+      require<CommError>(size >= 0 || errno == EAGAIN || errno == EINTR, "cannot read a burst: ", last_errno);
+      if (size > 0) rank.line.append(part.data(), static_cast<std::size_t>(size));
+    }
+  }
+  std::vector<std::string> lines;
+  for (Rank& rank : ranks_) {
+    rank.line.pop_back();
+    lines.push_back(std::exchange(rank.line, ""));
+  }
+  return lines;
+}
+
+ParkedCell::Answers ParkedCell::ask(int steps) {
+  const std::string command = concat(steps, "\n");
+  for (const Rank& rank : ranks_)
+    require<CommError>(::write(rank.commands.get(), command.data(), command.size()) == std::ssize(command),
+                       "cannot ask for a burst: ", last_errno);
+  Answers lines = answers();
+  if (!lines) error_ = concat("while it was timed: ", error_);
+  return lines;
+}
+
+ParkedCell::Answers ParkedCell::burst(int steps) {
+  if (const std::optional<ChildEnd>& end = child_.poll()) {  // while it was parked
+    error_ = concat("while it was parked: ", end->reason);
+    return std::nullopt;
+  }
+  Answers lines = ask(steps);
+  return lines && ask(0) ? std::move(lines) : std::nullopt;
 }
 
 }  // namespace duet::cli

@@ -6,47 +6,50 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/burst_block.h"
 #include "cli/system/child_process.h"
-#include "compare/results.h"
-#include "model/cost_model.h"
+#include "lib/base/descriptor.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 
 /// What a burst measured: of a run the fields that a burst can fill, with one entry in each list of rounds.
 struct Burst {
   Run run;
-  double fastest_us = 0, slowest_us = 0;  // step
-  double spread_share = 0;                // of a rank's steps: see fit_spread()
+  double spread_share = 0;  // of a rank's steps: see fit_spread()
 };
+/// Of the answers of duet's ranks. `threads`: that compute all the time, where they have a core each; 0: they have not,
+/// and what other programs had cannot be measured. Throws DataError.
+Burst burst_of(const std::vector<std::string>& answers, double threads);
 
-/// One `duet train --bursts`. Destroying it ends its processes.
+/// One program with its ranks, each of which has a BurstPort. Destroying it ends its processes.
 class ParkedCell {
  public:
-  /// Starts it, with its log and the file of its bursts beginning with `files`.
-  ParkedCell(std::vector<std::string> arguments, const std::string& files, int ranks);
+  /// The answers of all ranks.
+  using Answers = std::optional<std::vector<std::string>>;
 
-  /// Waits until it has learnt and is parked, and calls `poll` about 50 times a second. False: it has failed. Throws
-  /// Interrupted.
-  bool wait(const std::function<void()>& poll);
-  /// One burst of so many timed steps; none: it has failed. `threads`: that compute all the time, where they have a
-  /// core each; 0: they have not, and what other programs had cannot be measured. Throws Interrupted.
-  std::optional<Burst> burst(int steps, double threads);
-  /// The same of a cell with --collectives, whose steps are passes over all sizes.
-  std::optional<CollectiveTimes> collectives(int passes);
+  /// Starts it, with --bursts, its log and FIFOs beginning with `files`.
+  ParkedCell(const std::string& program, std::vector<std::string> arguments, const std::string& files, int ranks);
+
+  /// Waits until it is parked, and calls `poll` about 50 times a second. None: it has failed. Throws Interrupted.
+  Answers answers(const std::function<void()>& poll = [] {});
+  /// One burst of so many timed steps. None: it has failed. Throws Interrupted.
+  Answers burst(int steps);
   /// Why it has failed.
   const std::string& error() const { return error_; }
   void signal(int number) { child_.signal(number); }
   /// Lets it end.
-  void leave();
+  void leave() { ranks_.clear(); }
   /// After leave().
   void wait_for_end() { child_.wait(); }
 
  private:
-  /// Runs a burst; false: it has failed.
-  bool run(int steps);
+  struct Rank {
+    Descriptor commands, answers;
+    std::string line{};  // as far as it has come
+  };
+  Answers ask(int steps);
 
-  BurstControl control_;
+  std::vector<Rank> ranks_;
   Child child_;
   std::string error_;
 };

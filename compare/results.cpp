@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cli/system/number_text.h"
-#include "compare/losses.h"
+#include "compare/overhead.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
@@ -15,11 +15,11 @@
 namespace duet::cli {
 namespace {
 
-/// Threads per device of the usual rows: the fewest that any run has.
+/// Threads per device of the usual rows: the fewest that any run of duet has.
 int usual_threads(const Results& results) {
   int threads = 0;
   for (const Run& run : results.runs)
-    threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
+    if (!run.is_torch()) threads = threads == 0 ? run.threads_per_device : std::min(threads, run.threads_per_device);
   return threads;
 }
 
@@ -84,6 +84,7 @@ void fields(auto& io, Results& results) {
   io("batch_sweep", results.batch_sweep);
   io("model", results.model);
   io("model_notes", results.model_notes);
+  io("torch_notes", results.torch_notes, {.later = true});
 }
 
 std::string to_json(const Results& results) {
@@ -91,8 +92,8 @@ std::string to_json(const Results& results) {
   out.update(JsonWriter::json_of(results));
   for (std::size_t i = 0; i < results.runs.size(); ++i) {
     Json& losses = out["runs"][i]["losses_us"];  // null where a run has none
-    if (const std::optional<LossInputs> inputs = loss_inputs(results, results.runs[i]))
-      for (const LossPart& part : take_apart(*inputs).parts) losses[part.name] = JsonWriter::json_of(part.us);
+    if (const std::optional<OverheadInputs> inputs = overhead_inputs(results, results.runs[i]))
+      for (const OverheadPart& part : take_apart(*inputs).parts) losses[part.name] = JsonWriter::json_of(part.us);
   }
   return text_of(out, 1);
 }
@@ -186,7 +187,8 @@ void compare_with_single(Results& results) {
     run.speedup_high.reset();
     if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
-    if (!oversubscribed(results, run)) run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
+    if (!oversubscribed(results, run) && !run.is_torch())
+      run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
     const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
     if (!interval || &run == single) continue;
     run.speedup_low = interval->low;
@@ -195,7 +197,8 @@ void compare_with_single(Results& results) {
   for (Run& run : results.runs) {
     const Run* copies = find_run(results, "copies", run.devices);
     run.ceiling_efficiency.reset();
-    if (copies && run.speedup && run.mode != "copies" && !all_cores_row(results, run) && run.devices > 1)
+    if (copies && run.speedup && run.mode != "copies" && !run.is_torch() && !all_cores_row(results, run) &&
+        run.devices > 1)
       run.ceiling_efficiency = times_as_fast(run, *copies);
   }
 }

@@ -29,6 +29,7 @@ struct Results {
   bool weak = false;                     // settings.batch is of each device, else of all
   std::optional<CostModel> model{};
   std::vector<std::string> model_notes{};  // why it, or a term of it, is missing, and what was clamped
+  std::vector<std::string> torch_notes{};  // of PyTorch's rows: versions, and why rows are missing
 };
 
 /// results.json. Reading throws DataError that names the field.

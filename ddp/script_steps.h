@@ -1,5 +1,5 @@
-// Training steps of a TorchScript network by LibTorch's own kernels and optimizer: what `duet bench step` times beside
-// PyTorch's DistributedDataParallel in Python.
+// Training steps of a TorchScript network by LibTorch's own kernels and optimizer: what `duet compare --vs-torch` times
+// beside PyTorch's DistributedDataParallel in Python.
 #pragma once
 
 #include <cstdint>

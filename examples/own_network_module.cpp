@@ -1,4 +1,4 @@
-// A network that `duet train|compare|bench step --model FILE.so` loads: a small one for colour images of any size.
+// A network that `duet train|compare --model FILE.so` loads: a small one for colour images of any size.
 //
 //   g++ -std=c++20 -O2 -shared -fPIC own_network_module.cpp -o own_network.so $(pkg-config --cflags --libs duet)
 //   duet compare --model ./own_network.so --devices 1,2

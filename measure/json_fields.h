@@ -195,6 +195,8 @@ class JsonReader {
   std::string place_;
 };
 
+/// On one line, without its end.
+inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 inline std::string text_of(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
 }

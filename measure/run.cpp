@@ -18,7 +18,8 @@ constexpr std::size_t kFewestRounds = 3;  // that have an interval
 constexpr Rule kDevices{.least = 1, .most = kMaxDevices};
 constexpr Rule kMode{.fits =
                          [](const std::string& mode) {
-                           return std::set<std::string>{"single", "averaging", "dp", "ddp", "copies"}.contains(mode);
+                           const std::set<std::string> modes = {"single", "averaging", "dp", "ddp", "copies"};
+                           return modes.contains(mode) || Run::names_torch(mode);
                          },
                      .expected = "single, averaging, dp, ddp or copies"};
 constexpr Rule kDevice{.fits = [](const std::string& device) { return device == "cpu" || device.starts_with("cuda"); },
@@ -111,6 +112,7 @@ void fields(auto& io, Run& run) {
   io("cpu_share", run.cpu_share);
   io("other_programs_share", run.other_programs_share);
   io("rounds_other_programs", run.rounds_other_programs, {.later = true});
+  io("synchronisation_us", run.synchronisation_us, {.later = true});
   io("batch", run.batch, kRows);
   io("per_device_statistics", run.per_device_statistics);
   io("library_sums", run.library_sums);
@@ -154,6 +156,9 @@ Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t batch, std::i
   std::vector<Run> bursts;
   for (std::size_t i = 0; i < all.size(); ++i)
     if (!run.disturbed(i)) bursts.push_back(all[i]);
+  for (const Run& burst : all)
+    run.synchronisation_us.insert(run.synchronisation_us.end(), burst.synchronisation_us.begin(),
+                                  burst.synchronisation_us.end());
   const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
   run.epoch_s.clear();
   for (const Run& burst : bursts)

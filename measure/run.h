@@ -96,6 +96,8 @@ struct Run {
   std::optional<double> cpu_share;             // of its cores, in processor time
   std::optional<double> other_programs_share;  // of its cores; null also where it outnumbers the cores, and on GPUs
   std::vector<double> rounds_other_programs;   // the same of each round; empty where null
+  // Of PyTorch's ranks, of each round: what a step takes longer than one whose gradients stay where they are.
+  std::vector<double> synchronisation_us;
 
   std::int64_t batch = 1;              // rows a step, of all devices
   bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
@@ -110,6 +112,10 @@ struct Run {
   bool disturbed(std::size_t round) const;
   std::int64_t disturbed_rounds() const;
 
+  /// Whether it is PyTorch's, which `mode` names: see TorchPeers; and run by Python, over its own backend.
+  bool is_torch() const { return names_torch(mode); }
+  static bool names_torch(const std::string& mode) { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }
+  bool is_plain_torch() const { return mode.starts_with("torch") && !mode.ends_with("duet"); }
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
 };

@@ -102,19 +102,13 @@ void fields(auto& io, CollectiveTimes& times) {
   io("averaging", times.averaging);
   io("addition", times.addition);
   io("backward_us", times.backward_us);
-  io("skipped_us", times.skipped_us);
-  io("exposed_us", times.exposed_us);
   io("pass_us", times.pass_us);
 }
 
-std::string to_json(const CollectiveTimes& times) { return text_of(JsonWriter::json_of(times), -1); }
+std::string to_json(const CollectiveTimes& times) { return line_of(JsonWriter::json_of(times)); }
 
 CollectiveTimes collective_times_from_json(const std::string& text) {
   return read_json<CollectiveTimes>(text, "times of collectives");
-}
-
-double CollectiveTimes::ready_us(const GradientBucket& bucket) const {
-  return std::max(0.0, bucket.ready_share * (backward_us + skipped_us) - skipped_us);
 }
 
 double StepCost::us(double batch) const {
@@ -125,8 +119,9 @@ double StepCost::us(double batch) const {
     const TimePoint& below = *std::prev(above);
     return below.us + (above->us - below.us) * (batch - below.at) / (above->at - below.at);
   }
-  if (!knee || batch <= knee->batch) return fixed_us + per_sample_us * batch;
-  return fixed_us + per_sample_us * knee->batch + knee->per_sample_us * (batch - knee->batch);
+  if (above == measured.end() && !measured.empty())
+    return measured.back().us + per_sample_us * (batch - measured.back().at);
+  return fixed_us + per_sample_us * batch;
 }
 
 double CostModel::compute_us(double batch) const {

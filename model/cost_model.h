@@ -13,10 +13,10 @@ struct TimePoint {
   double at = 0, us = 0;
 };
 
-/// A whole step of single on one device as a line over the rows of its batch, or two lines that meet at a knee; between
-/// measured batches the line from one to the next.
+/// A whole step of single on one device over the rows of its batch: between measured batches the line from one to the
+/// next, below them the fitted line, above them what it rises.
 struct StepCost {
-  struct Knee {
+  struct Knee {                // of older results.json: kept, not used
     double batch = 0;          // rows
     double per_sample_us = 0;  // above it
   };
@@ -62,9 +62,10 @@ struct MeasuredLink {
   int ranks = 2;
   TransferCost cost{};
   std::optional<TransferCost> averaging{};  // where mode averaging sums and divides a parameter; null: as `cost`
-  // Of its time in which compute goes on; 0 where it needs the core of a device, below where they slow each other down.
+  // Of its time in which compute goes on: it needs the core of a device. In older results.json as it was measured,
+  // below 0 where the two slow each other down.
   double overlap_share = 0;
-  StepOverhead overhead{};  // of ddp
+  StepOverhead overhead{};  // of ddp, in older results.json
 };
 
 /// What DataParallel copies between its first device and each of the others.
@@ -106,13 +107,8 @@ struct CollectiveTimes {
   std::vector<TimePoint> all_reduces{};
   TimePoint averaging{};  // of all parameters: each summed in memory of its rank, and divided
   TimePoint addition{};   // of so many bytes to as many in memory, by one device
-  // All buckets sent while the devices compute for `backward_us`, each when it is ready: what that takes longer.
-  // Before that the devices compute for `skipped_us` less than in a step.
-  double backward_us = 0, skipped_us = 0, exposed_us = 0;
+  double backward_us = 0;
   double pass_us = 0;  // all of this once
-
-  /// Of `backward_us`, when a bucket is ready.
-  double ready_us(const GradientBucket& bucket) const;
 };
 
 /// JSON, and back. Reading throws DataError.

@@ -20,38 +20,27 @@ struct Fitted {
 // matters at large ones. Coefficients are not negative: what comes out below 0 is clamped to 0, the rest fitted again,
 // and the note says so.
 
-/// fixed + per sample, from whole steps of single at several batches, of which 3 must differ. A second slope behind a
-/// knee (at one of the batches) is taken where one line errs by more than 1 % and two lines are better by an F test at
-/// 5 %: with d points more than the 4 parameters, where the sum of squares falls below that of one line times
-/// 0.05^(2/d).
-Fitted<StepCost> fit_step_cost(const std::vector<TimePoint>& points);
+/// fixed + per sample, from whole steps of single at several batches, of which 3 must differ.
+Fitted<StepCost> fit_step_cost(std::vector<TimePoint> points);
 
 /// latency + bytes / rate, from calls of several sizes, of which 2 must differ.
 Fitted<TransferCost> fit_transfer(const std::vector<TimePoint>& points);
-
-/// The median over rounds of what a step takes next to others that never communicate, over what it takes alone in the
-/// same round. Below 1 where the part of the data that one of several devices reads fits its caches better.
-struct SlowdownRound {
-  double alone_us = 0, together_us = 0;
-};
-Fitted<double> fit_slowdown(const std::vector<SlowdownRound>& rounds);
 
 /// fixed + per row, none of them negative, from what steps took beyond the other terms at 1 or 2 batches; of one batch
 /// nothing is per row.
 StepOverhead fit_overhead(const std::vector<TimePoint>& beyond);
 
 /// The standard deviation of one device's steps as a share of their median, from the quartiles (their distance is 1.349
-/// of it where times are normal), so that a few steps in which another program had the core do not count. Of 8 steps
-/// or more; not above 1.
-Fitted<double> fit_spread(const std::vector<double>& step_us);
+/// of it where times are normal), so that a few steps in which another program had the core do not count; not above 1.
+/// 0 of fewer than 8 steps.
+double fit_spread(const std::vector<double>& step_us);
 
 /// When each bucket is ready, as the median share of backward's time, from traced steps: `ready_us` is from backward's
-/// begin on, in the order of `bytes`.
+/// begin on, in the order of `bytes`. Empty without steps, or where one has other buckets.
 struct BackwardTimes {
   double backward_us = 0;
   std::vector<double> ready_us{};
 };
-Fitted<std::vector<GradientBucket>> fit_buckets(const std::vector<double>& bytes,
-                                                const std::vector<BackwardTimes>& steps);
+std::vector<GradientBucket> fit_buckets(const std::vector<double>& bytes, const std::vector<BackwardTimes>& steps);
 
 }  // namespace duet::cli

@@ -28,29 +28,17 @@ const MeasuredLink& measured_link(const CostModel& model, const std::string& bac
   return *best;
 }
 
-/// What all-reduces of a job cost.
-class Communication {
- public:
-  Communication(const CostModel& model, const SimulatedJob& job)
-      : hosts_(job.hosts), here_(job.devices / job.hosts), network_(job.link.value_or(Link{})) {
-    if (here_ < 2) return;
-    device_ = hosts_ == 1 && job.link ? *job.link
-                                      : link_of(measured_link(model, job.backend, here_), job.mode == Mode::averaging);
-  }
-
-  /// Within each host, then between hosts, each of which sends and receives all of its bytes once.
-  BucketEvent event(double ready_us, double bytes) const {
-    const double near = all_reduce_us(device_, here_, bytes),
-                 far = hosts_ < 2 ? 0 : all_reduce_us(network_, hosts_, bytes);
-    const double share =
-        near + far > 0 ? (near * device_.overlap_share + far * network_.overlap_share) / (near + far) : 1;
-    return {.ready_us = ready_us, .us = near + far, .compute_share = share};
-  }
-
- private:
-  int hosts_, here_;
-  Link network_, device_{};
-};
+/// An all-reduce: within each host, then between hosts, each of which sends and receives all bytes once.
+BucketEvent all_reduce_of(const CostModel& model, const SimulatedJob& job, double ready_us, double bytes) {
+  const int here = job.devices / job.hosts;
+  const Link network = job.link.value_or(Link{});
+  const bool measured = here > 1 && (job.hosts > 1 || !job.link);
+  const Link device =
+      measured ? link_of(measured_link(model, job.backend, here), job.mode == Mode::averaging) : network;
+  const double near = all_reduce_us(device, here, bytes), far = all_reduce_us(network, job.hosts, bytes);
+  const double share = near + far > 0 ? (near * device.overlap_share + far * network.overlap_share) / (near + far) : 1;
+  return {.ready_us = ready_us, .us = near + far, .compute_share = share};
+}
 
 void check(const SimulatedJob& job) {
   require<UsageError>(job.devices >= 1 && job.hosts >= 1 && job.devices % job.hosts == 0, "a job of ", job.devices,
@@ -64,13 +52,12 @@ void check(const SimulatedJob& job) {
 
 /// What all-reduces take beyond a backward of this time.
 double communication_us(const CostModel& model, const SimulatedJob& job, double backward_us) {
-  const Communication communication(model, job);
   std::vector<BucketEvent> events;
   if (job.mode == Mode::averaging)
-    for (const double bytes : model.parameter_bytes) events.push_back(communication.event(backward_us, bytes));
+    for (const double bytes : model.parameter_bytes) events.push_back(all_reduce_of(model, job, backward_us, bytes));
   else
     for (const GradientBucket& bucket : model.buckets)
-      events.push_back(communication.event(bucket.ready_share * backward_us, bucket.bytes));
+      events.push_back(all_reduce_of(model, job, bucket.ready_share * backward_us, bucket.bytes));
   require<DataError>(!events.empty(), "results: model.", job.mode == Mode::averaging ? "parameter_bytes" : "buckets",
                      " is empty, expected what mode ", name(job.mode), " sends");
   return exposed_us(backward_us, events);
@@ -93,26 +80,15 @@ void add_copies(const CostModel& model, const SimulatedJob& job, SimulatedStep& 
 
 double SimulatedStep::total_us() const {
   double sum = 0;
-  each_part([&](const char* /*name*/, double SimulatedStep::*part) { sum += this->*part; });
+  for (const SimulatedPart& part : kSimulatedParts) sum += this->*part.us;
   return sum;
 }
 
 const char* SimulatedStep::bounded_by() const {
-  constexpr std::pair<const char*, double SimulatedStep::*> kLosses[] = {
-      {"smaller batch", &SimulatedStep::smaller_batch_us},
-      {"slow-down", &SimulatedStep::slowdown_us},
-      {"uneven devices", &SimulatedStep::uneven_us},
-      {"communication", &SimulatedStep::communication_us},
-      {"scatter", &SimulatedStep::scatter_us},
-      {"replicate", &SimulatedStep::replicate_us},
-      {"gather", &SimulatedStep::gather_us},
-      {"reduce", &SimulatedStep::reduce_us},
-      {"wrapper", &SimulatedStep::overhead_us},
-      {"input", &SimulatedStep::undivided_us}};
   if (total_us() - ideal_us < kSmallLoss * total_us()) return "compute";
-  return std::max_element(std::begin(kLosses), std::end(kLosses),
-                          [this](const auto& a, const auto& b) { return this->*a.second < this->*b.second; })
-      ->first;
+  return std::max_element(std::begin(kSimulatedParts) + 1, std::end(kSimulatedParts),
+                          [this](const auto& a, const auto& b) { return this->*a.us < this->*b.us; })
+      ->name;
 }
 
 double expected_largest(int n) {
@@ -139,17 +115,6 @@ double exposed_us(double backward_us, std::span<const BucketEvent> buckets) {
     if (done < backward_us) done = std::min(backward_us, done + bucket.us * bucket.compute_share);
   }
   return now + (backward_us - done) - backward_us;
-}
-
-double overlap_share_of(double exposed, double backward_us, std::vector<BucketEvent> buckets) {
-  constexpr int kHalvings = 50;
-  double low = kLeastOverlap, high = 1;  // exposes at least, at most so much
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = (low + high) / 2;
-    for (BucketEvent& bucket : buckets) bucket.compute_share = middle;
-    (exposed_us(backward_us, buckets) > exposed ? low : high) = middle;
-  }
-  return high;
 }
 
 SimulatedStep simulate_step(const CostModel& model, const SimulatedJob& job) {

@@ -37,21 +37,23 @@ struct SimulatedStep {
   const char* bounded_by() const;
 };
 
-/// Calls field(name, member) for every part of a step.
-template <class Field>
-void each_part(const Field& field) {
-  field("ideal_us", &SimulatedStep::ideal_us);
-  field("smaller_batch_us", &SimulatedStep::smaller_batch_us);
-  field("slowdown_us", &SimulatedStep::slowdown_us);
-  field("uneven_us", &SimulatedStep::uneven_us);
-  field("communication_us", &SimulatedStep::communication_us);
-  field("scatter_us", &SimulatedStep::scatter_us);
-  field("replicate_us", &SimulatedStep::replicate_us);
-  field("gather_us", &SimulatedStep::gather_us);
-  field("reduce_us", &SimulatedStep::reduce_us);
-  field("overhead_us", &SimulatedStep::overhead_us);
-  field("undivided_us", &SimulatedStep::undivided_us);
-}
+struct SimulatedPart {
+  const char *field, *name;  // in JSON; in tables
+  double SimulatedStep::*us;
+};
+/// The ideal, then the losses.
+inline constexpr SimulatedPart kSimulatedParts[] = {
+    {"ideal_us", "divided", &SimulatedStep::ideal_us},
+    {"smaller_batch_us", "smaller batch", &SimulatedStep::smaller_batch_us},
+    {"slowdown_us", "slow-down", &SimulatedStep::slowdown_us},
+    {"uneven_us", "uneven devices", &SimulatedStep::uneven_us},
+    {"communication_us", "communication", &SimulatedStep::communication_us},
+    {"scatter_us", "scatter", &SimulatedStep::scatter_us},
+    {"replicate_us", "replicate", &SimulatedStep::replicate_us},
+    {"gather_us", "gather", &SimulatedStep::gather_us},
+    {"reduce_us", "reduce", &SimulatedStep::reduce_us},
+    {"overhead_us", "wrapper", &SimulatedStep::overhead_us},
+    {"undivided_us", "input", &SimulatedStep::undivided_us}};
 
 /// Expected largest of n numbers from the standard normal distribution, by numeric integration; 0 for one.
 double expected_largest(int n);
@@ -65,8 +67,6 @@ struct BucketEvent {
 /// What a step takes beyond backward: all-reduces run one after the other on one channel, each from
 /// max(end of the last, ready) on, and backward pauses for the share of them that needs its core.
 double exposed_us(double backward_us, std::span<const BucketEvent> buckets);
-/// The compute_share of all buckets with which exposed_us() gives this; from kLeastOverlap to 1.
-double overlap_share_of(double exposed_us, double backward_us, std::vector<BucketEvent> buckets);
 
 /// Throws UsageError for a job that cannot be (a batch smaller than the devices, dp on several hosts), DataError for a
 /// term that the model lacks.

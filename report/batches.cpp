@@ -1,16 +1,17 @@
 #include "report/batches.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <set>
 
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
+#include "report/evidence.h"
 #include "report/page/page.h"
 #include "report/report.h"
-#include "report/speed.h"
 
 namespace duet::cli {
 namespace {
@@ -27,11 +28,17 @@ bool shares_devices(const BatchPoint& point) {
   return oversubscribed(*point.results, *point.run) || !sharing(*point.run).empty();
 }
 
+/// Those on most_devices().
 std::vector<BatchSeries> on_most_devices(const std::vector<Results>& batches) {
   std::vector<BatchSeries> series = batch_series(batches);
-  const int devices = most_devices(series);
-  series.erase(std::remove_if(series.begin(), series.end(), [&](const auto& one) { return one.devices != devices; }),
-               series.end());
+  std::erase_if(series, [devices = most_devices(series)](const auto& one) { return one.devices != devices; });
+  return series;
+}
+
+/// On one device there is nothing to gain: only where no mode has more is it drawn.
+std::vector<BatchSeries> drawn_series(const std::vector<Results>& batches) {
+  std::vector<BatchSeries> series = batch_series(batches);
+  std::erase_if(series, [least = std::min(2, most_devices(series))](const auto& one) { return one.devices < least; });
   return series;
 }
 
@@ -39,7 +46,7 @@ std::vector<BatchSeries> on_most_devices(const std::vector<Results>& batches) {
 /// measured.
 std::string cell_text(const BatchSeries& series, std::int64_t batch) {
   for (const BatchPoint& point : series.points)
-    if (point.batch == batch)
+    if (point.results->settings.batch == batch)
       return speedup_text(*point.run) + (above_limit(*point.results, *point.run).empty() ? "" : " !");
   return "-";
 }
@@ -60,22 +67,24 @@ std::vector<std::vector<std::string>> rows_of(const std::vector<Results>& batche
 
 std::string title_of(const std::vector<Results>& batches) {
   const int devices = most_devices(batch_series(batches));
-  return concat("Speed-up over single on ", devices, devices == 1 ? " device" : " devices",
+  return concat("Speed-up over single on ", count_text(devices),
                 batches.front().weak ? ", in samples a second (weak scaling: a batch of each device)" : "");
 }
 
-std::string html_table(const std::vector<Results>& batches) {
-  std::string out;
-  for (const std::vector<std::string>& row : rows_of(batches)) {
-    const char* const cell = out.empty() ? "th" : "td";
-    out += "<tr>";
-    for (const std::string& text : row) out += concat("<", cell, ">", escaped(text), "</", cell, ">");
-    out += "</tr>\n";
-  }
-  return out.empty() ? "" : "<div class=\"wide\"><table class=\"numbers\">\n" + out + "</table></div>\n";
-}
-
 }  // namespace
+
+std::vector<CompareOptions> options_of_batches(const CompareOptions& options) {
+  if (options.batches.size() == 1) return {options};
+  std::vector<CompareOptions> all;
+  for (const std::int64_t batch : options.batches) {
+    CompareOptions& one = all.emplace_back(options);
+    one.batch = batch;
+    one.batches = {batch};
+    one.time_budget_s = options.time_budget_s / static_cast<double>(options.batches.size());
+    one.out = options.out + "/" + batch_folder(batch);
+  }
+  return all;
+}
 
 std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
   std::vector<BatchSeries> all;
@@ -87,7 +96,7 @@ std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
         return series.name == name && series.devices == run.devices;
       });
       if (same == all.end()) same = all.insert(all.end(), {name, run.mode, run.devices});
-      same->points.push_back({results->settings.batch, results, &run});
+      same->points.push_back({results, &run});
     }
   return all;
 }
@@ -102,45 +111,61 @@ int most_devices(const std::vector<BatchSeries>& series) {
 }
 
 std::string batch_table(const std::vector<Results>& batches, TerminalStyle style) {
-  const std::vector<std::vector<std::string>> rows = rows_of(batches);
+  std::vector<std::vector<std::string>> rows = rows_of(batches);
   if (rows.empty()) return "";
-  std::vector<std::size_t> widths(rows[0].size(), 0);
-  for (const auto& row : rows)
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
+  rows = aligned(rows, {});
+  for (std::string& title : rows[0]) title = bold(title, style);
   std::string out = bold(title_of(batches), style) + "\n";
-  for (const auto& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const std::string cell = flush_right(row[c], widths[c]);
-      out += (c == 0 ? " " : "  ") + (&row == &rows[0] ? bold(cell, style) : cell);
-    }
-    out += "\n";
-  }
+  for (const auto& row : rows) out += table_line(row) + "\n";
   return out;
 }
 
 std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
   std::vector<std::string> out;
   for (const BatchSeries& series : on_most_devices(batches)) {
-    std::vector<std::string> faster, slower, neither;
-    for (const BatchPoint& point : series.points) {
-      const std::optional<Interval> speedup = speedup_interval(*point.run);
-      if (!speedup || !above_limit(*point.results, *point.run).empty()) continue;
-      (speedup->low > 1 ? faster : speedup->high < 1 ? slower : neither).push_back(grouped(point.batch));
-    }
+    std::map<Side, std::vector<std::string>> at;
+    for (const BatchPoint& point : series.points)
+      if (speedup_interval(*point.run) && above_limit(*point.results, *point.run).empty())
+        at[side_of(speedup_interval(*point.run), 1)].push_back(grouped(point.results->settings.batch));
+    if (at.empty()) continue;
     std::string text;
-    const auto add = [&](const char* what, const std::vector<std::string>& at) {
-      if (!at.empty()) text += concat(text.empty() ? " is " : ", ", what, " at batch ", listed(at));
+    const auto add = [&](Side side, const char* begin, const char* next, const char* what) {
+      if (at.count(side) > 0) text += concat(text.empty() ? begin : next, what, " at batch ", listed(at[side]));
     };
-    add("faster than single", faster);
-    add(faster.empty() ? "slower than single" : "slower", slower);
-    if (text.empty() && neither.empty()) continue;
-    if (!neither.empty())
-      text += concat(text.empty() ? ": no difference from single was measured at batch "
-                                  : "; no difference was measured at batch ",
-                     listed(neither));
-    out.push_back(concat(series.name, " on ", series.devices, series.devices == 1 ? " device" : " devices", text, "."));
+    add(Side::above, " is ", "", "faster than single");
+    add(Side::below, " is ", ", ", text.empty() ? "slower than single" : "slower");
+    add(Side::open, ": ", "; ", text.empty() ? "no difference from single was measured" : "no difference was measured");
+    out.push_back(concat(series.name, " on ", count_text(series.devices), text, "."));
   }
   return out;
+}
+
+Chart batch_chart(const std::vector<Results>& batches) {
+  Chart chart{.id = "batches", .title = "Speed-up against batch", .unit = "speed-up", .log_x = true};
+  std::set<std::int64_t> counts;
+  bool intervals = false;
+  const std::vector<BatchSeries> all = drawn_series(batches);
+  for (const BatchSeries& series : all) {
+    ChartSeries& line = chart.series_of(concat(series.name, " ", series.devices), series.mode, "line");
+    for (const auto& [results, run] : series.points) {
+      const std::int64_t batch = results->settings.batch;
+      counts.insert(batch);
+      intervals = intervals || speedup_interval(*run);
+      line.add(static_cast<double>(batch), drawn_speedup(*run),
+               concat(series.name, " on ", series.devices, ", batch ", grouped(batch), ": ", speedup_text(*run)));
+    }
+  }
+  for (const std::int64_t batch : counts) {
+    const auto at = static_cast<double>(batch);
+    chart.marks.emplace_back(at, concat(batches.front().weak ? "batch of each " : "batch ", grouped(batch)));
+    chart.series_of("single", "single", "dashed").add(at, 1, "single: 1x");
+  }
+  if (!all.empty())
+    chart.caption = concat("How many times single's samples a second",
+                           all.front().devices < 2 ? "" : ", for every mode and number of devices above 1",
+                           "; the batch is logarithmic.", intervals ? " Thick bars are 95 % intervals." : "",
+                           batches.front().weak ? " Weak scaling: N devices train N batches a step." : "");
+  return chart;
 }
 
 std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line) {
@@ -150,13 +175,13 @@ std::string batches_page(const std::vector<Results>& batches, bool partial, cons
     const std::int64_t batch = results->settings.batch;
     numbers.push_back(grouped(batch));
     links += concat("<li><a href=\"", batch_folder(batch), "/index.html\">batch ", grouped(batch),
-                    "</a>: ", escaped(headline(*results)), "</li>\n");
+                    "</a>: ", escaped(answer(*results)), "</li>\n");
   }
   Page page("duet compare", concat("Batches of ", listed(numbers), " compared"));
   if (partial) page.add(page_note(concat(kPartial, ".")));
-  page.add(page.picture(batch_chart(batches), batch_caption(batches)));
+  page.add(page.picture(batch_chart(batches)));
   page.add("<ul>\n" + links + "</ul>\n");
-  page.section(title_of(batches), html_table(batches));
+  page.section(title_of(batches), page_table(rows_of(batches), "numbers"));
   page.section("Findings", page_list(batch_findings(batches)));
   page.section("What was run", "<dl>\n" + page_entry("command line", command_line) + "</dl>\n");
   return page.html();

@@ -2,19 +2,22 @@
 // compare_with_single().
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "cli/options/options.h"
 #include "cli/system/terminal.h"
 #include "compare/results.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 
 namespace duet::cli {
 
+/// Of the comparison of each batch, in the order given: with its part of the time budget and a folder in that of all.
+/// Of one batch the options as they are.
+std::vector<CompareOptions> options_of_batches(const CompareOptions& options);
+
 /// A run of one of the comparisons.
 struct BatchPoint {
-  std::int64_t batch = 0;  // the comparison's
   const Results* results = nullptr;
   const Run* run = nullptr;
 };
@@ -39,9 +42,8 @@ std::string batch_table(const std::vector<Results>& batches, TerminalStyle style
 std::vector<std::string> batch_findings(const std::vector<Results>& batches);
 
 /// Speed-up against batch: a line per mode and number of devices above 1, with bars from end to end of the interval;
-/// empty() where there is nothing to draw. And what stands under it.
+/// empty() where there is nothing to draw.
 Chart batch_chart(const std::vector<Results>& batches);
-std::string batch_caption(const std::vector<Results>& batches);
 
 /// The page over all batches, with links to theirs.
 std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line);

@@ -1,18 +1,17 @@
 #include "report/scaling.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <set>
 
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
-#include "report/report.h"
+#include "report/evidence.h"
 
 namespace duet::cli {
 namespace {
-
-constexpr std::array kModes = {Mode::ddp, Mode::dp, Mode::averaging};
 
 /// `backend` of the ranks; empty: any.
 bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::string& backend = "") {
@@ -25,7 +24,7 @@ bool has_terms(const CostModel& model, Mode mode, bool has_link, const std::stri
 std::vector<Mode> modes_of(const CostModel& model, const ScalingPlan& plan) {
   if (!plan.modes.empty()) return plan.modes;
   std::vector<Mode> modes;
-  for (const Mode mode : kModes)
+  for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging})
     if (has_terms(model, mode, plan.link.has_value())) modes.push_back(mode);
   return modes;
 }
@@ -123,38 +122,26 @@ std::optional<SimulatedStep> predicted_step(const Results& results, const Run& r
   return {};
 }
 
-namespace {
-
-/// The model's costs, and what it predicts of the cells that were measured.
-std::vector<std::string> lines_of(const Results& results, const CostModel& model) {
-  const StepCost& step = model.step;
-  const std::string more = step.knee ? concat(" up to ", fixed(step.knee->batch, 0), " and ",
-                                              fixed(step.knee->per_sample_us, 1), " us above")
-                                     : "";
-  std::vector<std::string> lines = {concat("A step of single costs ", grouped(std::llround(step.fixed_us)), " us and ",
-                                           fixed(step.per_sample_us, 1), " us a sample", more, ", within ",
-                                           fixed(100 * step.worst_error_share, 1), " % at every batch measured.")};
-  if (model.dp || !model.links.empty())
-    lines.push_back(model.break_even_batch ? concat("Below a batch of ", fixed(*model.break_even_batch, 0),
-                                                    " a second device costs time here, by this model.")
-                                           : "A second device saves time at no batch here, by this model.");
-  for (const Run& run : results.runs) {
-    const std::optional<SimulatedStep> step_of_run = predicted_step(results, run);
-    if (!step_of_run || run.devices < 2) continue;
-    const double predicted = step_of_run->total_us(), measured = step_us(run);
-    lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ",
-                           grouped(std::llround(predicted)), " us a step, measured ", grouped(std::llround(measured)),
-                           " us, ", predicted < measured ? "" : "+", fixed(100 * (predicted / measured - 1), 1),
-                           " %."));
-  }
-  return lines;
-}
-
-}  // namespace
-
 std::vector<std::string> prediction_lines(const Results& results) {
   std::vector<std::string> lines;
-  if (results.model) lines = lines_of(results, *results.model);
+  if (const std::optional<CostModel>& model = results.model) {
+    const StepCost& step = model->step;
+    lines.push_back(concat("A step of single costs ", us_text(step.fixed_us), " and ", fixed(step.per_sample_us, 1),
+                           " us a sample, within ", fixed(100 * step.worst_error_share, 1),
+                           " % at every batch measured."));
+    if (model->dp || !model->links.empty())
+      lines.push_back(model->break_even_batch ? concat("Below a batch of ", fixed(*model->break_even_batch, 0),
+                                                       " a second device costs time here, by this model.")
+                                              : "A second device saves time at no batch here, by this model.");
+  }
+  for (const Run& run : results.runs) {
+    const std::optional<SimulatedStep> step = predicted_step(results, run);
+    if (!step || run.devices < 2) continue;
+    const double predicted = step->total_us(), measured = step_us(run);
+    lines.push_back(concat(row_name(results, run), " on ", run.devices, " devices: predicted ", us_text(predicted),
+                           " a step, measured ", us_text(measured), ", ", predicted < measured ? "" : "+",
+                           fixed(100 * (predicted / measured - 1), 1), " %."));
+  }
   for (const std::string& note : results.model_notes)
     lines.push_back(concat(results.model ? "Of the model: " : "No model: ", note, "."));
   return lines;
@@ -164,7 +151,7 @@ std::string to_json(const std::vector<ScalingRow>& rows) {
   Json list = Json::array();
   for (const ScalingRow& row : rows) {
     Json parts;
-    each_part([&](const char* part, double SimulatedStep::*member) { parts[part] = row.computed.*member; });
+    for (const SimulatedPart& part : kSimulatedParts) parts[part.field] = row.computed.*part.us;
     list.push_back({{"mode", name(row.mode)},
                     {"devices", row.devices},
                     {"hosts", row.hosts},
@@ -178,6 +165,73 @@ std::string to_json(const std::vector<ScalingRow>& rows) {
                     {"parts_us", parts}});
   }
   return Json{{"duet", DUET_VERSION}, {"rows", list}}.dump(1) + "\n";
+}
+
+namespace {
+
+std::string tip_of(const ScalingRow& row) {
+  const std::string hosts = row.hosts > 1 ? concat(" of ", row.hosts, " hosts") : "";
+  return concat(name(row.mode), " on ", count_text(row.devices), hosts, ", batch ", grouped(row.batch), ": ",
+                us_text(row.step_us), ", ", fixed(row.speedup, 2), "x, ", fixed(100 * row.efficiency(), 0),
+                " %, bounded by ", row.computed.bounded_by(), row.measured ? ", measured" : ", computed");
+}
+
+bool drawable(const std::vector<ScalingRow>& rows) {
+  return std::any_of(rows.begin(), rows.end(), [](const ScalingRow& row) { return row.devices > 1; });
+}
+
+/// A value of every row against devices; each mode's line begins at single's row.
+template <class Value>
+Chart over_devices(const std::vector<ScalingRow>& rows, Chart chart, const Value& value) {
+  if (!drawable(rows)) return chart;
+  chart.log_x = true;
+  std::set<int> counts;
+  for (const ScalingRow& row : rows) {
+    counts.insert(row.devices);
+    ChartSeries& line = chart.series_of(name(row.mode), name(row.mode), "line");
+    const auto add = [&](const ScalingRow& at) {
+      line.add(at.devices, value(at), tip_of(at));
+      line.points.back().computed = !at.measured;
+    };
+    if (line.points.empty() && row.devices > rows.front().devices) add(rows.front());
+    add(row);
+  }
+  for (const int count : counts) chart.marks.emplace_back(count, count_text(count));
+  return chart;
+}
+
+}  // namespace
+
+Chart efficiency_chart(const std::vector<ScalingRow>& rows) {
+  return over_devices(rows, {.id = "efficiency", .title = "Efficiency against devices", .unit = "%"},
+                      [](const ScalingRow& row) { return 100 * row.efficiency(); });
+}
+
+Chart step_time_chart(const std::vector<ScalingRow>& rows) {
+  return over_devices(rows, {.id = "step-time", .title = "Time of a step against devices", .unit = "us", .log_y = true},
+                      [](const ScalingRow& row) { return row.step_us; });
+}
+
+Chart bounds_chart(const std::vector<ScalingRow>& rows) {
+  constexpr const char* kColours[] = {"forward",   "backward", "update",  "replicate", "communication", "input",
+                                      "averaging", "gather",   "scatter", "dp",        "single"};  // of kSimulatedParts
+  static_assert(std::size(kColours) == std::size(kSimulatedParts));
+  Chart chart{.id = "bounds", .title = "Parts of a computed step", .unit = "% of the step"};
+  if (!drawable(rows)) return chart;
+  for (const ScalingRow& row : rows) {
+    const double at = chart.add_row(concat(name(row.mode), " ", grouped(row.devices)));
+    double sum = 0, from = 0;  // a smaller batch can also be a gain, which has no bar
+    for (const SimulatedPart& part : kSimulatedParts) sum += std::max(0.0, row.computed.*part.us);
+    for (std::size_t i = 0; i < std::size(kSimulatedParts); ++i) {
+      const SimulatedPart& part = kSimulatedParts[i];
+      const double us = row.computed.*part.us, to = from + 100 * us / sum;
+      if (us <= 0) continue;
+      chart.series_of(part.name, kColours[i], "bar")
+          .add(at, {to - from, from, to}, concat(tip_of(row), "; ", part.name, " ", us_text(us)));
+      from = to;
+    }
+  }
+  return chart;
 }
 
 }  // namespace duet::cli

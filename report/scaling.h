@@ -8,7 +8,7 @@
 
 #include "compare/results.h"
 #include "model/simulate_step.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 
 namespace duet::cli {
 

@@ -2,15 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
+#include "report/evidence.h"
 #include "report/report.h"
-#include "report/speed.h"
 
 namespace duet::cli {
 namespace {
@@ -28,13 +27,11 @@ std::string epoch_text(const std::vector<double>& values) {
 std::string percent(double share, int digits) { return fixed(100 * share, digits) + " %"; }
 
 bool has_device_memory(const Results& results) {
-  return std::any_of(results.runs.begin(), results.runs.end(),
-                     [](const Run& run) { return !run.device_memory_mb.empty(); });
+  return any_run(results, [](const Run& run) { return !run.device_memory_mb.empty(); });
 }
 
 bool has_ceiling(const Results& results) {
-  return std::any_of(results.runs.begin(), results.runs.end(),
-                     [](const Run& run) { return run.ceiling_efficiency.has_value(); });
+  return any_run(results, [](const Run& run) { return run.ceiling_efficiency.has_value(); });
 }
 
 std::string largest(const std::vector<double>& values, double per_mb) {
@@ -72,13 +69,6 @@ bool close_losses(const Run& a, const Run& b) {
 
 }  // namespace
 
-bool several_backends(const Results& results) {
-  std::set<std::string> backends;
-  for (const Run& run : results.runs)
-    if (run.mode == "ddp" && !run.backend.empty()) backends.insert(run.backend);
-  return backends.size() > 1;
-}
-
 std::vector<std::string> table_columns(const Results& results) {
   std::vector<std::string> columns = {"mode",       "devices", "start",  "epoch", "samples/s", "speed-up",
                                       "efficiency", "waiting", "moving", "loss",  "accuracy",  "memory"};
@@ -87,12 +77,6 @@ std::vector<std::string> table_columns(const Results& results) {
   columns.push_back("same result");
   if (results.weak) columns.insert(columns.begin() + kBatch, "batch");
   return columns;
-}
-
-std::string row_name(const Results& results, const Run& run) {
-  return run.mode + (all_cores_row(results, run) ? ", all cores" : "") + (run.graph ? ", graph" : "") +
-         (run.workers == "thread" ? ", threads" : "") +
-         (run.mode == "ddp" && !run.backend.empty() && several_backends(results) ? ", " + run.backend : "");
 }
 
 const Run* reference_of(const Results& results, const Run& run) {
@@ -144,26 +128,31 @@ std::vector<std::string> table_row(const Results& results, const Run& run) {
 std::string table(const Results& results, TerminalStyle style) {
   std::vector<std::vector<std::string>> rows = {table_columns(results)};
   for (const Run& run : results.runs) rows.push_back(table_row(results, run));
-  std::vector<std::size_t> widths(rows[0].size(), 0);
-  for (const auto& row : rows)
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width(row[c]));
-  std::string out;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    std::string line;
-    for (std::size_t c = 0; c < rows[r].size(); ++c) {
-      const std::string& text = rows[r][c];
-      const bool last = c + 1 == widths.size();
-      std::string cell = last ? text : c == 0 ? flush_left(text, widths[c]) : flush_right(text, widths[c]);
-      if (r == 0) cell = bold(cell, style);
-      if (last && text == "yes") cell = green(cell, style);
-      if (last && text.starts_with("no")) cell = red(cell, style);
-      line += (c == 0 ? " " : "  ") + cell;
+  const std::size_t last = rows[0].size() - 1;
+  rows = aligned(rows, {0, last});
+  for (std::string& title : rows[0]) title = bold(title, style);
+  std::string out = table_line(rows[0]) + "\n";
+  for (std::size_t r = 0; r < results.runs.size(); ++r) {
+    std::vector<std::string>& row = rows[r + 1];
+    if (!results.runs[r].ok) {
+      row.push_back(red("failed: " + results.runs[r].error, style));
+    } else if (row[last] == "yes") {
+      row[last] = green(row[last], style);
+    } else if (row[last].starts_with("no")) {
+      row[last] = red(row[last], style);
     }
-    if (r > 0 && !results.runs[r - 1].ok) line += "  " + red("failed: " + results.runs[r - 1].error, style);
-    out += line + "\n";
+    out += table_line(row) + "\n";
   }
   if (results.partial) out += " " + red(kPartial, style) + "\n";
   return out;
+}
+
+std::string execution_lines(const Results& results) {
+  std::string lines;
+  for (const Run& run : results.runs)
+    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
+      lines += execution_line(run.devices, !run.on_cpu(), run.execution_s) + "\n";
+  return lines;
 }
 
 }  // namespace duet::cli

@@ -8,28 +8,28 @@ takes them: of "eager" every step, the device awaited after each; of "compiled" 
 10 steps, the device awaited after the last. "graph" is a CUDA graph of the whole step captured by hand, the strongest
 peer.
 
-    torch_peer.py --device cpu --out FILE [--ranks 1] [--threads 1] [--tuned] [--batch 128] [--steps 200] [--parked]
+    torch_peer.py --device cpu --bursts FILES [--ranks 1] [--threads 1] [--tuned] [--batch 128]
 
-The CPU, for `duet bench step --vs-torch`, which carries a copy of this file. --model NAME is a network of torchvision
+The CPU, for `duet compare --vs-torch`, which carries a copy of this file. --model NAME is a network of torchvision
 in place of SimpleCNN, with --image-size, --classes and --stem as duet has them. More than one rank is
 DistributedDataParallel over Gloo, or --backend duet (the package duet_torch), a process and `threads` threads for
 each, which share the batch. "tuned" lays images and weights out channels_last and lets malloc keep freed memory;
-otherwise everything is as it comes. FILE gets JSON: PyTorch's version, the seconds from the start of the process to
-the end of the first step (the drawing of the images not counted), and in microseconds: rank 0's later steps, the
-means of their parts over all ranks ("exposed": communication that backward did not hide, as DistributedDataParallel
-logs it; "moving": the least over the ranks of each step, as the rank that comes last waits for none), and as many steps
-under no_sync(). With --parked it writes FILE.0 after the first step, then waits for numbers of steps, a
-line each, that every rank R reads from the FIFO FILE.commands.R, and writes FILE.1, FILE.2, ... after each; it ends
-when nothing has the FIFO open.
+otherwise everything is as it comes. Every rank R reads commands from the FIFO FILES.R.commands, a line each, until
+nothing has it open: a number of steps to time, or 0 to rest. It answers each with a line of JSON on FILES.R.answers,
+as it does when it is ready; {} where there is nothing to tell. Rank 0 tells when it is ready: PyTorch's version, and
+the seconds from the start of the process to the end of the first step (the drawing of the images not counted). And of
+steps, in microseconds: its median step, the means over all ranks of a step and of its parts ("exposed": communication
+that backward did not hide, as DistributedDataParallel logs it; "moving": the least over the ranks of each step, as the
+rank that comes last waits for none), and of several ranks the median of as many steps under no_sync().
 
     torch_peer.py --device cpu --export FILE [--batch 128] [--model NAME ...]
 
 Writes the network as TorchScript, and to FILE.json what its steps are made of.
 """
 import argparse
-import contextlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -215,38 +215,30 @@ def run_cpu_rank(rank, options, store):
                 parts[part] += us / count
         return times, parts, exposures
 
-    def write(name, steps):
+    def burst(steps):
+        run_steps(settings["burst_warm_up"])
         times, parts, exposures = run_steps(steps)
-        with model.no_sync() if options.ranks > 1 else contextlib.nullcontext():
-            alone = run_steps(steps)[0] if options.ranks > 1 else []
-        moving = 0
+        numbers = {"mean_us": sum(times) / steps, **parts}
+        measured = {"median_us": statistics.median(times), "alone_us": None, "moving": 0}
         if options.ranks > 1:
-            means, least = torch.tensor(list(parts.values())) / options.ranks, torch.tensor(exposures)
+            with model.no_sync():
+                measured["alone_us"] = statistics.median(run_steps(steps)[0])
+            means, least = torch.tensor(list(numbers.values())) / options.ranks, torch.tensor(exposures)
             torch.distributed.all_reduce(means)
-            if exposures:
-                torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-                moving = least.mean().item()
-            parts = dict(zip(parts, means.tolist()))
-        if rank > 0:
-            return
-        measured = {"torch": torch.__version__, "startup_s": startup}
-        measured |= {"steps_us": times, "parts_us": parts, "alone_us": alone, "moving_us": moving}
-        with open(name + ".new", "w", encoding="utf-8") as file:
-            json.dump(measured, file)
-        os.replace(name + ".new", name)
+            torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+            measured["moving"] = least.mean().item()
+            numbers = dict(zip(numbers, means.tolist()))
+        return measured | numbers if rank == 0 else {}
 
     run_steps(1)
     first_end = time.monotonic_ns()
     startup = (first_end - int(os.environ.get("DUET_STARTED_NS", first_end))) / 1e9 - drawing
     run_steps(settings["warm_up"])
-    if options.parked:
-        write(options.out + ".0", 0)
-        with open(f"{options.out}.commands.{rank}", encoding="utf-8") as commands:
-            for number, steps in enumerate(iter(commands.readline, ""), 1):
-                run_steps(settings["burst_warm_up"])
-                write(f"{options.out}.{number}", int(steps))
-    else:
-        write(options.out, options.steps)
+    fifos = f"{options.bursts}.{rank}"
+    with open(fifos + ".commands", encoding="utf-8") as commands, open(fifos + ".answers", "w", encoding="utf-8") as answers:
+        print(json.dumps({"torch": torch.__version__, "startup_s": startup}), file=answers, flush=True)
+        for steps in map(int, iter(commands.readline, "")):
+            print(json.dumps(burst(steps) if steps > 0 else {}), file=answers, flush=True)
     if options.ranks > 1:
         torch.distributed.destroy_process_group()
 
@@ -273,9 +265,8 @@ def main():
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tuned", action="store_true")
-    parser.add_argument("--parked", action="store_true")
     parser.add_argument("--backend", choices=("gloo", "duet"), default="gloo")
-    parser.add_argument("--out")
+    parser.add_argument("--bursts")
     parser.add_argument("--export")
     parser.add_argument("--model", default="simple_cnn")
     parser.add_argument("--image-size", type=int, default=224)

@@ -1,5 +1,5 @@
 // A module of LibTorch as a network of duet's: whatever runs duet's networks, runs it. DataParallel,
-// DistributedDataParallel, optimizers, checkpoints, `duet train|compare|bench step --model FILE.so`.
+// DistributedDataParallel, optimizers, checkpoints, `duet train|compare --model FILE.so`.
 #pragma once
 
 #include <ATen/ATen.h>

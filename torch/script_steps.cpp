@@ -1,5 +1,5 @@
-// The module libduet_torch: training steps of TorchScript networks, for `duet bench step`. The work of a step is that
-// of tools/torch_peer.py.
+// The module libduet_torch: training steps of TorchScript networks, for `duet compare --vs-torch`. The work of a step
+// is that of tools/torch_peer.py.
 #include "ddp/script_steps.h"
 
 #include <ATen/CPUGeneratorImpl.h>

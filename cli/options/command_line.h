@@ -20,10 +20,7 @@ namespace duet::cli {
 inline const std::vector<std::string> kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "memory"};
 inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 
-/// --backend; --batch; what a training step is, which duet bench has too; and a whole training's.
-void add_backend(CLI::App& app, Training& training);
-void add_batch(CLI::App& app, Training& training);
-void add_step(CLI::App& app, Training& training);
+/// A training's options; and those of duet train besides.
 void add_training(CLI::App& app, Training& training);
 void add_train(CLI::App& app, TrainOptions& options);
 void add_launch(CLI::App& app, LaunchOptions& options);

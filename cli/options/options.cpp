@@ -210,28 +210,14 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   app.add_flag("--wide", options.wide, "print all rows, columns and sentences in place of the first screen");
   app.add_flag("--tutorial", options.tutorial,
                "print the tutorials' line for every number of devices of averaging, too");
-  add_json(app, options.json, "the same as results.json");
-}
-
-void add_bench(CLI::App& app, BenchOptions& options, std::string& what) {
-  app.add_option("what", what,
-                 "step: whole training steps of every mode, and on CPUs every operator against the measured peak; "
-                 "overhead: what tape, modules and loader cost, "
-                 "against the same kernels called in a bare loop (one device; --lr and --momentum apply)");
-  add_modes(app, options.modes, "single,dp,ddp", "modes to time, separated by commas");
-  add_device_counts(app, options.devices);
-  add_backend(app, options);
-  add_batch(app, options);
-  app.add_option("--steps", options.steps, "steps timed in every round")->check(in_range(5));
-  app.add_option("--repeats", options.repeats, "rounds: how often every mode is timed")->check(in_range(1));
   app.add_option(
       "--vs-torch", options.vs_torch,
-      "step: a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes "
-      "and tuned (channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's "
-      "DistributedDataParallel or averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the "
-      "backend duet, where that Python has duet_torch");
-  add_json(app, options.json, "step: everything measured");
-  add_step(app, options);
+      "a Python that has PyTorch, and torchvision for its networks; its step of the same network, as it comes and "
+      "tuned "
+      "(channels_last), runs in the same rounds, and so do LibTorch's from C++ with duet's DistributedDataParallel or "
+      "averaged gradients, where duet was built with LibTorch, and PyTorch's ddp over the backend duet, where that "
+      "Python has duet_torch");
+  add_json(app, options.json, "the same as results.json");
 }
 
 /// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
@@ -336,24 +322,13 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   }
 }
 
-void add_script_steps(CLI::App& bench, ScriptBenchOptions& options) {
-  CLI::App* const app = bench.add_subcommand("libtorch", "")->group("");
-  app->add_option("--script", options.script)->required();
-  app->add_option("--out", options.out)->required();
-  app->add_option("--sync", options.sync)->check(one_of({"none", "wrapper", "averaged"}));
-  app->add_option("--backend", options.backend)->check(one_of(kBackends));
-  app->add_option("--ranks", options.ranks)->check(in_range(1, kMaxDevices));
-  app->add_option("--threads", options.threads)->check(in_range(1));
-  app->add_option("--batch", options.batch)->check(in_range(1));
-}
-
-void require_bench(const std::string& what) {
-  if (what == "step" || what == "overhead") return;
-  std::vector<std::string> known = {"step", "overhead"};
-  known.insert(known.end(), kCollectives.begin(), kCollectives.end());
-  const std::string hint = did_you_mean(what, known);
-  throw UsageError(
-      concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected step, overhead or a collective" : hint));
+[[noreturn]] void refuse_bench(const std::string& what) {
+  require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
+  require<UsageError>(what != "overhead",
+                      "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
+                      "(docs/performance.md)");
+  const std::string hint = did_you_mean(what, {kCollectives.begin(), kCollectives.end()});
+  throw UsageError(concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected a collective" : hint));
 }
 
 /// The parser with all commands, and what it reads into.
@@ -370,11 +345,9 @@ struct CommandLine {
   PredictOptions predict;
   TrainOptions train;
   LaunchOptions launch;
-  BenchOptions bench;
   CollectiveOptions collective;
-  ScriptBenchOptions script;
   InfoOptions info;
-  std::string what;  // bench: step or overhead
+  std::string what;  // bench: no collective
 
  private:
   CLI::App* add(const char* name, const char* about) { return app.add_subcommand(name, about); }
@@ -385,7 +358,7 @@ CommandLine::CommandLine()
       predict_app(add("predict", "other numbers of devices and links, from a comparison's cost model")),
       train_app(add("train", "train once, in one mode")),
       launch_app(add("launch", "start N ranks of a program: duet launch -n N -- PROGRAM ARGS")),
-      bench_app(add("bench", "time whole steps, or collectives among processes")),
+      bench_app(add("bench", "time collectives among processes")),
       info_app(add("info", "devices, cores, instruction sets, versions, what was built in")) {
   app.set_version_flag("--version", "duet " DUET_VERSION);
   app.require_subcommand(1);
@@ -398,9 +371,8 @@ CommandLine::CommandLine()
   add_predict(*predict_app, predict);
   add_train(*train_app, train);
   add_launch(*launch_app, launch);
-  add_bench(*bench_app, bench, what);
+  bench_app->add_option("what", what)->group("");
   add_collectives(*bench_app, collective);
-  add_script_steps(*bench_app, script);
   add_json(*info_app, info.json, "the same");
 }
 
@@ -415,7 +387,7 @@ std::optional<Printed> CommandLine::read(const std::vector<std::string>& argumen
   } catch (const CLI::CallForVersion& version) {
     return Printed{std::string(version.what()) + "\n"};
   } catch (const CLI::ParseError& error) {
-    if (*bench_app && collective.collective.empty() && !what.empty()) require_bench(what);
+    if (*bench_app && collective.collective.empty() && !what.empty()) refuse_bench(what);
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
     if (const std::size_t range = line.find(": is "); range != std::string::npos) line.erase(range, 1);  // in_range()
@@ -481,14 +453,9 @@ Command CommandLine::command() {
     take_colour_defaults(*train_app, train);
     return checked(train);
   }
-  if (*bench_app && !collective.collective.empty()) return checked(collective);
-  if (*bench_app && !script.script.empty()) return script;
   if (*bench_app) {
-    require_bench(what);
-    bench.overhead = what == "overhead";
-    take_colour_defaults(*bench_app, bench);
-    if (bench_app->get_option("--devices")->count() == 0) bench.devices = default_devices(bench, bench.batch);
-    return checked(bench);
+    if (collective.collective.empty()) refuse_bench(what);
+    return checked(collective);
   }
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);

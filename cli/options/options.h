@@ -80,11 +80,14 @@ struct TrainOptions : Training {
   std::int64_t compare_every = 0;       // ddp: steps from one comparison of all ranks' parameters to the next
   std::string trace;                    // file for the trace of all ranks
   std::string progress;                 // file that always holds one line: where the training stands
-  std::string bursts;        // file of a BurstControl: after training, parked for the bursts that it asks for
+  std::string bursts;        // begin of the names of FIFOs: after training, parked for the bursts that they ask for
   bool untrained = false;    // with bursts: only a few steps before
   std::string weights;       // untrained: file or folder of a checkpoint whose parameters it begins with
   bool collectives = false;  // with bursts: of all-reduces alone
   bool timed_parts = false;  // with bursts: waits for devices at the end of each part of a step
+  // With bursts: the model, TorchScript that tools/torch_peer.py exported, trains by LibTorch, and the ranks bring
+  // gradients together by "none", "wrapper" or "averaged": see ddp::ScriptSync.
+  std::string libtorch;
 };
 
 struct CompareOptions : Training {
@@ -94,6 +97,7 @@ struct CompareOptions : Training {
   std::vector<std::int64_t> batches = {128};     // each a comparison; `batch` is the first
   std::string scaling = "strong";                // "weak": a batch of each device, else of all
   double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
+  std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too
   std::string out = "out";
   std::string json;  // see cli/system/output.h
   bool wide = false, tutorial = false;
@@ -118,26 +122,6 @@ struct Endpoint {
 };
 /// As --rdzv-endpoint, or --master-addr and --master-port, have it. Throws UsageError.
 Endpoint endpoint_of(const LaunchOptions& options);
-
-struct BenchOptions : Training {
-  bool overhead = false;  // else whole steps and operators
-  std::vector<Mode> modes = {Mode::single, Mode::dp, Mode::ddp};
-  std::vector<int> devices = {1};  // as in CompareOptions
-  int repeats = 3;
-  int steps = 100;
-  std::string vs_torch;  // a Python with PyTorch; empty: no peer
-  std::string json;      // see cli/system/output.h
-};
-
-/// The ranks of a row of duet bench step that trains by LibTorch: a command that only duet itself gives.
-struct ScriptBenchOptions {
-  std::string script;  // TorchScript; script.json holds what its steps are made of (tools/torch_peer.py --export)
-  std::string out;     // begin of the names of files: see TorchPeer
-  std::string sync = "none";  // or "wrapper", "averaged": see ddp::ScriptSync
-  std::string backend = "auto";
-  int ranks = 1, threads = 1;
-  std::int64_t batch = 128;
-};
 
 /// duet bench of one collective.
 struct CollectiveOptions {
@@ -177,8 +161,8 @@ struct Printed {
   std::string text;
 };
 
-using Command = std::variant<Printed, TrainOptions, CompareOptions, PredictOptions, LaunchOptions, BenchOptions,
-                             ScriptBenchOptions, CollectiveOptions, InfoOptions>;
+using Command =
+    std::variant<Printed, TrainOptions, CompareOptions, PredictOptions, LaunchOptions, CollectiveOptions, InfoOptions>;
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
@@ -204,19 +188,14 @@ std::string why_no_graph(const TrainOptions& options, std::string carrier = "", 
 /// What parse() checks after reading, for options made elsewhere. Throws UsageError.
 void check(const TrainOptions& options);
 void check(const CompareOptions& options);
-void check(const BenchOptions& options);
 void check(const CollectiveOptions& options);
 void check(const LaunchOptions& options);
 void check(const PredictOptions& options);
 
 // The commands; each returns its exit code or throws. `command_line` is for reports.
 int info(const InfoOptions& options);
-int bench(const BenchOptions& options);
 int bench(const CollectiveOptions& options, const std::string& command_line);
-int bench(const ScriptBenchOptions& options);
 int launch(const LaunchOptions& options);
-/// The part of it that measures tape, modules and loader; exit code 1 if both sides do not end with the same loss.
-int bench_overhead(const BenchOptions& options);
 int train(const TrainOptions& options);
 int compare(const CompareOptions& options, const std::string& command_line);
 int predict(const PredictOptions& options, const std::string& command_line);

@@ -48,10 +48,9 @@ std::string input_error(const std::string& text) {
   return input_shape(text) ? "" : "is " + text + ", expected CHANNELSxROWSxCOLUMNS, as in 3x224x224";
 }
 
-/// Calls option(name, member, check, about) for each of a training step, in the order of --help; flags and names of
-/// values have no check.
+/// Calls option(name, member, check, about) for each, in the order of --help; flags and names of values have no check.
 template <class Visitor>
-void step_options(const Visitor& option) {
+void training_options(const Visitor& option) {
   option("--model", &Training::model, model_error,
          "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images: "
          "alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or FILE.so, a shared "
@@ -109,12 +108,6 @@ void step_options(const Visitor& option) {
          "is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then takes "
          "about a third longer");
   option("--quiet", &Training::quiet, "no progress line, no colours");
-}
-
-/// And for those that whole trainings need besides.
-template <class Visitor>
-void training_options(const Visitor& option) {
-  step_options(option);
   option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}),
          "sgd, adam or adamw, with the rules of torch.optim");
   option("--weight-decay", &Training::weight_decay, in_range(0), "of the optimizer; default: 0, of adamw 0.01");
@@ -168,6 +161,22 @@ std::string text_of(const T& value) {
     return concat(value);
 }
 
+void add_backend(CLI::App& app, Training& training) {
+  app.add_option(
+         "--backend", training.backend,
+         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
+         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+         "else shm where it can be had, else tcp")
+      ->check(one_of(kBackends));
+}
+
+void add_batch(CLI::App& app, Training& training) {
+  app.add_option(
+         "--batch", training.batch,
+         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
+      ->check(in_range(1));
+}
+
 void check_training(const Training& training) {
   require<UsageError>(training.device == DeviceKind::cuda || training.precision != Precision::tf32,
                       "--precision is tf32, but CPU devices compute in fp32 or bf16");
@@ -218,16 +227,6 @@ std::vector<ddp::Setting> shared_settings(const Training& training) {
   return settings;
 }
 
-/// The backend of commands that take one.
-void add_backend(CLI::App& app, Training& training) {
-  app.add_option(
-         "--backend", training.backend,
-         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-         "else shm where it can be had, else tcp")
-      ->check(one_of(kBackends));
-}
-
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
   app.add_option(names, ports,
                  "FIRST-LAST, as in 30000-30010: each port on which ranks listen and that nothing else names is one of "
@@ -237,15 +236,6 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
         return std::string();
       });
 }
-
-void add_batch(CLI::App& app, Training& training) {
-  app.add_option(
-         "--batch", training.batch,
-         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
-      ->check(in_range(1));
-}
-
-void add_step(CLI::App& app, Training& training) { step_options(Adding{app, training}); }
 
 void add_training(CLI::App& app, Training& training) { training_options(Adding{app, training}); }
 
@@ -293,6 +283,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option("--weights", options.weights)->group("");
   app.add_flag("--collectives", options.collectives)->group("");
   app.add_flag("--timed-parts", options.timed_parts)->group("");
+  app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
 }
 
@@ -353,6 +344,7 @@ void check(const TrainOptions& options) {
   require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(options.libtorch.empty() || !options.bursts.empty(), "--libtorch is for --bursts");
   require<UsageError>(options.weights.empty() || options.untrained, "--weights is for --untrained");
   require<UsageError>(
       !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
@@ -385,21 +377,12 @@ void check(const CompareOptions& options) {
                           "--batch is ", batch, ", too large for each of ", devices, " devices");
     }
   require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
-}
-
-void check(const BenchOptions& options) {
-  check_training(options);
-  require<UsageError>(!options.overhead || options.device == DeviceKind::cpu,
-                      "bench overhead: --device cuda is not measured there, bench step does it");
-  require<UsageError>(!options.overhead || options.model == "simple_cnn", "bench overhead is of simple_cnn, not ",
-                      options.model);
-  require<UsageError>(!options.overhead || (options.vs_torch.empty() && options.json.empty()),
-                      "bench overhead takes no --vs-torch and no --json, bench step does");
-  require<UsageError>(options.vs_torch.empty() || options.device == DeviceKind::cpu,
+  if (options.vs_torch.empty()) return;
+  require<UsageError>(options.device == DeviceKind::cpu,
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
-  require<UsageError>(options.vs_torch.empty() || (options.model != "linear" && !is_network_file(options.model)),
+  require<UsageError>(options.model != "linear" && !is_network_file(options.model),
                       "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
-  for (int devices : options.devices) check_devices(devices, options.batch);
+  require<UsageError>(options.time_budget_s > 0, "--vs-torch times PyTorch in rounds, but --time-budget is 0");
 }
 
 }  // namespace duet::cli

@@ -1,21 +1,28 @@
 #include "cli/train/bursts.h"
 
-#include <algorithm>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 #include <vector>
 
-#include "cli/system/burst_block.h"
 #include "cli/system/cpu_use.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/over_ranks.h"
-#include "cli/train/trainer.h"
 #include "cli/train/training_loop.h"
 #include "lib/autograd/check_finite.h"
+#include "lib/base/text.h"
 #include "lib/device.h"
+#include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/parse_number.h"
 #include "lib/tensor.h"
-#include "measure/run.h"
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 #include "model/fit.h"
 
@@ -26,21 +33,38 @@ namespace {
 // either, and is enough where steps are so long that a burst has few of them.
 constexpr std::int64_t kWarmUp = 1, kFewSteps = 5;
 
+Descriptor opened(const std::string& fifo, int access) {
+  Descriptor file(::open(fifo.c_str(), access | O_CLOEXEC));
+  require<DataError>(file.open(), "cannot open ", fifo, ": ", last_errno);
+  return file;
+}
+
 class Bursts {
  public:
   Bursts(const TrainOptions& options, Setup& setup, const RankTeam& team)
       : options_(options), setup_(setup), team_(team), port_(options.bursts, team.rank) {}
 
   void serve() {
-    while (const int steps = next()) burst(steps);
+    empty_caches();
+    port_.serve(
+        "{}", [this](int steps) { return burst(steps); }, [this] { linger(); });
   }
 
  private:
   bool reports_process() const { return options_.workers == "process" || team_.rank == 0; }
-  /// Parks this rank without the memory of its activations: the processes of all cells are there at the same time.
-  int next() {
+
+  /// A parked rank has no memory for activations: the processes of all cells are there at the same time.
+  void empty_caches() {
     for (const Device device : setup_.devices) allocator(device).empty_cache();
-    return port_.next();
+  }
+
+  /// Copies train until the last has ended its steps: the others would leave it the machine.
+  void linger() {
+    if (options_.mode == Mode::copies) {
+      StepClock more = clock();
+      train_until(more, [&](std::int64_t) { return port_.commanded(); });
+    }
+    empty_caches();
   }
 
   bool communicates() const { return options_.mode != Mode::copies; }
@@ -61,7 +85,9 @@ class Bursts {
     }
   }
 
-  void burst(std::int64_t steps) {
+  std::string burst(std::int64_t steps) {
+    std::array<double, 1> begin{};
+    team_.sum(begin);  // copies have nothing else that lets them begin together
     if (communicates() && reports_process()) start_trace(options_);  // of all ranks by the end of the warm-up
     if (steps >= kFewSteps) {
       StepClock warm = clock();
@@ -79,31 +105,23 @@ class Bursts {
     });
     const double wall_s = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
     if (reports_process()) use = cpu_use() - use;
-    report(timed, wall_s, use);
-    // Until the last has ended its steps: the others would leave it the machine.
-    if (options_.mode == Mode::copies && !port_.all_reported()) {
-      StepClock more = clock();
-      train_until(more, [&](std::int64_t) { return port_.all_reported(); });
-    }
+    return report(timed, wall_s, use);
   }
 
-  void report(const StepClock& clock, double wall_s, const CpuUse& use) {
+  std::string report(const StepClock& clock, double wall_s, const CpuUse& use) {
     const std::vector<double> steps(clock.steps_us().begin(), clock.steps_us().end());
-    const auto [fastest, slowest] = std::minmax_element(steps.begin(), steps.end());
     Run run;
     run.devices = options_.devices;
     clock.fill(run);
     if (communicates()) average_over_ranks(run, team_);
     if (communicates() && traces(options_)) gather_trace(run, options_, team_);
     run.median_step.clear();  // that of the training is shown
-    if (team_.rank == 0) port_.report(to_json(run));
-    port_.report({.wall_s = wall_s,
-                  .used_s = use.used_s,
-                  .delayed_s = use.delayed_s,
-                  .median_us = median(steps),
-                  .fastest_us = *fastest,
-                  .slowest_us = *slowest,
-                  .spread_share = fit_spread(steps).value.value_or(0)});
+    return to_json(RankBurst{.wall_s = wall_s,
+                             .used_s = use.used_s,
+                             .delayed_s = use.delayed_s,
+                             .median_us = median(steps),
+                             .spread_share = fit_spread(steps),
+                             .run = team_.rank == 0 ? std::optional(run) : std::nullopt});
   }
 
   StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }
@@ -115,6 +133,63 @@ class Bursts {
 };
 
 }  // namespace
+
+std::string command_fifo(const std::string& files, int rank) { return concat(files, ".", rank, ".commands"); }
+std::string answer_fifo(const std::string& files, int rank) { return concat(files, ".", rank, ".answers"); }
+
+BurstPort::BurstPort(const std::string& files, int rank)
+    : commands_(opened(command_fifo(files, rank), O_RDONLY)), answers_(opened(answer_fifo(files, rank), O_WRONLY)) {}
+
+void BurstPort::serve(const std::string& ready, const std::function<std::string(int)>& burst,
+                      const std::function<void()>& linger) {
+  answer(ready);
+  while (const std::optional<int> steps = next()) {
+    answer(*steps > 0 ? burst(*steps) : "{}");
+    if (*steps > 0) linger();
+  }
+}
+
+bool BurstPort::commanded() const {
+  pollfd waits{.fd = commands_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&waits, 1, 0) > 0;
+}
+
+/// Commands come one at a time: one is read whole.
+std::optional<int> BurstPort::next() {
+  std::array<char, 16> line{};
+  ssize_t size = 0;
+  do {
+    size = ::read(commands_.get(), line.data(), line.size());
+  } while (size < 0 && errno == EINTR);
+  require<CommError>(size >= 0, "cannot read from --bursts: ", last_errno);
+  if (size == 0) return std::nullopt;
+  const std::string_view text(line.data(), static_cast<std::size_t>(size - 1));
+  const std::optional<int> steps = parse_number<int>(text);
+  require<DataError>(steps && *steps >= 0, "--bursts: '", text, "', expected a number of steps");
+  return steps;
+}
+
+void BurstPort::answer(const std::string& line) {
+  const std::string text = line + "\n";
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t size = ::write(answers_.get(), text.data() + done, text.size() - done);
+    require<CommError>(size >= 0 || errno == EINTR, "cannot write to --bursts: ", last_errno);
+    done += static_cast<std::size_t>(size > 0 ? size : 0);
+  }
+}
+
+void fields(auto& io, RankBurst& burst) {
+  io("wall_s", burst.wall_s);
+  io("used_s", burst.used_s);
+  io("delayed_s", burst.delayed_s);
+  io("median_us", burst.median_us);
+  io("spread_share", burst.spread_share);
+  io("run", burst.run);
+}
+
+std::string to_json(const RankBurst& burst) { return line_of(JsonWriter::json_of(burst)); }
+
+RankBurst rank_burst_from_json(const std::string& line) { return read_json<RankBurst>(line, "a burst of steps"); }
 
 void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team) {
   end_by_signals();

@@ -1,17 +1,17 @@
-#include "cli/train/collective_bursts.h"
-
+// A rank of ddp that times the all-reduces of its network alone.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "cli/system/burst_block.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/train/bursts.h"
 #include "cli/train/rank_events.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"
@@ -80,8 +80,21 @@ class CollectiveBursts {
     other_.assign(values.size(), 0.0F);
   }
 
-  void serve(BurstPort& port) {
-    while (const int passes = port.next()) burst(passes, port);
+  /// The answer to a command.
+  std::string burst(int passes) {
+    calibrate();
+    measure(1);  // not counted
+    const Clock::time_point begin = Clock::now();
+    const Passes all = measure(passes);
+    times_.pass_us = microseconds_since(begin) / passes;
+    times_.all_reduces.clear();
+    for (std::size_t size = 0; size < counts_.size(); ++size)
+      times_.all_reduces.push_back(
+          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
+    const auto bytes = static_cast<double>(gradients_.bytes());
+    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
+    times_.addition = {.at = bytes, .us = median(all.additions)};
+    return to_json(times_);
   }
 
  private:
@@ -98,15 +111,12 @@ class CollectiveBursts {
       if (bytes.empty()) bytes = found.bytes;
       if (found.bytes == bytes) times.push_back(std::move(found.times));
     }
-    times_.buckets = fit_buckets(bytes, times).value.value_or(std::vector<GradientBucket>());
+    times_.buckets = fit_buckets(bytes, times);
     std::vector<double> backwards;
     for (const BackwardTimes& each : times) backwards.push_back(each.backward_us);
     times_.backward_us = median(backwards);
     times_ = collective_times_from_json(ddp::all_gather_texts(group_, to_json(times_)).at(0));  // the same on all ranks
-    const double first_us = times_.buckets.empty() ? 0 : times_.buckets.front().ready_share * times_.backward_us;
     pause_us_ = std::min(times_.backward_us, kLongestPauseUs);
-    times_.skipped_us = std::max(0.0, first_us - kLongestPauseUs);  // so that a pass does not take too long
-    times_.backward_us -= times_.skipped_us;
   }
 
   /// Computes for about so long, in the innermost cache: what calls leave in the others makes no difference.
@@ -142,27 +152,6 @@ class CollectiveBursts {
       after_pause(calls, [&] { group_.all_reduce(ddp::Buffer(gradients_.raw(), count, DType::f32)).wait(); });
   }
 
-  /// A backward, with its buckets or without.
-  double backward(bool sends) {
-    const Clock::time_point begin = Clock::now();
-    std::vector<ddp::Work> sent;
-    std::int64_t at = 0;
-    double done_us = 0;
-    for (const GradientBucket& bucket : times_.buckets) {
-      const double ready_us = times_.ready_us(bucket);
-      compute(ready_us - done_us);
-      done_us = ready_us;
-      const auto count = static_cast<std::int64_t>(bucket.bytes / sizeof(float));
-      if (sends)
-        sent.push_back(group_.all_reduce(ddp::Buffer(
-            gradients_.span<float>().subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)))));
-      at += count;
-    }
-    compute(times_.backward_us - done_us);
-    for (ddp::Work& work : sent) work.wait();
-    return microseconds_since(begin);
-  }
-
   /// As ddp::average_gradients(), of memory that the ranks do not share.
   void average(Calls& calls) {
     after_pause(calls, [&] {
@@ -185,7 +174,7 @@ class CollectiveBursts {
 
   struct Passes {
     Calls calls, averages;
-    std::vector<double> additions, plain, sending;
+    std::vector<double> additions;
   };
 
   Passes measure(int passes) {
@@ -194,33 +183,12 @@ class CollectiveBursts {
       pass(all.calls);
       average(all.averages);
       all.additions.push_back(add());
-      all.plain.push_back(backward(false));
-      all.sending.push_back(backward(true));
     }
-    for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us, &all.plain})
+    for (std::vector<double>* const us : {&all.calls.begins_us, &all.averages.begins_us})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::max).wait();  // of the last rank, which the others wait for
-    for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us, &all.sending})
+    for (std::vector<double>* const us : {&all.calls.ends_us, &all.averages.ends_us})
       group_.all_reduce(std::span(*us), ddp::ReduceOp::avg).wait();
     return all;
-  }
-
-  void burst(int passes, BurstPort& port) {
-    calibrate();
-    measure(1);  // not counted
-    const Clock::time_point begin = Clock::now();
-    const Passes all = measure(passes);
-    const double wall_us = microseconds_since(begin);
-    times_.all_reduces.clear();
-    for (std::size_t size = 0; size < counts_.size(); ++size)
-      times_.all_reduces.push_back(
-          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
-    const auto bytes = static_cast<double>(gradients_.bytes());
-    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
-    times_.addition = {.at = bytes, .us = median(all.additions)};
-    times_.pass_us = wall_us / passes;
-    times_.exposed_us = std::max(0.0, median(all.sending) - median(all.plain));
-    if (group_.rank() == 0) port.report(to_json(times_));
-    port.report(RankBurst{.wall_s = wall_us / 1e6, .median_us = wall_us / passes});
   }
 
   Setup& setup_;
@@ -239,8 +207,7 @@ class CollectiveBursts {
 void serve_collectives(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group) {
   end_by_signals();
   CollectiveBursts bursts(setup, group);
-  BurstPort port(options.bursts, group.rank());
-  bursts.serve(port);
+  BurstPort(options.bursts, group.rank()).serve("{}", [&](int passes) { return bursts.burst(passes); });
 }
 
 }  // namespace duet::cli

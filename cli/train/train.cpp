@@ -20,7 +20,6 @@
 #include "cli/system/signals.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/collective_bursts.h"
 #include "cli/train/images.h"
 #include "cli/train/network.h"
 #include "cli/train/progress_reporter.h"
@@ -281,6 +280,7 @@ void require_files(const TrainOptions& options) {
 }  // namespace
 
 int train(const TrainOptions& options) {
+  if (!options.libtorch.empty()) return serve_script_bursts(options);
   const std::int64_t started = started_ns();
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
   require_available(options.device);

@@ -1,16 +1,18 @@
 // index.html.
 #include <cstddef>
 #include <ctime>
+#include <initializer_list>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
+#include "report/evidence.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "report/scaling.h"
-#include "report/screen/verdict.h"
 
 namespace duet::cli {
 namespace {
@@ -23,26 +25,13 @@ std::string unbroken(std::string text) {
 }
 
 std::string html_table(const Results& results) {
-  const std::vector<std::string> columns = table_columns(results);
-  std::string out = "<div class=\"wide\"><table>\n<tr>";
-  for (const std::string& column : columns) out += "<th>" + escaped(column) + "</th>";
-  out += "</tr>\n";
+  std::vector<std::vector<std::string>> rows = {table_columns(results)};
   for (const Run& run : results.runs) {
-    const std::vector<std::string> row = table_row(results, run);
-    out += "<tr>";
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const bool last = c + 1 == columns.size();
-      const char* css = last && row[c] == "yes"            ? " class=\"yes\""
-                        : last && row[c].starts_with("no") ? " class=\"no\""
-                                                           : "";
-      out += concat("<td", css, ">", escaped(last || c == 0 ? row[c] : unbroken(row[c])), "</td>");
-    }
-    if (!run.ok)
-      out += concat("<td class=\"why\" colspan=\"", columns.size() - row.size(), "\">failed: ", escaped(run.error),
-                    "</td>");
-    out += "</tr>\n";
+    std::vector<std::string>& row = rows.emplace_back(table_row(results, run));
+    for (std::size_t c = 1; c + 1 < row.size(); ++c) row[c] = unbroken(row[c]);
+    if (!run.ok) row.push_back("failed: " + run.error);
   }
-  return out + "</table></div>\n";
+  return page_table(rows);
 }
 
 /// What the columns of runs on GPUs say; empty for CPU.
@@ -58,15 +47,6 @@ std::string gpu_note(const Results& results) {
                            : "Parts of a step are the host's times; update holds its wait for the GPU, and all of "
                              "a step that is replayed as a CUDA graph."));
   return "";
-}
-
-/// The tutorials' lines; empty where averaging did not run.
-std::string execution_times(const Results& results) {
-  std::string lines;
-  for (const Run& run : results.runs)
-    if (run.ok && run.mode == "averaging" && run.execution_s > 0)
-      lines += concat(lines.empty() ? "" : "\n", execution_line(run.devices, !run.on_cpu(), run.execution_s));
-  return lines;
 }
 
 std::string utc_now() {
@@ -113,17 +93,48 @@ std::string table_section(const Results& results) {
          gpu_note(results);
 }
 
+/// The words that occur, and what they mean.
+std::string words(const Results& results) {
+  const auto mode = [&](const char* name) {
+    return any_run(results, [&](const Run& run) { return run.mode == name; });
+  };
+  const auto part = [&](double StepParts::*member) {
+    return any_run(results, [&](const Run& run) { return run.step_us.*member > 0; });
+  };
+  const bool all_cores = any_run(results, [&](const Run& run) { return all_cores_row(results, run); });
+  const bool waiting = any_run(results, [](const Run& run) { return run.step_waiting_us.has_value(); });
+  std::string out;
+  for (const auto& [occurs, word, meaning] : std::initializer_list<std::tuple<bool, const char*, const char*>>{
+           {mode("single"), "single", "the plain training loop on one device"},
+           {all_cores, "single, all cores", "the same on one device that has a thread for each core"},
+           {mode("averaging"), "averaging",
+            "the tutorial's loop: each rank trains on its own part of the data and, after backward, averages the "
+            "gradients with the other ranks, one parameter after the other"},
+           {mode("dp"), "dp", "DataParallel: one process, a thread for each device"},
+           {mode("ddp"), "ddp",
+            "DistributedDataParallel: a process for each rank; gradients are added up while backward still runs"},
+           {part(&StepParts::scatter), "scatter", "dp gives each device its part of the batch"},
+           {part(&StepParts::replicate), "replicate", "dp brings the parameters of the other devices up to date"},
+           {part(&StepParts::gather), "gather", "dp collects the outputs of all devices on the first"},
+           {part(&StepParts::communication), "communication",
+            "gradients are moved between ranks or devices and added up, as far as computing stands still for it"},
+           {waiting, "waiting", "computing stands still because another rank or replica is not as far"},
+           {part(&StepParts::update), "update", "the optimizer changes the parameters"}})
+    if (occurs) out += page_entry(word, meaning);
+  return out.empty() ? "" : "<dl class=\"words\">\n" + out + "</dl>\n";
+}
+
 /// prediction_lines(), with a model's pictures for 1 to 64 devices of one host.
 void add_prediction(const Results& results, Page& page) {
-  const std::string title = "Predicted from its parts", list = page_list(prediction_lines(results));
-  if (!results.model) return page.section(title, list);
+  page.section("Predicted from its parts", page_list(prediction_lines(results)));
+  if (!results.model) return;
   const std::vector<ScalingRow> rows = scaling_rows(results, {.weak = results.weak});
-  page.section(title, list);
-  page.section("Predicted efficiency",
-               page.picture(efficiency_chart(rows),
-                            "Computed from the step's cost over batch sizes, the slow-down of devices next to each "
-                            "other and the time of all-reduces, never from the cells themselves; for devices that one "
-                            "host would have. duet predict computes other links, hosts and batches."));
+  Chart efficiency = efficiency_chart(rows);
+  efficiency.caption =
+      "Computed from the step's cost over batch sizes, the slow-down of devices next to each other and the time of "
+      "all-reduces, never from the cells themselves; for devices that one host would have. duet predict computes other "
+      "links, hosts and batches.";
+  page.section("Predicted efficiency", page.picture(efficiency));
   page.section("What bounds predicted steps", page.picture(bounds_chart(rows)));
 }
 
@@ -134,26 +145,22 @@ std::string to_html(const Results& results, const std::string& command_line, dou
   page.data(to_json(results));
   if (results.partial) page.add(page_note(concat(kPartial, ".")));
   for (const std::string& sentence : without_a_result(results)) page.add(page_note(sentence));
-  const std::string speedups = page.picture(speedup_chart(results), "Bars are 95 % intervals where there were rounds.");
-  page.add("<div class=\"first\">\n" + speedups + page.picture(losses_chart(results), losses_caption(results)) +
-           "</div>\n");
+  const Chart overhead = overhead_chart(results);
+  const std::string speedups = page.picture(speedup_chart(results));
+  page.add("<div class=\"first\">\n" + speedups +
+           (overhead.empty() ? page_note(overhead.caption) : page.picture(overhead)) + "</div>\n");
   page.section("Table", table_section(results));
   page.section("Findings", page_list(findings(results)));
-  page.section("Where a step's time goes", page.picture(parts_chart(results), parts_caption(results)));
-  page.section("One step, as it ran", page.picture(step_chart(results), step_caption(results)));
-  const std::string flattens = averaging_note(results), lines = execution_times(results);
+  page.section("Where a step's time goes", page.picture(parts_chart(results)));
+  page.section("One step, as it ran", page.picture(step_chart(results)));
+  const std::string lines = execution_lines(results);
   page.section("Time of an epoch against devices",
-               page.picture(epoch_chart(results), epoch_caption(results) + (flattens.empty() ? "" : " " + flattens)) +
-                   (lines.empty() ? "" : "<pre>" + escaped(lines) + "</pre>\n"));
-  page.section("Memory of every process",
-               page.picture(memory_chart(results), "Peak of the largest; hovering shows that of each."));
-  page.section("Memory of every device", page.picture(device_memory_chart(results),
-                                                      "The most that tensors and workspaces took on the fullest, "
-                                                      "without CUDA's own and its libraries'."));
-  page.section("Training loss", page.picture(loss_chart(results), loss_caption(results)));
-  std::string explained;
-  for (const auto& [word, meaning] : words(results)) explained += page_entry(word, meaning);
-  page.section("Words", explained.empty() ? "" : "<dl class=\"words\">\n" + explained + "</dl>\n");
+               page.picture(epoch_chart(results)) +
+                   (lines.empty() ? "" : "<pre>" + escaped(lines.substr(0, lines.size() - 1)) + "</pre>\n"));
+  page.section("Memory of every process", page.picture(memory_chart(results)));
+  page.section("Memory of every device", page.picture(device_memory_chart(results)));
+  page.section("Training loss", page.picture(loss_chart(results)));
+  page.section("Words", words(results));
   add_prediction(results, page);
   page.section("What was run", provenance_list(results, command_line, time_budget_s));
   return page.html();

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench/bare_step.h"
 #include "lib/backend/backend.h"
 #include "lib/data/mnist/drawn_digits.h"
 #include "lib/nn/simple_cnn.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
 #include "tests/backend/simple_cnn_64.h"
+#include "tests/benchmarks/bare_step.h"
 #include "tests/support/catch2.h"
 #include "tests/support/difference.h"
 
@@ -105,7 +105,7 @@ TEST_CASE("gradients are within 1e-5 of loops in double that take the run's own 
   const data::ImageDataset set = data::draw_digits(2, 4 * kRows);
   nn::SimpleCNN model(kSeed);
   nn::ParameterStore& store = model.parameters();
-  cli::BareStep step(store, set, kRows, kSeed);
+  benchmarks::BareStep step(store, set, kRows, kSeed);
   for (std::int64_t number = 0; number < 4; ++number) {
     SimpleCNN64 exact(store);
     SGDRule rule = kRule;

@@ -45,15 +45,6 @@ cat text
 expect 'simulated GPU, .* tf32 . linear' text
 expect 'Nothing is concluded\. 2 logical devices on 1 GPU: this measures overhead, not scaling\.' text
 expect '^ *dp, graph 2 .* by design$' text
-"$duet" bench step --quiet --device cuda --model linear --modes single,dp --devices 2 --steps 5 --repeats 1 --batch 16 \
-  --data synthetic >text
-cat text
-expect 'on cuda (simulated), precision fp32' text
-expect '^ dp .*  2 logical devices on 1 GPU$' text
-for mode in single dp; do
-  [ "$(grep -c "^ $mode " text)" = 2 ]
-  [ "$(grep -c "^ $mode .*  as CUDA graphs$" text)" = 1 ]
-done
 # Several steps to a point of the loss curve, and a last batch of its own. Without hashes, two steps to a graph.
 for devices in 1 2; do
   for graph in auto off; do

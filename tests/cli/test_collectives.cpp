@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench/collective_rows.h"
+#include "cli/bench.h"
 #include "ddp/group/process_group.h"
 #include "report/page/page.h"
 #include "tests/ddp/ranks.h"

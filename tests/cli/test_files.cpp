@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
@@ -110,9 +111,10 @@ TEST_CASE("a cell whose process cannot run is a failed row, and the next one run
   const TemporaryFolder folder;
   Training options;
   ProgressLine line(stderr, {});
-  CellRunner runner(options, folder.path(), line, 2);
+  const std::vector<Cell> cells = {{Mode::ddp, 2, 1}};
+  CellRunner runner(options, folder.path(), line, cells);
   dies_at_fork = true;
-  const Run struck = runner.run({Mode::ddp, 2, 1});
+  const Run struck = runner.run(cells[0], {}, false).run;
   dies_at_fork = false;
   CHECK_FALSE(struck.ok);
   CHECK(struck.mode == "ddp");

@@ -102,7 +102,6 @@ TEST_CASE("networks for colour images have options and defaults of their own") {
   CHECK(train.train_images == 0);
   CHECK(std::get<TrainOptions>(parse({"train", "--model", "vgg11", "--batch", "128"})).batch == 128);
   CHECK(std::get<TrainOptions>(parse({"train"})).batch == 128);
-  CHECK(std::get<BenchOptions>(parse({"bench", "step", "--model", "resnet18"})).batch == 32);
 
   const auto compare = std::get<CompareOptions>(parse({"compare", "--model", "resnet18"}));
   CHECK(compare.batches == std::vector<std::int64_t>{32});
@@ -124,8 +123,6 @@ TEST_CASE("networks for colour images have options and defaults of their own") {
              duet_test::ContainsSubstring("--sync-bn is for modes single, dp and ddp, not averaging"));
   CHECK_THAT(complaint({"train", "--model", "resnet18", "--device", "cuda", "--graph", "on"}),
              duet_test::ContainsSubstring("colour images come from the host in every step"));
-  CHECK_THAT(complaint({"bench", "overhead", "--model", "resnet18"}),
-             duet_test::ContainsSubstring("bench overhead is of simple_cnn, not resnet18"));
 }
 
 TEST_CASE("the options of predict are read") {
@@ -272,12 +269,14 @@ TEST_CASE("wrong options are named in one line") {
       {{"predict", "r", "--mode", "dp,dp"}, "--mode: dp twice"},
       {{"predict", "r", "--scaling", "linear"}, "--scaling: unknown 'linear', expected strong or weak"},
       {{"predict", "r", "--out", "a.png"}, "--out is a.png, expected a name that ends with .html"},
-      {{"bench", "leap"}, "unknown 'leap', expected step"},
-      {{"bench", "step", "--epochs", "2"}, "--epochs"},
-      {{"bench", "step", "--test-images", "2"}, "--test-images"},
-      {{"bench", "overhead", "--json", "x"}, "bench overhead takes no --vs-torch and no --json"},
-      {{"bench", "step", "--vs-torch", "python3", "--device", "cuda"}, "--vs-torch is for CPU devices"},
-      {{"bench", "step", "--vs-torch", "python3", "--model", "linear"},
+      {{"bench", "leap"}, "duet bench: unknown 'leap', expected a collective"},
+      {{"bench", "all_reduse"}, "unknown 'all_reduse', did you mean all_reduce?"},
+      {{"bench", "step", "--repeats", "2"}, "duet bench step is a part of duet compare now: --vs-torch PYTHON"},
+      {{"train", "--libtorch", "wrapper"}, "--libtorch is for --bursts"},
+      {{"bench", "overhead"}, "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop"},
+      {{"compare", "--vs-torch", "python3", "--device", "cuda"}, "--vs-torch is for CPU devices"},
+      {{"compare", "--vs-torch", "python3", "--time-budget", "0"}, "--vs-torch times PyTorch in rounds, but"},
+      {{"compare", "--vs-torch", "python3", "--model", "linear"},
        "--vs-torch: the peer is simple_cnn or a network of torchvision, not linear"},
       {{"bench", "broadcast", "--algorithm", "naive_ring"}, "--algorithm: unknown 'naive_ring', expected library"},
       {{"bench", "all_reduce", "--backend", "udp"}, "--backend: unknown 'udp', expected auto, shm, tcp, gloo"},
@@ -331,7 +330,7 @@ TEST_CASE("help names every option with its default") {
     INFO(option);
     CHECK_THAT(launch, duet_test::ContainsSubstring(option));
   }
-  for (const char* hidden : {"--bursts", "--untrained", "--copies", "--repeats"}) {
+  for (const char* hidden : {"--bursts", "--untrained", "--copies", "--libtorch", "--repeats"}) {
     INFO(hidden);
     CHECK(compare.find(hidden) == std::string::npos);
     CHECK(train.find(hidden) == std::string::npos);

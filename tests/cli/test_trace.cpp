@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/train/trace_file.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"

@@ -73,6 +73,20 @@ duet::cli::Results made_up() {
   return results;
 }
 
+duet::cli::Results made_up_with_copies() {
+  duet::cli::Results results = made_up();
+  Run copies = results.runs[3];
+  copies.mode = "copies";
+  copies.step_us.communication = 0;
+  for (const std::size_t i : {2U, 3U, 4U}) {
+    const double waiting_us = results.runs[i].step_us.communication;
+    results.runs[i].step_us = copies.step_us;
+    results.runs[i].step_us.communication = waiting_us;
+  }
+  results.runs.push_back(copies);
+  return results;
+}
+
 duet::cli::CostModel made_up_model() {
   duet::cli::CostModel model{
       .step = {.fixed_us = 100, .per_sample_us = 10, .worst_error_share = 0.01},

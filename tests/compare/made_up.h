@@ -7,6 +7,8 @@
 namespace duet_test {
 
 duet::cli::Results made_up();
+/// With copies on 2 devices, which together with communication explain what the others take.
+duet::cli::Results made_up_with_copies();
 
 /// Round numbers in every field of a cost model.
 duet::cli::CostModel made_up_model();

@@ -6,8 +6,8 @@
 
 #include "compare/results.h"
 #include "lib/error.h"
+#include "report/evidence.h"
 #include "report/report.h"
-#include "report/speed.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 

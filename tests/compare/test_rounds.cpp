@@ -1,7 +1,13 @@
 // Rounds of cells that never ran: each has a step time, which a load multiplies.
-#include <chrono>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -9,9 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "cli/system/burst_block.h"
 #include "cli/system/files.h"
+#include "cli/train/bursts.h"
+#include "compare/parked_cell.h"
 #include "compare/rounds.h"
+#include "lib/base/descriptor.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "measure/statistics.h"
@@ -184,49 +192,70 @@ TEST_CASE("equal cells have equal speed beside a load that takes turns of severa
   CHECK(held >= 18);
 }
 
-TEST_CASE("parked ranks all run the steps that a burst asks for, and give back what they measured") {
-  const TemporaryFolder folder;
-  BurstControl control(folder.path() + "/bursts", 3);
-  std::vector<std::thread> ranks;
-  std::vector<int> sums(3, 0);
-  for (int rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([&, rank] {
-      BurstPort port(control.path(), rank);
-      while (const int steps = port.next()) {
-        sums[static_cast<std::size_t>(rank)] += steps;
-        if (rank == 0) port.report("text of " + std::to_string(steps));
-        port.report({.median_us = 100.0 * rank + steps});
-        while (!port.all_reported()) std::this_thread::yield();
-      }
-    });
-  const auto wait = [&] {
-    while (!control.parked()) control.wait_parked(std::chrono::milliseconds(100));
-  };
-  wait();
-  for (const int steps : {5, 7}) {
-    control.begin(steps);
-    wait();
-    CHECK(control.text() == "text of " + std::to_string(steps));
-    REQUIRE(control.bursts().size() == 3);
-    CHECK(control.bursts()[2].median_us == 200 + steps);
-  }
-  control.leave();
-  for (std::thread& rank : ranks) rank.join();
-  CHECK(sums == std::vector<int>(3, 12));
+namespace {
+
+/// The processes of a cell whose ranks run `rank` in sh, with $0 naming their FIFOs: "$0.commands" and "$0.answers".
+std::unique_ptr<ParkedCell> ranks_of(const TemporaryFolder& folder, int ranks, const std::string& rank) {
+  std::string script = "files=${0#--bursts=}\n";
+  for (int i = 0; i < ranks; ++i) script += "sh -c '" + rank + "' $files." + std::to_string(i) + " &\n";
+  return std::make_unique<ParkedCell>("/bin/sh", std::vector<std::string>{"-c", script + "wait"},
+                                      folder.path() + "/cell", ranks);
 }
 
-TEST_CASE("a file that no comparison made is refused") {
+}  // namespace
+
+TEST_CASE("parked ranks all get the steps that a burst asks for, rest, and give back what they measured") {
   const TemporaryFolder folder;
-  const std::string path = folder.path() + "/bursts";
-  CHECK_THROWS_AS(BurstPort(path, 0), DataError);
-  {
-    const BurstControl control(path, 2);
-    CHECK_THROWS_WITH(BurstPort(path, 2), duet_test::ContainsSubstring("is for 2 ranks, this is rank 2"));
-  }
-  std::string text = read_file(path);
-  write_output(path, text.substr(1));
-  CHECK_THROWS_WITH(BurstPort(path, 0), duet_test::ContainsSubstring("bytes, expected"));
-  text[0] = 'x';
-  write_output(path, text);
-  CHECK_THROWS_WITH(BurstPort(path, 0), duet_test::ContainsSubstring("not made by this version"));
+  const auto cell = ranks_of(folder, 3, R"(
+exec <$0.commands >$0.answers
+echo ready of ${0##*.}
+while read steps; do echo "$steps of ${0##*.}"; [ $steps = 0 ] || echo "$steps" >>$0.seen; done
+echo ended >>$0.seen)");
+  CHECK(cell->answers() == std::vector<std::string>{"ready of 0", "ready of 1", "ready of 2"});
+  for (const std::string steps : {"5", "7"})
+    CHECK(cell->burst(std::stoi(steps)) == std::vector<std::string>{steps + " of 0", steps + " of 1", steps + " of 2"});
+  cell->leave();
+  cell->wait_for_end();
+  for (int rank = 0; rank < 3; ++rank)
+    CHECK(read_file(folder.path() + "/cell." + std::to_string(rank) + ".seen") == "5\n7\nended\n");
+}
+
+TEST_CASE("a rank's port answers when it is ready, bursts, and lingers until it is to rest") {
+  const TemporaryFolder folder;
+  const std::string files = folder.path() + "/cell";
+  CHECK_THROWS_WITH(BurstPort(files, 0), duet_test::ContainsSubstring("cannot open " + files + ".0.commands: "));
+  const auto fifo = [](const std::string& path) {
+    ::mkfifo(path.c_str(), 0600);
+    return Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  };
+  Descriptor commands = fifo(command_fifo(files, 0));
+  const Descriptor answers = fifo(answer_fifo(files, 0));
+  int lingered = 0;
+  std::thread rank([&] {
+    BurstPort port(files, 0);
+    port.serve(
+        "ready", [&](int steps) { return std::string(static_cast<std::size_t>(steps), 'x'); },
+        [&] {
+          while (!port.commanded()) std::this_thread::yield();
+          ++lingered;
+        });
+  });
+  const auto next = [&](std::size_t size) {
+    std::string text;
+    while (text.size() < size) {
+      std::array<char, 4096> part;
+      const ssize_t got = ::read(answers.get(), part.data(), part.size());
+      text.append(part.data(), static_cast<std::size_t>(std::max<ssize_t>(0, got)));
+    }
+    return text;
+  };
+  const auto command = [&](const std::string& line) { CHECK(::write(commands.get(), line.data(), line.size()) > 0); };
+  CHECK(next(6) == "ready\n");
+  command("200000\n");  // more than a pipe holds
+  CHECK(next(200'001) == std::string(200'000, 'x') + "\n");
+  command("0\n");
+  CHECK(next(3) == "{}\n");
+  CHECK(lingered == 1);
+  commands.close();
+  rank.join();
 }

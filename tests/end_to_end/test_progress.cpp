@@ -69,7 +69,7 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
   const auto ran = duet_test::duet(arguments);
   INFO(ran.out << ran.err);
   const bool several = duet::usable_cores() > 1;
-  const std::string all = several ? "/18] " : "/9] ";
+  const std::string all = several ? "/14] " : "/9] ";
   CHECK(holds(ran.err, "[1" + all + "single 1: "));
   if (several) CHECK(holds(ran.err, "\n[2" + all + "single, all cores: "));
   CHECK(holds(ran.err, all + "dp 2: "));
@@ -80,7 +80,7 @@ TEST_CASE("a comparison without a terminal prints a line for every cell that has
   if (several) CHECK(holds(ran.err, all + "all-reduces, 2, gloo: ready\n"));
   if (several) CHECK(holds(ran.err, all + "dp 2, batch 16: ready\n"));
   CHECK(holds(ran.err, "\nround "));
-  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 19 : 10));
+  CHECK(std::count(ran.err.begin(), ran.err.end(), '\n') == (several ? 15 : 10));
   auto quiet = arguments;
   quiet.push_back("--quiet");
   CHECK(duet_test::duet(quiet).err.empty());

@@ -264,21 +264,6 @@ TEST_CASE("bench all_reduce starts its own ranks, prints every size, and writes 
   CHECK_THAT(read_file(page), duet_test::ContainsSubstring("<h1>all_reduce of f32 among 3 ranks"));
 }
 
-TEST_CASE("bench step times whole steps and every operator") {
-  const TemporaryFolder folder;
-  const std::string json = folder.path() + "/steps.json";
-  const duet_test::Ran ran =
-      duet_test::duet({"bench", "step", "--quiet", "--modes", "single,dp,ddp", "--devices", "2", "--batch", "16",
-                       "--steps", "5", "--repeats", "2", "--data", "synthetic", "--json", json});
-  INFO(ran.out << ran.err);
-  REQUIRE(ran.status == 0);
-  CHECK_THAT(ran.out, duet_test::ContainsSubstring("\n single ") && duet_test::ContainsSubstring("\n dp ") &&
-                          duet_test::ContainsSubstring("\n ddp ") &&
-                          duet_test::ContainsSubstring("\n conv2+pool+relu+dropout ") &&
-                          duet_test::ContainsSubstring("\n whole step "));
-  CHECK_THAT(read_file(json), duet_test::ContainsSubstring("\"name\": \"fc1+... gradients\""));
-}
-
 TEST_CASE("a training loads no library that it does not use") {
   ::setenv("LD_DEBUG", "files", 1);
   std::vector<duet_test::Ran> runs;

@@ -5,7 +5,7 @@
 
 #include "lib/random.h"
 #include "measure/statistics.h"
-#include "report/interval_text.h"
+#include "report/evidence.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -39,19 +39,17 @@ CostModel model_from_json(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a step costs a fixed part and a part per sample, which may change at a knee") {
+TEST_CASE("a step costs a fixed part and a part per sample, but for what was measured") {
   const StepCost line{.fixed_us = 100, .per_sample_us = 10};
   CHECK(line.us(50) == 600);
-  const StepCost lines{.fixed_us = 100, .per_sample_us = 10, .knee = StepCost::Knee{.batch = 64, .per_sample_us = 20}};
-  CHECK(lines.us(64) == 740);
-  CHECK(lines.us(100) == 740 + 36 * 20);
   const StepCost measured{.fixed_us = 100, .per_sample_us = 10, .measured = {{8, 200}, {16, 260}, {64, 740}}};
   CHECK(measured.us(8) == 200);
   CHECK(measured.us(16) == 260);
   CHECK(measured.us(12) == 230);
   CHECK(measured.us(40) == 500);
-  CHECK(measured.us(4) == 140);  // beyond them the line
-  CHECK(measured.us(100) == 1100);
+  CHECK(measured.us(4) == 140);  // below them the line
+  const StepCost above{.fixed_us = 100, .per_sample_us = 10, .measured = {{64, 800}}};
+  CHECK(above.us(100) == 1160);  // what the line rises
   const CostModel model{.step = line, .input_per_sample_us = 1, .update_us = 20};
   CHECK(model.compute_us(64) == 740 - 64 - 20);
   CHECK(CostModel{.update_us = 20}.compute_us(1) == 0);
@@ -121,7 +119,6 @@ TEST_CASE("step costs are fitted with relative errors") {
   CHECK(exact.value->fixed_us == Approx(100));
   CHECK(exact.value->per_sample_us == Approx(10));
   CHECK(exact.value->worst_error_share < 1e-9);
-  CHECK_FALSE(exact.value->knee);
   CHECK(exact.note.empty());
   // numpy.linalg.lstsq of [1/y, x/y] to ones.
   const auto noisy = fit_step_cost({{16, 300}, {32, 400}, {64, 800}, {128, 1300}});
@@ -130,25 +127,12 @@ TEST_CASE("step costs are fitted with relative errors") {
   CHECK(noisy.value->worst_error_share == Approx(0.0899591));
 }
 
-TEST_CASE("a second slope is taken only where one line clearly does not fit") {
-  const auto two = fit_step_cost({{16, 260}, {32, 420}, {64, 740}, {128, 2020}, {256, 4580}});
-  REQUIRE(two.value->knee);
-  CHECK(two.value->knee->batch == 64);
-  CHECK(two.value->fixed_us == Approx(100));
-  CHECK(two.value->per_sample_us == Approx(10));
-  CHECK(two.value->knee->per_sample_us == Approx(20));
-  // 3 % up and down around one line.
-  CHECK_FALSE(fit_step_cost({{16, 268}, {32, 407}, {64, 762}, {128, 1339}, {256, 2741}}).value->knee);
-  // Too small to matter: within 1 %.
-  CHECK_FALSE(fit_step_cost({{16, 260}, {32, 420}, {64, 740}, {128, 1385}, {256, 2675}}).value->knee);
-}
-
 TEST_CASE("coefficients below 0 are clamped, and the note says so") {
   const auto fixed = fit_step_cost({{10, 10}, {20, 30}, {40, 70}});
   REQUIRE(fixed.value);
   CHECK(fixed.value->fixed_us == 0);
   CHECK(fixed.value->per_sample_us > 1);
-  CHECK_THAT(fixed.note, ContainsSubstring("fixed_us came out as -10") && ContainsSubstring("clamped to 0"));
+  CHECK_THAT(fixed.note, ContainsSubstring("fixed_us came out as -") && ContainsSubstring("clamped to 0"));
   const auto falling = fit_transfer({{1000, 30}, {2000, 20}, {4000, 10}});
   REQUIRE(falling.value);
   CHECK(std::isinf(falling.value->bytes_per_us));
@@ -170,13 +154,6 @@ TEST_CASE("a fit refuses too few points and nonsense, with the reason") {
   CHECK(line.value->bytes_per_us == Approx(500));
 }
 
-TEST_CASE("the slow-down is the median over rounds") {
-  CHECK(*fit_slowdown({{100, 110}, {200, 260}, {100, 120}}).value == Approx(1.2));
-  CHECK(*fit_slowdown({{100, 90}}).value == Approx(0.9));
-  CHECK_FALSE(fit_slowdown({}).value);
-  CHECK_FALSE(fit_slowdown({{0, 90}}).value);
-}
-
 TEST_CASE("an overhead is a fixed part and a part per row, none of them negative") {
   const auto both = fit_overhead({{32, 42}, {64, 74}});
   CHECK(both.fixed_us == Approx(10));
@@ -196,19 +173,19 @@ TEST_CASE("an overhead is a fixed part and a part per row, none of them negative
 TEST_CASE("the spread of steps does not count a few that were interrupted") {
   // Quartiles 97.5 and 102.5 around 100.
   const std::vector<double> steps = {90, 95, 97.5, 97.5, 100, 100, 102.5, 102.5, 105, 1e6};
-  CHECK(*fit_spread(steps).value == Approx(5 / 1.349 / 100));
-  CHECK(*fit_spread(std::vector<double>(8, 100)).value == 0);
-  CHECK(fit_spread({100, 101}).note == "2 steps, expected 8 or more");
-  CHECK_FALSE(fit_spread({1, 2, 3, 4, 5, 6, 7, -8}).value);
+  CHECK(fit_spread(steps) == Approx(5 / 1.349 / 100));
+  CHECK(fit_spread(std::vector<double>(8, 100)) == 0);
+  CHECK(fit_spread({100, 200}) == 0);
+  CHECK(fit_spread({1, 2, 3, 4, 5, 6, 7, -8}) == 0);
 }
 
 TEST_CASE("buckets are ready at the median share of backward") {
   const auto buckets = fit_buckets({1000, 500}, {{100, {40, 100}}, {200, {100, 210}}, {100, {60, 99}}});
-  REQUIRE(buckets.value);
-  CHECK(buckets.value->at(0).bytes == 1000);
-  CHECK(buckets.value->at(0).ready_share == Approx(0.5));
-  CHECK(buckets.value->at(1).ready_share == 1);
-  CHECK(fit_buckets({1}, {{100, {120}}}).note == "bucket 0 was ready outside of backward, and was clamped");
-  CHECK_FALSE(fit_buckets({1000, 500}, {{100, {40}}}).value);
-  CHECK_FALSE(fit_buckets({}, {}).value);
+  REQUIRE(buckets.size() == 2);
+  CHECK(buckets[0].bytes == 1000);
+  CHECK(buckets[0].ready_share == Approx(0.5));
+  CHECK(buckets[1].ready_share == 1);
+  CHECK(fit_buckets({1}, {{100, {120}}}).at(0).ready_share == 1);  // after backward's end
+  CHECK(fit_buckets({1000, 500}, {{100, {40}}}).empty());
+  CHECK(fit_buckets({}, {}).empty());
 }

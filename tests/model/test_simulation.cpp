@@ -86,9 +86,6 @@ TEST_CASE("communication without overlap adds up, with overlap only what is left
   CHECK(exposed_us(370, std::vector<BucketEvent>{{.ready_us = 185, .us = 185, .compute_share = 1}}) == 0);
   CHECK(exposed_us(370, {}) == 0);
   CHECK(exposed_us(370, events(-0.5, 100)) == 250);  // only the first runs next to backward
-  CHECK(overlap_share_of(250, 370, events(1, 100)) == Approx(-0.5));
-  CHECK(overlap_share_of(100, 370, events(0, 100)) == Approx(1));
-  CHECK(overlap_share_of(0, 370, events(0, 100)) == Approx(1));
 }
 
 TEST_CASE("a step of ddp in closed form") {

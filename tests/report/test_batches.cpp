@@ -6,7 +6,6 @@
 #include <variant>
 #include <vector>
 
-#include "cli/compare_batches.h"
 #include "lib/error.h"
 #include "report/batches.h"
 #include "tests/compare/made_up.h"
@@ -112,7 +111,7 @@ TEST_CASE("the picture of batches has a line per mode and number of devices") {
              ContainsSubstring("\"dp 2\"") && ContainsSubstring("\"ddp 2\"") && ContainsSubstring("\"ddp 4\""));
   CHECK_THAT(picture, ContainsSubstring("\"single\"") && ContainsSubstring("batch 512"));
   CHECK_THAT(picture, ContainsSubstring("dp on 2, batch 32: 0.70x ±0.10"));
-  CHECK(batch_caption(three()) ==
+  CHECK(batch_chart(three()).caption ==
         "How many times single's samples a second, for every mode and number of devices above 1; the batch is "
         "logarithmic. Thick bars are 95 % intervals.");
 }

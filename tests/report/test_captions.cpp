@@ -1,5 +1,6 @@
 // What stands around the pictures.
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,25 +23,26 @@ Run& add_run(Results& results, const std::string& mode, int devices, std::vector
 
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+/// Of a word of the page; empty where it is not there.
 std::string meaning(const Results& results, const std::string& wanted) {
-  for (const auto& [word, text] : words(results))
-    if (word == wanted) return text;
-  return "";
+  const std::string page = to_html(results, "", 1), begin = "<dt>" + wanted + "</dt><dd>";
+  const std::size_t at = page.find(begin);
+  return at == std::string::npos ? "" : page.substr(at + begin.size(), page.find("</dd>", at) - at - begin.size());
 }
 
 }  // namespace
 
 TEST_CASE("a caption speaks of longer times on more devices only where every epoch was longer") {
   Results results = duet_test::made_up();
-  CHECK(says(epoch_caption(results), "ddp takes longer on 4 devices than on 2, where 4 devices share 2 cores."));
-  CHECK(says(epoch_caption(results), "Thick bars"));
+  CHECK(says(epoch_chart(results).caption, "ddp takes longer on 4 devices than on 2, where 4 devices share 2 cores."));
+  CHECK(says(epoch_chart(results).caption, "Thick bars"));
   results.runs[5].epoch_s = {4.9, 6, 7};  // one as fast as those on 2 devices
-  CHECK_FALSE(says(epoch_caption(results), "takes longer"));
+  CHECK_FALSE(says(epoch_chart(results).caption, "takes longer"));
   for (Run& run : results.runs)
     if (!run.epoch_s.empty()) run.epoch_s.resize(1);
-  CHECK_FALSE(says(epoch_caption(results), "Thick bars"));
+  CHECK_FALSE(says(epoch_chart(results).caption, "Thick bars"));
   results.runs.erase(results.runs.begin(), results.runs.begin() + 2);
-  CHECK_FALSE(says(epoch_caption(results), "dashed"));
+  CHECK_FALSE(says(epoch_chart(results).caption, "dashed"));
 }
 
 TEST_CASE("why averaging gains little from more devices is said from its figures, and only where it does") {
@@ -66,21 +68,21 @@ TEST_CASE("why averaging gains little from more devices is said from its figures
 
 TEST_CASE("captions name what is not in a picture only where something is missing") {
   Results results = duet_test::made_up();
-  CHECK(says(parts_caption(results), "hidden behind backward is not in it"));
-  CHECK(says(parts_caption(results), "no trace of one clock"));
-  CHECK_FALSE(says(parts_caption(results), "Waiting is"));
+  CHECK(says(parts_chart(results).caption, "hidden behind backward is not in it"));
+  CHECK(says(parts_chart(results).caption, "no trace of one clock"));
+  CHECK_FALSE(says(parts_chart(results).caption, "Waiting is"));
   for (Run& run : results.runs) {
     run.communication_us = run.step_us.communication;
     run.step_waiting_us.emplace();
   }
-  CHECK_FALSE(says(parts_caption(results), "hidden"));
-  CHECK_FALSE(says(parts_caption(results), "no trace of one clock"));
-  CHECK(says(parts_caption(results), "Waiting is"));
-  CHECK(loss_caption(results) ==
+  CHECK_FALSE(says(parts_chart(results).caption, "hidden"));
+  CHECK_FALSE(says(parts_chart(results).caption, "no trace of one clock"));
+  CHECK(says(parts_chart(results).caption, "Waiting is"));
+  CHECK(loss_chart(results).caption ==
         "Runs that learn the same bits lie on one line. averaging trains every rank on its own part of the data.");
   for (Run& run : results.runs) run.parameters_sha256 = run.mode;
   results.runs.erase(results.runs.begin() + 1, results.runs.begin() + 3);
-  CHECK(loss_caption(results).empty());
+  CHECK(loss_chart(results).caption.empty());
 }
 
 TEST_CASE("the page explains the words that occur in it, and no others") {

@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "measure/statistics.h"
-#include "report/interval_text.h"
-#include "report/page/chart.h"
+#include "report/evidence.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
@@ -143,8 +142,8 @@ TEST_CASE("a picture of any comparison has all its points in its rows") {
     Results results = drawn_results(seed);
     results.weak = seed % 4 == 0;
     INFO("seed " << seed);
-    for (const Chart& chart : {speedup_chart(results), losses_chart(results), epoch_chart(results), loss_chart(results),
-                               parts_chart(results), step_chart(results), memory_chart(results)})
+    for (const Chart& chart : {speedup_chart(results), overhead_chart(results), epoch_chart(results),
+                               loss_chart(results), parts_chart(results), step_chart(results), memory_chart(results)})
       CHECK(faults_of(chart) == Faults{});
   }
 }

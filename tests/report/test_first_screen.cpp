@@ -5,7 +5,6 @@
 
 #include "cli/system/number_text.h"
 #include "report/report.h"
-#include "report/screen/first_screen.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
 

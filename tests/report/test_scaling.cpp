@@ -9,7 +9,7 @@
 #include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "model/all_reduce.h"
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "report/scaling.h"
 #include "tests/compare/made_up.h"
@@ -175,8 +175,6 @@ TEST_CASE("the report has predicted, measured and their difference") {
                         " us a step, measured 8,960 us, " + fixed(100 * (predicted / 8960 - 1), 1) + " %.");
   CHECK_THAT(to_html(results, "", 1), ContainsSubstring("Predicted from its parts"));
   results.model->break_even_batch.reset();
-  results.model->step.knee = StepCost::Knee{.batch = 64, .per_sample_us = 20};
-  CHECK_THAT(prediction_lines(results)[0], ContainsSubstring("10.0 us a sample up to 64 and 20.0 us above"));
   CHECK(prediction_lines(results)[1] == "A second device saves time at no batch here, by this model.");
   results.model.reset();
   CHECK(prediction_lines(results).empty());
@@ -202,7 +200,7 @@ TEST_CASE("computed rows are marked in the pictures of scaling") {
 
 TEST_CASE("bars of what bounds a step end at 100 % where a smaller batch is a gain") {
   Results results = modelled();
-  results.model->step = {.fixed_us = 0, .per_sample_us = 5, .knee = StepCost::Knee{.batch = 64, .per_sample_us = 50}};
+  results.model->step = {.per_sample_us = 5, .measured = {{64, 320}, {128, 3520}}};
   const std::vector<ScalingRow> rows = scaling_rows(results, {.modes = {Mode::ddp}, .devices = {2}});
   REQUIRE(rows.back().computed.smaller_batch_us < 0);
   double right = 0;

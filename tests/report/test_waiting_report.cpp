@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "report/page/chart.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
@@ -31,11 +31,7 @@ Results waiting_made_up() {
   return results;
 }
 
-std::vector<std::string> sentences(const Results& results) {
-  std::vector<std::string> out;
-  add_waiting_findings(results, 2, out);
-  return out;
-}
+std::vector<std::string> sentences(const Results& results) { return waiting_findings(results, 2); }
 
 }  // namespace
 
@@ -96,18 +92,19 @@ TEST_CASE("a loss is put down to waiting only where it is waiting") {
   Results results = waiting_made_up();
   results.runs[4].rank_waiting_us = {1800, 1800};  // both are the last as often
   results.runs[4].rounds_waiting_us.assign(results.runs[4].rounds_us.size(), StepParts{.communication = 750});
-  CHECK_THAT(lost(results), !duet_test::ContainsSubstring("of it is"));  // no cause is clearly ahead
+  CHECK_THAT(lost(results), !duet_test::ContainsSubstring("of it:"));  // no cause is clearly ahead
   const auto waits = [&](double us) {
     results.runs[4].rounds_waiting_us.assign(results.runs[4].rounds_us.size(), StepParts{.communication = us});
   };
   waits(1400);
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±1 of it is waiting for the last rank."));
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±1 of it: waiting for the slower rank."));
   results.runs[4].rank_waiting_us = {3600, 0};  // one computes longer than the other, which waits
   waits(900);
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,800 us ±2 of it is waiting for the last rank."));
+  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,800 us ±2 of it: waiting for the slower rank."));
   results.runs[4].rank_waiting_us = {1800, 1800};
   waits(100);
-  CHECK_THAT(lost(results), duet_test::ContainsSubstring("1,400 us ±8 of it is moving and adding in all-reduces."));
+  CHECK_THAT(lost(results),
+             duet_test::ContainsSubstring("1,400 us ±8 of it: 0.0 MB of gradients are moved and added."));
 }
 
 TEST_CASE("pictures show waiting apart from moving") {

@@ -42,7 +42,7 @@ ORDER = {
     "ddp": ("ddp/store", "ddp/group", "ddp/transport", "ddp/tcp", "ddp/gloo", "ddp/shm", "ddp/nccl", "ddp/launch",
             "ddp/tutorial", "ddp"),
     "torch": ("torch", "torch/c10d", "torch/python"),
-    PROGRAM: ("cli/system", "measure", "cli/options", "model", "cli/train", "compare", "report", "cli/bench", "cli"),
+    PROGRAM: ("cli/system", "measure", "cli/options", "model", "cli/train", "compare", "report", "cli"),
 }
 MAX_FILES = 30
 MAX_FUNCTION = 60  # lines

@@ -1,11 +1,11 @@
-#include "cli/bench/bare_step.h"
+#include "tests/benchmarks/bare_step.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "lib/error.h"
 
-namespace duet::cli {
+namespace duet::benchmarks {
 
 BareStep::BareStep(nn::ParameterStore& store, const data::ImageDataset& images, std::int64_t batch, std::uint64_t seed)
     : store_(store), images_(images), seed_(seed), kernels_(backend(store.values())) {
@@ -84,4 +84,4 @@ void BareStep::backward() {
   lap("conv1+pool+... gradients");
 }
 
-}  // namespace duet::cli
+}  // namespace duet::benchmarks

@@ -10,7 +10,7 @@
 #include "lib/data/dataset.h"
 #include "lib/nn/parameters.h"
 
-namespace duet::cli {
+namespace duet::benchmarks {
 
 /// Calls the backend as the tape does, in the same order, on memory made once; only fc2 and log_softmax, one call of
 /// the tape's, are two. It trains `store`, the values of a SimpleCNN, by SGD; dropout is keyed as the model's.
@@ -52,4 +52,4 @@ class BareStep {
   std::function<void(const char*)> lap_;
 };
 
-}  // namespace duet::cli
+}  // namespace duet::benchmarks

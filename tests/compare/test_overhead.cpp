@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "compare/losses.h"
-#include "report/page/chart.h"
+#include "compare/overhead.h"
+#include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"
@@ -18,10 +18,10 @@ using duet_test::Approx;
 
 namespace {
 
-std::map<std::string, std::optional<double>> parts_of(const LossInputs& inputs) {
+std::map<std::string, std::optional<double>> parts_of(const OverheadInputs& inputs) {
   std::map<std::string, std::optional<double>> parts;
   double sum = 0;
-  for (const LossPart& part : take_apart(inputs).parts) {
+  for (const OverheadPart& part : take_apart(inputs).parts) {
     parts[part.name] = part.us;
     sum += part.us.value_or(0);
   }
@@ -29,14 +29,14 @@ std::map<std::string, std::optional<double>> parts_of(const LossInputs& inputs) 
   return parts;
 }
 
-const LossInputs kAll{.devices = 2,
-                      .single_us = 9000,
-                      .small_batch_us = 4700,
-                      .copies_us = 5100,
-                      .step_us = 6000,
-                      .waiting_us = 450,
-                      .communication_us = 90,
-                      .wrapper_us = 130};
+const OverheadInputs kAll{.devices = 2,
+                          .single_us = 9000,
+                          .small_batch_us = 4700,
+                          .copies_us = 5100,
+                          .step_us = 6000,
+                          .waiting_us = 450,
+                          .communication_us = 90,
+                          .wrapper_us = 130};
 
 }  // namespace
 
@@ -53,7 +53,7 @@ TEST_CASE("the parts of a loss are those that were planted, and add up to the st
 }
 
 TEST_CASE("what was not measured is left out, and goes to what is next or unexplained") {
-  LossInputs inputs = kAll;
+  OverheadInputs inputs = kAll;
   inputs.small_batch_us.reset();
   auto parts = parts_of(inputs);
   CHECK_FALSE(parts["smaller_batch"]);
@@ -64,21 +64,16 @@ TEST_CASE("what was not measured is left out, and goes to what is next or unexpl
   CHECK_FALSE(parts["machine"]);
   CHECK_FALSE(parts["uneven"]);
   CHECK(*parts["unexplained"] == Approx(230 + 600 + 450));
-  CHECK(loss_line("dp 2", take_apart(inputs)) ==
-        "dp 2: 6,000 us = 4,500 ideal + 90 communication + 130 wrapper + 1,280 unexplained; not measured: smaller "
-        "batch, machine, uneven");
   inputs = kAll;
   inputs.copies_us = 4600;  // two at once were faster than one alone
-  CHECK(loss_line("ddp 2", take_apart(inputs)) ==
-        "ddp 2: 6,000 us = 4,500 ideal + 200 smaller batch - 100 machine + 450 uneven + 90 communication + 130 wrapper "
-        "+ 730 unexplained");
+  CHECK(*parts_of(inputs)["machine"] == -100);
 }
 
 TEST_CASE("a comparison's losses come from its runs") {
   Results results = duet_test::made_up();
-  const auto loss_of = [&](std::size_t run) { return *loss_inputs(results, results.runs[run]); };
-  CHECK_FALSE(loss_inputs(results, results.runs[0]));
-  CHECK_FALSE(loss_inputs(results, results.runs[6]));  // failed
+  const auto loss_of = [&](std::size_t run) { return *overhead_inputs(results, results.runs[run]); };
+  CHECK_FALSE(overhead_inputs(results, results.runs[0]));
+  CHECK_FALSE(overhead_inputs(results, results.runs[6]));  // failed
   CHECK(loss_of(4).single_us == Approx(8 / 469e-6));
   CHECK(loss_of(4).step_us == Approx(5 / 469e-6));
   CHECK(loss_of(4).communication_us == 1500);
@@ -99,22 +94,39 @@ TEST_CASE("a comparison's losses come from its runs") {
   results.runs.push_back(copies);
   CHECK(*loss_of(4).copies_us == 9090);
   CHECK(loss_of(4).wrapper_us == 40);
-  CHECK_FALSE(loss_inputs(results, results.runs.back()));
+  CHECK_FALSE(overhead_inputs(results, results.runs.back()));
 
   std::vector<std::string> names;
-  for (const Run* run : runs_with_losses(results)) names.push_back(run->mode);
+  for (const Run* run : runs_with_overhead(results)) names.push_back(run->mode);
   CHECK(names == std::vector<std::string>{"averaging", "dp", "ddp"});  // on 2 devices: 4 share cores
   const auto json = nlohmann::json::parse(to_json(results));
   CHECK(json["runs"][0]["losses_us"].is_null());
   CHECK(json["runs"][4]["losses_us"]["uneven"] == 1200.0);
   CHECK(json["runs"][4]["losses_us"]["smaller_batch"].is_null());
-  const Chart chart = losses_chart(results);
+}
+
+TEST_CASE("the parts of a loss are shown only where they explain it") {
+  Results results = duet_test::made_up_with_copies();
+  CHECK(overhead_lines(results).size() == 3);
+  CHECK(overhead_lines(results)[2] ==
+        "ddp 2: 10,355 us = 8,529 ideal + 326 devices side by side + 1,500 communication + 0 wrapper + 0 unexplained; "
+        "not measured: smaller batch, waiting for the last");
+  const Chart chart = overhead_chart(results);
   CHECK(chart.rows == std::vector<std::string>{"smaller batch", "devices side by side", "waiting for the last",
                                                "communication", "wrapper", "unexplained"});
-  CHECK(chart.series.at(2).name == "ddp 2");
-  CHECK(chart.series[2].points.at(1).high == 1200);  // a smaller batch was not measured
-  CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, waiting for the last: 1,200 us"));
-  CHECK_THAT(losses_caption(results), duet_test::ContainsSubstring("10 % of the step of averaging 2 is unexplained") &&
-                                          duet_test::ContainsSubstring("Not measured: smaller batch"));
-  CHECK(losses_chart(Results{}).empty());
+  REQUIRE(chart.series.size() == 3);
+  CHECK(chart.series[2].name == "ddp 2");
+  CHECK(chart.series[2].points.at(1).high == 1500);  // neither a smaller batch nor waiting was measured
+  CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, communication: 1,500 us (1,4"));
+  CHECK_THAT(chart.caption, duet_test::ContainsSubstring("Not measured: smaller batch"));
+  results.runs[4].step_us.forward += 400;  // of a loss of about 2,200 us
+  results.runs[3].rounds_us.resize(4);
+  CHECK(overhead_lines(results).size() == 1);
+  const Chart fewer = overhead_chart(results);
+  CHECK(fewer.series.size() == 1);
+  CHECK_THAT(fewer.caption,
+             duet_test::ContainsSubstring("Its parts are not drawn: 400 us are unexplained in 9 rounds."));
+  CHECK_THAT(to_html(duet_test::made_up(), "", 1), !duet_test::ContainsSubstring("data-chart=\"losses\"") &&
+                                                       duet_test::ContainsSubstring("Its parts are not drawn"));
+  CHECK(overhead_chart(Results{}).empty());
 }

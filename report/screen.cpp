@@ -1,21 +1,22 @@
-#include "report/screen/first_screen.h"
-
+// What duet compare prints: the answer, a picture of it in characters, where the rest of the ideal went, and what more
+// devices would give.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
-#include "compare/losses.h"
+#include "compare/overhead.h"
 #include "lib/base/text.h"
+#include "lib/error.h"
 #include "measure/statistics.h"
+#include "report/evidence.h"
 #include "report/report.h"
 #include "report/scaling.h"
-#include "report/screen/verdict.h"
-#include "report/speed.h"
 
 namespace duet::cli {
 namespace {
@@ -25,27 +26,21 @@ using Lines = std::vector<std::string>;
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
 constexpr double kSmallPart = 0.05;  // of a loss; parts below are one line
 
-/// Times of a step and of its parts, all in one unit.
-class Unit {
- public:
-  explicit Unit(double step_us)
-      : per_us_(step_us < 2e3   ? 1
-                : step_us < 1e6 ? 1e-3
-                                : 1e-6),
-        name_(step_us < 2e3   ? " us"
-              : step_us < 1e6 ? " ms"
-                              : " s"),
-        digits_(step_us < 2e3                     ? 0
-                : step_us >= 2e4 && step_us < 1e6 ? 1
-                                                  : 2) {}
-  std::string number(double us) const { return fixed(us * per_us_, digits_); }
-  std::string text(double us) const { return number(us) + name_; }
+/// Times of a step and of its parts, all in the unit and with the digits of the step.
+struct Unit {
+  double per_us = 1;
+  const char* name = " us";
+  int digits = 0;
 
- private:
-  double per_us_;
-  const char* name_;
-  int digits_;
+  std::string number(double us) const { return fixed(us * per_us, digits); }
+  std::string text(double us) const { return number(us) + name; }
 };
+
+Unit unit_of(double step_us) {
+  if (step_us < 2e3) return {};
+  if (step_us < 1e6) return {1e-3, " ms", step_us < 2e4 ? 2 : 1};
+  return {1e-6, " s", 2};
+}
 
 std::string machine_line(const Results& results) {
   const Machine& machine = results.machine;
@@ -54,19 +49,18 @@ std::string machine_line(const Results& results) {
   const double millions = static_cast<double>(results.parameters) / 1e6;
   const std::string precision =
       results.settings.precision == Precision::fp32 ? "" : concat(" · ", name(results.settings.precision));
-  return concat("duet ", DUET_VERSION, " · ", machine.cpu, ", ", machine.cores,
-                machine.cores == 1 ? " core, " : " cores, ", gpus, precision, " · ", results.settings.model, ", ",
-                fixed(millions, millions < 10 ? 2 : 0), " M parameters · ", batch_text(results), " · ",
-                results.settings.data);
+  return concat("duet ", DUET_VERSION, " · ", machine.cpu, ", ", count_text(machine.cores, "core"), ", ", gpus,
+                precision, " · ", results.settings.model, ", ", fixed(millions, millions < 10 ? 2 : 0),
+                " M parameters · ", batch_text(results), " · ", results.settings.data);
 }
 
 /// Lower is shown first where not all rows have a line. dp, ddp and averaging on one device are single's own code.
 int priority(const Results& results, const Run& run, int devices) {
   if (!run.ok || run.mode == "single") return 0;
+  if (run.is_torch()) return run.threads() == devices ? 2 : 3;
   if (run.devices == 1) return 4;
-  const bool wraps = run.mode == "dp" || run.mode == "ddp";
-  if (run.devices == devices) return wraps ? 1 : 2;
-  return wraps && !oversubscribed(results, run) ? 2 : 3;
+  if (run.devices == devices) return wraps(run) ? 1 : 2;
+  return wraps(run) && !oversubscribed(results, run) ? 2 : 3;
 }
 
 std::vector<const Run*> rows_for(const Results& results, std::size_t lines) {
@@ -84,10 +78,6 @@ std::vector<const Run*> rows_for(const Results& results, std::size_t lines) {
 std::string bits_text(const Results& results, const Run& run) {
   const std::string same = same_result(results, run);
   return same == "yes" || same == "-" ? same : same.starts_with("no") ? "no" : "by design";
-}
-
-std::string row_title(const Results& results, const Run& run) {
-  return row_name(results, run) + (run.mode == "single" ? "" : concat(" ", run.devices));
 }
 
 /// From where to where the speed-ups of all rows lie, and the ideal.
@@ -137,11 +127,11 @@ std::string axis_line(const Axis& axis) {
   return text;
 }
 
-Lines rows_block(const Results& results, const std::vector<const Run*>& rows, const ScreenOptions& options) {
+Lines rows_block(const Results& results, const std::vector<const Run*>& rows, std::size_t columns,
+                 TerminalStyle style) {
   std::size_t name = 4;
-  for (const Run* run : rows) name = std::max(name, width(row_title(results, *run)));
+  for (const Run* run : rows) name = std::max(name, width(row_label(results, *run)));
   constexpr std::size_t kSpeed = 10, kStep = 10, kSamples = 12, kBits = 11;
-  const auto columns = static_cast<std::size_t>(options.columns);
   std::size_t fixed_columns = kIndent + name + 2 + kSpeed + kBits;
   const bool steps = fixed_columns + kStep + kNarrowestPicture <= columns;
   if (steps) fixed_columns += kStep;
@@ -156,17 +146,16 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, co
            (steps ? flush_right(step, kStep) : "") + (samples ? flush_right(rate, kSamples) : "") + "  " + bits;
   };
   Lines lines = {
-      bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), options.style)};
+      bold(cut(line("mode", axis_line(axis), "speed-up", "step", "samples/s", "same bits"), columns), style)};
   for (const Run* run : rows) {
-    const std::string title = row_title(results, *run);
+    const std::string title = row_label(results, *run);
     if (!run->ok) {
-      lines.push_back(
-          red(cut(concat(indent, flush_left(title, name), "  failed: ", run->error), columns), options.style));
+      lines.push_back(red(cut(concat(indent, flush_left(title, name), "  failed: ", run->error), columns), style));
       continue;
     }
     const std::string mark = above_limit(results, *run).empty() ? " " : "!";
     const std::string speed = run->speedup ? fixed(*run->speedup, 2) + mark : "- ";
-    const std::string step = run->timed() ? Unit(step_us(*run)).text(step_us(*run)) : "-";
+    const std::string step = run->timed() ? unit_of(step_us(*run)).text(step_us(*run)) : "-";
     const std::string rate = run->timed() ? rate_text(run->samples_per_s) : "-";
     lines.push_back(
         cut(line(title, picture(results, *run, axis), speed, step, rate, bits_text(results, *run)), columns));
@@ -174,45 +163,26 @@ Lines rows_block(const Results& results, const std::vector<const Run*>& rows, co
   return lines;
 }
 
-std::string part_text(const Results& results, const Run& run, const std::string& part) {
-  if (part == "smaller_batch")
-    return concat("a batch of ", largest_shard(run.batch, run.devices), " costs more than its share of ", run.batch);
-  if (part == "machine") {
-    const Run* const copies = find_run(results, "copies", run.devices);
-    return concat("devices slow each other down, without exchange too",
-                  copies && copies->speedup ? concat(" (copies ", fixed(*copies->speedup, 2), "x)") : "");
-  }
-  if (part == "uneven") return run.mode == "dp" ? "waiting for the slower replica" : "waiting for the slower rank";
-  if (part == "communication")
-    return concat(fixed(static_cast<double>(results.parameters) * 4 / 1e6, 1), " MB of ",
-                  run.mode == "averaging" ? "parameters" : "gradients", " are moved and added");
-  return run.mode == "dp" ? "scatter, replicate and gather" : "input, update and the wrapper";
-}
-
 /// Parts of the loss, the largest first; what is small, and what the others leave, last.
-Lines parts_of(const Results& results, const Run& run, const Losses& losses, const Unit& unit) {
-  const double lost = losses.step_us - *losses.parts[0].us;
-  std::vector<LossPart> shown;
-  double rest = 0;
-  for (std::size_t i = 1; i < losses.parts.size(); ++i) {
-    const LossPart& part = losses.parts[i];
-    const bool last = i + 1 == losses.parts.size();
-    if (!last && part.us && *part.us >= kSmallPart * lost)
-      shown.push_back(part);
+Lines parts_of(const Results& results, const Run& run, const Overhead& overhead, const Unit& unit) {
+  std::vector<OverheadPart> shown;
+  double rest = overhead.unexplained_us();
+  for (auto part = overhead.parts.begin() + 1; part + 1 != overhead.parts.end(); ++part)
+    if (part->us && *part->us >= kSmallPart * overhead.lost_us())
+      shown.push_back(*part);
     else
-      rest += part.us.value_or(0);
-  }
-  std::sort(shown.begin(), shown.end(), [](const LossPart& a, const LossPart& b) { return *a.us > *b.us; });
+      rest += part->us.value_or(0);
+  std::sort(shown.begin(), shown.end(), [](const auto& a, const auto& b) { return *a.us > *b.us; });
   std::size_t widest = width(unit.text(rest));
-  for (const LossPart& part : shown) widest = std::max(widest, width(unit.text(*part.us)));
+  for (const OverheadPart& part : shown) widest = std::max(widest, width(unit.text(*part.us)));
   Lines lines;
   const auto add = [&](double us, const std::string& interval, const std::string& text) {
     lines.push_back(concat("     ", flush_right(unit.text(us), widest), flush_left(interval, 14), "  ", text));
   };
-  for (const LossPart& part : shown) {
-    const std::optional<Interval> range = loss_interval(results, run, part.name);
+  for (const OverheadPart& part : shown) {
+    const std::optional<Interval> range = part.interval();
     add(*part.us, range ? concat(" (", unit.number(range->low), "..", unit.number(range->high), ")") : "",
-        part_text(results, run, part.name));
+        part_text(results, run, part));
   }
   add(rest, "", rest < 0 ? "other, which the parts above count twice" : "other");
   return lines;
@@ -220,24 +190,21 @@ Lines parts_of(const Results& results, const Run& run, const Losses& losses, con
 
 Lines why_block(const Results& results, std::size_t columns) {
   const Run* const run = best_wrapped(results);
-  const Run* const single = find_run(results, "single", 1);
-  const std::optional<LossInputs> inputs = run ? loss_inputs(results, *run) : std::nullopt;
-  if (!inputs || !single) return {};
-  const Losses losses = take_apart(*inputs);
-  const double ideal = *losses.parts[0].us, lost = losses.step_us - ideal;
-  const Unit unit(losses.step_us);
-  const std::string title = concat(row_name(results, *run), " on ", run->devices, " devices");
-  const std::string times =
-      concat("a step of ", title, " takes ", unit.text(losses.step_us), ", ",
-             results.weak ? "single's on as many rows " : concat("single's divided by ", run->devices, " is "),
-             unit.text(ideal), ".");
-  if (lost < kSmallPart * ideal) return wrapped(concat("Nearly ideal: ", times), columns, kIndent);
-  const std::string why = concat("Why not ", run->devices, "x: ", times, " Of the ", unit.text(lost));
-  if (!explained(*run, losses))
+  const std::optional<Overhead> overhead = run ? overhead_of(results, *run) : std::nullopt;
+  if (!overhead) return {};
+  const Unit unit = unit_of(overhead->step_us);
+  const std::string times = concat(
+      "a step of ", row_name(results, *run), " on ", run->devices, " devices takes ", unit.text(overhead->step_us),
+      ", ", results.weak ? "single's on as many rows " : concat("single's divided by ", run->devices, " is "),
+      unit.text(overhead->ideal_us()), ".");
+  if (overhead->lost_us() < kSmallPart * overhead->ideal_us())
+    return wrapped(concat("Nearly ideal: ", times), columns, kIndent);
+  const std::string why = concat("Why not ", run->devices, "x: ", times, " Of the ", unit.text(overhead->lost_us()));
+  if (!explained(*run, *overhead))
     return wrapped(concat(why, " no cause stands out of the noise of ", run->rounds_us.size(), " rounds."), columns,
                    kIndent);
   Lines lines = wrapped(why + ":", columns, kIndent);
-  for (const std::string& part : parts_of(results, *run, losses, unit)) lines.push_back(cut(part, columns));
+  for (const std::string& part : parts_of(results, *run, *overhead, unit)) lines.push_back(cut(part, columns));
   return lines;
 }
 
@@ -259,13 +226,12 @@ Lines more_devices_block(const Results& results, std::size_t columns) {
 
 /// What single's own code under other names reads: how far a speed-up may be off.
 std::string noise_note(const Results& results) {
-  std::optional<double> low, high;
-  for (const Run& run : results.runs) {
-    if (!run.ok || run.devices != 1 || run.mode == "single" || !run.speedup) continue;
-    low = std::min(low.value_or(*run.speedup), *run.speedup);
-    high = std::max(high.value_or(*run.speedup), *run.speedup);
-  }
-  if (!low) return "";
+  std::vector<double> speedups;
+  for (const Run& run : results.runs)
+    if (run.ok && run.devices == 1 && run.mode != "single" && !run.is_torch() && run.speedup)
+      speedups.push_back(*run.speedup);
+  if (speedups.empty()) return "";
+  const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
   return concat("Noise: other modes on 1 device run single's own code, and read ", fixed(*low, 2), "x..",
                 fixed(*high, 2), "x.");
 }
@@ -275,7 +241,7 @@ std::string disturbed_note(const Results& results) {
   std::vector<std::string> items;
   for (const Run& run : results.runs)
     if (const std::int64_t rounds = run.disturbed_rounds(); run.ok && rounds > 0)
-      items.push_back(concat(rounds, rounds == 1 ? " round of " : " rounds of ", row_title(results, run)));
+      items.push_back(concat(rounds, rounds == 1 ? " round of " : " rounds of ", row_label(results, run)));
   if (items.empty()) return "";
   return concat("Left out, as other programs had its cores: ", listed(items), ".");
 }
@@ -286,6 +252,7 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
   const auto columns = static_cast<std::size_t>(std::clamp(options.columns, kNarrowestScreen, kScreenColumns));
   Lines above = {cut(machine_line(results), columns), ""};
   for (const std::string& line : wrapped(answer(results), columns, kIndent)) above.push_back(bold(line, options.style));
+  for (const std::string& line : wrapped(against_torch(results), columns, kIndent)) above.push_back(line);
   for (const std::string& sentence : without_a_result(results))
     for (const std::string& line : wrapped(sentence, columns, kIndent)) above.push_back(red(line, options.style));
   above.emplace_back();
@@ -311,10 +278,8 @@ std::string first_screen(const Results& results, const ScreenOptions& options) {
   below.insert(below.end(), foot.begin(), foot.end());
   const std::size_t used = above.size() + below.size() + 1;
   const std::vector<const Run*> rows = rows_for(results, used < kScreenLines ? kScreenLines - used : 0);
-  ScreenOptions fitted = options;
-  fitted.columns = static_cast<int>(columns);
   std::string text;
-  for (const Lines& block : {above, rows_block(results, rows, fitted), below})
+  for (const Lines& block : {above, rows_block(results, rows, columns, options.style), below})
     for (const std::string& line : block) text += line + "\n";
   return text;
 }

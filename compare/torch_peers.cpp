@@ -1,0 +1,190 @@
+#include "compare/torch_peers.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "cli/system/child_process.h"
+#include "cli/system/files.h"
+#include "cli/system/signals.h"
+#include "cli/train/images.h"
+#include "cli/train/network.h"
+#include "lib/error.h"
+#include "lib/io/atomic_file.h"
+
+namespace duet::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kScript =
+#include "compare/torch_peer.inc"
+    ;
+constexpr std::string_view kWhyNoTorch = DUET_WHY_NO_TORCH;  // this program has no LibTorch; empty: it has
+
+bool is_python(const Cell& cell) { return cell.torch.starts_with("torch"); }
+
+/// read(the answer's fields). Throws DataError.
+template <class Read>
+void read_answer(const std::string& answer, const Read& read) {
+  try {
+    read(Json::parse(answer));
+  } catch (const Json::exception& error) {
+    throw DataError(concat("the PyTorch peer wrote something else than its times: ", error.what()));
+  }
+}
+
+}  // namespace
+
+TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
+    : options_(options),
+      folder_(std::move(folder)),
+      network_(folder_ + "/network.pt"),
+      image_size_(chosen_network(options).sample_shape[1]),
+      classes_(options.classes > 0 ? options.classes : classes_of_data(options)),
+      no_libtorch_(kWhyNoTorch) {
+  const std::string log = folder_ + "/torch.log", &python = options.vs_torch;
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    ChildEnd end = run_program(python, arguments, log);
+    if (end.signal != 0) throw Interrupted{end.signal};
+    return end.reason;
+  };
+  const std::string imports = options.model == "simple_cnn" ? "import torch" : "import torch, torchvision";
+  const std::string why = run({"-c", imports + "; print('\\nPyTorch', torch.__version__)"});
+  require<UsageError>(why.empty(), "--vs-torch ", python, ": ", why);
+  require<UsageError>(read_file(log).find("\nPyTorch ") != std::string::npos, "--vs-torch ", python,
+                      ": ended without running \"", imports, "\", expected a Python with PyTorch");
+  write_atomically(folder_ + "/torch_peer.py", std::string(kScript));
+  no_package_ = run({"-c", "import duet_torch"});
+  if (!no_libtorch_.empty()) return;
+  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  std::vector<std::string> arguments = script_arguments(options.batch * (options.scaling == "weak" ? most : 1));
+  arguments.push_back("--export=" + network_);
+  no_script_ = run(arguments);
+}
+
+std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) const {
+  std::set<int> counts;
+  for (const Cell& row : rows) counts.insert(row.devices * row.threads_per_device);
+  std::vector<Cell> all;
+  for (const int cores : counts) {
+    const auto add = [&](const char* name, int ranks) {
+      all.push_back({.mode = ranks > 1 ? Mode::ddp : Mode::single,
+                     .devices = ranks,
+                     .threads_per_device = cores / ranks,
+                     .batch = options_.batch * (options_.scaling == "weak" ? ranks : 1),
+                     .use = Cell::Use::torch,
+                     .torch = name});
+    };
+    for (const char* const name : {"torch", "torch tuned"}) add(name, 1);
+    if (cores == 1 && no_libtorch_.empty()) add("LibTorch", 1);
+    if (cores == 1) continue;
+    for (const char* const name : {"torch ddp", "torch ddp tuned"}) add(name, cores);
+    if (no_package_.empty()) add("torch ddp over duet", cores);
+    if (!no_libtorch_.empty()) continue;
+    for (const char* const name : {"LibTorch + duet", "LibTorch averaged"}) add(name, cores);
+  }
+  return all;
+}
+
+Learnt TorchPeers::start(const Cell& cell) {
+  Learnt learnt;
+  Run& run = learnt.run;
+  run.mode = cell.torch;
+  run.devices = cell.devices;
+  run.threads_per_device = cell.threads_per_device;
+  run.batch = cell.batch;
+  if (!is_python(cell) && !no_script_.empty()) {
+    run.error = "no TorchScript: " + no_script_;
+  } else {
+    learnt.parked = std::make_unique<ParkedCell>(is_python(cell) ? options_.vs_torch : kThisProgram, arguments_of(cell),
+                                                 concat(folder_, "/torch", started_++), cell.devices);
+    if (const ParkedCell::Answers ready = learnt.parked->answers()) {
+      read_answer(ready->front(), [&](const Json& json) {
+        run.startup_s = json.at("startup_s");
+        (is_python(cell) ? version_ : libtorch_version_) = json.at("torch");
+      });
+      return learnt;
+    }
+    run.error = learnt.parked->error();
+    learnt.parked.reset();
+  }
+  run.ok = false;
+  return learnt;
+}
+
+std::vector<std::string> TorchPeers::notes() const {
+  std::vector<std::string> notes;
+  if (!version_.empty())
+    notes.push_back(concat("torch is PyTorch ", version_,
+                           " under --vs-torch; tuned: channels_last, and a malloc that keeps "
+                           "memory"));
+  if (!libtorch_version_.empty())
+    notes.push_back(
+        concat("LibTorch is LibTorch ", libtorch_version_,
+               " in C++, untuned; + duet: duet::torch::DistributedDataParallel; averaged: an all_reduce for "
+               "each parameter after backward"));
+  if (!no_package_.empty()) notes.push_back("no row torch ddp over duet: " + no_package_);
+  if (!no_libtorch_.empty()) notes.push_back("no rows of LibTorch: duet was built without it: " + no_libtorch_);
+  return notes;
+}
+
+std::vector<std::string> TorchPeers::script_arguments(std::int64_t batch) const {
+  return {folder_ + "/torch_peer.py",
+          "--device=cpu",
+          concat("--batch=", batch),
+          concat("--model=", options_.model),
+          concat("--image-size=", image_size_),
+          concat("--classes=", classes_),
+          concat("--stem=", options_.stem)};
+}
+
+std::vector<std::string> TorchPeers::arguments_of(const Cell& cell) const {
+  if (!is_python(cell)) {
+    const char* const sync = cell.devices == 1 ? "none" : cell.torch == "LibTorch averaged" ? "averaged" : "wrapper";
+    return {"train",
+            "--quiet",
+            concat("--libtorch=", sync),
+            concat("--mode=", name(cell.mode)),
+            concat("--model=", network_),
+            concat("--batch=", cell.batch),
+            concat("--backend=", options_.backend),
+            concat("--devices=", cell.devices),
+            concat("--threads-per-device=", cell.threads_per_device)};
+  }
+  std::vector<std::string> arguments = script_arguments(cell.batch);
+  arguments.push_back(concat("--backend=", cell.torch == "torch ddp over duet" ? "duet" : "gloo"));
+  arguments.push_back(concat("--ranks=", cell.devices));
+  arguments.push_back(concat("--threads=", cell.threads_per_device));
+  if (cell.torch.ends_with("tuned")) arguments.emplace_back("--tuned");
+  return arguments;
+}
+
+Burst torch_burst_of(const std::string& answer) {
+  Burst burst;
+  Run& run = burst.run;
+  read_answer(answer, [&](const Json& json) {
+    const double median_us = json.at("median_us"), mean_us = json.at("mean_us"), exposed_us = json.at("exposed");
+    run.rounds_us = {median_us};
+    run.step_us = {.forward = json.at("forward"), .backward = json.at("backward"), .communication = exposed_us};
+    run.step_us.update = std::max(0.0, mean_us - run.step_us.sum());
+    run.step_us = run.step_us.scaled_to(median_us);
+    run.communication_us = json.at("communication");
+    if (json.at("alone_us").is_null()) return;
+    // The rank that comes last in a step waits for none.
+    const double waiting_us = exposed_us - json.at("moving").get<double>();
+    run.synchronisation_us = {median_us - json.at("alone_us").get<double>()};
+    run.waiting_share = exposed_us / mean_us;
+    run.step_waiting_us = StepParts{.communication = waiting_us}.scaled(median_us / mean_us);
+    run.communication_waiting_us = waiting_us;
+    run.communication_moving_us = run.communication_us - waiting_us;
+  });
+  return burst;
+}
+
+}  // namespace duet::cli
