@@ -11,7 +11,6 @@
 
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "lib/error.h"
 
@@ -144,47 +143,22 @@ std::string title(const Training& options, const Cell& cell) {
 }
 
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {
-  std::vector<std::string> arguments = {"train", "--quiet"};
-  const auto add = [&](const char* option, const auto& value) {
-    arguments.push_back(concat("--", option, "=", value));
-  };
-  if (cell.mode == Mode::copies)
-    arguments.emplace_back("--copies");
-  else
-    add("mode", name(cell.mode));
-  add("devices", cell.devices);
-  add("device", duet::name(options.device));
-  add("precision", duet::name(options.precision));
   const bool parts = cell.use == Cell::Use::parts;
-  add("graph", parts ? "off" : options.graph);
-  add("graph-steps", options.graph_steps);
-  add("backend", communicates(cell) ? backend_of(options, cell) : "auto");
-  add("threads-per-device", cell.threads_per_device);
-  add("model", options.model);
-  if (!options.input.empty()) add("input", options.input);
-  add("image-size", options.image_size);
-  add("classes", options.classes);
-  add("stem", options.stem);
-  add("loader-workers", options.loader_workers);
-  if (options.sync_bn && cell.mode != Mode::averaging) arguments.emplace_back("--sync-bn");
-  if (options.skip_broken) arguments.emplace_back("--skip-broken");
-  add("epochs", options.epochs);
-  add("batch", batch_of(options, cell));
-  add("lr", shortest(options.lr));
-  add("optimizer", options.optimizer);
-  if (options.optimizer == "sgd") add("momentum", shortest(options.momentum));
-  if (options.weight_decay) add("weight-decay", shortest(*options.weight_decay));
-  add("seed", options.seed);
-  add("train-images", options.train_images);
-  add("test-images", options.test_images);
-  if (!options.data.empty()) add("data", options.data);
-  if (has_ranks(cell.mode) && cell.learns()) add("workers", options.workers);
-  if (!cell.learns()) arguments.push_back("--untrained");
-  if (cell.use == Cell::Use::collectives) arguments.push_back("--collectives");
-  if (parts) arguments.push_back("--timed-parts");
-  if (options.compat_torch) add("compat", "torch");
-  if (options.deterministic) arguments.push_back("--deterministic");
-  if (options.check_finite) arguments.push_back("--check-finite");
+  Training own = options;
+  own.quiet = true;
+  own.verbose = own.download = false;
+  own.threads_per_device = cell.threads_per_device;
+  if (parts) own.graph = "off";
+  if (cell.mode == Mode::averaging) own.sync_bn = false;
+  if (!has_ranks(cell.mode) || !cell.learns()) own.workers = "process";
+  std::vector<std::string> arguments = {"train",
+                                        cell.mode == Mode::copies ? "--copies" : concat("--mode=", name(cell.mode)),
+                                        concat("--devices=", cell.devices), concat("--batch=", batch_of(options, cell)),
+                                        concat("--backend=", communicates(cell) ? backend_of(options, cell) : "auto")};
+  for (const std::string& argument : arguments_of(own)) arguments.push_back(argument);
+  if (!cell.learns()) arguments.emplace_back("--untrained");
+  if (cell.use == Cell::Use::collectives) arguments.emplace_back("--collectives");
+  if (parts) arguments.emplace_back("--timed-parts");
   return arguments;
 }
 

@@ -20,7 +20,7 @@
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "measure/statistics.h"
-#include "model/collective_times.h"
+#include "model/cost_model.h"
 
 namespace duet::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include "compare/cells.h"
 #include "compare/parked_cell.h"
 #include "compare/results.h"
-#include "model/collective_times.h"
+#include "model/cost_model.h"
 
 namespace duet::cli {
 

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <iomanip>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "cli/system/number_text.h"
+#include "compare/overhead.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 
 namespace duet::cli {
@@ -28,7 +29,133 @@ double times_as_fast(const Run& run, const Run& base) {
   return ratios.empty() ? run.samples_per_s / base.samples_per_s : median(ratios);
 }
 
+/// The settings of a comparison, and what stands between them in results.json.
+struct Settings {
+  Results& results;
+};
+
 }  // namespace
+
+void fields(auto& io, Machine& machine) {
+  io("cpu", machine.cpu);
+  io("cores", machine.cores, {.least = 1});
+  io("isa", machine.isa);
+  io("gpus", machine.gpus);
+  io("memory_gb", machine.memory_gb);
+  io("kernel", machine.kernel);
+}
+
+void fields(auto& io, Settings& of) {
+  Training& settings = of.results.settings;
+  constexpr auto kIsPrecision = [](const std::string& text) {
+    return text == "fp32" || text == "tf32" || text == "bf16";
+  };
+  constexpr auto kIsScaling = [](const std::string& text) { return text == "weak" || text == "strong"; };
+  std::string scaling = of.results.weak ? "weak" : "strong", precision = name(settings.precision);
+  io("network", settings.model);
+  io("parameters", of.results.parameters, {.least = 0});
+  io("batch", settings.batch, kRows);
+  io("scaling", scaling, {.fits = kIsScaling, .expected = "strong or weak"});
+  io("epochs", settings.epochs);
+  io("lr", settings.lr);
+  io("optimizer", settings.optimizer);
+  io("momentum", settings.momentum);
+  io("weight_decay", settings.weight_decay);
+  io("seed", settings.seed);
+  io("precision", precision, {.fits = kIsPrecision, .expected = "fp32, tf32 or bf16"});
+  io("data", settings.data);
+  io("train_images", settings.train_images, {.least = 0});
+  of.results.weak = scaling == "weak";
+  for (const Precision one : {Precision::fp32, Precision::tf32, Precision::bf16})
+    if (precision == name(one)) settings.precision = one;
+}
+
+void fields(auto& io, BatchTime& time) {
+  io("batch", time.batch, kRows);
+  io("step_us", time.step_us, kAmount);
+}
+
+void fields(auto& io, Results& results) {
+  Settings settings{results};
+  io("machine", results.machine);
+  io("settings", settings);
+  io("partial", results.partial);
+  io("runs", results.runs);
+  io("batch_sweep", results.batch_sweep);
+  io("model", results.model);
+  io("model_notes", results.model_notes);
+  io("torch_notes", results.torch_notes, {.later = true});
+}
+
+std::string to_json(const Results& results) {
+  Json out = {{"duet", DUET_VERSION}};
+  out.update(JsonWriter::json_of(results));
+  for (std::size_t i = 0; i < results.runs.size(); ++i) {
+    Json& losses = out["runs"][i]["losses_us"];  // null where a run has none
+    if (const std::optional<OverheadInputs> inputs = overhead_inputs(results, results.runs[i]))
+      for (const OverheadPart& part : take_apart(*inputs).parts) losses[part.name] = JsonWriter::json_of(part.us);
+  }
+  return text_of(out, 1);
+}
+
+namespace {
+
+std::string csv_text(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return shortest(value.get<double>());
+  if (!value.is_array()) return value.is_null() ? "" : value.dump();
+  std::string list;
+  for (const Json& item : value) list += (list.empty() ? "" : " ") + csv_text(item);
+  return list;
+}
+
+/// The values of a run, or the names of their columns.
+std::string csv_line(const Run& run, bool names) {
+  std::string line;
+  const auto add = [&](const std::string& name, const std::string& value) { line += (names ? name : value) + ","; };
+  const Json fields_of_run = JsonWriter::json_of(run);
+  for (const auto& [name, value] : fields_of_run.items()) {
+    if (name == "median_step" || name == "rounds_step_us" || name == "rounds_waiting_us") continue;
+    if (name == "step_us" || name == "step_waiting_us")
+      for (const PartName& part : kStepParts)
+        add(concat(part.name, name == "step_us" ? "_us" : "_waiting_us"),
+            value.is_null() ? "" : csv_text(value.at(part.name)));
+    else
+      add(name, name == "error" ? concat(std::quoted(run.error, '"', '"')) : csv_text(value));
+  }
+  line.back() = '\n';
+  return line;
+}
+
+/// Of a file of several batches: refuses it, and names the files of each.
+void require_one_batch(const Json& json) {
+  if (!json.is_object() || !json.contains("batches")) return;
+  std::vector<Results> batches;
+  JsonReader io(json);
+  io("batches", batches);
+  std::vector<std::string> files;
+  for (const Results& one : batches) files.push_back(batch_folder(one.settings.batch) + "/results.json");
+  throw DataError(concat("results of several batches, expected those of one: ", listed(files, "or"),
+                         " in the folder of duet compare --out"));
+}
+
+}  // namespace
+
+Results results_from_json(const std::string& text) {
+  const Json json = parsed_json(text);
+  require<DataError>(!json.is_discarded(), "not JSON, expected the results.json of duet compare");
+  require_one_batch(json);
+  Results results;
+  JsonReader io(json);
+  fields(io, results);
+  return results;
+}
+
+std::string to_csv(const Results& results) {
+  std::string text = csv_line({}, true);
+  for (const Run& run : results.runs) text += csv_line(run, false);
+  return text;
+}
 
 std::string batch_text(const Results& results) {
   return concat("batch ", results.settings.batch, results.weak ? " of each device" : "");

@@ -1,10 +1,12 @@
-// Fields of results.json by name.
+// JSON of structs: `void fields(auto& io, T& value)` lists the fields of one in their order, with io(name, member,
+// rule), for JsonWriter and for JsonReader.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,13 +16,14 @@
 
 namespace duet::cli {
 
+using Json = nlohmann::ordered_json;
+
 inline constexpr double kLargestNumber = 1e15;  // of any that times are computed from
 inline constexpr int kDeepest = 32;             // nesting depth
 
 /// Parses `text`; the result is_discarded() if it is not JSON. Throws DataError for lists nested so deeply that walking
 /// them would take all of the stack.
-inline nlohmann::ordered_json parsed_json(const std::string& text) {
-  using Json = nlohmann::ordered_json;
+inline Json parsed_json(const std::string& text) {
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
     require<DataError>(depth <= kDeepest, "results: nesting is more than ", kDeepest, " deep");
     return true;
@@ -29,67 +32,184 @@ inline nlohmann::ordered_json parsed_json(const std::string& text) {
 }
 
 /// A value in an error's text, cut where it is long.
-inline std::string shown(const nlohmann::ordered_json& value) {
+inline std::string shown(const Json& value) {
   constexpr std::size_t kLongest = 60;
   std::string text = value.dump(-1, ' ', true);  // of ASCII alone, so that no character is cut
   if (text.size() > kLongest) text.replace(kLongest, text.size(), "...");
   return text;
 }
 
-/// Throws DataError that names a field which is missing.
-inline const nlohmann::ordered_json& at(const nlohmann::ordered_json& from, const char* field) {
-  require<DataError>(from.is_object() && from.contains(field), "results: field '", field, "' is missing");
-  return from.at(field);
-}
+/// What a field that is read must keep.
+struct Rule {
+  double least = std::numeric_limits<double>::lowest(), most = std::numeric_limits<double>::max();
+  bool (*fits)(const std::string&) = nullptr;  // a text
+  const char* expected = "";                   // such a text
+  bool later = false;                          // older files have none
+  bool infinite = false;                       // null is infinity, which JSON has not
+};
+inline constexpr Rule kRows{.least = 1, .most = kLargestNumber};  // of all devices: their sum does not overflow
+inline constexpr Rule kAmount{.least = 0, .most = kLargestNumber}, kShare{.least = 0, .most = 1};
 
-/// Throws DataError with the field's value where it lies outside.
-template <class T>
-void require_within(const std::string& field, T value, T least, T most = std::numeric_limits<T>::max()) {
-  require<DataError>(value >= least, "results: field '", field, "' is ", value, ", expected ", least, " or more");
-  require<DataError>(value <= most, "results: field '", field, "' is ", value, ", expected at most ", most);
-}
+template <class T, template <class...> class Kind>
+inline constexpr bool is_a = false;
+template <template <class...> class Kind, class... Of>
+inline constexpr bool is_a<Kind<Of...>, Kind> = true;
 
-/// The list of that name. Throws DataError where it is none.
-inline const nlohmann::ordered_json& list_at(const nlohmann::ordered_json& from, const char* field) {
-  const nlohmann::ordered_json& item = at(from, field);
-  require<DataError>(item.is_array(), "results: field '", field, "' is ", shown(item), ", expected a list");
-  return item;
-}
+template <class T, class Io>
+concept HasFields = requires(Io& io, T& value) {
+  fields(io, value);
+};
 
-/// Why `item` is no T as it is, "expected ...": a number with a fraction is no whole number, a truth value no number.
-/// Empty where it is one.
-template <class T>
-std::string why_not(const nlohmann::ordered_json& item) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return item.is_boolean() ? "" : "expected true or false";
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    return item.is_string() ? "" : "expected a text";
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return item.is_number() ? "" : "expected a number";
-  } else {
-    const bool fits = item.is_number_unsigned()  ? std::in_range<T>(item.get<std::uint64_t>())
-                      : item.is_number_integer() ? std::in_range<T>(item.get<std::int64_t>())
-                                                 : false;
-    using Limits = std::numeric_limits<T>;
-    return fits ? "" : concat("expected a whole number from ", Limits::min(), " to ", Limits::max());
+struct JsonWriter {
+  template <class T>
+  void operator()(const char* name, const T& value, const Rule& = {}) {
+    json[name] = json_of(value);
   }
-}
+  void enter(const char*) {}
+  void check(const std::string&, const auto&, const Rule&) {}
 
-/// Throws DataError with the field's value where it is no T, too.
-template <class T>
-void read(const nlohmann::ordered_json& from, const char* field, T& value) {
-  const nlohmann::ordered_json& item = at(from, field);
-  const std::string why = why_not<T>(item);
-  require<DataError>(why.empty(), "results: field '", field, "' is ", shown(item), ", ", why);
-  value = item.get<T>();
-}
-
-inline void read(const nlohmann::ordered_json& from, const char* field, std::vector<std::string>& values) {
-  values.clear();
-  for (const nlohmann::ordered_json& item : list_at(from, field)) {
-    require<DataError>(item.is_string(), "results: field '", field, "' holds ", shown(item), ", expected texts");
-    values.push_back(item.get<std::string>());
+  /// Of a copy, because fields() is for reading, too.
+  template <class T>
+  static Json json_of(T value) {
+    JsonWriter io;
+    if constexpr (is_a<T, std::optional>) {
+      if (value) io.json = json_of(*value);
+    } else if constexpr (HasFields<T, JsonWriter>) {
+      fields(io, value);
+    } else if constexpr (is_a<T, std::vector>) {
+      io.json = Json::array();
+      for (const auto& item : value) io.json.push_back(json_of(item));
+    } else {
+      io.json = value;
+    }
+    return io.json;
   }
+
+  Json json;
+};
+
+/// Throws DataError that names field, value and what was expected.
+class JsonReader {
+ public:
+  /// `strict`: fields must keep their rules.
+  explicit JsonReader(const Json& json, bool strict = true, std::string place = "") : json_(&json), strict_(strict) {
+    enter(std::move(place));
+  }
+
+  template <class T>
+  void operator()(const std::string& name, T& value, const Rule& rule = {}) {
+    const bool given = json_->is_object() && json_->contains(name);
+    require<DataError>(given || rule.later, "results: field '", path(name), "' is missing");
+    if (given) read(json_->at(name), name, value, rule);
+  }
+  /// From here on errors name fields by their place in the file: "model.links[0].ranks".
+  void enter(std::string place) {
+    place_ = std::move(place);
+    if (!place_.empty() && !json_->is_object())
+      throw DataError(concat("results: ", place_, " is ", shown(*json_), ", expected an object"));
+  }
+
+  template <class T>
+  void check(const std::string& name, const T& value, const Rule& rule) const {
+    if (!strict_) return;
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (rule.fits && !rule.fits(value)) refuse(shown(value), name, rule.expected);
+    } else if constexpr (!std::is_same_v<T, bool>) {
+      const auto number = static_cast<double>(value);
+      if (number >= rule.least && number <= rule.most) return;
+      const auto least = [&] { return concat(static_cast<T>(rule.least)); };
+      const auto most = [&] { return concat(static_cast<T>(rule.most)); };
+      const bool both = !place_.empty() && rule.most < kLargestNumber;
+      refuse(both ? concat(number) : concat(value), name,
+             both                  ? least() + " to " + most()
+             : number < rule.least ? least() + " or more"
+                                   : "at most " + most());
+    }
+  }
+
+ private:
+  std::string path(const std::string& name) const { return place_.empty() ? name : place_ + "." + name; }
+  [[noreturn]] void refuse(const std::string& value, const std::string& name, const std::string& expected) const {
+    throw DataError(concat("results: ", place_.empty() ? "field '" + name + "'" : path(name), " is ", value,
+                           ", expected ", expected));
+  }
+
+  template <class T>
+  void read(const Json& item, const std::string& name, T& value, const Rule& rule) const {
+    if constexpr (is_a<T, std::optional>) {
+      value.reset();
+      if (typename T::value_type inner{}; !item.is_null()) {
+        read(item, name, inner, rule);
+        value = std::move(inner);
+      }
+    } else if constexpr (HasFields<T, JsonReader>) {
+      JsonReader io(item, strict_, place_.empty() ? "" : path(name));
+      fields(io, value);
+    } else if constexpr (is_a<T, std::vector>) {
+      if (!item.is_array()) refuse(shown(item), name, "a list");
+      value.clear();
+      for (const Json& one : item) read_item(one, name, value, rule);
+    } else if (rule.infinite && item.is_null()) {
+      value = std::numeric_limits<T>::infinity();
+    } else {
+      if (const std::string expected = why_not<T>(item); !expected.empty()) refuse(shown(item), name, expected);
+      value = item.get<T>();
+      check(name, value, rule);
+    }
+  }
+  template <class T>
+  void read_item(const Json& item, const std::string& name, std::vector<T>& values, const Rule& rule) const {
+    T value{};
+    const bool none = std::is_floating_point_v<T> && item.is_null();  // infinite or not a number
+    if (HasFields<T, JsonReader> || !place_.empty()) {
+      read(item, concat(name, "[", values.size(), "]"), value, rule);
+    } else if constexpr (!HasFields<T, JsonReader>) {
+      require<DataError>(none || why_not<T>(item).empty(), "results: field '", name, "' holds ", shown(item),
+                         ", expected ", std::is_floating_point_v<T> ? "numbers" : "texts");
+      value = none ? std::numeric_limits<T>::quiet_NaN() : item.get<T>();
+    }
+    values.push_back(std::move(value));
+  }
+
+  /// What is expected in place of `item`, which is no T as it is: a number with a fraction is no whole number, a truth
+  /// value no number. Empty where it is one.
+  template <class T>
+  static std::string why_not(const Json& item) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return item.is_boolean() ? "" : "true or false";
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      return item.is_string() ? "" : "a text";
+    } else if constexpr (std::is_floating_point_v<T>) {
+      return item.is_number() ? "" : "a number";
+    } else {
+      const bool fits = item.is_number_unsigned()  ? std::in_range<T>(item.get<std::uint64_t>())
+                        : item.is_number_integer() ? std::in_range<T>(item.get<std::int64_t>())
+                                                   : false;
+      using Limits = std::numeric_limits<T>;
+      return fits ? "" : concat("a whole number from ", Limits::min(), " to ", Limits::max());
+    }
+  }
+
+  const Json* json_;
+  bool strict_;
+  std::string place_;
+};
+
+/// On one line, without its end.
+inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+inline std::string text_of(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+/// Of what another process of duet has measured, which can be a part of a run.
+template <class T>
+T read_json(const std::string& text, const char* what) {
+  const Json json = parsed_json(text);
+  require<DataError>(!json.is_discarded(), "results: not JSON, expected ", what);
+  T value;
+  JsonReader io(json, false);
+  fields(io, value);
+  return value;
 }
 
 }  // namespace duet::cli

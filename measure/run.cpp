@@ -2,15 +2,28 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
+#include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/error.h"
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 
 namespace duet::cli {
 namespace {
 
 constexpr std::size_t kFewestRounds = 3;  // that have an interval
+
+constexpr Rule kDevices{.least = 1, .most = kMaxDevices};
+constexpr Rule kMode{.fits =
+                         [](const std::string& mode) {
+                           const std::set<std::string> modes = {"single", "averaging", "dp", "ddp", "copies"};
+                           return modes.contains(mode) || Run::names_torch(mode);
+                         },
+                     .expected = "single, averaging, dp, ddp or copies"};
+constexpr Rule kDevice{.fits = [](const std::string& device) { return device == "cpu" || device.starts_with("cuda"); },
+                       .expected = "cpu or cuda"};
 
 template <class Field>
 std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) {
@@ -40,6 +53,78 @@ void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
 }
 
 }  // namespace
+
+void fields(auto& io, StepParts& parts) {
+  for (const PartName& part : kStepParts) io(part.name, parts.*part.member);
+}
+
+void fields(auto& io, StepEvent& event) {
+  io("lane", event.lane);
+  io("name", event.name);
+  io("begin_us", event.begin_us);
+  io("end_us", event.end_us);
+}
+
+/// Other programs read these names: they do not change.
+void fields(auto& io, Run& run) {
+  io("mode", run.mode, kMode);
+  io("device", run.device, kDevice);
+  io("devices", run.devices, kDevices);
+  io("physical_devices", run.physical_devices, kDevices);
+  io("precision", run.precision);
+  io("threads_per_device", run.threads_per_device, {.least = 1});
+  io("ok", run.ok);
+  io("error", run.error);
+  io("startup_s", run.startup_s);
+  io("epoch_s", run.epoch_s);
+  io("samples_per_s", run.samples_per_s, kAmount);
+  io("speedup", run.speedup);
+  io("efficiency", run.efficiency);
+  io("waiting_share", run.waiting_share);
+  io("communication_us", run.communication_us);
+  io("parameters_sha256", run.parameters_sha256);
+  io("first_differing_step", run.first_differing_step);
+  io("step_us", run.step_us);
+  io("median_step", run.median_step);
+  io("train_loss", run.train_loss);
+  io("test_accuracy", run.test_accuracy);
+  io("peak_memory_mb", run.peak_memory_mb);
+  io("device_memory_mb", run.device_memory_mb);
+  io("moved_bytes_per_step", run.moved_bytes_per_step);
+  io("graph", run.graph);
+  io("workers", run.workers);
+  io("backend", run.backend);
+  io("communication_waiting_us", run.communication_waiting_us);
+  io("communication_moving_us", run.communication_moving_us);
+  io("waiting_interval_us", run.waiting_interval_us);
+  io("moving_interval_us", run.moving_interval_us);
+  io("step_waiting_us", run.step_waiting_us);
+  io("rank_waiting_us", run.rank_waiting_us);
+  io("eager_parts", run.eager_parts);
+  io("execution_s", run.execution_s);
+  io("rounds_us", run.rounds_us);
+  io("rounds_step_us", run.rounds_step_us);
+  io("rounds_waiting_us", run.rounds_waiting_us);
+  io("rank_step_us", run.rank_step_us);
+  io("speedup_low", run.speedup_low);
+  io("speedup_high", run.speedup_high);
+  io("ceiling_efficiency", run.ceiling_efficiency);
+  io("cpu_share", run.cpu_share);
+  io("other_programs_share", run.other_programs_share);
+  io("rounds_other_programs", run.rounds_other_programs, {.later = true});
+  io("synchronisation_us", run.synchronisation_us, {.later = true});
+  io("batch", run.batch, kRows);
+  io("per_device_statistics", run.per_device_statistics);
+  io("library_sums", run.library_sums);
+  io("added_uses", run.added_uses, {.later = true});
+}
+
+template void fields(JsonWriter&, Run&);
+template void fields(JsonReader&, Run&);
+
+std::string to_json(const Run& run) { return text_of(JsonWriter::json_of(run), -1); }
+
+Run run_from_json(const std::string& text) { return read_json<Run>(text, "an object of a run's fields"); }
 
 StepParts StepParts::scaled(double factor) const {
   StepParts scaled = *this;

@@ -113,7 +113,8 @@ struct Run {
   std::int64_t disturbed_rounds() const;
 
   /// Whether it is PyTorch's, which `mode` names: see TorchPeers; and run by Python, over its own backend.
-  bool is_torch() const { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }
+  bool is_torch() const { return names_torch(mode); }
+  static bool names_torch(const std::string& mode) { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }
   bool is_plain_torch() const { return mode.starts_with("torch") && !mode.ends_with("duet"); }
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
@@ -154,5 +155,7 @@ std::string execution_line(int devices, bool on_gpus, double execution_s);
 /// One run as JSON, on one line. Reading throws DataError that names the field.
 std::string to_json(const Run& run);
 Run run_from_json(const std::string& text);
+/// See json_fields.h.
+void fields(auto& io, Run& run);
 
 }  // namespace duet::cli

@@ -1,9 +1,115 @@
 #include "model/cost_model.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 
+#include "cli/system/machine.h"
+#include "lib/error.h"
+#include "measure/json_fields.h"
+
 namespace duet::cli {
+
+void fields(auto& io, TimePoint& point) {
+  io("batch", point.at);  // or bytes
+  io("us", point.us);
+}
+
+void fields(auto& io, StepCost::Knee& knee) {
+  io("batch", knee.batch, {.least = 1, .most = kLargestNumber});
+  io("per_sample_us", knee.per_sample_us, kAmount);
+}
+
+void fields(auto& io, Slowdown& slowdown) {
+  io("devices", slowdown.devices, {.least = 2, .most = kMaxDevices});
+  io("factor", slowdown.factor, {.least = 1e-3, .most = kLargestNumber});
+}
+
+void fields(auto& io, GradientBucket& bucket) {
+  io("bytes", bucket.bytes, kAmount);
+  io("ready_share", bucket.ready_share, kShare);
+}
+
+void fields(auto& io, TransferCost& cost) {
+  io("latency_us", cost.latency_us, kAmount);
+  io("bytes_per_us", cost.bytes_per_us, {.least = 1e-6, .most = kLargestNumber, .infinite = true});
+}
+
+void fields(auto& io, StepOverhead& overhead) {
+  io("fixed_us", overhead.fixed_us, kAmount);
+  io("per_sample_us", overhead.per_sample_us, kAmount);
+}
+
+void fields(auto& io, MeasuredLink& link) {
+  constexpr auto kPlain = [](const std::string& name) {
+    return std::all_of(name.begin(), name.end(), [](char letter) { return letter >= 'a' && letter <= 'z'; });
+  };
+  io("backend", link.backend, {.fits = kPlain, .expected = "lower-case letters"});
+  io("ranks", link.ranks, {.least = 2, .most = kMaxDevices});
+  fields(io, link.cost);
+  io("averaging", link.averaging);
+  io("overlap_share", link.overlap_share, {.least = kLeastOverlap, .most = 1});
+  io("overhead", link.overhead);
+}
+
+void fields(auto& io, DpCopies& dp) {
+  io("scatter_bytes_per_sample", dp.scatter_bytes_per_sample, kAmount);
+  io("gather_bytes_per_sample", dp.gather_bytes_per_sample, kAmount);
+  io("replicate_bytes", dp.replicate_bytes, kAmount);
+  io("reduce_bytes", dp.reduce_bytes, kAmount);
+  io("overhead", dp.overhead);
+  fields(io, dp.cost);
+}
+
+void fields(auto& io, CostModel& model) {
+  constexpr double kLeastUs = 1e-6;  // of a measured step
+  io.enter("model");
+  io("fixed_us", model.step.fixed_us, kAmount);
+  io("per_sample_us", model.step.per_sample_us, kAmount);
+  io("communication_us", model.communication_us, kAmount);
+  io("break_even_batch", model.break_even_batch, kAmount);
+  io("knee", model.step.knee);
+  io("measured", model.step.measured);
+  io("worst_error_share", model.step.worst_error_share, kAmount);
+  io("input_per_sample_us", model.input_per_sample_us, kAmount);
+  io("update_us", model.update_us, kAmount);
+  io("backward_share", model.backward_share, kShare);
+  io("step_spread_share", model.step_spread_share, kShare);
+  io("slowdown", model.slowdown);
+  io("buckets", model.buckets);
+  io("parameter_bytes", model.parameter_bytes, kAmount);
+  io("links", model.links);
+  io("dp", model.dp);
+  double least = 1;  // both ascend
+  for (std::size_t i = 0; i < model.step.measured.size(); ++i) {
+    const TimePoint& point = model.step.measured[i];
+    io.check(concat("measured[", i, "].batch"), point.at, {.least = least, .most = kLargestNumber});
+    io.check(concat("measured[", i, "].us"), point.us, {.least = kLeastUs, .most = kLargestNumber});
+    least = point.at + 1;
+  }
+  for (std::size_t i = 1; i < model.slowdown.size(); ++i)
+    io.check(concat("slowdown[", i, "].devices"), model.slowdown[i].devices,
+             {.least = model.slowdown[i - 1].devices + 1.0, .most = kMaxDevices});
+}
+
+template void fields(JsonWriter&, CostModel&);
+template void fields(JsonReader&, CostModel&);
+
+void fields(auto& io, CollectiveTimes& times) {
+  io("buckets", times.buckets);
+  io("parameter_bytes", times.parameter_bytes);
+  io("all_reduces", times.all_reduces);
+  io("averaging", times.averaging);
+  io("addition", times.addition);
+  io("backward_us", times.backward_us);
+  io("pass_us", times.pass_us);
+}
+
+std::string to_json(const CollectiveTimes& times) { return line_of(JsonWriter::json_of(times)); }
+
+CollectiveTimes collective_times_from_json(const std::string& text) {
+  return read_json<CollectiveTimes>(text, "times of collectives");
+}
 
 double StepCost::us(double batch) const {
   const auto above =

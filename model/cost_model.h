@@ -96,8 +96,23 @@ struct CostModel {
   double slowdown_of(int devices) const;
 };
 
-/// The value of "model" in results.json, and back. Reading throws DataError that names field and value.
-std::string to_json(const CostModel& model);
-CostModel model_from_json(const std::string& text);
+/// The value of "model" in results.json: see json_fields.h.
+void fields(auto& io, CostModel& model);
+
+/// What the ranks of a process group measured of the collectives of a network, alone: means over the ranks, each the
+/// median of calls after pauses in which the ranks compute, as in training.
+struct CollectiveTimes {
+  std::vector<GradientBucket> buckets{};  // as ddp sends them
+  std::vector<double> parameter_bytes{};  // as averaging sends them
+  std::vector<TimePoint> all_reduces{};
+  TimePoint averaging{};  // of all parameters: each summed in memory of its rank, and divided
+  TimePoint addition{};   // of so many bytes to as many in memory, by one device
+  double backward_us = 0;
+  double pass_us = 0;  // all of this once
+};
+
+/// JSON, and back. Reading throws DataError.
+std::string to_json(const CollectiveTimes& times);
+CollectiveTimes collective_times_from_json(const std::string& text);
 
 }  // namespace duet::cli

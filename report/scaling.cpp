@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/system/number_text.h"
@@ -149,7 +148,6 @@ std::vector<std::string> prediction_lines(const Results& results) {
 }
 
 std::string to_json(const std::vector<ScalingRow>& rows) {
-  using Json = nlohmann::ordered_json;
   Json list = Json::array();
   for (const ScalingRow& row : rows) {
     Json parts;

@@ -3,14 +3,16 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "cli/options/command_line.h"
 #include "cli/system/machine.h"
+#include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -24,6 +26,113 @@ constexpr const char* kAbout =
     "duet: data-parallel training without Python. Trains one small network alone, by the tutorial's own gradient "
     "averaging, by DataParallel and by DistributedDataParallel, and reports how fast each was and whether all ended "
     "with the same bits.";
+
+constexpr const char* kJson = "--json";
+constexpr std::array kCollectives = {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"};
+
+bool is_option(const std::string& argument) { return argument.size() > 1 && argument[0] == '-'; }
+
+/// Edits from one word to the other: the optimal string alignment distance.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> edits(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) edits[i][0] = i;
+  for (std::size_t j = 0; j <= b.size(); ++j) edits[0][j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i)
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = edits[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      edits[i][j] = std::min({edits[i - 1][j] + 1, edits[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        edits[i][j] = std::min(edits[i][j], edits[i - 2][j - 2] + 1);
+    }
+  return edits[a.size()][b.size()];
+}
+
+/// ", did you mean train?": the known name that is nearest to `word` by letters inserted, left out, replaced or swapped
+/// with their neighbours, or that begins with it; empty where none is near.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  std::string nearest;
+  std::size_t least = std::max<std::size_t>(1, word.size() / 4) + 1;  // further than this is another word
+  for (const std::string& name : known) {
+    const bool begins = word.size() >= 3 && name.starts_with(word);
+    const std::size_t edits = begins ? 1 : distance(word, name);
+    if (edits >= least) continue;
+    least = edits;
+    nearest = name;
+  }
+  return nearest.empty() ? "" : ", did you mean " + nearest + "?";
+}
+
+void require_known(const std::string& command, const std::vector<std::string>& commands) {
+  if (is_option(command) || std::find(commands.begin(), commands.end(), command) != commands.end()) return;
+  const std::string hint = did_you_mean(command, commands);
+  throw UsageError(concat("unknown command '", command, "'",
+                          hint.empty() ? ", expected " + listed(commands, "or") : hint, " (see duet --help)"));
+}
+
+/// The arguments as the parser takes them: `help COMMAND` as `COMMAND --help`, and `--json` without a file as
+/// `--json=-`. Throws UsageError with the nearest one for a command that is none of `commands`.
+std::vector<std::string> spelled_out(const std::vector<std::string>& arguments,
+                                     const std::vector<std::string>& commands) {
+  std::vector<std::string> words = arguments;
+  if (!words.empty() && words[0] == "help") {
+    words.erase(words.begin());
+    words.emplace_back("--help");
+  }
+  if (words.empty()) return words;
+  require_known(words[0], commands);
+  if (words[0] == "launch") return words;  // its last words are another program's
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (words[i] == kJson && (i + 1 == words.size() || is_option(words[i + 1]))) words[i] = concat(kJson, "=-");
+  return words;
+}
+
+/// ", did you mean --epochs?" after a failed parse that left an option over; empty where no known one is near.
+std::string hint_for_unknown_option(CLI::App& app) {
+  CLI::App* used = &app;
+  while (!used->get_subcommands().empty()) used = used->get_subcommands().front();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : used->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (const std::string& left : app.remaining(true))
+    if (is_option(left)) return did_you_mean(left.substr(0, left.find('=')), known);
+  return "";
+}
+
+/// Adds --json, which means the same in every command: see cli/system/output.h. `what` it is that JSON holds.
+void add_json(CLI::App& app, std::string& json, const std::string& what) {
+  app.add_option(
+         kJson, json,
+         what +
+             " as JSON, in FILE; without FILE, or with -, on the standard output, and all other text on standard error")
+      ->type_name("[FILE]");
+}
+
+/// Of a list with commas between its entries, which may be empty.
+std::vector<std::string> entries_of(const std::string& list) {
+  std::vector<std::string> entries(1);
+  for (const char letter : list) {
+    if (letter == ',')
+      entries.emplace_back();
+    else
+      entries.back() += letter;
+  }
+  return entries;
+}
+
+/// Adds an option that takes a list with commas between its entries, which all pass `check`, and calls take(entries).
+void add_list(CLI::App& app, const char* option, const Check& check,
+              const std::function<void(const std::vector<std::string>&)>& take, const char* otherwise,
+              const char* about) {
+  // Not by CLI11's delimiter, which drops empty entries.
+  const auto read = [take](const std::string& list) { take(entries_of(list)); };
+  const auto wrong = [check](const std::string& list) {
+    std::string error;
+    for (const std::string& entry : entries_of(list))
+      if (error.empty()) error = check(entry);
+    return error;
+  };
+  app.add_option_function<std::string>(option, read, about)->check(wrong)->default_str(otherwise);
+}
 
 /// As add_list(), of different entries, which are read by read(entry).
 template <class T>
@@ -48,26 +157,27 @@ void add_modes(CLI::App& app, std::vector<Mode>& modes, const char* otherwise, c
   add_distinct<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
 }
 
-void add_device_counts(CLI::App& app, std::vector<int>& devices) {
-  const auto whole = [](const std::string& text) {
-    return parse_number<int>(text) ? std::string() : concat("'", text, "' is not a whole number");
+/// Of whole numbers, from `least` on.
+template <class T>
+void add_numbers(CLI::App& app, const char* option, std::vector<T>& values, T least, const char* otherwise,
+                 const char* about) {
+  const auto check = [least](const std::string& text) {
+    const std::optional<T> value = parse_number<T>(text);
+    if (!value) return concat("'", text, "' is not a whole number");
+    return *value >= least ? std::string() : concat("is ", text, ", expected ", least, " or more");
   };
-  const auto read = [](const std::string& text) { return *parse_number<int>(text); };
-  add_distinct<int>(app, "--devices", devices, whole, read, "1,2,4,8 up to the cores or GPUs",
-                    "numbers of devices, separated by commas");
+  const auto read = [](const std::string& text) { return *parse_number<T>(text); };
+  add_distinct<T>(app, option, values, check, read, otherwise, about);
 }
 
-void add_batches(CLI::App& app, std::vector<std::int64_t>& batches) {
-  const auto whole = [](const std::string& text) {
-    const auto rows = parse_number<std::int64_t>(text);
-    if (!rows) return concat("'", text, "' is not a whole number");
-    return *rows >= 1 ? std::string() : concat("is ", text, ", expected 1 or more");
-  };
-  const auto read = [](const std::string& text) { return *parse_number<std::int64_t>(text); };
-  add_distinct<std::int64_t>(app, "--batch", batches, whole, read, "128",
-                             "images of a batch, of networks for colour images 32 by default; several, separated by "
-                             "commas, are compared one after the other, each in "
-                             "a folder of its own, and share the time budget");
+void add_device_counts(CLI::App& app, std::vector<int>& devices) {
+  add_numbers(app, "--devices", devices, std::numeric_limits<int>::min(), "1,2,4,8 up to the cores or GPUs",
+              "numbers of devices, separated by commas");
+}
+
+void add_scaling(CLI::App& app, std::string& scaling) {
+  app.add_option("--scaling", scaling, "strong: that batch is divided among the devices; weak: each has one")
+      ->check(one_of({"strong", "weak"}));
 }
 
 /// Of an option that is given twice, the last counts: scripts put theirs first and let the user's follow.
@@ -81,7 +191,10 @@ void add_compare(CLI::App& app, CompareOptions& options) {
       app, "--backend", options.backends, one_of(kBackends), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
-  add_batches(app, options.batches);
+  add_numbers<std::int64_t>(
+      app, "--batch", options.batches, 1, "128",
+      "images of a batch, of networks for colour images 32 by default; several, separated by commas, are compared one "
+      "after the other, each in a folder of its own, and share the time budget");
   add_scaling(app, options.scaling);
   add_training(app, options);
   app.add_option(
@@ -107,7 +220,108 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   add_json(app, options.json, "the same as results.json");
 }
 
-/// Of what is no collective, and of the words of former versions.
+/// "1,2,4", or "1..8" for 1, 2, 4 and 8: doubled from the first on, and the last. Throws UsageError.
+std::vector<int> counts(const char* option, const std::string& text) {
+  const std::size_t dots = text.find("..");
+  std::vector<int> out;
+  const auto number = [&](const std::string& word) {
+    const auto value = parse_number<int>(word);
+    require<UsageError>(value && *value >= 1 && *value <= kMaxDevices, option, " is ", text,
+                        ", expected numbers from 1 to ", kMaxDevices, ", as 1,2,4 or 1..8");
+    return *value;
+  };
+  if (dots == std::string::npos) {
+    for (const std::string& word : entries_of(text)) out.push_back(number(word));
+  } else {
+    const int first = number(text.substr(0, dots)), last = number(text.substr(dots + 2));
+    require<UsageError>(first <= last, option, " is ", text, ", expected the smaller number first");
+    for (int count = first; count < last; count *= 2) out.push_back(count);
+    out.push_back(last);
+  }
+  std::sort(out.begin(), out.end());
+  require<UsageError>(std::adjacent_find(out.begin(), out.end()) == out.end(), option, " is ", text,
+                      ", expected every number once");
+  return out;
+}
+
+void add_predict(CLI::App& app, PredictOptions& options) {
+  const auto add_counts = [&](const char* option, std::vector<int>& values, const char* otherwise, const char* about) {
+    const auto read = [option, &values](const std::string& text) { values = counts(option, text); };
+    app.add_option_function<std::string>(option, read, about)->default_str(otherwise);
+  };
+  app.add_option("results", options.results, "results.json of a comparison that has fitted a model")->type_name("FILE");
+  add_counts("--devices", options.devices, "1..8",
+             "devices of one host: numbers separated by commas, or 1..8 for 1, 2, 4 and 8");
+  add_counts("--hosts", options.hosts, "1", "hosts, each with the most of these devices: as --devices");
+  app.add_option("--link", options.link,
+                 "what connects the hosts, where there are several, else the devices: a name of --links; default: "
+                 "this machine's link as measured");
+  app.add_option("--latency-us", options.latency_us, "of a link without a name: microseconds of one message")
+      ->check(in_range(0));
+  app.add_option("--gbit", options.gbit, "of a link without a name: 10^9 bits of payload a second, in each direction")
+      ->check(in_range(1e-6));
+  app.add_option("--algorithm", options.algorithm,
+                 "of the all-reduces over that link: ring, tree, recursive_doubling or direct; default: the link's own")
+      ->check(one_of({"ring", "tree", "recursive_doubling", "direct"}));
+  const auto read = [](const std::string& word) {
+    for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging})
+      if (word == name(mode)) return mode;
+    throw UsageError(concat("--mode: unknown '", word, "', expected ddp, dp or averaging"));
+  };
+  add_distinct<Mode>(
+      app, "--mode", options.modes, [](const std::string&) { return std::string(); }, read, "all that were measured",
+      "ddp, dp or averaging; several, separated by commas");
+  app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0, 1e15));
+  add_scaling(app, options.scaling);
+  add_json(app, options.json, "the table");
+  app.add_option("--out", options.out, "file for a page with pictures: .html");
+  app.add_flag("--links", options.links,
+               "print the links that have names and those that FILE has measured, with figures and sources, and end");
+}
+
+constexpr std::array kDTypes = {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i32, DType::i64, DType::u8};
+
+void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) {
+  std::vector<std::string> algorithms = {"library"};
+  if (all_reduce) algorithms.insert(algorithms.end(), {"naive_ring", "chunked_ring", "recursive_doubling"});
+  app.add_option("--devices", options.devices, "number of ranks")->check(in_range(1, kMaxDevices));
+  add_choice(app, "--device", options.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
+             "where the buffers lie: cpu, the host's memory, or cuda, a GPU for every rank (or several to a GPU)");
+  add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
+  app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
+      ->check(one_of({"process", "thread"}));
+  const auto into = [](std::vector<std::string>& list) {
+    return [&list](const std::vector<std::string>& entries) { list = entries; };
+  };
+  add_list(app, "--backend", one_of(kBackends), into(options.backends), "auto",
+           "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
+           "one; several, separated by commas, are compared");
+  add_list(app, "--algorithm", one_of(algorithms), into(options.algorithms), "library",
+           "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
+           "recursive_doubling; several are compared");
+  const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
+    app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
+  };
+  size("-b,--min-bytes", options.min_bytes,
+       "first size: bytes of a rank's longer buffer; K, M and G are 1024's powers");
+  size("-e,--max-bytes", options.max_bytes, "last size");
+  app.add_option("-f,--factor", options.factor, "from one size to the next")->check(in_range(2));
+  app.add_option("-n,--iterations", options.iterations, "timed calls of every size")->check(in_range(1));
+  app.add_option("-w,--warm-up", options.warm_up, "calls before them")->check(in_range(0));
+  app.add_option("-c,--check", options.check, "1: count wrong elements of one more call; 0: do not")
+      ->check(in_range(0, 1));
+  add_json(app, options.json, "all rows");
+  app.add_option("--html", options.html, "file for a page with the pictures of time and bus bandwidth");
+}
+
+void add_collectives(CLI::App& bench, CollectiveOptions& options) {
+  for (const char* name : kCollectives) {
+    CLI::App* app = bench.add_subcommand(name, concat("time ", name, " among ranks, in the columns of nccl-tests"));
+    app->callback([&options, name] { options.collective = name; });
+    add_collective(*app, options, name == std::string("all_reduce"));
+  }
+}
+
 [[noreturn]] void refuse_bench(const std::string& what) {
   require<UsageError>(what != "step", "duet bench step is a part of duet compare now: --vs-torch PYTHON");
   require<UsageError>(what != "overhead",
@@ -224,26 +438,24 @@ std::vector<int> default_devices(const Training& training, std::int64_t rows) {
   return devices;
 }
 
+template <class Options>
+Options checked(const Options& options) {
+  check(options);
+  return options;
+}
+
 Command CommandLine::command() {
   if (*info_app) return info;
-  if (*predict_app) {
-    check(predict);
-    return predict;
-  }
-  if (*launch_app) {
-    check(launch);
-    return launch;
-  }
+  if (*predict_app) return checked(predict);
+  if (*launch_app) return checked(launch);
   if (*train_app) {
     require_momentum_of_sgd(*train_app, train);
     take_colour_defaults(*train_app, train);
-    check(train);
-    return train;
+    return checked(train);
   }
   if (*bench_app) {
     if (collective.collective.empty()) refuse_bench("");
-    check(collective);
-    return collective;
+    return checked(collective);
   }
   require_momentum_of_sgd(*compare_app, compare);
   take_colour_defaults(*compare_app, compare);
@@ -259,6 +471,64 @@ Command CommandLine::command() {
 }
 
 }  // namespace
+
+Check in_range(double least, double most) {
+  return [=](const std::string& text) -> std::string {
+    double value = 0;
+    const bool number = CLI::detail::lexical_cast(text, value);                      // 0 for an empty text
+    if (!text.empty() && (!number || (value >= least && value <= most))) return "";  // other text: CLI11's error
+    const bool open = most == std::numeric_limits<double>::max();
+    return concat("is ", text.empty() ? "''" : text, ", expected ", least, open ? " or more" : concat(" to ", most));
+  };
+}
+
+Check one_of(std::vector<std::string> words) {
+  return [words = std::move(words)](const std::string& text) -> std::string {
+    if (std::find(words.begin(), words.end(), text) != words.end()) return "";
+    return concat("unknown '", text, "', expected ", listed(words, "or"));
+  };
+}
+
+void add_choice(CLI::App& app, const char* option, const std::vector<std::string>& words, const char* otherwise,
+                const std::function<void(std::size_t)>& take, const char* about) {
+  const auto read = [words, take](const std::string& text) {
+    take(static_cast<std::size_t>(std::find(words.begin(), words.end(), text) - words.begin()));
+  };
+  app.add_option_function<std::string>(option, read, about)->check(one_of(words))->default_str(otherwise);
+}
+
+void check(const PredictOptions& options) {
+  if (options.links) return;
+  require<UsageError>(!options.results.empty(), "duet predict: no results.json given");
+  require<UsageError>(options.link.empty() || !(options.latency_us || options.gbit), "--link is ", options.link,
+                      ", but --latency-us and --gbit describe another");
+  require<UsageError>(!options.latency_us || options.gbit, "--latency-us without --gbit");
+  require<UsageError>(options.algorithm.empty() || !options.link.empty() || options.gbit,
+                      "--algorithm is for a link that --link or --gbit names");
+  const int devices = options.devices.back(), hosts = options.hosts.back();
+  require<UsageError>(devices * hosts <= kMaxDevices, devices, " devices on each of ", hosts, " hosts are ",
+                      devices * hosts, ", expected at most ", kMaxDevices);
+  require<UsageError>(hosts == 1 || !options.link.empty() || options.gbit, "--hosts is ", hosts,
+                      ", but no --link or --gbit is given for what connects them");
+  require<UsageError>(options.out.empty() || options.out.ends_with(".html"), "--out is ", options.out,
+                      ", expected a name that ends with .html");
+}
+
+void check(const CollectiveOptions& options) {
+  for (const std::string& backend : options.backends) {
+    require<UsageError>(backend != "nccl" || options.device == DeviceKind::cuda, "--backend nccl is for --device cuda");
+    require<UsageError>(backend != "memory" || options.workers == "thread", "--backend memory is for --workers thread");
+  }
+  const bool floats_of_host = options.dtype == DType::f32 && options.device == DeviceKind::cpu;
+  require<UsageError>(floats_of_host || options.algorithms == std::vector<std::string>{"library"},
+                      "--algorithm: other than library is for f32 in the host's memory, not for ", options.dtype,
+                      " with --device ", duet::name(options.device));
+  const auto bytes_of_one = static_cast<std::int64_t>(size_of(options.dtype));
+  require<UsageError>(options.min_bytes >= bytes_of_one, "--min-bytes is ", options.min_bytes, ", expected ",
+                      bytes_of_one, " or more");
+  require<UsageError>(options.max_bytes >= options.min_bytes, "--max-bytes is ", options.max_bytes,
+                      ", smaller than --min-bytes, ", options.min_bytes);
+}
 
 Command parse(const std::vector<std::string>& arguments) {
   CommandLine line;

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "cli/system/machine.h"
+#include "ddp/group/gather_text.h"
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"
@@ -17,13 +19,15 @@
 
 namespace duet::cli {
 
-inline constexpr int kMaxDevices = 1024;  // and ranks
-
 /// copies: ranks that each train alone on their share of every batch, for timing only.
 enum class Mode { single, averaging, dp, ddp, copies };
 const char* name(Mode mode);
 /// Whether its devices are driven by ranks.
 bool has_ranks(Mode mode);
+
+/// Whose draws, order of images and scaling of gradients a training has.
+enum class Compat { duet, torch };
+const char* name(Compat compat);
 
 /// Options of every run of a training.
 struct Training {
@@ -54,7 +58,7 @@ struct Training {
   std::uint64_t seed = 1234;
   std::int64_t train_images = 0;  // 0: all
   std::int64_t test_images = 0;   // 0: all
-  bool compat_torch = false;
+  Compat compat = Compat::duet;
   bool check_finite = false;
   bool quiet = false;
   bool verbose = false;
@@ -162,6 +166,11 @@ using Command =
 
 /// Reads and checks a command line (without the program's name). Throws UsageError with one line.
 Command parse(const std::vector<std::string>& arguments);
+
+/// The options of duet train that give `training` where its defaults do not, all but --backend and --batch.
+std::vector<std::string> arguments_of(const Training& training);
+/// What must be equal on all ranks of a training, but for --batch.
+std::vector<ddp::Setting> shared_settings(const Training& training);
 
 /// Whether a --model is a file with a network (lib/nn/network_module.h): it ends in .so or .pt, or has a slash.
 bool is_network_file(const std::string& model);

@@ -1,23 +1,34 @@
-// The options of duet train, and those that it shares with duet compare.
+// The options of every training: one list for the parser, for the arguments of a process, and for what its ranks share;
+// those of duet train besides; and the rules of both and of duet compare.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "cli/options/command_line.h"
+#include "cli/system/machine.h"
+#include "cli/system/number_text.h"
+#include "ddp/group/gather_text.h"
 #include "ddp/store/port_range.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"
+#include "lib/shape.h"
 
 namespace duet::cli {
 namespace {
-
-constexpr std::array kPrecisions = {Precision::fp32, Precision::tf32, Precision::bf16};
 
 /// CLI11 itself takes -1 for 2^64 - 1, and what is too large for the largest.
 std::string seed_error(const std::string& text) {
@@ -27,97 +38,127 @@ std::string seed_error(const std::string& text) {
   return concat("is ", text, ", expected 0 to ", std::numeric_limits<std::uint64_t>::max());
 }
 
-void add_network(CLI::App& app, Training& training) {
+std::string model_error(const std::string& model) {
   std::vector<std::string> names;
   for (const nn::NamedNetwork& network : nn::named_networks()) names.push_back(network.name);
-  app.add_option(
-         "--model", training.model,
-         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour "
-         "images: alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or "
-         "FILE.so, a shared object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript")
-      ->check([known = one_of(names)](const std::string& model) {
-        return is_network_file(model) ? std::string() : known(model);
-      });
-  app.add_option("--input", training.input,
-                 "FILE.pt: channels, rows and columns of the images that it takes; default 3x224x224")
-      ->check([](const std::string& text) {
-        return input_shape(text) ? std::string() : "is " + text + ", expected CHANNELSxROWSxCOLUMNS, as in 3x224x224";
-      });
-  app.add_option("--image-size", training.image_size,
-                 "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, "
-                 "224")
-      ->check(in_range(0, 4096));
-  app.add_option("--classes", training.classes,
-                 "outputs of the network; 0: as FILE.so says, else as many as the data has classes")
-      ->check(in_range(0, 1e6));
-  app.add_option("--stem", training.stem,
-                 "resnet: imagenet (first convolution 7x7 with stride 2, then a pool), or cifar (3x3 with stride 1 and "
-                 "no pool, for images of 32x32 or so)")
-      ->check(one_of({"imagenet", "cifar"}));
-  app.add_flag("--sync-bn", training.sync_bn,
-               "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them "
-               "ends with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
+  return is_network_file(model) ? "" : one_of(names)(model);
 }
 
-void add_data(CLI::App& app, Training& training) {
-  app.add_option(
-      "--data", training.data,
+std::string input_error(const std::string& text) {
+  return input_shape(text) ? "" : "is " + text + ", expected CHANNELSxROWSxCOLUMNS, as in 3x224x224";
+}
+
+/// Calls option(name, member, check, about) for each, in the order of --help; flags and names of values have no check.
+template <class Visitor>
+void training_options(const Visitor& option) {
+  option("--model", &Training::model, model_error,
+         "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images: "
+         "alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or FILE.so, a shared "
+         "object with a network of one's own (lib/nn/network_module.h); or FILE.pt, TorchScript");
+  option("--input", &Training::input, input_error,
+         "FILE.pt: channels, rows and columns of the images that it takes; default 3x224x224");
+  option("--image-size", &Training::image_size, in_range(0, 4096),
+         "colour images: rows and columns to which they are cropped, resized or drawn; 0: the network's own, 224");
+  option("--classes", &Training::classes, in_range(0, 1e6),
+         "outputs of the network; 0: as FILE.so says, else as many as the data has classes");
+  option("--stem", &Training::stem, one_of({"imagenet", "cifar"}),
+         "resnet: imagenet (first convolution 7x7 with stride 2, then a pool), or cifar (3x3 with stride 1 and no "
+         "pool, for images of 32x32 or so)");
+  option("--sync-bn", &Training::sync_bn,
+         "batch norm over the batches of all devices (CPU devices; not averaging), so that any number of them ends "
+         "with the same bits; otherwise each device has statistics of its own images, as in PyTorch");
+  option("--device", &Training::device,
+         "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
+  option("--precision", &Training::precision,
+         "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
+         "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a "
+         "network must have; sums are fp32 in all");
+  option("--deterministic", &Training::deterministic,
+         "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
+  option("--graph", &Training::graph, one_of({"auto", "on", "off"}),
+         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: in modes single and dp, and where ranks "
+         "(ddp) are connected by nccl; one process then goes on with plain steps if a recording fails");
+  option("--graph-steps", &Training::graph_steps, in_range(0, 1024),
+         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, as "
+         "many as fit between two readings of the loss");
+  option("--workers", &Training::workers, one_of({"process", "thread"}),
+         "what a rank of averaging and ddp is: a process, or a thread (with all ranks in one process, and the same "
+         "bits; CPU devices)");
+  option("--threads-per-device", &Training::threads_per_device, in_range(1, 1024),
+         "threads of one CPU device, each pinned to a core");
+  option(
+      "--data", &Training::data,
       "for MNIST's networks a folder with its four files (.gz or not), in it or in its sub-folder mnist; default: "
       "$DUET_DATA, ./data, ~/.cache/duet, else drawn digits. For colour images a folder with train and val, each with "
       "a folder of JPEG or PNG files for each class (random crops and flips for training); default: drawn images. "
       "'synthetic' draws either; 'synthetic:classes=100,size=64,train=10000,test=1000,seed=0' says which images");
-  app.add_option("--loader-workers", training.loader_workers,
-                 "threads of each process that make batches ahead; 0: the training thread makes each when it is due")
-      ->check(in_range(0, 1024));
-  app.add_flag("--skip-broken", training.skip_broken,
-               "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
-               "otherwise it is an error");
+  option("--loader-workers", &Training::loader_workers, in_range(0, 1024),
+         "threads of each process that make batches ahead; 0: the training thread makes each when it is due");
+  option("--skip-broken", &Training::skip_broken,
+         "folder of images: in place of a file that cannot be decoded take the next one of its class, and warn; "
+         "otherwise it is an error");
+  option("--lr", &Training::lr, in_range(0), "learning rate");
+  option("--momentum", &Training::momentum, in_range(0), "momentum of SGD, 0 to below 1");
+  option("--seed", &Training::seed, seed_error, "seed of weights, order of images and dropout");
+  option("--compat", &Training::compat,
+         "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
+         "devices no longer end with the same bits)");
+  option("--check-finite", &Training::check_finite,
+         "end with an error that names step, operator and parameter when an image, a parameter, a result or a gradient "
+         "is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then takes "
+         "about a third longer");
+  option("--quiet", &Training::quiet, "no progress line, no colours");
+  option("--optimizer", &Training::optimizer, one_of({"sgd", "adam", "adamw"}),
+         "sgd, adam or adamw, with the rules of torch.optim");
+  option("--weight-decay", &Training::weight_decay, in_range(0), "of the optimizer; default: 0, of adamw 0.01");
+  option("--download", &Training::download, "fetch MNIST into ~/.cache/duet if it is not found");
+  option("--epochs", &Training::epochs, in_range(1), "passes over the training images");
+  option("--train-images", &Training::train_images, in_range(0),
+         "use the first N training images, of a folder N spread evenly over it; 0 for all. duet compare draws no more "
+         "than 10 steps need, unless this or --data is given");
+  option("--test-images", &Training::test_images, in_range(0), "as --train-images, of the test images");
+  option("--verbose", &Training::verbose,
+         "train: every rank also prints which launcher's variables its rank was read from, and rank 0 who has joined "
+         "from where");
 }
 
-/// Options of a training step.
-void add_step(CLI::App& app, Training& training) {
-  add_network(app, training);
-  add_choice(app, "--device", training.device, std::array{DeviceKind::cpu, DeviceKind::cuda},
-             "kind of device: cpu or cuda; where --devices outnumber the GPUs they are logical ones that share them");
-  add_choice(
-      app, "--precision", training.precision, kPrecisions,
-      "arithmetic of convolutions and linear layers: fp32; on cuda also tf32, or bf16, which is no faster than tf32 "
-      "today; on CPUs with AVX512-BF16 or AMX also bf16, of convolutions without a pool behind them, which a network "
-      "must have; sums are fp32 in all");
-  app.add_flag("--deterministic", training.deterministic,
-               "cuda: the same convolution algorithms in every run; otherwise the fastest are found by timing them");
-  app.add_option(
-         "--graph", training.graph,
-         "cuda: steps recorded as CUDA graphs and replayed, on or off; auto: in modes single and dp, and where ranks "
-         "(ddp) are connected by nccl; one process then goes on with plain steps if a recording fails")
-      ->check(one_of({"auto", "on", "off"}));
-  app.add_option(
-         "--graph-steps", training.graph_steps,
-         "cuda: steps that one graph holds, as far as they are alike and no loss is due between them; 0: up to 8, "
-         "as many as fit between two readings of the loss")
-      ->check(in_range(0, 1024));
-  app.add_option(
-         "--workers", training.workers,
-         "what a rank of averaging and ddp is: a process, or a thread (with all ranks in one process, and the same "
-         "bits; CPU devices)")
-      ->check(one_of({"process", "thread"}));
-  app.add_option("--threads-per-device", training.threads_per_device,
-                 "threads of one CPU device, each pinned to a core")
-      ->check(in_range(1, 1024));
-  add_data(app, training);
-  app.add_option("--lr", training.lr, "learning rate")->check(in_range(0));
-  app.add_option("--momentum", training.momentum, "momentum of SGD, 0 to below 1")->check(in_range(0));
-  app.add_option("--seed", training.seed, "seed of weights, order of images and dropout")->check(seed_error);
-  add_choice(
-      app, "--compat", {"torch"}, "", [&](std::size_t) { training.compat_torch = true; },
-      "'torch': PyTorch's own draws, sampler order and 1/W scaling in place of duet's rules (then 1, 2 and 4 "
-      "devices no longer end with the same bits)");
-  app.add_flag(
-      "--check-finite", training.check_finite,
-      "end with an error that names step, operator and parameter when an image, a parameter, a result or a "
-      "gradient is infinite or not a number, or an operator drops the batch's stamp before a dropout; a step then "
-      "takes about a third longer");
-  app.add_flag("--quiet", training.quiet, "no progress line, no colours");
+std::array<DeviceKind, 2> choices(DeviceKind) { return {DeviceKind::cpu, DeviceKind::cuda}; }
+std::array<Precision, 3> choices(Precision) { return {Precision::fp32, Precision::tf32, Precision::bf16}; }
+std::array<Compat, 1> choices(Compat) { return {Compat::torch}; }
+
+/// What adds them to a parser.
+struct Adding {
+  CLI::App& app;
+  Training& training;
+
+  template <class T>
+  void operator()(const char* name, T Training::*member, const Check& check, const char* about) const {
+    app.add_option(name, training.*member, about)->check(check);
+  }
+  template <class T>
+  void operator()(const char* name, T Training::*member, const char* about) const {
+    T& value = training.*member;
+    if constexpr (std::is_enum_v<T>)
+      add_choice(app, name, value, choices(value), about);
+    else if constexpr (std::is_same_v<T, bool>)
+      app.add_flag(name, value, about);
+    else
+      app.add_option(name, value, about);
+  }
+};
+
+template <class T>
+std::string text_of(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return name(value);
+  else if constexpr (std::is_same_v<T, bool>)
+    return value ? "given" : "not given";
+  else if constexpr (std::is_same_v<T, double>)
+    return shortest(value);
+  else if constexpr (std::is_same_v<T, std::optional<double>>)
+    return value ? shortest(*value) : "the optimizer's";
+  else
+    return concat(value);
 }
 
 void add_backend(CLI::App& app, Training& training) {
@@ -136,7 +177,55 @@ void add_batch(CLI::App& app, Training& training) {
       ->check(in_range(1));
 }
 
+void check_training(const Training& training) {
+  require<UsageError>(training.device == DeviceKind::cuda || training.precision != Precision::tf32,
+                      "--precision is tf32, but CPU devices compute in fp32 or bf16");
+  require<UsageError>(training.device == DeviceKind::cpu || training.threads_per_device == 1,
+                      "--threads-per-device is ", training.threads_per_device, ", but one thread drives a GPU");
+  require<UsageError>(training.device == DeviceKind::cuda || training.graph != "on",
+                      "--graph on: CPU devices have no graphs");
+  require<UsageError>(training.device == DeviceKind::cuda || training.graph_steps <= 1, "--graph-steps is ",
+                      training.graph_steps, ", but CPU devices have no graphs");
+  const bool threads = training.workers == "thread";
+  require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
+                      "--workers thread is for CPU devices");
+  require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
+  require<UsageError>(!training.sync_bn || training.device == DeviceKind::cpu, "--sync-bn is for CPU devices");
+  require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
+                      ", expected a number from 0 on");
+  require<UsageError>(training.momentum >= 0 && training.momentum < 1, "--momentum is ", training.momentum,
+                      ", expected 0 to below 1");
+}
+
+void check_devices(int devices, std::int64_t batch) {
+  require<UsageError>(devices >= 1 && devices <= kMaxDevices, "--devices is ", devices, ", expected 1 to ",
+                      kMaxDevices);
+  require<UsageError>(batch >= devices, "--batch is ", batch, ", smaller than the ", devices,
+                      " devices that share it; every device needs at least one image");
+}
+
 }  // namespace
+
+std::vector<std::string> arguments_of(const Training& training) {
+  std::vector<std::string> arguments;
+  training_options([&](const char* name, auto member, const auto&...) {
+    const auto& value = training.*member;
+    const bool flag = std::is_same_v<decltype(value), const bool&>;
+    if (value != Training().*member) arguments.push_back(flag ? name : concat(name, "=", text_of(value)));
+  });
+  return arguments;
+}
+
+std::vector<ddp::Setting> shared_settings(const Training& training) {
+  static const std::set<std::string> own = {"--graph",        "--graph-steps", "--workers",  "--threads-per-device",
+                                            "--data",         "--quiet",       "--download", "--loader-workers",
+                                            "--train-images", "--test-images", "--verbose"};
+  std::vector<ddp::Setting> settings;
+  training_options([&](const char* name, auto member, const auto&...) {
+    if (!own.contains(name)) settings.push_back({name, text_of(training.*member)});
+  });
+  return settings;
+}
 
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports) {
   app.add_option(names, ports,
@@ -148,24 +237,7 @@ void add_port_range(CLI::App& app, const std::string& names, std::string& ports)
       });
 }
 
-void add_training(CLI::App& app, Training& training) {
-  add_step(app, training);
-  app.add_option("--optimizer", training.optimizer, "sgd, adam or adamw, with the rules of torch.optim")
-      ->check(one_of({"sgd", "adam", "adamw"}));
-  app.add_option("--weight-decay", training.weight_decay, "of the optimizer; default: 0, of adamw 0.01")
-      ->check(in_range(0));
-  app.add_flag("--download", training.download, "fetch MNIST into ~/.cache/duet if it is not found");
-  app.add_option("--epochs", training.epochs, "passes over the training images")->check(in_range(1));
-  app.add_option(
-         "--train-images", training.train_images,
-         "use the first N training images, of a folder N spread evenly over it; 0 for all. duet compare draws no "
-         "more than 10 steps need, unless this or --data is given")
-      ->check(in_range(0));
-  app.add_option("--test-images", training.test_images, "as --train-images, of the test images")->check(in_range(0));
-  app.add_flag("--verbose", training.verbose,
-               "train: every rank also prints which launcher's variables its rank was read from, and rank 0 who has "
-               "joined from where");
-}
+void add_training(CLI::App& app, Training& training) { training_options(Adding{app, training}); }
 
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
@@ -213,6 +285,104 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_flag("--timed-parts", options.timed_parts)->group("");
   app.add_option("--libtorch", options.libtorch)->check(one_of({"none", "wrapper", "averaged"}))->group("");
   app.add_flag_function("--copies", [&](std::int64_t) { options.mode = Mode::copies; })->group("");
+}
+
+const char* name(Compat compat) { return compat == Compat::torch ? "torch" : "duet"; }
+
+const char* name(Mode mode) {
+  constexpr std::array kNames = {"single", "averaging", "dp", "ddp", "copies"};
+  return kNames.at(static_cast<std::size_t>(mode));
+}
+
+bool is_script_file(const std::string& model) { return model.ends_with(".pt"); }
+
+std::optional<Shape> input_shape(std::string_view text) {
+  constexpr std::int64_t kMost = 4096;
+  Shape shape;
+  for (std::size_t begin = 0; begin <= text.size() && shape.rank() < 4;) {
+    const std::size_t end = std::min(text.find('x', begin), text.size());
+    const std::optional<std::int64_t> size = parse_number<std::int64_t>(text.substr(begin, end - begin));
+    if (!size || *size < 1 || *size > kMost) return {};
+    shape.append(*size);
+    begin = end + 1;
+  }
+  return shape.rank() == 3 ? std::optional(shape) : std::nullopt;
+}
+
+Shape script_input(const Training& options) { return input_shape(options.input).value_or(Shape{3, 224, 224}); }
+
+bool is_network_file(const std::string& model) {
+  return model.ends_with(".so") || is_script_file(model) || model.find('/') != std::string::npos;
+}
+
+bool has_ranks(Mode mode) { return mode == Mode::averaging || mode == Mode::ddp || mode == Mode::copies; }
+
+std::string why_no_graph(const TrainOptions& options, std::string carrier, std::span<const Device> devices) {
+  if (options.device == DeviceKind::cpu) return "CPU devices have no graphs";
+  if (is_network_file(options.model)) return "what a network from a file does on the host is not known";
+  if (nn::find_network(options.model).channels != 1) return "colour images come from the host in every step";
+  if (options.graph == "off") return "--graph off";
+  if (options.mode == Mode::averaging) return "in mode averaging ranks add gradients up, outside of graphs";
+  if (options.sum == "nccl") return "--sum nccl adds gradients up outside of graphs";
+  for (const Device from : devices)
+    for (const Device to : devices)
+      if (!backend(to.kind).copies_directly(from, to))
+        return concat("what ", from, " copies to ", to, " goes through the host's memory");
+  if (carrier.empty() && options.devices > 1 && options.backend != "auto") carrier = options.backend;
+  if (options.mode == Mode::ddp && !carrier.empty() && carrier != "nccl" && carrier != "solo")
+    return concat("ranks over ", carrier, " add gradients up in the host's memory");
+  if (options.optimizer != "sgd") return concat("--optimizer ", options.optimizer, " counts its steps on the host");
+  if (options.compare_every > 0) return "--compare-every reads all parameters back";
+  if (options.compat == Compat::torch) return "with --compat torch the host draws dropout";
+  if (options.check_finite) return "--check-finite reads every result back";
+  return "";
+}
+
+void check(const TrainOptions& options) {
+  check_training(options);
+  check_devices(options.devices, options.batch);
+  require<UsageError>(options.mode != Mode::single || options.devices == 1, "--devices is ", options.devices,
+                      ", but mode single uses 1; --mode dp or ddp uses several");
+  require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
+  require<UsageError>(options.libtorch.empty() || !options.bursts.empty(), "--libtorch is for --bursts");
+  require<UsageError>(options.weights.empty() || options.untrained, "--weights is for --untrained");
+  require<UsageError>(
+      !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
+      "--collectives is for --untrained processes of mode ddp on CPU devices");
+  require<UsageError>(options.mode != Mode::copies || options.untrained,
+                      "--copies is for --untrained only: its ranks do not learn together");
+  require<UsageError>(options.workers == "process" || has_ranks(options.mode),
+                      "--workers thread is for modes averaging and ddp, not ", name(options.mode));
+  require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),
+                      "--timeout is for modes averaging and ddp, not ", name(options.mode));
+  require<UsageError>(options.port_range.empty() || has_ranks(options.mode),
+                      "--port-range is for modes averaging and ddp, not ", name(options.mode));
+  require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
+                      name(options.mode));
+  require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
+                      "--sync-bn is for modes single, dp and ddp, not averaging, whose ranks share gradients alone");
+  const std::string no_graph = why_no_graph(options);
+  require<UsageError>(options.graph != "on" || no_graph.empty(), "--graph on: ", no_graph);
+  const bool several_gpus = options.mode == Mode::dp && options.device == DeviceKind::cuda && options.devices > 1;
+  require<UsageError>(options.sum == "tree" || several_gpus,
+                      "--sum nccl is for --mode dp --device cuda on several GPUs");
+}
+
+void check(const CompareOptions& options) {
+  check_training(options);
+  for (const std::int64_t batch : options.batches)
+    for (const int devices : options.devices) {
+      check_devices(devices, options.scaling == "weak" ? kMaxDevices : batch);
+      require<UsageError>(options.scaling == "strong" || batch <= std::numeric_limits<std::int64_t>::max() / devices,
+                          "--batch is ", batch, ", too large for each of ", devices, " devices");
+    }
+  require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
+  if (options.vs_torch.empty()) return;
+  require<UsageError>(options.device == DeviceKind::cpu,
+                      "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
+  require<UsageError>(options.model != "linear" && !is_network_file(options.model),
+                      "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
+  require<UsageError>(options.time_budget_s > 0, "--vs-torch times PyTorch in rounds, but --time-budget is 0");
 }
 
 }  // namespace duet::cli

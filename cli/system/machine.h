@@ -8,6 +8,8 @@
 
 namespace duet::cli {
 
+inline constexpr int kMaxDevices = 1024;  // of a run, and ranks
+
 struct Machine {
   std::string cpu;
   int cores = 1;

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
@@ -29,8 +28,6 @@
 
 namespace duet::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Caches and clock rates are those of another cell when a burst begins. The first step after these is not timed,
 // either, and is enough where steps are so long that a burst has few of them.
@@ -181,27 +178,18 @@ void BurstPort::answer(const std::string& line) {
   }
 }
 
-std::string to_json(const RankBurst& burst) {
-  Json json = {{"wall_s", burst.wall_s},
-               {"used_s", burst.used_s},
-               {"delayed_s", burst.delayed_s},
-               {"median_us", burst.median_us},
-               {"spread_share", burst.spread_share}};
-  if (burst.run) json["run"] = Json::parse(to_json(*burst.run));
-  return json.dump();
+void fields(auto& io, RankBurst& burst) {
+  io("wall_s", burst.wall_s);
+  io("used_s", burst.used_s);
+  io("delayed_s", burst.delayed_s);
+  io("median_us", burst.median_us);
+  io("spread_share", burst.spread_share);
+  io("run", burst.run);
 }
 
-RankBurst rank_burst_from_json(const std::string& line) {
-  const Json json = parsed_json(line);
-  RankBurst burst;
-  read(json, "wall_s", burst.wall_s);
-  read(json, "used_s", burst.used_s);
-  read(json, "delayed_s", burst.delayed_s);
-  read(json, "median_us", burst.median_us);
-  read(json, "spread_share", burst.spread_share);
-  if (json.contains("run")) burst.run = run_from_json(json.at("run").dump());
-  return burst;
-}
+std::string to_json(const RankBurst& burst) { return line_of(JsonWriter::json_of(burst)); }
+
+RankBurst rank_burst_from_json(const std::string& line) { return read_json<RankBurst>(line, "a burst of steps"); }
 
 void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team) {
   end_by_signals();

@@ -67,7 +67,8 @@ std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTen
     LoadedCheckpoint loaded = load_checkpoint(folder, arch, model);
     const auto writer = loaded.checkpoint.settings.find(kRun);
     if (writer != loaded.checkpoint.settings.end() && writer->second == run) found = Found{std::move(loaded), true};
-    require<UsageError>(!found || !options.compat_torch, "restart ", restarts, " with --compat torch: ", kNoGenerator);
+    require<UsageError>(!found || options.compat == Compat::duet, "restart ", restarts,
+                        " with --compat torch: ", kNoGenerator);
   }
   if (!found && !options.resume.empty()) found = Found{load_checkpoint(options.resume, arch, model)};
   if (!found) return found;
@@ -86,7 +87,8 @@ void require_epochs_left(const Found& found, const TrainOptions& options) {
 }
 
 void require_generator(const TrainOptions& options) {
-  require<UsageError>(options.resume.empty() || !options.compat_torch, "--resume with --compat torch: ", kNoGenerator);
+  require<UsageError>(options.resume.empty() || options.compat == Compat::duet,
+                      "--resume with --compat torch: ", kNoGenerator);
 }
 
 }  // namespace

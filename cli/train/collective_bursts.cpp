@@ -20,7 +20,7 @@
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
 #include "measure/statistics.h"
-#include "model/collective_times.h"
+#include "model/cost_model.h"
 #include "model/fit.h"
 
 namespace duet::cli {

@@ -111,7 +111,7 @@ void wrap_dp(Setup& setup, const TrainOptions& options) {
 
 void wrap_ddp(Setup& setup, const TrainOptions& options, ddp::ProcessGroup& group) {
   ddp::DistributedDataParallelOptions wrap;
-  if (options.compat_torch) wrap.rule = ddp::GradientRule::torch;
+  if (options.compat == Compat::torch) wrap.rule = ddp::GradientRule::torch;
   wrap.compare_parameters_every = options.compare_every;
   auto wrapper = std::make_unique<ddp::DistributedDataParallel>(setup.model(), group, wrap);
   if (!setup.graph) {  // parts of a replayed graph cannot be timed
@@ -167,12 +167,12 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   const Place place{group.rank(), group.size()};
   Setup setup;
   setup.devices = std::move(devices);
-  if (options.compat_torch) setup.generator = std::make_unique<Mt19937>(options.seed);
+  if (options.compat == Compat::torch) setup.generator = std::make_unique<Mt19937>(options.seed);
   setup.network = make_network(options, images.classes, setup.generator.get());
   setup.loss = chosen_network(options).gives_log_probabilities ? nll_loss : cross_entropy;
   setup.model().to(setup.devices.at(0));
   if (why_no_graph(options, group.backend(), setup.devices).empty()) setup.graph = make_graph(options, setup, group);
-  setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat_torch);
+  setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat == Compat::torch);
   if (options.mode == Mode::averaging)
     read_own_part(setup, options, *images.train, place);
   else if (setup.generator)

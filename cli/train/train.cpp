@@ -125,37 +125,21 @@ const char* given(const std::string& path) { return path.empty() ? "not given" :
 
 /// Settings that must be equal on all ranks.
 std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images& images) {
-  return {{"duet", DUET_VERSION},
-          {"--mode", name(options.mode)},
-          {"--model", options.model},
-          {"--input", options.input},
-          {"--image-size", concat(options.image_size)},
-          {"--classes", concat(options.classes)},
-          {"--stem", options.stem},
-          {"--sync-bn", options.sync_bn ? "given" : "not given"},
-          {"--skip-broken", options.skip_broken ? "given" : "not given"},
-          {"--device", duet::name(options.device)},
-          {"--precision", name(options.precision)},
-          {"--deterministic", options.deterministic ? "given" : "not given"},
-          {"--batch", concat(options.batch)},
-          {"--epochs", concat(options.epochs)},
-          {"--lr", concat(options.lr)},
-          {"--optimizer", options.optimizer},
-          {"--momentum", concat(options.momentum)},
-          {"--weight-decay", options.weight_decay ? concat(*options.weight_decay) : "the optimizer's"},
-          {"--seed", concat(options.seed)},
-          {"--compat", options.compat_torch ? "torch" : "duet"},
-          {"--check-finite", options.check_finite ? "on" : "off"},
-          {"--compare-every", concat(options.compare_every)},
-          {"--checkpoint", given(options.checkpoint)},
-          {"--resume", given(options.resume)},
-          {"--result", given(options.result)},
-          {"--trace", given(options.trace)},
-          {"--fingerprints", given(options.fingerprints)},
-          {"--bursts", given(options.bursts)},
-          {"--untrained", options.untrained ? "on" : "off"},
-          {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(),
-                              " images, hashes ", hash_text(*images.train), " + ", hash_text(*images.test))}};
+  std::vector<ddp::Setting> settings = shared_settings(options);
+  settings.insert(settings.begin(), {{"duet", DUET_VERSION}, {"--mode", name(options.mode)}});
+  settings.insert(settings.end(),
+                  {{"--batch", concat(options.batch)},
+                   {"--compare-every", concat(options.compare_every)},
+                   {"--checkpoint", given(options.checkpoint)},
+                   {"--resume", given(options.resume)},
+                   {"--result", given(options.result)},
+                   {"--trace", given(options.trace)},
+                   {"--fingerprints", given(options.fingerprints)},
+                   {"--bursts", given(options.bursts)},
+                   {"--untrained", options.untrained ? "on" : "off"},
+                   {"the data", concat(images.name, " with ", images.train->size(), " + ", images.test->size(),
+                                       " images, hashes ", hash_text(*images.train), " + ", hash_text(*images.test))}});
+  return settings;
 }
 
 /// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.

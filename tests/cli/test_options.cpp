@@ -52,7 +52,7 @@ TEST_CASE("options are read") {
   CHECK(train.devices == 4);
   CHECK(train.batch == 64);
   CHECK(train.lr == 0.05);
-  CHECK(train.compat_torch);
+  CHECK(train.compat == Compat::torch);
   const auto compare =
       std::get<CompareOptions>(parse({"compare", "--modes", "dp,ddp", "--devices", "2,3", "--json", "-"}));
   CHECK(compare.modes == std::vector<Mode>{Mode::dp, Mode::ddp});

@@ -103,9 +103,12 @@ TEST_CASE("a cell's command line has the options of the comparison") {
   CHECK(train.epochs == 3);
   CHECK(train.train_images == 100);
   CHECK(train.test_images == 50);
-  CHECK(train.compat_torch);
+  CHECK(train.compat == Compat::torch);
   CHECK(train.model == "linear");
   CHECK(train.quiet);
+  options.quiet = true;
+  options.threads_per_device = 2;
+  CHECK(arguments_of(train) == arguments_of(options));
   options = std::get<CompareOptions>(parse({"compare", "--optimizer", "adamw", "--weight-decay", "0.1"}));
   const auto adamw = std::get<TrainOptions>(parse(cell_arguments(options, {Mode::dp, 2, 1})));
   CHECK(adamw.optimizer == "adamw");

@@ -10,7 +10,8 @@
 #include "compare/cells.h"
 #include "compare/fit_model.h"
 #include "compare/overhead.h"
-#include "model/collective_times.h"
+#include "measure/json_fields.h"
+#include "model/cost_model.h"
 #include "model/simulate_step.h"
 #include "report/scaling.h"
 #include "tests/compare/made_up.h"
@@ -134,7 +135,7 @@ TEST_CASE("copies that outnumber the cores are no part of the model, and a note 
   fit_model(with.results, with.cells);
   fit_model(without.results, without.cells);
   REQUIRE(with.results.model);
-  CHECK(to_json(*with.results.model) == to_json(*without.results.model));
+  CHECK(JsonWriter::json_of(*with.results.model) == JsonWriter::json_of(*without.results.model));
   CHECK(with.results.model_notes == std::vector<std::string>{"copies on 4 devices, which share 2 cores, are left out"});
   const auto predicted = [](const Results& results) { return scaling_rows(results, {.devices = {4}})[1].speedup; };
   CHECK(predicted(with.results) == predicted(without.results));

@@ -63,7 +63,7 @@ std::vector<std::vector<float>> first_losses(const data::Dataset& train, int siz
   TrainOptions options;
   options.mode = Mode::averaging;
   options.devices = size;
-  options.compat_torch = true;
+  options.compat = Compat::torch;
   std::vector<std::unique_ptr<LockStep>> groups;
   std::vector<Setup> ranks;
   std::vector<data::Loader::Iterator> batches;
@@ -100,7 +100,7 @@ std::vector<double> ddp_losses(const data::Dataset& train, int size, std::size_t
   TrainOptions options;
   options.mode = Mode::ddp;
   options.devices = size;
-  options.compat_torch = true;
+  options.compat = Compat::torch;
   options.batch = 60;
   options.lr = 0.05;
   options.seed = 7;

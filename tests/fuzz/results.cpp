@@ -49,8 +49,6 @@ bool refused(Action&& action) {
   }
 }
 
-using Json = nlohmann::ordered_json;
-
 void add_values(Json& value, std::vector<Json*>& all) {
   all.push_back(&value);
   if (value.is_structured())

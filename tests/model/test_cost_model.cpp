@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lib/error.h"
+#include "measure/json_fields.h"
 #include "model/cost_model.h"
 #include "model/fit.h"
 #include "tests/compare/made_up.h"
@@ -24,6 +25,16 @@ std::string with(const std::string& json, const std::string& from, const std::st
   std::string text = json;
   REQUIRE(text.find(from) != std::string::npos);
   return text.replace(text.find(from), from.size(), to);
+}
+
+std::string to_json(const CostModel& model) { return JsonWriter::json_of(model).dump(); }
+
+CostModel model_from_json(const std::string& text) {
+  const Json json = parsed_json(text);
+  CostModel model;
+  JsonReader io(json);
+  fields(io, model);
+  return model;
 }
 
 }  // namespace
