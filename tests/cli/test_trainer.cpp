@@ -1,16 +1,17 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/system/signals.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/process_group.h"
-#include "lib/error.h"
+#include "ddp/rank_threads.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -30,18 +31,19 @@ TrainOptions small() {
   return options;
 }
 
-/// Trains as the first of two ranks; `other` computes the second one's texts from this one's.
-Run train_beside(const std::function<std::string(const std::string&)>& other) {
-  const TrainOptions options = small();
-  const Images images = find_images(options);
-  ddp::SoloGroup alone;
-  Setup setup = make_setup(options, images, alone);
-  RankTeam team{.rank = 0, .size = 2};
-  team.sum = [](std::span<double> numbers) {
-    for (double& number : numbers) number *= 2;
-  };
-  team.gather = [&](const std::string& text) { return std::vector<std::string>{text, other(text)}; };
-  return train_and_report(options, images, setup, team, monotonic_ns()).run;
+/// Trains as two ranks whose models, made apart, begin as the seeds say. Returns the run of rank 0.
+Run train_both(std::uint64_t first_seed, std::uint64_t second_seed) {
+  Run run;
+  ddp::run_rank_threads(2, [&](ddp::ProcessGroup& group) {
+    TrainOptions options = small();
+    options.seed = group.rank() == 0 ? first_seed : second_seed;
+    const Images images = find_images(options);
+    ddp::SoloGroup alone;
+    Setup setup = make_setup(options, images, alone);
+    const Outcome outcome = train_and_report(options, images, setup, group, monotonic_ns());
+    if (group.rank() == 0) run = outcome.run;
+  });
+  return run;
 }
 
 }  // namespace
@@ -106,7 +108,7 @@ TEST_CASE("all ranks name the same ranks as those that received the signal") {
 }
 
 TEST_CASE("ranks that drifted apart are found at the end of the epoch") {
-  CHECK(train_beside([](const std::string& text) { return text; }).peak_memory_mb.size() == 2);
-  CHECK_THROWS_WITH(train_beside([](const std::string& text) { return text + "x"; }),
+  CHECK(train_both(1, 1).peak_memory_mb.size() == 2);
+  CHECK_THROWS_WITH(train_both(1, 2),
                     duet_test::ContainsSubstring("after step 3 of the epoch rank 1 holds parameters with sha256"));
 }
