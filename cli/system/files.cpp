@@ -23,6 +23,7 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/io/folder.h"
+#include "lib/io/folder_lock.h"
 
 namespace duet::cli {
 namespace {
@@ -39,8 +40,7 @@ bool is_abandoned(const std::string& folder, ddp::Descriptor& lock) {
   struct stat status {};
   if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) return false;
   lock = ddp::Descriptor(::open((folder + kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  return lock.open() && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &status) == 0 &&
-         status.st_nlink > 0;
+  return lock.open() && lock_file(lock, LOCK_EX | LOCK_NB) && is_named(lock, folder + kLockFile);
 }
 
 void remove_abandoned(const std::string& base) {
@@ -115,7 +115,7 @@ TemporaryFolder::TemporaryFolder() {
   // by others.
   const std::string name = path_ + kLockFile, unnamed = name + ".new";
   lock_ = ddp::Descriptor(::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (lock_.open() && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) ::rename(unnamed.c_str(), name.c_str());
+  if (lock_.open() && lock_file(lock_, LOCK_EX | LOCK_NB)) ::rename(unnamed.c_str(), name.c_str());
 }
 
 TemporaryFolder::~TemporaryFolder() {

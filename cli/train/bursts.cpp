@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/system/cpu_use.h"
+#include "cli/system/machine.h"
 #include "cli/system/signals.h"
 #include "cli/train/trainer.h"
 #include "cli/train/training_loop.h"
