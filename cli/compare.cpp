@@ -13,7 +13,7 @@
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/images.h"
-#include "cli/train/network.h"
+#include "cli/train/setup.h"
 #include "compare/comparison.h"
 #include "compare/losses.h"
 #include "lib/backend/backend.h"

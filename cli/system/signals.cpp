@@ -12,13 +12,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdint>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "lib/base/closed_output.h"
-#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {

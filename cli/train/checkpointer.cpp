@@ -2,17 +2,13 @@
 
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "cli/system/number_text.h"
-#include "cli/train/images.h"
-#include "cli/train/network.h"
 #include "ddp/launch/rank_environment.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
 
 namespace duet::cli {

@@ -5,12 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
-#include <mutex>
-#include <optional>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/options/options.h"
@@ -21,7 +16,6 @@
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/images.h"
-#include "cli/train/network.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
@@ -34,7 +28,6 @@
 #include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/timed_parts.h"
-#include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

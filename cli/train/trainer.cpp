@@ -18,7 +18,6 @@
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/network.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"
@@ -43,6 +42,11 @@ constexpr std::int64_t kMostGraphSteps = 8;
 // For the time of the start, and of a step; of networks for colour images fewer, as their steps take long.
 constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
+
+/// Whether a batch norm has statistics of each device alone, so that results depend on their number.
+bool has_plain_batch_norm(const nn::Module& network) {
+  return network.str().find(": BatchNorm2d(") != std::string::npos;
+}
 
 /// Whether ranks share this process.
 bool has_threads(const TrainOptions& options) { return options.workers == "thread"; }
@@ -100,9 +104,10 @@ class Trainer {
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
       clock_.begin_epoch(steps, position.step);
-      const std::vector<double> before = moved_bytes();
+      count_moved_bytes(-1);
       train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return after_step(epoch); });
-      add_moved_bytes(before, clock_.epoch_step() - position.step);
+      count_moved_bytes(1);
+      steps_ += static_cast<double>(clock_.epoch_step() - position.step);
       position.step = clock_.epoch_step();
       if (position.step < steps) return interrupted(position);
       position = {position.epoch + 1, 0};
@@ -234,20 +239,12 @@ class Trainer {
     std::fflush(stdout);
   }
 
-  /// Copied to and from this process's devices so far.
-  std::vector<double> moved_bytes() const {
-    std::vector<double> bytes;
-    if (options_.device == DeviceKind::cpu) return bytes;
-    for (const Device device : setup_.devices)
-      bytes.push_back(static_cast<double>(backend(options_.device).use(device).moved));
-    return bytes;
-  }
-
-  void add_moved_bytes(const std::vector<double>& before, std::int64_t steps) {
-    const std::vector<double> after = moved_bytes();
-    moved_.resize(after.size(), 0);
-    for (std::size_t i = 0; i < after.size(); ++i) moved_[i] += after[i] - before[i];
-    steps_ += static_cast<double>(steps);
+  /// Adds what was copied to and from this process's devices so far, or takes it away: between both, steps train.
+  void count_moved_bytes(double sign) {
+    if (options_.device == DeviceKind::cpu) return;
+    moved_.resize(setup_.devices.size(), 0);
+    for (std::size_t i = 0; i < moved_.size(); ++i)
+      moved_[i] += sign * static_cast<double>(backend(options_.device).use(setup_.devices[i]).moved);
   }
 
   /// Memory and traffic of every device of all ranks.
