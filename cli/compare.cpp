@@ -11,7 +11,7 @@
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/images.h"
-#include "cli/train/network.h"
+#include "cli/train/setup.h"
 #include "compare/comparison.h"
 #include "lib/backend/backend.h"
 #include "lib/base/text.h"

@@ -18,6 +18,33 @@ void line(const std::string& name, const std::string& value) { std::printf("%-16
 
 using Json = nlohmann::ordered_json;
 
+struct Gpu {
+  Device device;
+  std::string name;  // with compute capability and memory
+  double memory_mb = 0, free_mb = 0;
+  std::vector<Device> direct;  // GPUs to which copies need no detour through the host
+};
+
+/// Makes contexts on all GPUs, because that is how free memory is asked for. Empty without CUDA.
+std::vector<Gpu> all_gpus() {
+  std::vector<Gpu> gpus;
+  if (!why_unavailable(DeviceKind::cuda).empty()) return gpus;
+  Backend& cuda = backend(DeviceKind::cuda);
+  const std::vector<Device> devices = first_devices(DeviceKind::cuda, cuda.device_count());
+  for (const Device device : devices) {
+    const DeviceUse use = cuda.use(device);
+    Gpu gpu{.device = device,
+            .name = cuda.describe(device),
+            .memory_mb = static_cast<double>(use.total) / 1e6,
+            .free_mb = static_cast<double>(use.free) / 1e6,
+            .direct = {}};
+    for (const Device other : devices)
+      if (other != device && cuda.copies_directly(device, other)) gpu.direct.push_back(other);
+    gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
 Json devices_json(const Machine& machine, const std::vector<Gpu>& gpus) {
   auto out = Json::array();
   for (const Device device : first_devices(DeviceKind::cpu, machine.cores))

@@ -6,7 +6,6 @@
 #include <variant>
 
 #include "cli/options/options.h"
-#include "cli/system/bus_error.h"
 #include "cli/system/signals.h"
 #include "ddp/launch/launch.h"
 #include "lib/base/descriptor.h"

@@ -13,7 +13,7 @@
 #include "cli/system/files.h"
 #include "cli/system/signals.h"
 #include "cli/train/images.h"
-#include "cli/train/network.h"
+#include "cli/train/setup.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 

@@ -22,12 +22,12 @@ constexpr std::size_t kFewest = 3, kFewestResampled = kFewest + kStudent.size();
 
 Interval by_student(const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
-  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
+  const double centre = mean(values);
   double squares = 0;
-  for (const double value : values) squares += (value - mean) * (value - mean);
+  for (const double value : values) squares += (value - centre) * (value - centre);
   const double half = kStudent[values.size() - kFewest] * std::sqrt(squares / (count - 1) / count);
   const double middle = median(values);
-  return {middle, std::min(middle, mean - half), std::max(middle, mean + half)};
+  return {middle, std::min(middle, centre - half), std::max(middle, centre + half)};
 }
 
 Interval by_bootstrap(const std::vector<double>& values) {
@@ -65,8 +65,27 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? *middle : (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
+double mean(const std::vector<double>& values) {
+  return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
 std::optional<Interval> interval_of(const std::vector<double>& values) {
   return widened(around(values), median(values));
+}
+
+std::optional<double> half_interval(const std::vector<double>& values) {
+  constexpr std::size_t kBlocks = 10;
+  constexpr double kQuantile = 2.262;  // 97.5 % of Student's t with 9 degrees of freedom
+  if (values.size() < 2 * kBlocks) return std::nullopt;
+  std::vector<double> blocks;
+  for (std::size_t b = 0; b < kBlocks; ++b) {
+    const auto begin = static_cast<std::ptrdiff_t>(values.size() * b / kBlocks);
+    const auto end = static_cast<std::ptrdiff_t>(values.size() * (b + 1) / kBlocks);
+    blocks.push_back(mean({values.begin() + begin, values.begin() + end}));
+  }
+  double squares = 0;
+  for (const double block : blocks) squares += std::pow(block - mean(blocks), 2);
+  return kQuantile * std::sqrt(squares / (kBlocks - 1) / kBlocks);
 }
 
 std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us) {

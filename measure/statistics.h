@@ -9,6 +9,9 @@ namespace duet::cli {
 /// Median (mean of the middle two); 0 for an empty list.
 double median(std::vector<double> values);
 
+/// 0 for an empty list.
+double mean(const std::vector<double>& values);
+
 /// A median and its 95 % interval.
 struct Interval {
   double middle = 0, low = 0, high = 0;
@@ -23,6 +26,10 @@ struct Interval {
 /// seed; of 3 to 7, too few for that, by Student's t. None of fewer, or where one is not finite. Never narrower than a
 /// thousandth of the middle to each side.
 std::optional<Interval> interval_of(const std::vector<double>& values);
+
+/// Half the 95 % interval of the mean of values that follow one another in time, from the means of ten blocks of them;
+/// null for fewer than twenty.
+std::optional<double> half_interval(const std::vector<double>& values);
 
 /// How many times as fast a step was in each round, `base_us` over `us`; rounds that only one of them has do not count.
 std::vector<double> ratios_of(const std::vector<double>& base_us, const std::vector<double>& us);

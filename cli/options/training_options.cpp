@@ -48,9 +48,10 @@ std::string input_error(const std::string& text) {
   return input_shape(text) ? "" : "is " + text + ", expected CHANNELSxROWSxCOLUMNS, as in 3x224x224";
 }
 
-/// Calls option(name, member, check, about) for each, in the order of --help; flags and names of values have no check.
+/// Calls option(name, member, check, about) for each option of network and devices, in the order of --help; flags and
+/// names of values have no check.
 template <class Visitor>
-void training_options(const Visitor& option) {
+void network_options(const Visitor& option) {
   option("--model", &Training::model, model_error,
          "network: simple_cnn or linear (one 784 to 10 layer), for MNIST; or one of torchvision's, for colour images: "
          "alexnet, resnet18, 34, 50, 101, 152, vgg11, 13, 16, 19, vgg11_bn, 13_bn, 16_bn, 19_bn; or FILE.so, a shared "
@@ -86,6 +87,12 @@ void training_options(const Visitor& option) {
          "bits; CPU devices)");
   option("--threads-per-device", &Training::threads_per_device, in_range(1, 1024),
          "threads of one CPU device, each pinned to a core");
+}
+
+/// The same for every option of a training.
+template <class Visitor>
+void training_options(const Visitor& option) {
+  network_options(option);
   option(
       "--data", &Training::data,
       "for MNIST's networks a folder with its four files (.gz or not), in it or in its sub-folder mnist; default: "

@@ -23,6 +23,7 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/io/folder.h"
+#include "lib/io/folder_lock.h"
 
 namespace duet::cli {
 namespace {
@@ -33,30 +34,25 @@ constexpr std::string_view kStem = "duet-";
 constexpr std::size_t kRandomPart = 6;       // of mkdtemp's names
 constexpr const char* kLockFile = "/.lock";  // locked by the owning process until it ends
 
-/// A folder of this user whose process has ended. The caller then holds the lock, so that only one of several
-/// processes removes the folder.
-bool is_abandoned(const std::string& folder, ddp::Descriptor& lock) {
-  struct stat status {};
-  if (::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) return false;
-  lock = ddp::Descriptor(::open((folder + kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  return lock.open() && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &status) == 0 &&
-         status.st_nlink > 0;
-}
-
+/// Removes folders of this user whose processes have ended. It holds their locks meanwhile, so that only one of several
+/// processes removes a folder.
 void remove_abandoned(const std::string& base) {
-  std::error_code error;
-  std::vector<std::string> folders;
-  for (fs::directory_iterator at(base, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
-    if (name.starts_with(kStem) && name.size() == kStem.size() + kRandomPart) folders.push_back(at->path().string());
+  std::vector<std::string> names;
+  try {
+    names = list_folder(base);
+  } catch (const DataError&) {  // a folder can be made in it all the same
   }
-  for (const std::string& folder : folders) {
-    ddp::Descriptor lock;
-    if (is_abandoned(folder, lock)) fs::remove_all(folder, error);
+  for (const std::string& name : names) {
+    const std::string folder = concat(base, "/", name), file = folder + kLockFile;
+    struct stat status {};
+    if (!name.starts_with(kStem) || name.size() != kStem.size() + kRandomPart ||
+        ::lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != ::geteuid())
+      continue;
+    const Descriptor lock(::open(file.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+    std::error_code ignored;
+    if (lock.open() && lock_file(lock, LOCK_EX | LOCK_NB) && is_named(lock, file)) fs::remove_all(folder, ignored);
   }
 }
-
-constexpr const char* kJson = "--json";
 
 /// A link, a pipe, a terminal, a device: to be written into, not replaced.
 bool is_special(const std::string& path) {
@@ -114,8 +110,8 @@ TemporaryFolder::TemporaryFolder() {
   // The lock gets its name when it is held: no other process finds it free. Without locks the folder is never removed
   // by others.
   const std::string name = path_ + kLockFile, unnamed = name + ".new";
-  lock_ = ddp::Descriptor(::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (lock_.open() && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) ::rename(unnamed.c_str(), name.c_str());
+  lock_ = Descriptor(::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (lock_.open() && lock_file(lock_, LOCK_EX | LOCK_NB)) ::rename(unnamed.c_str(), name.c_str());
 }
 
 TemporaryFolder::~TemporaryFolder() {
@@ -152,7 +148,7 @@ void write_output(const std::string& path, const std::string& text) {
     return;
   }
   if (!is_special(path)) return write_atomically(path, text);
-  const ddp::Descriptor file(::open(path.c_str(), O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC));
   require<DataError>(file.open() && ddp::write_all(file.get(), text), "cannot write ", path, ": ", last_errno);
 }
 
@@ -171,7 +167,7 @@ void write_outputs(const std::vector<Output>& outputs) {
 bool to_stdout(const std::string& json) { return json == "-"; }
 
 void require_json_output(const std::string& json) {
-  if (!to_stdout(json)) require_output(kJson, json);
+  if (!to_stdout(json)) require_output("--json", json);
 }
 
 void write_json(const std::string& json, const std::string& text) {

@@ -28,7 +28,7 @@ class TemporaryFolder {
 
  private:
   std::string path_;
-  ddp::Descriptor lock_;
+  Descriptor lock_;
 };
 
 /// A file that an option names; an empty path: none is wanted.

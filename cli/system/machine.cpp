@@ -4,8 +4,11 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "ddp/nccl/load.h"
 #include "lib/backend/backend.h"
@@ -51,25 +54,6 @@ Machine this_machine() {
   Backend& cuda = backend(DeviceKind::cuda);
   for (int i = 0; i < cuda.device_count(); ++i) machine.gpus.push_back(cuda.describe({DeviceKind::cuda, i}));
   return machine;
-}
-
-std::vector<Gpu> all_gpus() {
-  std::vector<Gpu> gpus;
-  if (!why_unavailable(DeviceKind::cuda).empty()) return gpus;
-  Backend& cuda = backend(DeviceKind::cuda);
-  const std::vector<Device> devices = first_devices(DeviceKind::cuda, cuda.device_count());
-  for (const Device device : devices) {
-    const DeviceUse use = cuda.use(device);
-    Gpu gpu{.device = device,
-            .name = cuda.describe(device),
-            .memory_mb = static_cast<double>(use.total) / 1e6,
-            .free_mb = static_cast<double>(use.free) / 1e6,
-            .direct = {}};
-    for (const Device other : devices)
-      if (other != device && cuda.copies_directly(device, other)) gpu.direct.push_back(other);
-    gpus.push_back(gpu);
-  }
-  return gpus;
 }
 
 std::vector<Device> devices_for(DeviceKind kind, int count) {
@@ -149,6 +133,19 @@ double peak_memory_mb() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
+}
+
+CpuUse cpu_use() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  CpuUse use{.used_s = static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9};
+  std::error_code none;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", none)) {
+    double ran_ns = 0, delayed_ns = 0;  // Documentation/scheduler/sched-stats.rst
+    std::ifstream(thread.path() / "schedstat") >> ran_ns >> delayed_ns;
+    use.delayed_s += delayed_ns / 1e9;
+  }
+  return use;
 }
 
 }  // namespace duet::cli

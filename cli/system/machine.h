@@ -22,16 +22,6 @@ struct Machine {
 /// Reads /proc and the devices. Cores are those that this process may use.
 Machine this_machine();
 
-/// A GPU, as duet info lists it.
-struct Gpu {
-  Device device;
-  std::string name;  // with compute capability and memory
-  double memory_mb = 0, free_mb = 0;
-  std::vector<Device> direct;  // GPUs to which copies need no detour through the host
-};
-/// Makes contexts on all GPUs, because that is how free memory is asked for. Empty without CUDA.
-std::vector<Gpu> all_gpus();
-
 /// `count` devices of a kind: cuda:0, cuda:1, ... where there are as many GPUs, else logical devices that share the
 /// GPUs evenly: cuda:0.0, cuda:0.1, ... CPU devices are always real ones. Throws DeviceError without any device.
 std::vector<Device> devices_for(DeviceKind kind, int count);
@@ -62,5 +52,15 @@ void require_available(DeviceKind kind);
 
 /// Peak resident memory of this process, in megabytes (1e6 bytes).
 double peak_memory_mb();
+
+/// Processor time of this process.
+struct CpuUse {
+  double used_s = 0;     // of all threads
+  double delayed_s = 0;  // that its threads were ready to run and had no core; 0 where the kernel does not count it
+
+  CpuUse operator-(const CpuUse& before) const { return {used_s - before.used_s, delayed_s - before.delayed_s}; }
+};
+/// So far; threads that have ended count as used only.
+CpuUse cpu_use();
 
 }  // namespace duet::cli

@@ -3,24 +3,26 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <iterator>
 
 #include "lib/error.h"
 
 namespace duet::cli {
+namespace {
+
+template <class... Format>
+std::string digits_of(double value, Format... format) {
+  char text[400];
+  return {text, std::to_chars(text, text + sizeof text, value, format...).ptr};
+}
+
+}  // namespace
 
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
-  char text[400];
-  const auto result = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits);
-  return {text, result.ptr};
+  return digits_of(value, std::chars_format::fixed, digits);
 }
 
-std::string shortest(double value) {
-  char text[64];
-  const auto result = std::to_chars(text, text + sizeof text, value);
-  return {text, result.ptr};
-}
+std::string shortest(double value) { return digits_of(value); }
 
 std::string seconds(double value) { return fixed(value, value < 10 ? (value < 1 ? 3 : 2) : value < 100 ? 1 : 0); }
 
@@ -37,10 +39,7 @@ std::string python_float(double value) {
   if (!std::isfinite(value)) return fixed(value, 0);
   const double size = std::fabs(value);
   const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
-  char text[64];
-  const auto format = exponent ? std::chars_format::scientific : std::chars_format::fixed;
-  const auto result = std::to_chars(text, text + sizeof text, value, format);
-  std::string out(text, result.ptr);
+  std::string out = digits_of(value, exponent ? std::chars_format::scientific : std::chars_format::fixed);
   if (!exponent && out.find('.') == std::string::npos) out += ".0";
   return out;
 }

@@ -1,16 +1,22 @@
 #include "cli/system/signals.h"
 
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "lib/base/closed_output.h"
-#include "lib/monotonic.h"
 
 namespace duet::cli {
 namespace {
@@ -55,6 +61,49 @@ void handle_unless_ignored(int signal, void (*handler)(int)) {
   if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
 }
 
+// The handler of SIGBUS makes system calls only: whatever the thread did when it came, it holds no lock here.
+
+using Line = std::array<char, 4352>;  // of /proc/self/maps; of one that is longer, its begin
+
+/// The path in a line "7f00-7f80 r-xp 00000000 08:01 123   /a/b" if it maps the address; else empty.
+std::string_view path_at(std::uintptr_t address, std::string_view line) {
+  std::uintptr_t first = 0, end = 0;
+  const char* const last = line.data() + line.size();
+  const auto [dash, wrong] = std::from_chars(line.data(), last, first, 16);
+  if (wrong != std::errc() || dash == last || std::from_chars(dash + 1, last, end, 16).ec != std::errc()) return {};
+  const std::size_t path = line.find('/');
+  return first <= address && address < end && path != std::string_view::npos ? line.substr(path) : std::string_view();
+}
+
+/// The file that is mapped at an address; "a file" where there is none.
+std::string_view mapped_file(std::uintptr_t address, Line& line) {
+  const int maps = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  std::size_t size = 0;
+  for (char byte = 0; ::read(maps, &byte, 1) == 1;) {
+    if (byte != '\n') {
+      if (size < line.size()) line[size++] = byte;
+      continue;
+    }
+    if (const std::string_view path = path_at(address, {line.data(), size}); !path.empty()) return path;
+    size = 0;
+  }
+  return "a file";
+}
+
+/// The failed access is repeated after the handler returns, and then ends the process.
+void explain_bus_error(int signal, siginfo_t* info, void*) {
+  if (info->si_code <= 0) {  // sent by a process, by no access
+    ::raise(signal);
+    return;
+  }
+  Line line;
+  const auto part = [](std::string_view text) { return iovec{const_cast<char*>(text.data()), text.size()}; };
+  const std::array text = {part("duet: "), part(mapped_file(reinterpret_cast<std::uintptr_t>(info->si_addr), line)),
+                           part(" is mapped into memory and has become shorter, or its disk or memory has failed: "
+                                "signal 7 (SIGBUS)\n")};
+  [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, text.data(), static_cast<int>(text.size()));
+}
+
 }  // namespace
 
 void note_signals() {
@@ -74,28 +123,28 @@ int noted_signal() { return noted; }
 
 void fail_beyond_size_limit() { handle_unless_ignored(SIGXFSZ, leave_to_error); }
 
+void explain_bus_errors() {
+  struct sigaction action = action_of(SIG_DFL, SA_RESETHAND | SA_SIGINFO);
+  action.sa_sigaction = explain_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
+}
+
 CommonEnd::CommonEnd(int rank, int size, std::function<void(std::span<double>)> sum)
     : rank_(rank), size_(size), sum_(std::move(sum)) {}
 
+/// The sum has an element per rank, its signal, and rank 0's choice of the next interval.
 void CommonEnd::exchange(int own) {
-  std::array<double, kNoted.size() + 1> numbers{};
-  for (std::size_t i = 0; i < kNoted.size(); ++i) numbers[i] = own == kNoted[i] ? 1 : 0;
+  std::vector<double> numbers(static_cast<std::size_t>(size_) + 1, 0);
+  numbers[static_cast<std::size_t>(rank_)] = own;
   if (rank_ == 0) numbers.back() = static_cast<double>(next_interval());
   sum_(numbers);
   next_ = asked_ + static_cast<std::int64_t>(numbers.back());
-  for (std::size_t i = 0; i < kNoted.size(); ++i)
-    if (numbers[i] > 0) signal_ = kNoted[i];
-  if (signal_ != 0) find_signalled(own);
-}
-
-/// By a second sum with an element per rank, made only when the run ends.
-void CommonEnd::find_signalled(int own) {
-  std::vector<double> received(static_cast<std::size_t>(size_), 0);
-  received[static_cast<std::size_t>(rank_)] = own == signal_ ? 1 : 0;
-  sum_(received);
+  numbers.pop_back();
+  for (const int signal : kNoted)
+    if (std::find(numbers.begin(), numbers.end(), signal) != numbers.end()) signal_ = signal;
   signalled_.clear();
-  for (int rank = 0; rank < size_; ++rank)
-    if (received[static_cast<std::size_t>(rank)] > 0) signalled_.push_back(rank);
+  for (std::size_t rank = 0; rank < numbers.size(); ++rank)
+    if (signal_ != 0 && numbers[rank] == signal_) signalled_.push_back(static_cast<int>(rank));
 }
 
 /// Of rank 0's choice: as many steps as took kInterval lately, at most twice as many as before.

@@ -1,4 +1,5 @@
-// Ctrl-C, SIGTERM and a closed standard output: noted by the handler, handled at the end of the step.
+// Signals: Ctrl-C, SIGTERM and a closed standard output, noted by the handler and handled at the end of the step; and
+// those of failed accesses to files.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,10 @@ struct Interrupted {
 /// process.
 void fail_beyond_size_limit();
 
+/// From now on SIGBUS, which still ends the process, is explained on stderr: a file that is mapped into memory, of
+/// images or of a network, may have become shorter.
+void explain_bus_errors();
+
 /// Ends all ranks after the same step, although a signal reaches each of them in another one, or one rank alone.
 /// They exchange their signals about every 0.1 s, counted in steps, so that all exchange after the same ones.
 class CommonEnd {
@@ -47,7 +52,6 @@ class CommonEnd {
 
  private:
   std::int64_t next_interval();
-  void find_signalled(int own);
 
   int rank_, size_;
   std::function<void(std::span<double>)> sum_;

@@ -13,7 +13,6 @@
 
 #include "cli/system/number_text.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 #include "lib/parse_number.h"
 
 namespace duet::cli {

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/system/cpu_use.h"
+#include "cli/system/machine.h"
 #include "cli/system/signals.h"
-#include "cli/train/over_ranks.h"
+#include "cli/train/trainer.h"
 #include "cli/train/training_loop.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/base/text.h"
@@ -41,8 +41,8 @@ Descriptor opened(const std::string& fifo, int access) {
 
 class Bursts {
  public:
-  Bursts(const TrainOptions& options, Setup& setup, const RankTeam& team)
-      : options_(options), setup_(setup), team_(team), port_(options.bursts, team.rank) {}
+  Bursts(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group)
+      : options_(options), setup_(setup), group_(group), port_(options.bursts, group.rank()) {}
 
   void serve() {
     empty_caches();
@@ -51,7 +51,7 @@ class Bursts {
   }
 
  private:
-  bool reports_process() const { return options_.workers == "process" || team_.rank == 0; }
+  bool reports_process() const { return options_.workers == "process" || group_.rank() == 0; }
 
   /// A parked rank has no memory for activations: the processes of all cells are there at the same time.
   void empty_caches() {
@@ -87,7 +87,7 @@ class Bursts {
 
   std::string burst(std::int64_t steps) {
     std::array<double, 1> begin{};
-    team_.sum(begin);  // copies have nothing else that lets them begin together
+    sum_over_ranks(group_, begin);  // copies have nothing else that lets them begin together
     if (communicates() && reports_process()) start_trace(options_);  // of all ranks by the end of the warm-up
     if (steps >= kFewSteps) {
       StepClock warm = clock();
@@ -113,22 +113,22 @@ class Bursts {
     Run run;
     run.devices = options_.devices;
     clock.fill(run);
-    if (communicates()) average_over_ranks(run, team_);
-    if (communicates() && traces(options_)) gather_trace(run, options_, team_);
+    if (communicates()) average_over_ranks(run, group_);
+    if (communicates() && traces(options_)) gather_trace(run, options_, group_);
     run.median_step.clear();  // that of the training is shown
     return to_json(RankBurst{.wall_s = wall_s,
                              .used_s = use.used_s,
                              .delayed_s = use.delayed_s,
                              .median_us = median(steps),
                              .spread_share = fit_spread(steps),
-                             .run = team_.rank == 0 ? std::optional(run) : std::nullopt});
+                             .run = group_.rank() == 0 ? std::optional(run) : std::nullopt});
   }
 
   StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }
 
   const TrainOptions& options_;
   Setup& setup_;
-  const RankTeam& team_;
+  ddp::ProcessGroup& group_;
   BurstPort port_;
 };
 
@@ -191,10 +191,10 @@ std::string to_json(const RankBurst& burst) { return line_of(JsonWriter::json_of
 
 RankBurst rank_burst_from_json(const std::string& line) { return read_json<RankBurst>(line, "a burst of steps"); }
 
-void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team) {
+void serve_bursts(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group) {
   end_by_signals();
   const CheckFinite check_finite(options.check_finite);
-  Bursts(options, setup, team).serve();
+  Bursts(options, setup, group).serve();
 }
 
 }  // namespace duet::cli

@@ -8,7 +8,6 @@
 
 #include "cli/options/options.h"
 #include "cli/train/setup.h"
-#include "cli/train/trainer.h"
 #include "ddp/group/process_group.h"
 #include "lib/base/descriptor.h"
 #include "measure/run.h"
@@ -56,7 +55,7 @@ RankBurst rank_burst_from_json(const std::string& line);
 
 /// Serves --bursts, all ranks the same. Each burst goes on with the training: some steps to warm up, then the timed
 /// ones. SIGINT and SIGTERM end the process at once.
-void serve_bursts(const TrainOptions& options, Setup& setup, const RankTeam& team);
+void serve_bursts(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group);
 
 /// Trains a few traced steps, which say what is sent when; then serves --bursts, of which a step is a pass over all
 /// sizes of all-reduces alone. For processes on CPU devices.

@@ -2,17 +2,13 @@
 
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "cli/system/number_text.h"
-#include "cli/train/images.h"
-#include "cli/train/network.h"
 #include "ddp/launch/rank_environment.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
-#include "lib/io/checkpoint.h"
 #include "lib/io/folder.h"
 
 namespace duet::cli {
@@ -61,6 +57,8 @@ struct Found {
 std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
   const std::string arch = arch_of(options), folder = checkpoint_folder(options);
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
+  require<UsageError>(options.resume.empty() || options.compat == Compat::duet,
+                      "--resume with --compat torch: ", kNoGenerator);
   std::optional<Found> found;
   const bool restarted = !restarts.empty() && restarts != "0" && !run.empty() && run != kNoRunId;
   if (restarted && !folder.empty() && holds_checkpoint(folder)) {
@@ -76,31 +74,20 @@ std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTen
   require<DataError>(checkpoint.arch == arch, found->loaded.path, " is of the model \"", checkpoint.arch,
                      "\", expected \"", arch, "\"");
   for (const auto& [key, value] : settings_of(options)) require_same(found->loaded, key, value);
+  // A restarted job may have failed after its last checkpoint, with nothing left to do.
+  require<UsageError>(found->restarted || checkpoint.epoch < options.epochs, found->loaded.path, " has finished ",
+                      checkpoint.epoch, " epochs, --epochs is ", options.epochs, ": nothing left to do");
   return found;
-}
-
-/// For --resume only: a restarted job may have failed after its last checkpoint, with nothing left to do.
-void require_epochs_left(const Found& found, const TrainOptions& options) {
-  const std::int64_t finished = found.loaded.checkpoint.epoch;
-  require<UsageError>(found.restarted || finished < options.epochs, found.loaded.path, " has finished ", finished,
-                      " epochs, --epochs is ", options.epochs, ": nothing left to do");
-}
-
-void require_generator(const TrainOptions& options) {
-  require<UsageError>(options.resume.empty() || options.compat == Compat::duet,
-                      "--resume with --compat torch: ", kNoGenerator);
 }
 
 }  // namespace
 
 void require_resumable(const TrainOptions& options) {
-  require_generator(options);
   const std::string folder = checkpoint_folder(options);
   if (options.resume.empty() && folder.empty()) return;
   const std::unique_ptr<nn::Module> network = make_network(options, classes_of_data(options));
   const NamedTensors model = network->state_dict();
   const std::optional<Found> found = find_checkpoint(options, model);
-  if (found) require_epochs_left(*found, options);
   if (!folder.empty())  // the lock is let go: rank 0 takes it
     prepare_checkpoint_folder(folder, found ? found->loaded.checkpoint.step : 0, model, variable(kRunId));
 }
@@ -113,9 +100,7 @@ Checkpointer::Checkpointer(const TrainOptions& options, Setup& setup, const Imag
               {"data_hash", hash_text(*images.train)}},
       leader_(leader),
       folder_(checkpoint_folder(options)),
-      series_(ddp::random_run_id()) {
-  require_generator(options);
-}
+      series_(ddp::random_run_id()) {}
 
 void Checkpointer::say_position(const std::string& path, bool restarted, const Position& position) const {
   std::string text = restarted ? concat("restart ", variable(kRestarts), ": goes on from ", printable(path))
@@ -136,7 +121,6 @@ Position Checkpointer::resume() {
     position = {loaded.checkpoint.epoch, loaded.checkpoint.step - loaded.checkpoint.epoch * steps};
     require<DataError>(position.step >= 0 && position.step <= steps, loaded.path, ": step ", loaded.checkpoint.step,
                        " does not lie in epoch ", loaded.checkpoint.epoch + 1, " of ", steps, " steps");
-    require_epochs_left(*found, options_);
     if (leader_) say_position(loaded.path, found->restarted, position);
     const NamedTensors optimizer = loaded.checkpoint.optimizer;
     best_ = loaded.checkpoint.best_acc1;

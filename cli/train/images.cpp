@@ -11,7 +11,7 @@
 
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
-#include "cli/train/network.h"
+#include "cli/train/setup.h"
 #include "lib/data/images/drawn_images.h"
 #include "lib/data/images/image_folder.h"
 #include "lib/data/mnist/mnist.h"
@@ -95,14 +95,13 @@ data::DrawnSets drawn_sets(const Training& options, const ChosenNetwork& network
 
 Images draw_images(const Training& options, const data::DrawnSets& sets) {
   const std::int64_t side = sets.train.size;
-  Images images{.train = std::make_shared<data::DrawnImages>(sets.train),
-                .test = std::make_shared<data::DrawnImages>(sets.test),
-                .classes = sets.train.classes,
-                .name = concat("drawn images of ", sets.train.classes, " classes, ", side, "x", side),
-                .description = ""};
-  images.description = concat(images.name, ": ", grouped(sets.train.count), " to train, ", grouped(sets.test.count),
-                              " to test", options.data.empty() ? "; --data DIR uses yours" : "");
-  return images;
+  const std::string name = concat("drawn images of ", sets.train.classes, " classes, ", side, "x", side);
+  return {.train = std::make_shared<data::DrawnImages>(sets.train),
+          .test = std::make_shared<data::DrawnImages>(sets.test),
+          .classes = sets.train.classes,
+          .name = name,
+          .description = concat(name, ": ", grouped(sets.train.count), " to train, ", grouped(sets.test.count),
+                                " to test", options.data.empty() ? "; --data DIR uses yours" : "")};
 }
 
 /// Its first argument is a folder of images; at most `most` of them, evenly spread over its classes.

@@ -1,7 +1,6 @@
 // Where a training stands: on the terminal, in a file, or to the launcher of this rank.
 #pragma once
 
-#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>

@@ -2,22 +2,20 @@
 
 #include <cstddef>
 #include <cstdio>
-#include <memory>
+#include <filesystem>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "cli/train/network.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/tutorial/average_gradients.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/base/sha256.h"
 #include "lib/base/text.h"
-#include "lib/data/dataset.h"
 #include "lib/data/partitioner.h"
 #include "lib/error.h"
+#include "lib/nn/network_module.h"
+#include "lib/nn/networks.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/adam.h"
 #include "lib/optim/sgd.h"
@@ -29,13 +27,41 @@
 namespace duet::cli {
 namespace {
 
+nn::NetworkOptions network_options(const Training& options) {
+  return {.stem = options.stem == "cifar" ? nn::Stem::cifar : nn::Stem::imagenet, .sync_batch_norm = options.sync_bn};
+}
+
+/// The classes' names of the networks that had checkpoints before networks had names.
+std::string arch_of_name(const std::string& name) {
+  if (name == "simple_cnn") return "SimpleCNN";
+  return name == "linear" ? "LinearClassifier" : name;
+}
+
+/// --image-size, else the network's own.
+Shape with_image_size(const Training& options, Shape sample) {
+  if (options.image_size > 0) sample = sample.with(1, options.image_size).with(2, options.image_size);
+  return sample;
+}
+
+ChosenNetwork network_of_file(const Training& options) {
+  const std::string& path = options.model;
+  require<UsageError>(options.stem == "imagenet" && !options.sync_bn, "--stem and --sync-bn are for named networks, ",
+                      "not ", path);
+  const bool script = is_script_file(path);
+  require<UsageError>(script || options.input.empty(), "--input is for a TorchScript file, not ", path);
+  const Shape input = with_image_size(options, script_input(options));
+  const nn::NetworkModule& file = script ? nn::load_script_network(path, input) : nn::load_network_module(path);
+  const Shape sample = with_image_size(options, file.sample_shape);
+  return {
+      .arch = std::filesystem::path(path).stem().string(),
+      .sample_shape = sample,
+      .classes = file.classes,
+      .gives_log_probabilities = file.gives_log_probabilities,
+      .make = [&file, path, sample](std::int64_t classes) { return nn::make_network(file, path, sample, classes); }};
+}
+
 Variable nll_loss(const Variable& output, const Tensor& labels) { return ops::nll_loss(output, labels); }
 Variable cross_entropy(const Variable& output, const Tensor& labels) { return ops::cross_entropy(output, labels); }
-
-/// This process's rank and world size.
-struct Place {
-  int rank = 0, size = 1;
-};
 
 /// PyTorch's DataLoader; its draws, where `generator` is given, are PyTorch's too.
 std::unique_ptr<data::Loader> torch_loader(const data::Dataset& set, std::int64_t batch,
@@ -55,10 +81,10 @@ class OwnBatches : public samplers::BlockedBatches {
 };
 
 /// The same global batches in every mode: rank r reads its run of consecutive rows of each.
-std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options, Place place,
-                                             bool deferred) {
+std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const TrainOptions& options,
+                                             const ddp::ProcessGroup& group, bool deferred) {
   auto order = std::make_unique<samplers::RandomSampler>(set.size(), options.seed);
-  const samplers::BlockedOptions cut{.global_batch = options.batch, .world_size = place.size, .rank = place.rank};
+  const samplers::BlockedOptions cut{.global_batch = options.batch, .world_size = group.size(), .rank = group.rank()};
   std::unique_ptr<samplers::BlockedBatches> batches;
   if (options.mode == Mode::copies)
     batches = std::make_unique<OwnBatches>(std::move(order), cut);
@@ -69,31 +95,34 @@ std::unique_ptr<data::Loader> blocked_loader(const data::Dataset& set, const Tra
 }
 
 /// The tutorial's split: every rank shuffles its own part, and all ranks have the same seed.
-void read_own_part(Setup& setup, const TrainOptions& options, const data::Dataset& train, Place place) {
+void read_own_part(Setup& setup, const TrainOptions& options, const data::Dataset& train,
+                   const ddp::ProcessGroup& group) {
   data::PartitionOptions partition{.seed = options.seed};
-  if (place.rank != 0) partition.warn = [](const std::string&) {};
+  if (group.rank() != 0) partition.warn = [](const std::string&) {};
   setup.part = std::make_unique<data::Subset>(
-      train, data::partition_indices(train.size(), data::equal_fractions(place.size), partition)
-                 .at(static_cast<std::size_t>(place.rank)));
-  require<DataError>(setup.part->size() > 0, train.size(), " training images leave rank ", place.rank, " of ",
-                     place.size, " without any");
+      train, data::partition_indices(train.size(), data::equal_fractions(group.size()), partition)
+                 .at(static_cast<std::size_t>(group.rank())));
+  require<DataError>(setup.part->size() > 0, train.size(), " training images leave rank ", group.rank(), " of ",
+                     group.size(), " without any");
   auto order = setup.generator ? std::make_unique<samplers::RandomSampler>(setup.part->size(), *setup.generator)
                                : std::make_unique<samplers::RandomSampler>(setup.part->size(), options.seed);
-  setup.loader = torch_loader(*setup.part, options.batch / place.size, std::move(order), setup.generator.get(),
+  setup.loader = torch_loader(*setup.part, options.batch / group.size(), std::move(order), setup.generator.get(),
                               options.loader_workers);
 }
 
 /// PyTorch's own order and draws. A rank's batch is stamped as a whole one of its own, so that its loss is divided by
 /// its own rows, as PyTorch's, and GradientRule::torch divides by the number of ranks.
-void read_as_torch(Setup& setup, const TrainOptions& options, const data::Dataset& train, Place place) {
+void read_as_torch(Setup& setup, const TrainOptions& options, const data::Dataset& train,
+                   const ddp::ProcessGroup& group) {
   std::unique_ptr<data::Sampler> order;
   if (options.mode == Mode::ddp)
     order = std::make_unique<samplers::DistributedSampler>(
-        train.size(), samplers::DistributedOptions{.world_size = place.size, .rank = place.rank, .seed = options.seed});
+        train.size(),
+        samplers::DistributedOptions{.world_size = group.size(), .rank = group.rank(), .seed = options.seed});
   else
     order = std::make_unique<samplers::RandomSampler>(train.size(), *setup.generator);
-  setup.loader =
-      torch_loader(train, options.batch / place.size, std::move(order), setup.generator.get(), options.loader_workers);
+  setup.loader = torch_loader(train, options.batch / group.size(), std::move(order), setup.generator.get(),
+                              options.loader_workers);
 }
 
 void wrap_dp(Setup& setup, const TrainOptions& options) {
@@ -152,6 +181,47 @@ std::unique_ptr<StepGraph> make_graph(const TrainOptions& options, const Setup& 
 
 }  // namespace
 
+ChosenNetwork chosen_network(const Training& options) {
+  if (is_network_file(options.model)) return network_of_file(options);
+  require<UsageError>(options.input.empty(), "--input is for a TorchScript file, not ", options.model);
+  const nn::NamedNetwork& named = nn::find_network(options.model);
+  ChosenNetwork chosen{.arch = arch_of_name(named.name),
+                       .sample_shape = with_image_size(options, {named.channels, named.size, named.size}),
+                       .gives_log_probabilities = named.gives_log_probabilities,
+                       .make = [&named, settings = network_options(options)](std::int64_t classes) {
+                         nn::NetworkOptions with_classes = settings;
+                         with_classes.classes = classes;
+                         return named.make(with_classes);
+                       }};
+  require<UsageError>(named.channels == 3 || options.image_size == 0 || options.image_size == named.size,
+                      "--image-size is ", options.image_size, ", but ", named.name, " takes images of ", named.size,
+                      "x", named.size);
+  chosen.make(options.classes > 0 ? options.classes : named.classes);  // options that it does not have
+  return chosen;
+}
+
+std::unique_ptr<nn::Module> blank_network(const Training& options, std::int64_t data_classes) {
+  const ChosenNetwork chosen = chosen_network(options);
+  const std::int64_t own = options.classes > 0 ? options.classes : chosen.classes;
+  const std::int64_t classes = own > 0 ? own : data_classes;
+  require<UsageError>(classes >= data_classes, options.model, " has ", classes, " outputs, but the data has ",
+                      data_classes, " classes");
+  return chosen.make(classes);
+}
+
+std::unique_ptr<nn::Module> make_network(const Training& options, std::int64_t data_classes, Mt19937* generator) {
+  std::unique_ptr<nn::Module> network = blank_network(options, data_classes);
+  if (generator)
+    network->initialise(*generator);
+  else
+    network->initialise(options.seed);
+  network->context().seed = options.seed;
+  network->context().stream = generator;
+  return network;
+}
+
+std::string arch_of(const Training& options) { return chosen_network(options).arch; }
+
 std::string parameters_sha256(nn::Module& model) {
   const nn::ParameterStore& store = model.parameters();
   Sha256 hash;
@@ -164,7 +234,6 @@ std::string parameters_sha256(nn::Module& model) {
 
 Setup make_setup(const TrainOptions& options, const Images& images, ddp::ProcessGroup& group,
                  std::vector<Device> devices) {
-  const Place place{group.rank(), group.size()};
   Setup setup;
   setup.devices = std::move(devices);
   if (options.compat == Compat::torch) setup.generator = std::make_unique<Mt19937>(options.seed);
@@ -174,11 +243,11 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
   if (why_no_graph(options, group.backend(), setup.devices).empty()) setup.graph = make_graph(options, setup, group);
   setup.own_batches = options.mode == Mode::averaging || (options.mode == Mode::ddp && options.compat == Compat::torch);
   if (options.mode == Mode::averaging)
-    read_own_part(setup, options, *images.train, place);
+    read_own_part(setup, options, *images.train, group);
   else if (setup.generator)
-    read_as_torch(setup, options, *images.train, place);
+    read_as_torch(setup, options, *images.train, group);
   else
-    setup.loader = blocked_loader(*images.train, options, place, setup.graph != nullptr);
+    setup.loader = blocked_loader(*images.train, options, group, setup.graph != nullptr);
   setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);

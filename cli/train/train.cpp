@@ -5,12 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
-#include <mutex>
-#include <optional>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/options/options.h"
@@ -21,7 +16,6 @@
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/images.h"
-#include "cli/train/network.h"
 #include "cli/train/progress_reporter.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
@@ -34,7 +28,6 @@
 #include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/timed_parts.h"
-#include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -52,17 +45,6 @@ int exit_code(int signal) { return signal == 0 ? 0 : 128 + signal; }
 std::int64_t started_ns() {
   setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
   return parse_number<std::int64_t>(std::getenv(kStarted)).value_or(monotonic_ns());
-}
-
-RankTeam team_of(ddp::ProcessGroup& group) {
-  return {.rank = group.rank(),
-          .size = group.size(),
-          .sum =
-              [&group](std::span<double> numbers) {
-                if (group.size() > 1) group.all_reduce(numbers).wait();
-              },
-          .gather = [&group](const std::string& text) { return ddp::all_gather_texts(group, text); },
-          .backend = group.size() > 1 ? group.backend() : ""};
 }
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.
@@ -142,7 +124,22 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
   return settings;
 }
 
-/// Trains as one rank of `group`. Returns the signal that ended the run early, or 0.
+/// Trains as one rank of `group` on `devices`. Returns the signal that ended the run early, or 0.
+int train_on(const std::vector<Device>& devices, const TrainOptions& options, const Images& images,
+             ddp::ProcessGroup& group, std::int64_t started) {
+  backend(options.device).bind_thread(devices[0]);
+  Setup setup = make_setup(options, images, group, devices);
+  if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
+  const int signal = train_and_report(options, images, setup, group, started).signal;
+  if (signal != 0 || options.bursts.empty()) return signal;
+  if (options.collectives)
+    serve_collectives(options, setup, group);
+  else
+    serve_bursts(options, setup, group);
+  return signal;
+}
+
+/// Trains as the one rank of this process. Returns as train_on().
 int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
   set_up(options);
   const std::vector<Device> devices = devices_of(options, group);
@@ -154,16 +151,7 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
-  Setup setup = make_setup(options, images, group, devices);
-  if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
-  const RankTeam team = team_of(group);
-  const int signal = train_and_report(options, images, setup, team, started).signal;
-  if (signal != 0 || options.bursts.empty()) return signal;
-  if (options.collectives)
-    serve_collectives(options, setup, group);
-  else
-    serve_bursts(options, setup, team);
-  return signal;
+  return train_on(devices, options, images, group, started);
 }
 
 /// Runs the ranks in processes of their own; in such a process, runs this rank.
@@ -194,51 +182,17 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   return code == 0 ? exit_code(signal) : code;
 }
 
-/// The trace of a process whose threads are ranks: each takes its own part.
-class SharedTrace {
- public:
-  explicit SharedTrace(int ranks) : parts_(static_cast<std::size_t>(ranks)) {}
-
-  /// Every rank once for each start of the trace, when all of them have ended what it is of.
-  std::vector<TraceEvent> take(int rank) {
-    const std::lock_guard lock(mutex_);
-    std::optional<std::vector<TraceEvent>>& own = parts_.at(static_cast<std::size_t>(rank));
-    if (!own) {
-      for (std::optional<std::vector<TraceEvent>>& part : parts_) part.emplace();
-      for (const TraceEvent& event : Trace::take())
-        if (const auto at = static_cast<std::size_t>(event.device.index); at < parts_.size())
-          parts_[at]->push_back(event);
-    }
-    std::vector<TraceEvent> events = std::move(*own);
-    own.reset();
-    return events;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::optional<std::vector<TraceEvent>>> parts_;  // not taken yet
-};
-
-/// Runs the ranks as threads of this process. Returns the signal that ended the run early, or 0.
+/// Runs the ranks as threads of this process. Returns as train_on().
 int train_in_threads(const TrainOptions& options, std::int64_t started) {
   set_up(options);
   note_signals();
   note_closed_output();
   start_trace(options);
   const Images images = find_images(options);
-  SharedTrace trace(options.devices);
   int signal = 0;
   const auto body = [&](ddp::ProcessGroup& group) {
-    const int rank = group.rank();
-    const Device device{.kind = options.device, .index = rank};
-    backend(options.device).bind_thread(device);
-    Setup setup = make_setup(options, images, group, {device});
-    if (options.progress.empty() && rank == 0) say_inputs(options, images, setup.model());
-    RankTeam team = team_of(group);
-    team.take_trace = [&trace, rank] { return trace.take(rank); };
-    const Outcome outcome = train_and_report(options, images, setup, team, started);
-    if (rank == 0) signal = outcome.signal;
-    if (outcome.signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, team);
+    const int ended_by = train_on({{.kind = options.device, .index = group.rank()}}, options, images, group, started);
+    if (group.rank() == 0) signal = ended_by;
   };
   ddp::GroupOptions group_options;
   if (options.timeout_s > 0) group_options.timeout = timeout_of(options);

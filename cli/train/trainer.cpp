@@ -1,21 +1,26 @@
 #include "cli/train/trainer.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
+#include <fstream>
 #include <iterator>
+#include <set>
+#include <span>
+#include <string>
 
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/network.h"
-#include "cli/train/over_ranks.h"
 #include "cli/train/progress_reporter.h"
-#include "cli/train/trace_file.h"
 #include "cli/train/training_loop.h"
+#include "ddp/group/gather_text.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/store.h"
@@ -23,6 +28,7 @@
 #include "lib/backend/backend.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/text.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
 #include "lib/monotonic.h"
@@ -37,22 +43,52 @@ constexpr std::int64_t kMostGraphSteps = 8;
 constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
 
+/// Whether a batch norm has statistics of each device alone, so that results depend on their number.
+bool has_plain_batch_norm(const nn::Module& network) {
+  return network.str().find(": BatchNorm2d(") != std::string::npos;
+}
+
+/// Whether ranks share this process.
+bool has_threads(const TrainOptions& options) { return options.workers == "thread"; }
+
+/// Equal for processes whose monotonic clocks are the same: the kernel's boot id and the time namespace.
+std::string clock_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
+  struct stat clocks {};
+  ::stat("/proc/self/ns/time", &clocks);
+  return concat(boot, "/", clocks.st_ino);
+}
+
+/// Every rank's events as text, on all ranks; of threads that are ranks on rank 0, which takes them all.
+std::vector<std::string> traced_texts(const TrainOptions& options, ddp::ProcessGroup& group) {
+  if (!has_threads(options)) return ddp::all_gather_texts(group, trace_text(Trace::take()));
+  std::vector<std::vector<TraceEvent>> ranks(static_cast<std::size_t>(group.size()));
+  if (group.rank() == 0)
+    for (const TraceEvent& event : Trace::take())
+      if (const auto rank = static_cast<std::size_t>(event.device.index); rank < ranks.size())
+        ranks[rank].push_back(event);
+  std::vector<std::string> texts;
+  for (const std::vector<TraceEvent>& events : ranks) texts.push_back(trace_text(events));
+  return texts;
+}
+
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
+  Trainer(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
           std::int64_t started_ns)
       : options_(options),
         images_(images),
         setup_(setup),
-        team_(team),
-        checkpointer_(options, setup, images, team.rank == 0),
+        group_(group),
+        checkpointer_(options, setup, images, leader()),
         clock_(started_ns, setup.times, setup.devices.at(0)),
-        progress_(options, team.rank == 0),
-        end_(team.rank, team.size, team.sum) {}
+        progress_(options, leader()),
+        end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {}
 
   Outcome run() {
     const std::int64_t begin_ns = monotonic_ns();
-    if (!threads()) start_trace(options_);
+    if (!has_threads(options_)) start_trace(options_);
     const CheckFinite check_finite(options_.check_finite);
     Position position = checkpointer_.resume();
     const std::int64_t steps = setup_.loader->steps();
@@ -68,9 +104,10 @@ class Trainer {
     while (position.epoch < options_.epochs) {
       const int epoch = static_cast<int>(position.epoch);
       clock_.begin_epoch(steps, position.step);
-      const std::vector<double> before = moved_bytes();
+      count_moved_bytes(-1);
       train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return after_step(epoch); });
-      add_moved_bytes(before, clock_.epoch_step() - position.step);
+      count_moved_bytes(1);
+      steps_ += static_cast<double>(clock_.epoch_step() - position.step);
       position.step = clock_.epoch_step();
       if (position.step < steps) return interrupted(position);
       position = {position.epoch + 1, 0};
@@ -81,12 +118,12 @@ class Trainer {
     progress_.clear();
     run_.execution_s = static_cast<double>(monotonic_ns() - begin_ns) / 1e9;
     if (options_.mode == Mode::averaging && leader())
-      std::puts(execution_line(team_.size, options_.device == DeviceKind::cuda, run_.execution_s).c_str());
+      std::puts(execution_line(group_.size(), options_.device == DeviceKind::cuda, run_.execution_s).c_str());
     return finish();
   }
 
  private:
-  bool leader() const { return team_.rank == 0; }
+  bool leader() const { return group_.rank() == 0; }
 
   std::int64_t untrained_steps() const {
     return images_.train->sample_shape()[0] == 1 ? kUntrainedSteps : kFewUntrainedSteps;
@@ -98,8 +135,6 @@ class Trainer {
     restore(load_checkpoint(options_.weights, arch, model), arch, model);
   }
 
-  /// Whether ranks share this process.
-  bool threads() const { return options_.workers == "thread"; }
   /// A wrapper that computes the loss in its replicas does not give outputs.
   nn::Module& evaluated() { return setup_.loss_in_replica ? setup_.model() : setup_.net(); }
 
@@ -130,7 +165,7 @@ class Trainer {
       ddp::leave_error(
           ddp::RankError{.message = "received " + signal_text(own), .by_signal = true, .monotonic_ns = monotonic_ns()});
     end_.exchange(own);
-    if (team_.size > 1) clock_.lap(&StepParts::communication);
+    if (group_.size() > 1) clock_.lap(&StepParts::communication);
     return end_.signal() != 0;
   }
 
@@ -149,8 +184,8 @@ class Trainer {
   /// accuracy.
   void require_same_parameters() {
     if (setup_.require_same_replicas) setup_.require_same_replicas();
-    if (team_.size == 1) return;
-    const std::vector<std::string> hashes = team_.gather(parameters_sha256(setup_.model()));
+    if (group_.size() == 1) return;
+    const std::vector<std::string> hashes = ddp::all_gather_texts(group_, parameters_sha256(setup_.model()));
     for (std::size_t rank = 1; rank < hashes.size(); ++rank)
       require<CommError>(hashes[rank] == hashes[0], "after step ", clock_.epoch_step(), " of the epoch rank ", rank,
                          " holds parameters with sha256 ", hashes[rank], ", rank 0 ", hashes[0]);
@@ -160,8 +195,8 @@ class Trainer {
     require_same_parameters();
     const double own_loss = clock_.epoch_loss();
     std::vector<double> sums = clock_.loss_sums();
-    team_.sum(sums);
-    const double ranks = setup_.own_batches ? team_.size : 1;
+    sum_over_ranks(group_, sums);
+    const double ranks = setup_.own_batches ? group_.size() : 1;
     double loss = 0, rows = 0;
     for (std::size_t i = 0; i < sums.size(); ++i) {
       const double point_rows = clock_.loss_rows()[i] * ranks;
@@ -174,18 +209,18 @@ class Trainer {
       run_.epoch_s.push_back(clock_.epoch_seconds());
       rates_.push_back(clock_.samples_per_s() * ranks);
     }
-    double correct =
-        static_cast<double>(count_correct(evaluated(), *images_.test, team_.rank, team_.size, options_.loader_workers));
-    team_.sum({&correct, 1});
+    double correct = static_cast<double>(
+        count_correct(evaluated(), *images_.test, group_.rank(), group_.size(), options_.loader_workers));
+    sum_over_ranks(group_, {&correct, 1});
     run_.test_accuracy.push_back(correct / static_cast<double>(images_.test->size()));
     say(epoch, own_loss, loss / rows, timed);
   }
 
   /// Every rank's numbers, in rank order, on all ranks.
   std::vector<double> of_all_ranks(const std::vector<double>& own) const {
-    std::vector<double> all(own.size() * static_cast<std::size_t>(team_.size), 0);
-    std::copy(own.begin(), own.end(), all.begin() + team_.rank * std::ssize(own));
-    team_.sum(all);
+    std::vector<double> all(own.size() * static_cast<std::size_t>(group_.size()), 0);
+    std::copy(own.begin(), own.end(), all.begin() + group_.rank() * std::ssize(own));
+    sum_over_ranks(group_, all);
     return all;
   }
 
@@ -204,20 +239,12 @@ class Trainer {
     std::fflush(stdout);
   }
 
-  /// Copied to and from this process's devices so far.
-  std::vector<double> moved_bytes() const {
-    std::vector<double> bytes;
-    if (options_.device == DeviceKind::cpu) return bytes;
-    for (const Device device : setup_.devices)
-      bytes.push_back(static_cast<double>(backend(options_.device).use(device).moved));
-    return bytes;
-  }
-
-  void add_moved_bytes(const std::vector<double>& before, std::int64_t steps) {
-    const std::vector<double> after = moved_bytes();
-    moved_.resize(after.size(), 0);
-    for (std::size_t i = 0; i < after.size(); ++i) moved_[i] += after[i] - before[i];
-    steps_ += static_cast<double>(steps);
+  /// Adds what was copied to and from this process's devices so far, or takes it away: between both, steps train.
+  void count_moved_bytes(double sign) {
+    if (options_.device == DeviceKind::cpu) return;
+    moved_.resize(setup_.devices.size(), 0);
+    for (std::size_t i = 0; i < moved_.size(); ++i)
+      moved_[i] += sign * static_cast<double>(backend(options_.device).use(setup_.devices[i]).moved);
   }
 
   /// Memory and traffic of every device of all ranks.
@@ -234,8 +261,8 @@ class Trainer {
 
   /// A file that cannot be written does not keep the others from being written.
   void write_files() {
-    std::vector<std::string> traced;
-    if (traces(options_)) traced = gather_trace(run_, options_, team_);
+    std::vector<RankEvents> traced;
+    if (traces(options_)) traced = gather_trace(run_, options_, group_);
     if (!leader()) return;
     write_outputs(
         {{{.option = "--result", .path = options_.result, .content = [&] { return to_json(run_); }},
@@ -259,12 +286,12 @@ class Trainer {
                          .consequence = true,
                          .monotonic_ns = monotonic_ns()});
     if (position.step > 0) checkpointer_.save(position, 0);
-    if (received_ && end_.signal() == SIGPIPE && (leader() || !threads()))
+    if (received_ && end_.signal() == SIGPIPE && (leader() || !has_threads(options_)))
       std::fprintf(stderr, "duet: nothing reads the standard output any more: the training ended after step %lld%s\n",
                    static_cast<long long>(checkpointer_.total_steps(position)),
                    checkpointer_.writes() ? ", with a checkpoint" : "");
     double written = 0;
-    team_.sum({&written, 1});  // the first rank to leave may end the others
+    sum_over_ranks(group_, {&written, 1});  // the first rank to leave may end the others
     return {run_, end_.signal()};
   }
 
@@ -280,15 +307,15 @@ class Trainer {
     run_.threads_per_device = options_.threads_per_device;
     run_.samples_per_s = median(rates_);
     clock_.fill(run_);
-    average_over_ranks(run_, team_);
+    average_over_ranks(run_, group_);
     if (!options_.untrained) run_.parameters_sha256 = parameters_sha256(setup_.model());
     run_.workers = options_.workers;
     run_.per_device_statistics = options_.devices > 1 && has_plain_batch_norm(setup_.model());
     run_.library_sums = !setup_.model().sums_by_blocks();
     run_.added_uses = setup_.model().parameters().added_uses();
-    if (options_.mode != Mode::copies) run_.backend = team_.backend;
+    if (options_.mode != Mode::copies) run_.backend = group_.size() > 1 ? group_.backend() : "";
     run_.peak_memory_mb = {peak_memory_mb()};
-    if (!threads()) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
+    if (!has_threads(options_)) run_.peak_memory_mb = of_all_ranks(run_.peak_memory_mb);
     fill_devices();
     write_files();
     return {run_, 0};
@@ -297,7 +324,7 @@ class Trainer {
   const TrainOptions& options_;
   const Images& images_;
   Setup& setup_;
-  const RankTeam& team_;
+  ddp::ProcessGroup& group_;
   Checkpointer checkpointer_;
   StepClock clock_;
   ProgressReporter progress_;
@@ -326,9 +353,39 @@ void start_trace(const TrainOptions& options) {
   if (traces(options)) Trace::start(kTraceEvents);
 }
 
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
+void sum_over_ranks(ddp::ProcessGroup& group, std::span<double> numbers) {
+  if (group.size() > 1) group.all_reduce(numbers).wait();
+}
+
+void average_over_ranks(Run& run, ddp::ProcessGroup& group) {
+  if (group.size() == 1) return;
+  std::vector<double> numbers = {run.waiting_share, run.communication_us};
+  for (const PartName& part : kStepParts) numbers.push_back(run.step_us.*part.member);
+  sum_over_ranks(group, numbers);
+  for (double& number : numbers) number /= group.size();
+  run.waiting_share = numbers[0];
+  run.communication_us = numbers[1];
+  for (std::size_t i = 0; i < std::size(kStepParts); ++i) run.step_us.*kStepParts[i].member = numbers[i + 2];
+}
+
+std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp::ProcessGroup& group) {
+  const std::vector<std::string> texts = traced_texts(options, group);
+  const std::vector<std::string> clocks = ddp::all_gather_texts(group, clock_identity());
+  std::vector<RankEvents> traced;
+  if (group.rank() != 0) return traced;
+  for (const std::string& text : texts) traced.push_back(events_of(text));
+  std::vector<RankSteps> ranks;
+  for (const RankEvents& events : traced) ranks.push_back(steps_of(events));
+  // A GPU runs asynchronously: there the host's times do not part waiting and moving.
+  const bool parts = options.device == DeviceKind::cpu && std::set(clocks.begin(), clocks.end()).size() == 1;
+  run.median_step = median_step(ranks, parts);
+  if (parts) fill_waiting(run, ranks);
+  return traced;
+}
+
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
                          std::int64_t started_ns) {
-  return Trainer(options, images, setup, team, started_ns).run();
+  return Trainer(options, images, setup, group, started_ns).run();
 }
 
 }  // namespace duet::cli

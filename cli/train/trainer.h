@@ -2,28 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "cli/train/setup.h"
-#include "lib/base/trace.h"
+#include "ddp/group/process_group.h"
+#include "measure/events.h"
 #include "measure/run.h"
 
 namespace duet::cli {
-
-/// The ranks of a run, as far as a training needs them.
-struct RankTeam {
-  int rank = 0, size = 1;
-  /// Adds numbers up over all ranks, on all ranks.
-  std::function<void(std::span<double>)> sum{};
-  /// Every rank's text, in rank order, on all ranks.
-  std::function<std::vector<std::string>(const std::string&)> gather{};
-  std::string backend{};  // of their process group; empty: one rank
-  /// Stops the trace and gives this rank's part of it.
-  std::function<std::vector<TraceEvent>()> take_trace = Trace::take;
-};
 
 struct Outcome {
   Run run;         // complete on rank 0
@@ -38,9 +25,21 @@ bool traces(const TrainOptions& options);
 /// Starts this process's trace where the options need one. Threads that are ranks have it started before them.
 void start_trace(const TrainOptions& options);
 
+/// Adds numbers up over all ranks, on all ranks.
+void sum_over_ranks(ddp::ProcessGroup& group, std::span<double> numbers);
+
+/// Makes the parts of a step, waiting_share and communication_us the means over the ranks, on all ranks. The rank that
+/// comes last waits for none: rank 0 alone does not show what the ranks wait for each other.
+void average_over_ranks(Run& run, ddp::ProcessGroup& group);
+
+/// Stops the trace. On rank 0 it gives that of every rank, and fills the run's median_step and, on CPU devices whose
+/// ranks have one clock, its fields on waiting. All ranks have ended what is traced.
+std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp::ProcessGroup& group);
+
 /// Trains from where --resume left off, or from the start; with --untrained a few steps only. Rank 0 prints, writes
-/// checkpoints, fingerprints and the result. `started_ns`: monotonic_ns() when the program was started.
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, const RankTeam& team,
+/// checkpoints, fingerprints and the result. `group`: the ranks, or a group of one. `started_ns`: monotonic_ns() when
+/// the program was started.
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
                          std::int64_t started_ns);
 
 }  // namespace duet::cli

@@ -13,7 +13,6 @@
 #include "lib/base/trace.h"
 #include "lib/data/loader.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 #include "lib/optim/optimizer.h"
 #include "measure/statistics.h"
 #include "samplers/batch.h"

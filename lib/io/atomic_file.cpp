@@ -66,12 +66,8 @@ class File {
 /// Whether it did.
 bool remove_abandoned(const std::string& path) {
   const Descriptor file = open_file(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
-  struct stat own {
-  }, named{};
   // The name may be another file's by now: its writer then has renamed the first one.
-  return file.open() && lock_file(file, LOCK_EX | LOCK_NB) && ::fstat(file.get(), &own) == 0 && S_ISREG(own.st_mode) &&
-         ::lstat(path.c_str(), &named) == 0 && own.st_dev == named.st_dev && own.st_ino == named.st_ino &&
-         ::unlink(path.c_str()) == 0;
+  return file.open() && lock_file(file, LOCK_EX | LOCK_NB) && is_named(file, path) && ::unlink(path.c_str()) == 0;
 }
 
 /// A new file, removed unless it got another name. It is locked while this lives: the lock goes with the process, and

@@ -51,6 +51,14 @@ bool lock_file(const Descriptor& file, int how) {
   return uninterrupted([&] { return ::flock(file.get(), how); }) == 0;
 }
 
+bool is_named(const Descriptor& file, const std::string& path) {
+  struct stat own {
+  }, named{};
+  if (::fstat(file.get(), &own) != 0 || ::lstat(path.c_str(), &named) != 0) return false;
+  errno = 0;
+  return S_ISREG(own.st_mode) && own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
 FolderLock::FolderLock(const std::string& folder, const std::string& run)
     : path_((std::filesystem::path(folder) / kName).string()) {
   for (const auto deadline = Clock::now() + kPatience; !take(); std::this_thread::sleep_for(kPause))
@@ -78,12 +86,9 @@ bool FolderLock::take() {
     warning_ = concat(path_, " cannot be locked, so that nothing keeps another run out of the folder: ", last_errno);
     return true;
   }
-  struct stat own {
-  }, named{};
-  // Its holder before may have removed it after it was opened here.
-  const bool there = ::fstat(file_.get(), &own) == 0 && ::lstat(path_.c_str(), &named) == 0;
-  require<DataError>(there || errno == ENOENT, "cannot read ", path_, ": ", last_errno);
-  return there && own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+  const bool named = is_named(file_, path_);
+  require<DataError>(named || errno == 0 || errno == ENOENT, "cannot read ", path_, ": ", last_errno);
+  return named;
 }
 
 }  // namespace duet

@@ -10,6 +10,10 @@ namespace duet {
 /// flock(), made again where a signal ends it. False with errno where it fails.
 bool lock_file(const Descriptor& file, int how);
 
+/// Whether this regular file still has the name `path`. It may have been removed or renamed after it was opened, before
+/// it was locked. False with errno where that cannot be found out, else with 0.
+bool is_named(const Descriptor& file, const std::string& path);
+
 /// Keeps others from taking the same lock while this lives: a lock on FOLDER/.duet.lock, which goes with its process,
 /// however that ends, and which NFS shares with other hosts. Whoever only reads the folder needs none.
 class FolderLock {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/train/trace_file.h"
+#include "measure/events.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t kOrigin = 1'000'000'000;
 
 /// Three steps of a rank, of 90, 100 and 110 us and the first of 500, `late_us` after rank 0.
-std::string rank_text(std::int64_t late_us) {
+RankEvents rank(std::int64_t late_us) {
   std::vector<TraceEvent> events;
   std::int64_t begin = kOrigin + late_us * 1000;
   std::int64_t number = 0;
@@ -32,21 +32,21 @@ std::string rank_text(std::int64_t late_us) {
     events.push_back({"all_reduce", Kind::communication, {}, 64, begin + 2000, begin + 3000});
     begin = end;
   }
-  return trace_text(events);
+  return events_of(trace_text(events));
 }
 
 StepEvent made_event(const std::string& lane, const std::string& name) { return {lane, name, 10, 20}; }
 
-std::vector<StepEvent> median_of(const std::vector<std::string>& texts) {
+std::vector<StepEvent> median_of(const std::vector<RankEvents>& traced) {
   std::vector<RankSteps> ranks;
-  for (const std::string& text : texts) ranks.push_back(steps_of(events_of(text)));
+  for (const RankEvents& events : traced) ranks.push_back(steps_of(events));
   return median_step(ranks, false);
 }
 
 }  // namespace
 
 TEST_CASE("the median step is that of rank 0, as all ranks ran it") {
-  const std::vector<StepEvent> step = median_of({rank_text(0), rank_text(5)});
+  const std::vector<StepEvent> step = median_of({rank(0), rank(5)});
   REQUIRE(step.size() == 4);
   CHECK(step[0].lane == "rank 0");
   CHECK(step[0].name == "backward");
@@ -55,12 +55,12 @@ TEST_CASE("the median step is that of rank 0, as all ranks ran it") {
   CHECK(step[1].lane == "rank 0, communication");
   CHECK(step[3].lane == "rank 1, communication");
   CHECK(step[3].begin_us == 7);
-  CHECK(median_of({rank_text(0)})[0].lane == "cpu:0");
-  CHECK(median_of({trace_text({})}).empty());
+  CHECK(median_of({rank(0)})[0].lane == "cpu:0");
+  CHECK(median_of({RankEvents()}).empty());
 }
 
 TEST_CASE("Chrome's trace has a process per rank, and threads for devices and communication") {
-  const auto trace = nlohmann::json::parse(chrome_trace({rank_text(0), rank_text(5)}));
+  const auto trace = nlohmann::json::parse(chrome_trace({rank(0), rank(5)}));
   std::map<std::string, int> count;
   double first = 1e9;
   for (const auto& item : trace.at("traceEvents")) {

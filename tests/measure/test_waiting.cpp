@@ -3,10 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/train/rank_events.h"
-#include "cli/train/trace_file.h"
-#include "cli/train/waiting.h"
-#include "compare/results.h"
+#include "measure/events.h"
+#include "measure/statistics.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
