@@ -38,7 +38,8 @@ struct Tally {
   long cases = 0;
   double worst = 0;  // error, in units
 };
-std::map<std::string, Tally> tallies;  // by function
+std::map<std::string, Tally> tallies;         // by function
+std::map<std::string, std::uint64_t> faults;  // by kind
 long values = 0;
 
 /// Seeds by name: a case has the same numbers whatever runs beside it.
@@ -73,6 +74,8 @@ void print_summary() {
     for (const std::string& text : duet_ptx::not_covered(*kernel.kernel))
       std::printf("never ran: %s %s\n", kernel.name.c_str(), text.c_str());
   }
+  for (const auto& [kind, count] : faults)
+    std::printf("fault: %s x %llu\n", kind.c_str(), static_cast<unsigned long long>(count));
   const duet_ptx::Statistics& s = duet_ptx::device().statistics;
   std::printf("compute_%s: %ld cases, %ld values, %zu of %zu kernels, %llu launches, %.2f million blocks\n",
               duet_ptx::architecture().c_str(), cases, values, launched, duet_ptx::registered_kernels().size(),
@@ -163,7 +166,8 @@ void Case::run(const std::function<void()>& work) {
     device.options.seed = order == 0 ? 0 : hash(name_) + static_cast<unsigned>(order);
     device.findings.clear();
     work();
-    for (const std::string& text : device.findings.texts) fail(text);
+    for (const auto& [kind, count] : device.findings.counts) faults[kind] += count - 1;
+    for (const auto& [kind, count] : device.findings.counts) fail(kind, device.findings.texts[0]);
     std::vector<unsigned char> now;
     for (const auto& array : arrays_) now.insert(now.end(), array->begin, array->begin + array->size);
     if (order > 0 && device.options.approximate_ulps == 0 && now != bits[0])
@@ -172,8 +176,9 @@ void Case::run(const std::function<void()>& work) {
   }
 }
 
-void Case::fail(const std::string& text) {
-  if (!failed_) FAIL_CHECK(name_ << ": " << text);
+void Case::fail(const std::string& kind, const std::string& text) {
+  ++faults[kind];
+  if (!failed_) FAIL_CHECK(name_ << ": " << (text.empty() ? kind : text));
   failed_ = true;
 }
 
@@ -190,15 +195,15 @@ void Case::expect(const char* what, std::size_t i, float got, Expected expected,
     char text[200];
     std::snprintf(text, sizeof text, "%s[%zu] = %.9g, expected %.9g, %.1f units", what, i, static_cast<double>(got),
                   expected.value, error);
-    fail(text);
+    fail("wrong value", text);
   }
 }
 
 void Case::expect_equal(const char* what, std::size_t i, std::int64_t got, std::int64_t expected) {
   ++values;
   if (got == expected) return;
-  fail(std::string(what) + "[" + std::to_string(i) + "] = " + std::to_string(got) + ", expected " +
-       std::to_string(expected));
+  fail("wrong value", std::string(what) + "[" + std::to_string(i) + "] = " + std::to_string(got) + ", expected " +
+                          std::to_string(expected));
 }
 
 void check_all_launched(std::string_view source) {

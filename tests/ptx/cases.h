@@ -108,7 +108,8 @@ class Case {
     expect(what, i, got, Expected{expected, 0}, units);
   }
   void expect_equal(const char* what, std::size_t i, std::int64_t got, std::int64_t expected);
-  void fail(const std::string& text);
+  /// Fails the test for the first fault of a case; all are counted by kind.
+  void fail(const std::string& kind, const std::string& text = "");
 
  private:
   std::shared_ptr<Storage> make(const char* name, std::size_t count, std::size_t element, int offset);

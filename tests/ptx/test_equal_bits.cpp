@@ -41,7 +41,8 @@ struct Pair : Case {
     compared.push_back([this, a, b] {
       for (std::size_t i = 0; i < a.size(); ++i) {
         const T x = a[i], y = b[i];
-        if (std::memcmp(&x, &y, sizeof x) != 0) return fail("bits differ at " + std::to_string(i));
+        if (std::memcmp(&x, &y, sizeof x) != 0)
+          return fail("bits of two ways differ", "bits differ at " + std::to_string(i));
       }
     });
   }

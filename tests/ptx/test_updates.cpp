@@ -88,7 +88,7 @@ void squares_case(std::int64_t n) {
   double got = 0, expected = 0;
   for (std::size_t i = 0; i < partials.size(); ++i) got += partials[i];
   for (std::size_t i = 0; i < x.size(); ++i) expected += double{x.first(i)} * x.first(i);
-  if (!(std::fabs(got - expected) <= 1e-12 * expected)) c.fail("the sum is " + std::to_string(got));
+  if (!(std::fabs(got - expected) <= 1e-12 * expected)) c.fail("wrong value", "the sum is " + std::to_string(got));
 }
 
 }  // namespace
