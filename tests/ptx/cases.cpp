@@ -152,10 +152,10 @@ duet::cuda::kernels::StepDraw Case::draw(bool counted, std::uint32_t threshold) 
   return draw;
 }
 
-void Case::run(const std::function<void()>& work) {
+void Case::run(const std::function<void()>& work, bool exact) {
   duet_ptx::Device& device = duet_ptx::device();
   const int orders = setting("DUET_PTX_ORDERS", 3);
-  device.options.approximate_ulps = setting("DUET_PTX_NOISE", 0);
+  device.options.approximate_ulps = exact ? 0 : setting("DUET_PTX_NOISE", 0);
   std::vector<std::vector<unsigned char>> bits;
   for (int order = 0; order < orders; ++order) {
     for (const auto& array : arrays_) {

@@ -100,7 +100,8 @@ class Case {
   float odd();
   std::uint64_t below(std::uint64_t end) { return random_.random64() % end; }
 
-  void run(const std::function<void()>& work);
+  /// exact: approximate instructions give the nearest float, whatever DUET_PTX_NOISE says.
+  void run(const std::function<void()>& work, bool exact = false);
 
   /// Within `units` * 2^-24 * (the larger of scale and value) of the value; NaN for NaN, infinity for infinity.
   void expect(const char* what, std::size_t i, float got, Expected expected, double units);

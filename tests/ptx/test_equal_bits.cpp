@@ -49,7 +49,7 @@ struct Pair : Case {
   void run_both(const std::function<void()>& work) {
     for (const bool contract : {false, true}) {
       duet_ptx::device().options.contract = contract;
-      run(work);
+      run(work, true);
       for (const auto& check : compared) check();
     }
     duet_ptx::device().options.contract = false;
