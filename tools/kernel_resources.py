@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
-SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+SPILLS = re.compile(r"(\d+) bytes spill stores")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 
@@ -32,7 +32,7 @@ def toolkit():
 
 
 def resources(source, architectures):
-    """{(kernel, architecture): (registers, bytes of shared memory, bytes of stack and spills)}"""
+    """{(kernel, architecture): (registers, bytes of shared memory, bytes that are spilled)}"""
     nvcc, includes = toolkit()
     targets = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in architectures]
     with tempfile.TemporaryDirectory() as folder:
@@ -40,15 +40,15 @@ def resources(source, architectures):
                               source, "-o", os.path.join(folder, "o")], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise SystemExit(f"{source} does not compile:\n{run.stderr[-2000:]}")
-    found, key, stack = {}, None, 0
+    found, key, spilled = {}, None, 0
     for line in run.stderr.splitlines():
         if entry := ENTRY.search(line):
-            key, stack = entry.groups(), 0
+            key, spilled = entry.groups(), 0
         elif spills := SPILLS.search(line):
-            stack = sum(map(int, spills.groups()))
+            spilled = int(spills[1])
         elif (used := USED.search(line)) and key:
             shared = SHARED.search(line)
-            found[key] = (int(used[1]), int(shared[1]) if shared else 0, stack)
+            found[key] = (int(used[1]), int(shared[1]) if shared else 0, spilled)
     return found
 
 
@@ -65,7 +65,7 @@ def main(arguments):
     sources = sorted(glob.glob(os.path.join(ROOT, "lib/backend/cuda/kernels/*.cu")))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         tables = list(pool.map(lambda source: resources(source, architectures), sources))
-    print("| Source | Kernels | Registers on " + " | ".join(f"sm_{n}" for n in architectures) + " | Shared memory | Stack and spills |")
+    print("| Source | Kernels | Registers on " + " | ".join(f"sm_{n}" for n in architectures) + " | Shared memory | Spills |")
     print("|---" * (len(architectures) + 4) + "|")
     for source, table in zip(sources, tables):
         kernels = sorted({name for name, _ in table})
@@ -74,8 +74,9 @@ def main(arguments):
             of = {n: [table[name, n] for name in group if (name, n) in table] for n in architectures}
             title = readable(group[0]) if each else os.path.basename(source)
             registers = " | ".join(str(max(used[0] for used in of[n])) for n in architectures)
-            most = [max(used[k] for n in architectures for used in of[n]) for k in (1, 2)]
-            print(f"| `{title}` | {len(group)} | {registers} | {most[0]} | {most[1]} |")
+            shared = max(used[1] for n in architectures for used in of[n])
+            spills = ", ".join(f"{used[2]} on sm_{n}" for n in architectures for used in of[n] if used[2])
+            print(f"| `{title}` | {len(group)} | {registers} | {shared} | {spills or 0} |")
 
 
 if __name__ == "__main__":
