@@ -64,7 +64,7 @@ void print_summary() {
     std::printf("%s: %ld cases, error up to %.2f units\n", function.c_str(), tally.cases, tally.worst);
     cases += tally.cases;
   }
-  if (cases == 0) return;
+  if (duet_ptx::device().statistics.launches == 0) return;
   std::size_t launched = 0, ran = 0, all = 0;
   for (const duet_ptx::RegisteredKernel& kernel : duet_ptx::registered_kernels()) {
     if (kernel.launches == 0) continue;

@@ -99,6 +99,15 @@ TEST_CASE("ptx interpreter: mistakes with shared memory are found") {
               run(kernel("mov.u32 %r3, part;", ".shared .align 4 .b8 part[49156];\n"), 1, 1));
 }
 
+TEST_CASE("ptx interpreter: mistakes with a thread's own memory are found") {
+  const std::string own = ".local .align 4 .b8 own[8];\n", place = "mov.u64 %rd5, own;\n";
+  check_found("local write out of bounds", run(kernel(place + "st.local.u32 [%rd5+8], %r1;", own), 1, 1));
+  check_found("local read out of bounds", run(kernel(place + "ld.local.u32 %r3, [%rd5+-4];", own), 1, 1));
+  check_found("uninitialised local read", run(kernel(place + "ld.local.u32 %r3, [%rd5];", own), 1, 1));
+  CHECK(run(kernel(place + "st.local.u32 [%rd5+4], %r1; ld.local.u32 %r3, [%rd5+4];", own), 1, 64)
+            .findings.texts.empty());
+}
+
 TEST_CASE("ptx interpreter: mistakes with warps and blocks are found") {
   const std::string some = "setp.lt.u32 %p1, %r1, 5;\n";
   check_found("divergent shuffle",
@@ -134,8 +143,7 @@ TEST_CASE("ptx interpreter: a product and a sum are fused where ptxas may fuse t
 TEST_CASE("ptx interpreter: what is not interpreted is refused by name and line") {
   for (const std::string instruction :
        {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "cp.async.ca.shared.global", "griddepcontrol.wait",
-        "atom.global.add.f32", "red.global.add.f32", "vote.sync.ballot.b32", "wgmma.fence.sync.aligned",
-        "ld.local.f32"})
+        "atom.global.add.f32", "red.global.add.f32", "vote.sync.ballot.b32", "wgmma.fence.sync.aligned"})
     CHECK_THROWS_WITH(
         duet_ptx::Module(kernel(instruction + (instruction == "griddepcontrol.wait" ? ";" : " %r1, [%rd1];"))),
         ContainsSubstring("line 11: instruction " + instruction + " is not interpreted"));

@@ -103,6 +103,21 @@ std::uint8_t* shared(Thread& t, const Instruction& i, bool writes) {
   return grid.shared.data() + address;
 }
 
+/// A thread's own memory; no other can touch it.
+std::uint8_t* local(Thread& t, const Instruction& i, bool writes) {
+  const std::uint64_t address = t.slots[i.from[0]] + i.offset;
+  const std::size_t bytes = i.bytes();
+  const auto where = [&] { return "offset " + std::to_string(static_cast<std::int64_t>(address)); };
+  if (address + bytes > t.grid->kernel.local_bytes || address + bytes < address) {
+    t.grid->found(writes ? "local write out of bounds" : "local read out of bounds", t, i, where());
+    return nullptr;
+  }
+  if (address % bytes != 0) t.grid->found("misaligned", t, i, "local memory");
+  if (!initialised(t.local_initialised + address, bytes, writes))
+    t.grid->found("uninitialised local read", t, i, where());
+  return t.local + address;
+}
+
 std::uint64_t extended(const std::uint8_t* from, unsigned width, bool is_signed) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, from, width);
@@ -135,5 +150,7 @@ void load_global(Thread& t, const Instruction& i) { load(t, i, global(t, i, fals
 void store_global(Thread& t, const Instruction& i) { store(t, i, global(t, i, true)); }
 void load_shared(Thread& t, const Instruction& i) { load(t, i, shared(t, i, false)); }
 void store_shared(Thread& t, const Instruction& i) { store(t, i, shared(t, i, true)); }
+void load_local(Thread& t, const Instruction& i) { load(t, i, local(t, i, false)); }
+void store_local(Thread& t, const Instruction& i) { store(t, i, local(t, i, true)); }
 
 }  // namespace duet_ptx

@@ -173,6 +173,8 @@ void start(Thread& t) {
   t.state = State::running;
   std::copy(kernel.initial.begin(), kernel.initial.end(), t.slots);
   std::copy(kernel.defined.begin(), kernel.defined.end(), t.defined);
+  std::fill_n(t.local, kernel.local_bytes, std::uint8_t{0xff});  // NaN
+  std::fill_n(t.local_initialised, kernel.local_bytes, std::uint8_t{0});
   const unsigned values[kSpecialRegisters] = {
       n % size.x,   n / size.x % size.y,     n / size.x / size.y,     size.x,   size.y,   size.z,
       b % blocks.x, b / blocks.x % blocks.y, b / blocks.x / blocks.y, blocks.x, blocks.y, blocks.z};
@@ -249,12 +251,13 @@ bool run(const Kernel& kernel, Extent size, Extent block, std::size_t dynamic_sh
             Random(options.seed)};
   lay_out_shared(grid, dynamic_shared);
 
-  const std::size_t slots = kernel.initial.size();
+  const std::size_t slots = kernel.initial.size(), local = kernel.local_bytes;
   std::vector<std::uint64_t> values(slots * count);
-  std::vector<std::uint8_t> defined(slots * count);
+  std::vector<std::uint8_t> defined(slots * count), own(local * count), own_initialised(local * count);
   std::vector<Thread> threads;
   for (unsigned n = 0; n < count; ++n)
-    threads.push_back({values.data() + slots * n, defined.data() + slots * n, 0, State::running, n, &grid});
+    threads.push_back({values.data() + slots * n, defined.data() + slots * n, own.data() + local * n,
+                       own_initialised.data() + local * n, 0, State::running, n, &grid});
   std::vector<unsigned> order = ascending(count);
   std::vector<unsigned> blocks = ascending(std::size_t{size.x} * size.y * size.z);
   if (options.seed != 0) grid.random.shuffle(blocks);

@@ -314,7 +314,8 @@ void add_integers(Table& table) {
   add(table, "xor", {"pred"}, &binary<kXor, std::uint64_t>);
   add(table, "not", {"pred"}, &unary<kNotPredicate, std::uint64_t>);
   add(table, "mov", {"pred"}, &unary<kMove, std::uint64_t>);
-  for (const char* name : {"cvta", "cvta.to.global", "cvta.to.shared", "cvta.global", "cvta.shared"})
+  for (const char* name :
+       {"cvta.to.global", "cvta.to.shared", "cvta.to.local", "cvta.global", "cvta.shared", "cvta.local"})
     add(table, name, {"u64"}, &unary<kMove, std::uint64_t>);
 }
 

@@ -48,6 +48,7 @@ class Module {
   Module& operator=(const Module&) = delete;
   /// Null where there is no kernel of the name.
   const Kernel* find(const std::string& name) const;
+  std::vector<std::string> names() const;
 
  private:
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;

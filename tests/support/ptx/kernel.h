@@ -55,6 +55,7 @@ struct Kernel {
   std::size_t parameter_bytes = 0;
   std::size_t shared_bytes = 0;   // as laid out here, with gaps
   std::size_t shared_needed = 0;  // as a GPU lays it out
+  std::size_t local_bytes = 0;    // of a thread
   unsigned most_threads = 0;      // .maxntid; 0: none is given
   std::vector<Instruction> code, contracted;
   std::vector<std::uint64_t> initial;  // values of the slots

@@ -40,6 +40,7 @@ struct Grid;
 struct Thread {
   std::uint64_t* slots = nullptr;
   std::uint8_t* defined = nullptr;
+  std::uint8_t *local = nullptr, *local_initialised = nullptr;
   std::size_t next = 0;  // instruction
   State state = State::running;
   unsigned number = 0;  // in the block
@@ -91,5 +92,7 @@ void load_global(Thread& t, const Instruction& i);
 void store_global(Thread& t, const Instruction& i);
 void load_shared(Thread& t, const Instruction& i);
 void store_shared(Thread& t, const Instruction& i);
+void load_local(Thread& t, const Instruction& i);
+void store_local(Thread& t, const Instruction& i);
 
 }  // namespace duet_ptx

@@ -183,7 +183,7 @@ class KernelParser {
   std::map<std::uint64_t, Slot> constants_;
   std::map<std::string, std::size_t> labels_;
   std::vector<std::pair<std::size_t, std::string>> jumps_;
-  std::map<std::string, std::size_t> parameter_at_, shared_at_;
+  std::map<std::string, std::size_t> parameter_at_, shared_at_, local_at_;
   std::map<std::string, Declared> shared_;
 };
 
@@ -232,6 +232,7 @@ Slot KernelParser::slot_of(const std::string& operand) {
   if (std::isdigit(static_cast<unsigned char>(operand[0])) != 0 || operand[0] == '-')
     return constant(in_.number(operand));
   if (const auto found = parameter_at_.find(operand); found != parameter_at_.end()) return constant(found->second);
+  if (const auto found = local_at_.find(operand); found != local_at_.end()) return constant(found->second);
   return constant(place_shared(operand));
 }
 
@@ -302,6 +303,8 @@ void KernelParser::parse_memory(Instruction& i, const std::vector<std::string>& 
     i.act = loads ? &load_global : &store_global;
   else if (space == "shared")
     i.act = loads ? &load_shared : &store_shared;
+  else if (space == "local")
+    i.act = loads ? &load_local : &store_local;
   else
     refuse(opcode);
 }
@@ -428,6 +431,11 @@ void KernelParser::parse() {
     } else if (in_.accept(".shared")) {
       shared_.insert(in_.declaration());
       in_.expect(";");
+    } else if (in_.accept(".local")) {
+      const auto [name, declared] = in_.declaration();
+      local_at_[name] = (kernel_.local_bytes + declared.align - 1) / declared.align * declared.align;
+      kernel_.local_bytes = local_at_[name] + declared.bytes;
+      in_.expect(";");
     } else if (in_.peek()[0] == '.') {
       in_.fail("directive " + in_.peek() + " is not interpreted");
     } else if (in_.peek(1) == ":") {
@@ -476,6 +484,12 @@ Module::Module(const std::string& text) {
 }
 
 Module::~Module() = default;
+
+std::vector<std::string> Module::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, kernel] : kernels_) all.push_back(name);
+  return all;
+}
 
 const Kernel* Module::find(const std::string& name) const {
   const auto found = kernels_.find(name);

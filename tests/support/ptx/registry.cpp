@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -79,16 +81,31 @@ std::string source_of(const std::string& name) {
   return name.substr(begin, end - begin);
 }
 
+/// PTX of another compiler, in a folder with a file for each source.
+std::string ptx_in(const std::string& folder, const std::string& source) {
+  std::ifstream file(folder + "/" + source + ".ptx");
+  duet::require<duet::DataError>(file.good(), "cannot read ", folder, "/", source, ".ptx");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Compilers name unnamed namespaces differently, so that names count as they are in the sources.
+const Kernel* find_kernel(const Module& module, const std::string& name) {
+  if (const Kernel* const kernel = module.find(name)) return kernel;
+  for (const std::string& other : module.names())
+    if (demangled(other) == demangled(name)) return module.find(other);
+  throw duet::DataError("no PTX of " + name);
+}
+
 std::vector<RegisteredKernel> load() {
   static std::deque<Module> modules;
+  const char* const folder = std::getenv("DUET_PTX_FOLDER");
   std::vector<RegisteredKernel> all;
   for (const FatBinary& binary : binaries()) {
-    const Module& module = modules.emplace_back(ptx_of(binary.data));
-    for (const auto& [function, name] : binary.kernels) {
-      const Kernel* const kernel = module.find(name);
-      duet::require<duet::DataError>(kernel != nullptr, "no PTX of ", name);
-      all.push_back({function, demangled(name), source_of(name), kernel});
-    }
+    if (binary.kernels.empty()) continue;
+    const std::string source = source_of(binary.kernels.front().second);
+    const Module& module = modules.emplace_back(folder == nullptr ? ptx_of(binary.data) : ptx_in(folder, source));
+    for (const auto& [function, name] : binary.kernels)
+      all.push_back({function, demangled(name), source, find_kernel(module, name)});
   }
   return all;
 }

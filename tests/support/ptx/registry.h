@@ -17,7 +17,8 @@ struct RegisteredKernel {
   std::uint64_t launches = 0;
 };
 
-/// Of compute_N, N = DUET_PTX_ARCH, otherwise 90. They are parsed on the first call.
+/// Of compute_N, N = DUET_PTX_ARCH, otherwise 90; or from DUET_PTX_FOLDER, with a file of PTX for each source. They are
+/// parsed on the first call.
 std::vector<RegisteredKernel>& registered_kernels();
 /// Throws duet::UsageError for a function that is no kernel.
 RegisteredKernel& registered_kernel(const void* function);
