@@ -41,16 +41,16 @@ echo '"","","ns"'
 for step in 1 2 3; do echo '"0","gather","1,000"'; echo '"1","sgd","2,000"'; done
 """
 PARTS = ("tests", "speed", "sanitizers", "kernels")
+PROGRAMS = {"bundle/bin/duet": DUET, "bundle/bin/test_cuda": TEST_CUDA, "tools/compute-sanitizer": SANITIZER, "tools/ncu": NCU}
 
 
 class Check:
     """A folder that looks like a bundle, and the tools of a machine with a GPU."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, programs=PROGRAMS):
         self.folder, self.out, self.calls = folder, os.path.join(folder, "out"), os.path.join(folder, "calls")
         bundle = os.path.join(folder, "bundle")
-        for name, text in (("bundle/bin/duet", DUET), ("bundle/bin/test_cuda", TEST_CUDA),
-                           ("tools/compute-sanitizer", SANITIZER), ("tools/ncu", NCU)):
+        for name, text in programs.items():
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ class Check:
         open(self.calls, "w", encoding="utf-8").close()
         environment = {**os.environ, "PATH": f"{self.folder}/tools:/usr/bin:/bin", "CALLS": self.calls, **variables}
         done = subprocess.run(["bash", self.script, "--out", self.out, *arguments], capture_output=True, text=True,
-                              env=environment, check=False, timeout=300)
+                              env=environment, check=False, timeout=1800)
         with open(self.calls, encoding="utf-8") as file:
             self.lines = file.read().splitlines()
         called = []

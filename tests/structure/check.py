@@ -60,7 +60,7 @@ BUDGETS = {
 # Vendor header -> files that may include it.
 VENDORS = {
     r"(oneapi/)?dnnl": r"lib/backend/.*",
-    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl/.*|tests/(cuda|fake_cuda|support/fake_cuda)/.*|tests/torch/simulated_gpu.cpp",
+    r"(cuda|cublas|cudnn|nccl|curand)": r"lib/backend/cuda/.*|ddp/nccl/.*|tests/(cuda|fake_cuda|ptx|support/fake_cuda|support/ptx)/.*|tests/torch/simulated_gpu.cpp",
     r"gloo/": r"ddp/gloo/.*",
     r"boost/": r"ddp/.*\.cpp|ddp/store/asio\.h|cli/.*\.cpp",
     r"zlib\.h": r"lib/data/.*\.cpp|tests/.*",

@@ -29,6 +29,8 @@ namespace duet_test {
 
 /// Ends the running test case as skipped: the reason is printed, and counted by the listener in count.cpp.
 void note_skip(const char* reason);
+/// Calls it when all tests of the program have run.
+void when_tests_end(void (*call)());
 
 }  // namespace duet_test
 

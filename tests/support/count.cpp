@@ -19,6 +19,11 @@ std::vector<std::string>& skips() {
   return list;
 }
 
+std::vector<void (*)()>& calls() {
+  static std::vector<void (*)()> list;
+  return list;
+}
+
 #if DUET_CATCH == 3
 using Listener = Catch::EventListenerBase;
 #else
@@ -30,6 +35,7 @@ struct CountListener : Listener {
   void testRunEnded(const Catch::TestRunStats& stats) override {
     const auto& cases = stats.totals.testCases;
     if (!cases.total()) return;
+    for (const auto call : calls()) call();
     for (const std::string& reason : skips()) std::fprintf(stderr, "skipped: %s\n", reason.c_str());
     const auto skipped = static_cast<unsigned long>(skips().size());
     std::fprintf(stderr, "%lu passed, %lu failed, %lu skipped\n", static_cast<unsigned long>(cases.passed) - skipped,
@@ -42,5 +48,6 @@ CATCH_REGISTER_LISTENER(CountListener)
 }  // namespace
 
 void note_skip(const char* reason) { skips().emplace_back(reason); }
+void when_tests_end(void (*call)()) { calls().push_back(call); }
 
 }  // namespace duet_test

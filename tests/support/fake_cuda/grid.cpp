@@ -201,8 +201,11 @@ void run_grid(dim3 grid, dim3 size, const std::function<void()>& call, const Op&
   }
 }
 
-cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
-                          std::vector<PointerArgument> pointers) {
+namespace {
+
+/// Enqueues a kernel; `run` is its grid.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, std::vector<PointerArgument> pointers,
+                   std::function<void()> run) {
   return call("cudaLaunchKernelEx", config.stream, [&](Lock&, cudaStream_t stream) {
     const dim3 grid = config.gridDim, size = config.blockDim;
     const std::size_t threads = std::size_t{size.x} * size.y * size.z;
@@ -216,12 +219,32 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, 
       return cudaErrorInvalidResourceHandle;
     }
     op.pointers = std::move(pointers);
-    op.body = [=, body = std::move(body)] {
+    op.body = [run = std::move(run)] {
       if (const int error = injected("kernel", cudaErrorLaunchFailure))
         return fail_current_op(static_cast<cudaError_t>(error));
-      run_grid(grid, size, body, *current_op());
+      run();
     };
     return submit(config.stream, op);
+  });
+}
+
+}  // namespace
+
+cudaError_t launch_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
+                          std::vector<PointerArgument> pointers) {
+  return launch(config, kernel, std::move(pointers),
+                [config, body = std::move(body)] { run_grid(config.gridDim, config.blockDim, body, *current_op()); });
+}
+
+cudaError_t launch_grid(const cudaLaunchConfig_t& config, const void* kernel,
+                        std::function<void(std::uint64_t seed)> body, std::vector<PointerArgument> pointers) {
+  return launch(config, kernel, std::move(pointers), [body = std::move(body)] {
+    std::uint64_t seed;
+    {
+      const std::lock_guard lock(state().mutex);
+      seed = random_number(std::size_t{1} << 30);
+    }
+    if (!guarded([&] { body(seed); })) fail_current_op(cudaErrorIllegalAddress);
   });
 }
 
