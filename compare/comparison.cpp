@@ -14,7 +14,6 @@
 #include "cli/system/signals.h"
 #include "cli/system/terminal.h"
 #include "compare/cells.h"
-#include "compare/fit_model.h"
 #include "compare/rounds.h"
 #include "compare/torch_peers.h"
 #include "lib/error.h"

@@ -1,5 +1,3 @@
-#include "compare/fit_model.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +5,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/system/number_text.h"
+#include "compare/comparison.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
 #include "model/cost_model.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compare/cells.h"
-#include "compare/fit_model.h"
+#include "compare/comparison.h"
 #include "compare/overhead.h"
 #include "measure/json_fields.h"
 #include "model/cost_model.h"
