@@ -30,6 +30,7 @@ Run empty_run(const Training& options, const Cell& cell) {
   run.mode = name(cell.mode);
   run.device = duet::name(options.device);
   run.devices = cell.devices;
+  if (options.device == DeviceKind::cpu) run.physical_devices = cell.devices;
   run.batch = batch_of(options, cell);
   run.precision = duet::name(options.precision);
   run.threads_per_device = cell.threads_per_device;
@@ -176,24 +177,24 @@ Learnt CellRunner::run(const Cell& cell, const std::vector<std::string>& more, b
   next_title(cell);
   const auto show = [&] { show_progress(line_, progress, last_title_); };
   Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
-  std::string error;
-  if (park) {
-    learnt.parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
-    if (!learnt.parked->answers(show)) error = learnt.parked->error();
-  } else {
-    const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
-    if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
-    error = end.reason;
-  }
-  line_.clear();
   try {
+    std::string error;
+    if (park) {
+      learnt.parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
+      if (!learnt.parked->answers(show)) error = learnt.parked->error();
+    } else {
+      const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
+      if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
+      error = end.reason;
+    }
     require<DataError>(error.empty(), error);
     learnt.run = run_from_json(read_file(result));
-  } catch (const DataError& failure) {
+  } catch (const Error& failure) {
     learnt.run.ok = false;
     learnt.run.error = failure.what();
     learnt.parked.reset();
   }
+  line_.clear();
   return learnt;
 }
 

@@ -1,5 +1,8 @@
 #include "compare/comparison.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -46,6 +49,15 @@ std::vector<Run> runs_of(const CellRounds& rounds) {
   return runs;
 }
 
+/// Each rank that is parked takes two descriptors.
+void raise_descriptor_limit() {
+  constexpr rlim_t kEnough = 8192;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
+  limit.rlim_cur = std::min(kEnough, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 class Comparison {
  public:
   Comparison(const CompareOptions& options, const Machine& machine, const Training& settings)
@@ -57,6 +69,7 @@ class Comparison {
         results_{.machine = machine, .settings = settings, .runs = {}, .weak = options.scaling == "weak"} {}
 
   Results run() {
+    raise_descriptor_limit();
     try {
       if (!options_.vs_torch.empty()) add_torch();
       for (const Cell& cell : cells_) learn(cell);
@@ -171,24 +184,32 @@ class Comparison {
   }
 
   std::optional<double> burst(std::size_t i, int steps) {
-    Learnt& learnt = learnt_[i];
-    const ParkedCell::Answers answers = learnt.parked->burst(steps);
-    if (!answers) return failed(i);
+    try {
+      const ParkedCell::Answers answers = learnt_[i].parked->burst(steps);
+      return answers ? keep(i, *answers) : failed(i, learnt_[i].parked->error());
+    } catch (const Error& error) {
+      return failed(i, error.what());
+    }
+  }
+
+  /// Keeps what a burst measured. Returns the time of a step.
+  std::optional<double> keep(std::size_t i, const std::vector<std::string>& answers) {
+    const Learnt& learnt = learnt_[i];
     if (cells_[i].use == Cell::Use::collectives) {
-      timed_[i].collectives.push_back(collective_times_from_json(answers->front()));
+      timed_[i].collectives.push_back(collective_times_from_json(answers.front()));
       return timed_[i].collectives.back().pass_us;
     }
     const bool cores_for_all = learnt.run.on_cpu() && !oversubscribed(results_, learnt.run);
     timed_[i].bursts.push_back(cells_[i].use == Cell::Use::torch
-                                   ? torch_burst_of(answers->front())
-                                   : burst_of(*answers, cores_for_all ? learnt.run.threads() : 0));
+                                   ? torch_burst_of(answers.front())
+                                   : burst_of(answers, cores_for_all ? learnt.run.threads() : 0));
     return timed_[i].bursts.back().run.rounds_us.at(0);
   }
 
-  std::nullopt_t failed(std::size_t i) {
+  std::optional<double> failed(std::size_t i, const std::string& error) {
     Learnt& learnt = learnt_[i];
     learnt.run.ok = false;
-    learnt.run.error = learnt.parked->error();
+    learnt.run.error = error;
     learnt.parked.reset();
     line_.clear();
     say(concat(title(options_, cells_[i]), ": ", outcome(learnt.run)));

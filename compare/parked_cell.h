@@ -21,7 +21,8 @@ struct Burst {
 /// and what other programs had cannot be measured. Throws DataError.
 Burst burst_of(const std::vector<std::string>& answers, double threads);
 
-/// One program with its ranks, each of which has a BurstPort. Destroying it ends its processes.
+/// One program with its ranks, each of which serves the protocol of cli/train/bursts.h. Destroying it ends its
+/// processes.
 class ParkedCell {
  public:
   /// The answers of all ranks.

@@ -130,11 +130,14 @@ std::string csv_line(const Run& run, bool names) {
 /// Of a file of several batches: refuses it, and names the files of each.
 void require_one_batch(const Json& json) {
   if (!json.is_object() || !json.contains("batches")) return;
-  std::vector<Results> batches;
-  JsonReader io(json);
-  io("batches", batches);
   std::vector<std::string> files;
-  for (const Results& one : batches) files.push_back(batch_folder(one.settings.batch) + "/results.json");
+  for (const Json& batch : json.at("batches")) {
+    Results one;
+    Settings settings{one};
+    JsonReader io(batch);
+    io("settings", settings);
+    files.push_back(batch_folder(one.settings.batch) + "/results.json");
+  }
   throw DataError(concat("results of several batches, expected those of one: ", listed(files, "or"),
                          " in the folder of duet compare --out"));
 }

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -14,13 +13,13 @@
 #include "cli/system/signals.h"
 #include "cli/train/images.h"
 #include "cli/train/setup.h"
+#include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "measure/json_fields.h"
 
 namespace duet::cli {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kScript =
 #include "compare/torch_peer.inc"
@@ -62,7 +61,7 @@ TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
   write_atomically(folder_ + "/torch_peer.py", std::string(kScript));
   no_package_ = run({"-c", "import duet_torch"});
   if (!no_libtorch_.empty()) return;
-  const int most = *std::max_element(options.devices.begin(), options.devices.end());
+  const int most = std::max(usable_cores(), *std::max_element(options.devices.begin(), options.devices.end()));
   std::vector<std::string> arguments = script_arguments(options.batch * (options.scaling == "weak" ? most : 1));
   arguments.push_back("--export=" + network_);
   no_script_ = run(arguments);
@@ -74,10 +73,12 @@ std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) const {
   std::vector<Cell> all;
   for (const int cores : counts) {
     const auto add = [&](const char* name, int ranks) {
+      const std::int64_t own = options_.scaling == "weak" ? options_.batch : options_.batch / ranks;
+      if (own == 0) return;
       all.push_back({.mode = ranks > 1 ? Mode::ddp : Mode::single,
                      .devices = ranks,
                      .threads_per_device = cores / ranks,
-                     .batch = options_.batch * (options_.scaling == "weak" ? ranks : 1),
+                     .batch = own * ranks,  // each rank has as many
                      .use = Cell::Use::torch,
                      .torch = name});
     };
@@ -96,25 +97,24 @@ Learnt TorchPeers::start(const Cell& cell) {
   Learnt learnt;
   Run& run = learnt.run;
   run.mode = cell.torch;
-  run.devices = cell.devices;
+  run.devices = run.physical_devices = cell.devices;
   run.threads_per_device = cell.threads_per_device;
   run.batch = cell.batch;
-  if (!is_python(cell) && !no_script_.empty()) {
-    run.error = "no TorchScript: " + no_script_;
-  } else {
+  try {
+    require<DataError>(is_python(cell) || no_script_.empty(), "no TorchScript: ", no_script_);
     learnt.parked = std::make_unique<ParkedCell>(is_python(cell) ? options_.vs_torch : kThisProgram, arguments_of(cell),
                                                  concat(folder_, "/torch", started_++), cell.devices);
-    if (const ParkedCell::Answers ready = learnt.parked->answers()) {
-      read_answer(ready->front(), [&](const Json& json) {
-        run.startup_s = json.at("startup_s");
-        (is_python(cell) ? version_ : libtorch_version_) = json.at("torch");
-      });
-      return learnt;
-    }
-    run.error = learnt.parked->error();
+    const ParkedCell::Answers ready = learnt.parked->answers();
+    require<DataError>(ready.has_value(), learnt.parked->error());
+    read_answer(ready->front(), [&](const Json& json) {
+      run.startup_s = json.at("startup_s");
+      (is_python(cell) ? version_ : libtorch_version_) = json.at("torch");
+    });
+  } catch (const Error& failure) {
+    run.ok = false;
+    run.error = failure.what();
     learnt.parked.reset();
   }
-  run.ok = false;
   return learnt;
 }
 
@@ -153,7 +153,7 @@ std::vector<std::string> TorchPeers::arguments_of(const Cell& cell) const {
             concat("--mode=", name(cell.mode)),
             concat("--model=", network_),
             concat("--batch=", cell.batch),
-            concat("--backend=", options_.backend),
+            concat("--backend=", cell.devices == 1 || options_.backend == "memory" ? "auto" : options_.backend),
             concat("--devices=", cell.devices),
             concat("--threads-per-device=", cell.threads_per_device)};
   }

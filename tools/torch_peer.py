@@ -223,6 +223,9 @@ def run_cpu_rank(rank, options, store):
         if options.ranks > 1:
             with model.no_sync():
                 measured["alone_us"] = statistics.median(run_steps(steps)[0])
+            medians = torch.tensor([measured["median_us"], measured["alone_us"]], dtype=torch.float64)
+            torch.distributed.all_reduce(medians, torch.distributed.ReduceOp.MAX)  # of the slowest rank, as duet's own
+            measured["median_us"], measured["alone_us"] = medians.tolist()
             means, least = torch.tensor(list(numbers.values())) / options.ranks, torch.tensor(exposures)
             torch.distributed.all_reduce(means)
             torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
@@ -247,12 +250,11 @@ def run_cpu(options):
     if options.tuned and os.environ.get("GLIBC_TUNABLES") != MALLOC:  # glibc reads it when a process starts
         os.environ["GLIBC_TUNABLES"] = MALLOC
         os.execv(sys.executable, [sys.executable] + sys.argv)
-    with tempfile.TemporaryDirectory() as folder:
-        store = os.path.join(folder, "store")
-        if options.ranks == 1:
-            run_cpu_rank(0, options, store)
-        else:
-            torch.multiprocessing.spawn(run_cpu_rank, args=(options, store), nprocs=options.ranks)
+    store = options.bursts + ".store"
+    if options.ranks == 1:
+        run_cpu_rank(0, options, store)
+    else:
+        torch.multiprocessing.spawn(run_cpu_rank, args=(options, store), nprocs=options.ranks)
 
 
 def main():
@@ -273,9 +275,13 @@ def main():
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--stem", choices=("imagenet", "cifar"), default="imagenet")
     options = parser.parse_args()
+    if options.batch < options.ranks:
+        parser.error(f"--batch is {options.batch}, smaller than the {options.ranks} ranks that share it")
     if options.export:
         export(options)
     else:
+        if options.device == "cpu" and not options.bursts:
+            parser.error("--device cpu needs --bursts")
         run_cpu(options) if options.device == "cpu" else run_gpu(options)
 
 

@@ -98,7 +98,7 @@ std::string hint_for_unknown_option(CLI::App& app) {
   return "";
 }
 
-/// Adds --json, which means the same in every command: see cli/system/output.h. `what` it is that JSON holds.
+/// Adds --json, which means the same in every command: see cli/system/files.h. `what` it is that JSON holds.
 void add_json(CLI::App& app, std::string& json, const std::string& what) {
   app.add_option(
          kJson, json,
@@ -327,8 +327,10 @@ void add_collectives(CLI::App& bench, CollectiveOptions& options) {
   require<UsageError>(what != "overhead",
                       "duet bench overhead is a benchmark of the tests now: tests/benchmarks/bare_loop "
                       "(docs/performance.md)");
-  const std::string hint = did_you_mean(what, {kCollectives.begin(), kCollectives.end()});
-  throw UsageError(concat("duet bench: unknown '", what, "'", hint.empty() ? ", expected a collective" : hint));
+  const std::vector<std::string> known(kCollectives.begin(), kCollectives.end());
+  const std::string hint = what.empty() ? "" : did_you_mean(what, known);
+  throw UsageError(concat("duet bench: ", what.empty() ? "no collective" : concat("unknown '", what, "'"),
+                          hint.empty() ? ", expected " + listed(known, "or") : hint));
 }
 
 /// The parser with all commands, and what it reads into.

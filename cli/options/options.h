@@ -99,7 +99,7 @@ struct CompareOptions : Training {
   double time_budget_s = 45;                     // of timing in rounds; 0: no rounds
   std::string vs_torch;                          // a Python with PyTorch, whose rows are compared, too
   std::string out = "out";
-  std::string json;  // see cli/system/output.h
+  std::string json;  // see cli/system/files.h
   bool wide = false, tutorial = false;
 };
 
@@ -133,7 +133,7 @@ struct CollectiveOptions {
   std::vector<std::string> backends = {"auto"}, algorithms = {"library"};
   std::int64_t min_bytes = 8, max_bytes = std::int64_t{128} << 20;
   int factor = 2, iterations = 20, warm_up = 5, check = 1;
-  std::string json{};  // see cli/system/output.h
+  std::string json{};  // see cli/system/files.h
   std::string html{};  // file
 };
 
@@ -147,13 +147,13 @@ struct PredictOptions {
   std::vector<Mode> modes;  // empty: all that the model has terms for
   std::int64_t batch = 0;   // 0: as measured
   std::string scaling = "strong";
-  std::string json;  // see cli/system/output.h
+  std::string json;  // see cli/system/files.h
   std::string out;   // file
   bool links = false;
 };
 
 struct InfoOptions {
-  std::string json;  // see cli/system/output.h
+  std::string json;  // see cli/system/files.h
 };
 
 /// The program printed what was asked (--help, --version) and has nothing more to do.

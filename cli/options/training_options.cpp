@@ -389,6 +389,13 @@ void check(const CompareOptions& options) {
                       "--vs-torch is for CPU devices; tools/gpu_check.sh compares GPUs");
   require<UsageError>(options.model != "linear" && !is_network_file(options.model),
                       "--vs-torch: the peer is simple_cnn or a network of torchvision, not ", options.model);
+  const char* const unlike = options.optimizer != "sgd"             ? "--optimizer"
+                             : options.precision != Precision::fp32 ? "--precision"
+                             : options.sync_bn                      ? "--sync-bn"
+                             : options.check_finite                 ? "--check-finite"
+                                                                    : nullptr;
+  require<UsageError>(unlike == nullptr, "--vs-torch: the peer trains by sgd, in fp32 and with plain batch norm; got ",
+                      unlike == nullptr ? "" : unlike);
   require<UsageError>(options.time_budget_s > 0, "--vs-torch times PyTorch in rounds, but --time-budget is 0");
 }
 

@@ -42,7 +42,7 @@ class BurstPort {
 };
 
 /// What one rank of duet measured over the timed steps of a burst. In a process of several ranks the first has the
-/// process's times.
+/// process's use of cores.
 struct RankBurst {
   double wall_s = 0, used_s = 0, delayed_s = 0;  // see CpuUse
   double median_us = 0;

@@ -89,8 +89,11 @@ class ScriptRank {
       for (std::size_t i = 0; i < means.size(); ++i) means[i] += own[i] / count / group_.size();
       least.push_back(step.exposed);
     }
-    Json measured = {{"median_us", median_us(timed)}, {"alone_us", nullptr}};
-    if (group_.size() > 1) measured["alone_us"] = median_us(run(count, false));
+    std::array<double, 2> medians = {median_us(timed), 0};  // of the slowest rank, as duet's own
+    if (group_.size() > 1) medians[1] = median_us(run(count, false));
+    group_.all_reduce(std::span<double>(medians), ddp::ReduceOp::max).wait();
+    Json measured = {{"median_us", medians[0]}, {"alone_us", nullptr}};
+    if (group_.size() > 1) measured["alone_us"] = medians[1];
     group_.all_reduce(std::span<double>(means)).wait();
     group_.all_reduce(std::span<double>(least), ddp::ReduceOp::min).wait();
     for (std::size_t i = 0; i < means.size(); ++i)

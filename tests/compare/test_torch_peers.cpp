@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -75,6 +76,36 @@ TEST_CASE("every number of cores has PyTorch's rows, as ranks and as threads") {
   CHECK(titles == std::vector<std::string>{"torch 1", "torch tuned 1", "torch, 2 threads 1", "torch tuned, 2 threads 1",
                                            "torch ddp 2", "torch ddp tuned 2", "torch ddp over duet 2"});
   CHECK_THAT(read_file(folder.path() + "/torch_peer.py"), ContainsSubstring("class SimpleCNN(nn.Module):"));
+}
+
+TEST_CASE("PyTorch's ranks have as many rows each, and are none where a batch has fewer rows than ranks") {
+  const TemporaryFolder folder;
+  const std::string python = program(folder, kTorch);
+  const CompareOptions seven = options_of(python, {"--batch", "7"}), two = options_of(python, {"--batch", "2"}),
+                       weak = options_of(python, {"--batch", "7", "--scaling", "weak"});
+  const auto batches = [&](const CompareOptions& options) {
+    std::vector<std::int64_t> rows;
+    for (const Cell& cell : TorchPeers(options, folder.path()).cells({{Mode::ddp, 3, 1}}))
+      if (cell.torch == "torch" || cell.torch == "torch ddp") rows.push_back(cell.batch);
+    return rows;
+  };
+  CHECK(batches(seven) == std::vector<std::int64_t>{7, 6});
+  CHECK(batches(two) == std::vector<std::int64_t>{2});
+  CHECK(batches(weak) == std::vector<std::int64_t>{7, 21});
+}
+
+TEST_CASE("a peer that answers with something else is a failed row") {
+  const TemporaryFolder folder;
+  const std::string python = program(folder, std::string(kTorch) + R"(
+for word; do case "$word" in --bursts=*) files=${word#--bursts=};; esac; done
+[ "$files" ] || exit 1
+echo nonsense >$files.0.answers; read steps <$files.0.commands)");
+  const CompareOptions options = options_of(python);
+  TorchPeers peers(options, folder.path());
+  const Learnt learnt = peers.start(peers.cells({{Mode::single, 1, 1}})[0]);
+  CHECK_FALSE(learnt.run.ok);
+  CHECK(learnt.parked == nullptr);
+  CHECK_THAT(learnt.run.error, ContainsSubstring("the PyTorch peer wrote something else than its times"));
 }
 
 TEST_CASE("a package or a network that PyTorch lacks is why rows are missing or fail") {

@@ -124,6 +124,7 @@ TEST_CASE("ptx interpreter: mistakes with warps and blocks are found") {
   duet_ptx::Options few;
   few.most_instructions = 1000;
   check_found("endless", run(kernel("$again: bra $again;"), 1, 1, few));
+  check_found("endless", run(kernel("$again: bar.sync 0; bra $again;"), 1, 64, few));
 }
 
 TEST_CASE("ptx interpreter: a product and a sum are fused where ptxas may fuse them, when asked") {

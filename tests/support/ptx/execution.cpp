@@ -26,6 +26,10 @@ void advance(Thread& t) {
   Grid& grid = *t.grid;
   std::uint64_t executed = 0;
   while (t.state == State::running) {
+    if (grid.given_up) {
+      t.state = State::left;
+      break;
+    }
     const Instruction& i = grid.code[t.next];
     ++executed;
     ++i.runs;
@@ -50,12 +54,13 @@ void advance(Thread& t) {
       case Flow::barrier: t.state = State::barrier; break;
       case Flow::shuffle: t.state = State::shuffle; break;
     }
-    if (executed > grid.options.most_instructions) {
+    if (grid.of_block + executed > grid.options.most_instructions) {
       grid.found("endless", t, i);
       grid.given_up = true;
       t.state = State::left;
     }
   }
+  grid.of_block += executed;
   grid.statistics.instructions += executed;
 }
 
@@ -190,6 +195,7 @@ std::vector<unsigned> ascending(std::size_t count) {
 
 void run_block(Grid& grid, std::vector<Thread>& threads, std::vector<unsigned>& order) {
   grid.epoch = 1;
+  grid.of_block = 0;
   reset_shared(grid);
   for (Thread& t : threads) start(t);
   do {

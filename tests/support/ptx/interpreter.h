@@ -63,7 +63,7 @@ struct Options {
   bool contract = false;
   /// Results of approximate instructions move by up to so many units in the last place, at random.
   int approximate_ulps = 0;
-  /// Of one thread between two barriers or shuffles; more is an endless loop.
+  /// Of all threads of a block; more is an endless loop.
   std::uint64_t most_instructions = 1ULL << 40;
 };
 

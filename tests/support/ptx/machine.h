@@ -59,8 +59,9 @@ struct Grid {
   unsigned threads;  // of a block
   std::uint32_t launch;
   Random random;
-  unsigned block = 0;       // that runs
-  std::uint32_t epoch = 0;  // barriers that it passed, + 1
+  unsigned block = 0;          // that runs
+  std::uint32_t epoch = 0;     // barriers that it passed, + 1
+  std::uint64_t of_block = 0;  // instructions that ran
   bool given_up = false;
   std::vector<std::uint8_t> shared{}, shared_open{}, shared_initialised{};
   std::vector<Touched> shared_touched{};  // by words of four bytes
