@@ -414,7 +414,7 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
   return page.html();
 }
 
-int bench(const CollectiveOptions& options, const std::string& command_line) {
+int run(const CollectiveOptions& options, const std::string& command_line) {
   const bool launched = ddp::is_launched_rank();
   require<UsageError>(!launched || std::getenv(kOwnRank) != nullptr, "duet bench ", options.collective,
                       " starts its own ranks: run it without a launcher");

@@ -102,7 +102,7 @@ bool all_ok(const Results& results) {
 
 }  // namespace
 
-int compare(const CompareOptions& options, const std::string& command_line) {
+int run(const CompareOptions& options, const std::string& command_line) {
   std::FILE* const out = text_stream(options.json);
   const TerminalStyle style = terminal_style(out, options.quiet);
   const std::vector<CompareOptions> batches = options_of_batches(options);

@@ -89,7 +89,7 @@ std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
 
 }  // namespace
 
-int info(const InfoOptions& options) {
+int run(const InfoOptions& options, const std::string&) {
   require_json_output(options.json);
   const Machine machine = this_machine();
   const std::vector<Gpu> gpus = all_gpus();

@@ -139,7 +139,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link
 
 }  // namespace
 
-int predict(const PredictOptions& options, const std::string& command_line) {
+int run(const PredictOptions& options, const std::string& command_line) {
   if (options.links) {
     print_links(options, stdout);
     return 0;

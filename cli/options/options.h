@@ -193,11 +193,12 @@ void check(const LaunchOptions& options);
 void check(const PredictOptions& options);
 
 // The commands; each returns its exit code or throws. `command_line` is for reports.
-int info(const InfoOptions& options);
-int bench(const CollectiveOptions& options, const std::string& command_line);
-int launch(const LaunchOptions& options);
-int train(const TrainOptions& options);
-int compare(const CompareOptions& options, const std::string& command_line);
-int predict(const PredictOptions& options, const std::string& command_line);
+int run(const Printed& printed, const std::string& command_line);
+int run(const TrainOptions& options, const std::string& command_line);
+int run(const CompareOptions& options, const std::string& command_line);
+int run(const PredictOptions& options, const std::string& command_line);
+int run(const LaunchOptions& options, const std::string& command_line);
+int run(const CollectiveOptions& options, const std::string& command_line);
+int run(const InfoOptions& options, const std::string& command_line);
 
 }  // namespace duet::cli

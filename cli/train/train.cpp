@@ -233,7 +233,7 @@ void require_files(const TrainOptions& options) {
 
 }  // namespace
 
-int train(const TrainOptions& options) {
+int run(const TrainOptions& options, const std::string&) {
   if (!options.libtorch.empty()) return serve_script_bursts(options);
   const std::int64_t started = started_ns();
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);

@@ -123,6 +123,7 @@ std::string unprinted_report() noexcept;
 
 /// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
 /// file, by which it distinguishes a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
-int report_failure(const std::exception& error) noexcept;
+/// `program`: what the line begins with.
+int report_failure(const std::exception& error, const char* program = "") noexcept;
 
 }  // namespace duet::ddp

@@ -94,10 +94,10 @@ void leave_error(const std::exception& error) noexcept {
                         .monotonic_ns = own ? own->when() : monotonic_ns()});
 }
 
-int report_failure(const std::exception& error) noexcept {
+int report_failure(const std::exception& error, const char* program) noexcept {
   const auto rank = launched_rank();
   const std::string prefix = rank ? concat("rank ", *rank, ": ") : "";
-  std::fprintf(stderr, "%s%s\n", prefix.c_str(), printable(error.what()).c_str());
+  std::fprintf(stderr, "%s%s%s\n", program, prefix.c_str(), printable(error.what()).c_str());
   if (const std::string report = unprinted_report(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
   leave_error(error);
   return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
