@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <functional>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <ratio>
 #include <set>
@@ -32,6 +31,7 @@
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "measure/json_fields.h"
 #include "report/page/page.h"
 
 namespace duet::cli {
@@ -181,34 +181,8 @@ void measure(const CollectiveOptions& options, const std::string& algorithm, ddp
   }
 }
 
-using Json = nlohmann::ordered_json;
-
 // Those of the page's colours that differ most.
 constexpr const char* kColours[] = {"dp", "averaging", "ddp", "single"};
-
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
-template <class T>
-std::optional<T> optional_from(const Json& json) {
-  return json.is_null() ? std::nullopt : std::optional(json.get<T>());
-}
-
-Json json_of(const CollectiveRow& row) {
-  return {{"backend", row.backend},
-          {"algorithm", row.algorithm},
-          {"ranks", row.ranks},
-          {"size_bytes", row.bytes},
-          {"count", row.count},
-          {"time_us", row.time_us},
-          {"min_us", or_null(row.min_us)},
-          {"max_us", or_null(row.max_us)},
-          {"algbw_gb_s", row.algorithm_gb_s},
-          {"busbw_gb_s", row.bus_gb_s},
-          {"wrong", or_null(row.wrong)}};
-}
 
 std::string size_text(double bytes) {
   for (const char* unit : {"B", "KiB", "MiB"}) {
@@ -352,31 +326,29 @@ void measure_collective(const CollectiveOptions& options, const std::string& alg
   }
 }
 
-std::string row_json(const CollectiveRow& row) { return json_of(row).dump(); }
+void fields(auto& io, CollectiveRow& row) {
+  io("backend", row.backend);
+  io("algorithm", row.algorithm);
+  io("ranks", row.ranks);
+  io("size_bytes", row.bytes);
+  io("count", row.count);
+  io("time_us", row.time_us);
+  io("min_us", row.min_us);
+  io("max_us", row.max_us);
+  io("algbw_gb_s", row.algorithm_gb_s);
+  io("busbw_gb_s", row.bus_gb_s);
+  io("wrong", row.wrong);
+}
+
+std::string row_json(const CollectiveRow& row) { return line_of(JsonWriter::json_of(row)); }
 
 CollectiveRow parse_row(const std::string& text) {
-  try {
-    const Json json = Json::parse(text);
-    return {json.at("backend"),
-            json.at("algorithm"),
-            json.at("ranks"),
-            json.at("size_bytes"),
-            json.at("count"),
-            json.at("time_us"),
-            optional_from<double>(json.at("min_us")),
-            optional_from<double>(json.at("max_us")),
-            json.at("algbw_gb_s"),
-            json.at("busbw_gb_s"),
-            optional_from<std::int64_t>(json.at("wrong"))};
-  } catch (const Json::exception& error) {
-    throw DataError(concat("not a row of duet bench: '", text, "': ", error.what()));
-  }
+  return with_prefix([&] { return concat("not a row of duet bench: '", text, "': "); },
+                     [&] { return read_json<CollectiveRow>(text, "a row"); });
 }
 
 std::string rows_json(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows) {
   const Machine machine = this_machine();
-  Json list = Json::array();
-  for (const CollectiveRow& row : rows) list.push_back(json_of(row));
   const Json out = {{"duet", DUET_VERSION},
                     {"collective", options.collective},
                     {"type", name(options.dtype)},
@@ -385,8 +357,8 @@ std::string rows_json(const CollectiveOptions& options, const std::vector<Collec
                     {"warm_up", options.warm_up},
                     {"cpu", machine.cpu},
                     {"cores", machine.cores},
-                    {"rows", list}};
-  return out.dump(1) + "\n";
+                    {"rows", JsonWriter::json_of(rows)}};
+  return text_of(out, 1);
 }
 
 std::string rows_html(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows,
@@ -420,7 +392,7 @@ int run(const CollectiveOptions& options, const std::string& command_line) {
                       " starts its own ranks: run it without a launcher");
   if (!launched) {
     require_json_output(options.json);
-    require_output("--html", options.html);
+    require_outputs({{.option = "--html", .path = options.html}});
   }
   std::FILE* const out = text_stream(options.json);
   Table table(options, out);

@@ -1,7 +1,6 @@
 // duet info: what there is to compute with, and what the program was built from.
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -10,13 +9,12 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
+#include "measure/json_fields.h"
 
 namespace duet::cli {
 namespace {
 
 void line(const std::string& name, const std::string& value) { std::printf("%-16s %s\n", name.c_str(), value.c_str()); }
-
-using Json = nlohmann::ordered_json;
 
 struct Gpu {
   Device device;
@@ -84,7 +82,7 @@ std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
   out["why_no_cuda"] = why_unavailable(DeviceKind::cuda);
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
-  return out.dump(1) + "\n";
+  return text_of(out, 1);
 }
 
 }  // namespace
