@@ -10,7 +10,6 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "compare/comparison.h"
 #include "lib/backend/backend.h"

@@ -11,7 +11,6 @@
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
 #include "cli/system/signals.h"
-#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

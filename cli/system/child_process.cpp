@@ -25,6 +25,7 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
+#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
@@ -32,6 +33,7 @@ namespace {
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr int kPatience = 250;  // polls between a signal to a child and SIGKILL
 constexpr int kNotStarted = 127;
+constexpr const char* kStarted = "DUET_STARTED_NS";
 
 /// The last line that says something, without the program's name; indented ones belong to the one before them.
 std::string last_line(const std::string& file) {
@@ -45,6 +47,11 @@ std::string last_line(const std::string& file) {
 
 }  // namespace
 
+std::int64_t started_ns() {
+  ::setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
+  return parse_number<std::int64_t>(std::getenv(kStarted)).value_or(monotonic_ns());
+}
+
 Child::Child(const std::string& file, const std::vector<std::string>& arguments, std::string log)
     : file_(file), log_(std::move(log)) {
   const char* const shown_as = file == kThisProgram ? "duet" : file.c_str();
@@ -52,7 +59,7 @@ Child::Child(const std::string& file, const std::vector<std::string>& arguments,
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   ddp::forget_rank();
-  ::setenv("DUET_STARTED_NS", std::to_string(monotonic_ns()).c_str(), 1);
+  ::setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 1);
   // Opened here, so that it exists and is empty wherever the child ends.
   const ddp::Descriptor out(::open(log_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!out.open()) {

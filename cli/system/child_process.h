@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,15 +17,19 @@ struct ChildEnd {
   int signal = 0;      // that this process received meanwhile, or 0
 };
 
+/// When this program was started, by monotonic_ns(): the time before exec where a Child of another is this process or
+/// one that has started it, else the first call's.
+std::int64_t started_ns();
+
 /// The program that runs this process, for Child and run_program().
 inline constexpr const char* kThisProgram = "/proc/self/exe";
 
 /// A program that runs. It dies with the thread that made it, and with this object.
 class Child {
  public:
-  /// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, and notes the time of the
-  /// start for it in DUET_STARTED_NS. Its output goes to `log`; its last line there is the reason of a failure. A child
-  /// that cannot be started has ended.
+  /// Starts the program `file` (looked for on PATH) with these arguments by fork and exec, and notes the time for its
+  /// started_ns(). Its output goes to `log`; its last line there is the reason of a failure. A child that cannot be
+  /// started has ended.
   Child(const std::string& file, const std::vector<std::string>& arguments, std::string log);
   /// As end().
   ~Child();

@@ -54,12 +54,9 @@ std::string to_json(const RankBurst& burst);
 RankBurst rank_burst_from_json(const std::string& line);
 
 /// Serves --bursts, all ranks the same. Each burst goes on with the training: some steps to warm up, then the timed
-/// ones. SIGINT and SIGTERM end the process at once.
+/// ones. With --collectives, for processes on CPU devices, it trains a few traced steps, which say what is sent when;
+/// then a step is a pass over all sizes of all-reduces alone. SIGINT and SIGTERM end the process at once.
 void serve_bursts(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group);
-
-/// Trains a few traced steps, which say what is sent when; then serves --bursts, of which a step is a pass over all
-/// sizes of all-reduces alone. For processes on CPU devices.
-void serve_collectives(const TrainOptions& options, Setup& setup, ddp::ProcessGroup& group);
 
 /// Starts the ranks of --libtorch, or is one of them, and serves --bursts with LibTorch's steps.
 int serve_script_bursts(const TrainOptions& options);

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "lib/io/checkpoint.h"
 #include "lib/io/folder_lock.h"

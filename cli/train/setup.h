@@ -1,5 +1,5 @@
-// What one process trains with: the network that the options name, and what differs between the modes: the wrapper
-// around the model, and the order of the images.
+// What one process trains with: the network and the images that the options name, and what differs between the modes:
+// the wrapper around the model, and the order of the images.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/train/images.h"
 #include "ddp/group/process_group.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
 #include "lib/base/wrapper_times.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
+#include "lib/device.h"
 #include "lib/nn/module.h"
 #include "lib/optim/optimizer.h"
 #include "lib/random.h"
@@ -53,6 +53,26 @@ std::string arch_of(const Training& options);
 
 /// SHA-256 of all parameters, in PyTorch's order and layout.
 std::string parameters_sha256(nn::Module& model);
+
+struct Images {
+  std::shared_ptr<const data::Dataset> train, test;
+  std::int64_t classes = 10;
+  std::string name;         // for results.json: "MNIST"
+  std::string description;  // one line for people
+};
+
+/// The hash that differs between sets of one size, as text: "1f00ab3725c0ffee".
+std::string hash_text(const data::Dataset& set);
+
+/// Throws DataError when --data or $DUET_DATA names no complete set, UsageError for one that the network cannot take.
+void require_data(const Training& options);
+
+/// Their batches are made on `device` where they are MNIST's, else on the host. Throws as require_data(), and DataError
+/// for damaged files.
+Images find_images(const Training& options, Device device = {});
+
+/// The number of their classes, found without reading them. Throws as require_data().
+std::int64_t classes_of_data(const Training& options);
 
 /// Everything that one process trains with. Members are destroyed in reverse: the wrapper before its model.
 struct Setup {

@@ -9,14 +9,15 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/child_process.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/images.h"
 #include "cli/train/progress_reporter.h"
+#include "cli/train/setup.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
 #include "ddp/group/process_group.h"
@@ -31,21 +32,13 @@
 #include "lib/base/text.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
-#include "lib/parse_number.h"
 
 namespace duet::cli {
 namespace {
 
-constexpr const char* kStarted = "DUET_STARTED_NS";
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
 
 int exit_code(int signal) { return signal == 0 ? 0 : 128 + signal; }
-
-/// When the program was started: the parent's time before exec where it is given, else now.
-std::int64_t started_ns() {
-  setenv(kStarted, std::to_string(monotonic_ns()).c_str(), 0);  // for ranks that this process starts
-  return parse_number<std::int64_t>(std::getenv(kStarted)).value_or(monotonic_ns());
-}
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.
 std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
@@ -131,11 +124,7 @@ int train_on(const std::vector<Device>& devices, const TrainOptions& options, co
   Setup setup = make_setup(options, images, group, devices);
   if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
   const int signal = train_and_report(options, images, setup, group, started).signal;
-  if (signal != 0 || options.bursts.empty()) return signal;
-  if (options.collectives)
-    serve_collectives(options, setup, group);
-  else
-    serve_bursts(options, setup, group);
+  if (signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, group);
   return signal;
 }
 

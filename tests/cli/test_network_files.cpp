@@ -4,7 +4,6 @@
 
 #include "cli/options/options.h"
 #include "cli/system/files.h"
-#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/train/images.h"
 #include "cli/train/setup.h"
 #include "ddp/group/process_group.h"
 #include "lib/data/dataset.h"
