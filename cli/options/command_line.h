@@ -27,6 +27,9 @@ void add_launch(CLI::App& app, LaunchOptions& options);
 /// The option --port-range.
 void add_port_range(CLI::App& app, const std::string& names, std::string& ports);
 
+/// Of a list with `between` between its entries, which may be empty.
+std::vector<std::string> entries_of(const std::string& list, char between = ',');
+
 /// For CLI::Option::check(): why a value is wrong, or nothing.
 using Check = std::function<std::string(const std::string&)>;
 Check in_range(double least, double most = std::numeric_limits<double>::max());

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -72,14 +71,9 @@ void check_meeting(const LaunchOptions& options) {
 class OneSpelling final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
-    const std::string all = CLI::Formatter::make_option_name(option, is_positional);
     std::string shown;
-    for (std::size_t begin = 0; begin < all.size();) {
-      const std::size_t end = std::min(all.find(',', begin), all.size());
-      const std::string name = all.substr(begin, end - begin);
+    for (const std::string& name : entries_of(CLI::Formatter::make_option_name(option, is_positional)))
       if (name.find('_') == std::string::npos) shown += (shown.empty() ? "" : ",") + name;
-      begin = end + 1;
-    }
     return shown;
   }
 };

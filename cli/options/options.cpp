@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <boost/algorithm/string/split.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -107,54 +108,35 @@ void add_json(CLI::App& app, std::string& json, const std::string& what) {
       ->type_name("[FILE]");
 }
 
-/// Of a list with commas between its entries, which may be empty.
-std::vector<std::string> entries_of(const std::string& list) {
-  std::vector<std::string> entries(1);
-  for (const char letter : list) {
-    if (letter == ',')
-      entries.emplace_back();
-    else
-      entries.back() += letter;
-  }
-  return entries;
-}
+enum class Entries { any, distinct };
 
-/// Adds an option that takes a list with commas between its entries, which all pass `check`, and calls take(entries).
-void add_list(CLI::App& app, const char* option, const Check& check,
-              const std::function<void(const std::vector<std::string>&)>& take, const char* otherwise,
-              const char* about) {
+/// Adds an option that takes a list with commas between its entries, which all pass `check` and are read by read(entry).
+template <class T>
+void add_list(CLI::App& app, const char* option, std::vector<T>& values, Entries entries, const Check& check,
+              T (*read)(const std::string&), const char* otherwise, const char* about) {
   // Not by CLI11's delimiter, which drops empty entries.
-  const auto read = [take](const std::string& list) { take(entries_of(list)); };
+  const auto take = [=, &values](const std::string& list) {
+    values.clear();
+    for (const std::string& entry : entries_of(list)) {
+      const T value = read(entry);
+      const bool again = std::find(values.begin(), values.end(), value) != values.end();
+      require<UsageError>(entries == Entries::any || !again, option, ": ", entry, " twice");
+      values.push_back(value);
+    }
+  };
   const auto wrong = [check](const std::string& list) {
     std::string error;
     for (const std::string& entry : entries_of(list))
       if (error.empty()) error = check(entry);
     return error;
   };
-  app.add_option_function<std::string>(option, read, about)->check(wrong)->default_str(otherwise);
+  app.add_option_function<std::string>(option, take, about)->check(wrong)->default_str(otherwise);
 }
 
-/// As add_list(), of different entries, which are read by read(entry).
-template <class T>
-void add_distinct(CLI::App& app, const char* option, std::vector<T>& values, const Check& check,
-                  T (*read)(const std::string&), const char* otherwise, const char* about) {
-  const auto take = [=, &values](const std::vector<std::string>& entries) {
-    values.clear();
-    for (const std::string& entry : entries) {
-      const T value = read(entry);
-      require<UsageError>(std::find(values.begin(), values.end(), value) == values.end(), option, ": ", entry,
-                          " twice");
-      values.push_back(value);
-    }
-  };
-  add_list(app, option, check, take, otherwise, about);
-}
+std::string same(const std::string& entry) { return entry; }
 
-void add_modes(CLI::App& app, std::vector<Mode>& modes, const char* otherwise, const char* about) {
-  const auto read = [](const std::string& word) {
-    return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
-  };
-  add_distinct<Mode>(app, "--modes", modes, one_of({"single", "averaging", "dp", "ddp"}), read, otherwise, about);
+Mode mode_of(const std::string& word) {
+  return *std::find_if(kModes.begin(), kModes.end(), [&](Mode mode) { return word == name(mode); });
 }
 
 /// Of whole numbers, from `least` on.
@@ -167,12 +149,7 @@ void add_numbers(CLI::App& app, const char* option, std::vector<T>& values, T le
     return *value >= least ? std::string() : concat("is ", text, ", expected ", least, " or more");
   };
   const auto read = [](const std::string& text) { return *parse_number<T>(text); };
-  add_distinct<T>(app, option, values, check, read, otherwise, about);
-}
-
-void add_device_counts(CLI::App& app, std::vector<int>& devices) {
-  add_numbers(app, "--devices", devices, std::numeric_limits<int>::min(), "1,2,4,8 up to the cores or GPUs",
-              "numbers of devices, separated by commas");
+  add_list<T>(app, option, values, Entries::distinct, check, read, otherwise, about);
 }
 
 void add_scaling(CLI::App& app, std::string& scaling) {
@@ -184,11 +161,12 @@ void add_scaling(CLI::App& app, std::string& scaling) {
 void take_last(CLI::App& app) { app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); }
 
 void add_compare(CLI::App& app, CompareOptions& options) {
-  add_modes(app, options.modes, "single,averaging,dp,ddp", "what to compare, separated by commas");
-  add_device_counts(app, options.devices);
-  const auto same = [](const std::string& backend) { return backend; };
-  add_distinct<std::string>(
-      app, "--backend", options.backends, one_of(kBackends), same, "auto",
+  add_list<Mode>(app, "--modes", options.modes, Entries::distinct, one_of({"single", "averaging", "dp", "ddp"}),
+                 mode_of, "single,averaging,dp,ddp", "what to compare, separated by commas");
+  add_numbers(app, "--devices", options.devices, std::numeric_limits<int>::min(), "1,2,4,8 up to the cores or GPUs",
+              "numbers of devices, separated by commas");
+  add_list<std::string>(
+      app, "--backend", options.backends, Entries::distinct, one_of(kBackends), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
   add_numbers<std::int64_t>(
@@ -263,14 +241,8 @@ void add_predict(CLI::App& app, PredictOptions& options) {
   app.add_option("--algorithm", options.algorithm,
                  "of the all-reduces over that link: ring, tree, recursive_doubling or direct; default: the link's own")
       ->check(one_of({"ring", "tree", "recursive_doubling", "direct"}));
-  const auto read = [](const std::string& word) {
-    for (const Mode mode : {Mode::ddp, Mode::dp, Mode::averaging})
-      if (word == name(mode)) return mode;
-    throw UsageError(concat("--mode: unknown '", word, "', expected ddp, dp or averaging"));
-  };
-  add_distinct<Mode>(
-      app, "--mode", options.modes, [](const std::string&) { return std::string(); }, read, "all that were measured",
-      "ddp, dp or averaging; several, separated by commas");
+  add_list<Mode>(app, "--mode", options.modes, Entries::distinct, one_of({"ddp", "dp", "averaging"}), mode_of,
+                 "all that were measured", "ddp, dp or averaging; several, separated by commas");
   app.add_option("--batch", options.batch, "rows of a batch; 0: as measured")->check(in_range(0, 1e15));
   add_scaling(app, options.scaling);
   add_json(app, options.json, "the table");
@@ -290,15 +262,14 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->check(one_of({"process", "thread"}));
-  const auto into = [](std::vector<std::string>& list) {
-    return [&list](const std::vector<std::string>& entries) { list = entries; };
-  };
-  add_list(app, "--backend", one_of(kBackends), into(options.backends), "auto",
-           "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best "
-           "one; several, separated by commas, are compared");
-  add_list(app, "--algorithm", one_of(algorithms), into(options.algorithms), "library",
-           "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
-           "recursive_doubling; several are compared");
+  add_list<std::string>(
+      app, "--backend", options.backends, Entries::any, one_of(kBackends), same, "auto",
+      "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best one; "
+      "several, separated by commas, are compared");
+  add_list<std::string>(
+      app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
+      "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "
+      "recursive_doubling; several are compared");
   const auto size = [&](const char* name, std::int64_t& bytes, const char* text) {
     app.add_option(name, bytes, text)->transform(CLI::AsSizeValue(false));
   };
@@ -473,6 +444,11 @@ Command CommandLine::command() {
 }
 
 }  // namespace
+
+std::vector<std::string> entries_of(const std::string& list, char between) {
+  std::vector<std::string> entries;
+  return boost::split(entries, list, [between](char letter) { return letter == between; });
+}
 
 Check in_range(double least, double most) {
   return [=](const std::string& text) -> std::string {

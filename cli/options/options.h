@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -177,7 +176,7 @@ bool is_network_file(const std::string& model);
 /// Whether that file is TorchScript: FILE.pt.
 bool is_script_file(const std::string& model);
 /// (channels, rows, columns) of "3x224x224"; nothing for other texts.
-std::optional<Shape> input_shape(std::string_view text);
+std::optional<Shape> input_shape(const std::string& text);
 /// That of --input, or its default.
 Shape script_input(const Training& options);
 

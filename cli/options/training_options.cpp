@@ -1,7 +1,6 @@
 // The options of every training: one list for the parser, for the arguments of a process, and for what its ranks share;
 // those of duet train besides; and the rules of both and of duet compare.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -12,7 +11,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -303,17 +301,17 @@ const char* name(Mode mode) {
 
 bool is_script_file(const std::string& model) { return model.ends_with(".pt"); }
 
-std::optional<Shape> input_shape(std::string_view text) {
+std::optional<Shape> input_shape(const std::string& text) {
   constexpr std::int64_t kMost = 4096;
+  const std::vector<std::string> sizes = entries_of(text, 'x');
+  if (sizes.size() != 3) return {};
   Shape shape;
-  for (std::size_t begin = 0; begin <= text.size() && shape.rank() < 4;) {
-    const std::size_t end = std::min(text.find('x', begin), text.size());
-    const std::optional<std::int64_t> size = parse_number<std::int64_t>(text.substr(begin, end - begin));
-    if (!size || *size < 1 || *size > kMost) return {};
-    shape.append(*size);
-    begin = end + 1;
+  for (const std::string& entry : sizes) {
+    const std::int64_t size = parse_number<std::int64_t>(entry).value_or(0);
+    if (size < 1 || size > kMost) return {};
+    shape.append(size);
   }
-  return shape.rank() == 3 ? std::optional(shape) : std::nullopt;
+  return shape;
 }
 
 Shape script_input(const Training& options) { return input_shape(options.input).value_or(Shape{3, 224, 224}); }
