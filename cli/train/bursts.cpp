@@ -100,7 +100,7 @@ class Bursts {
     bool ended = false;
     while (!ended) {
       clock.begin_epoch(steps, 0);
-      train_epoch(setup_, graph_steps(options_, steps), clock, [&] {
+      train_epoch(setup_, clock, [&] {
         ended = enough(before + clock.epoch_step());
         return !ended;
       });
@@ -227,7 +227,7 @@ class CollectiveBursts {
     Trace::start(kTraceEvents);
     StepClock clock(monotonic_ns(), setup_.times, setup_.devices.at(0));
     clock.begin_epoch(setup_.loader->steps(), 0);
-    train_epoch(setup_, 1, clock, [&] { return clock.epoch_step() < kTracedSteps; });
+    train_epoch(setup_, clock, [&] { return clock.epoch_step() < kTracedSteps; });
     const RankSteps steps = steps_of(events_of(trace_text(Trace::take())));
     std::vector<double> bytes;
     std::vector<BackwardTimes> times;

@@ -11,6 +11,7 @@
 
 #include "cli/system/number_text.h"
 #include "cli/system/terminal.h"
+#include "cli/train/training_loop.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/tutorial/average_gradients.h"
 #include "dp/data_parallel.h"
@@ -311,6 +312,15 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn
   return std::make_unique<optim::AdamW>(model, adamw);
 }
 
+/// What lies between two readings of the loss, in equal parts.
+std::int64_t steps_of_graph(const TrainOptions& options, std::int64_t epoch_steps) {
+  constexpr std::int64_t kMost = 8;  // one launch and one copy of numbers for so many leave little to save
+  if (!options.fingerprints.empty()) return 1;  // of every step
+  if (options.graph_steps > 0) return options.graph_steps;
+  const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
+  return between / ((between + kMost - 1) / kMost);
+}
+
 /// Where graphs were not asked for, steps go on without them; but ranks must all record or none.
 std::unique_ptr<StepGraph> make_graph(const TrainOptions& options, const Setup& setup, const ddp::ProcessGroup& group) {
   auto graph = std::make_unique<StepGraph>(setup.devices);
@@ -417,6 +427,7 @@ Setup make_setup(const TrainOptions& options, const Images& images, ddp::Process
     read_as_torch(setup, options, *images.train, group);
   else
     setup.loader = blocked_loader(*images.train, options, group, setup.graph != nullptr);
+  setup.graph_steps = steps_of_graph(options, setup.loader->steps());
   setup.optimizer = make_optimizer(options, setup.model());
   if (options.mode == Mode::dp) wrap_dp(setup, options);
   if (options.mode == Mode::ddp) wrap_ddp(setup, options, group);

@@ -83,6 +83,7 @@ struct Setup {
   std::unique_ptr<data::Loader> loader;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<StepGraph> graph;             // where steps are replayed; the loader is then deferred
+  std::int64_t graph_steps = 1;                 // that one launch replays
   std::function<void()> average;                // of mode averaging
   std::function<WrapperTimes()> times;          // dp and ddp
   std::function<void()> require_same_replicas;  // dp

@@ -1,7 +1,5 @@
 #include "cli/train/trainer.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -37,8 +35,6 @@
 namespace duet::cli {
 namespace {
 
-// One launch and one copy of numbers for so many steps leave little to save.
-constexpr std::int64_t kMostGraphSteps = 8;
 // For the time of the start, and of a step; of networks for colour images fewer, as their steps take long.
 constexpr std::int64_t kUntrainedSteps = 8, kFewUntrainedSteps = 2;
 constexpr std::size_t kTraceEvents = 1 << 20;  // of a process: about 80,000 steps of one device
@@ -51,13 +47,11 @@ bool has_plain_batch_norm(const nn::Module& network) {
 /// Whether ranks share this process.
 bool has_threads(const TrainOptions& options) { return options.workers == "thread"; }
 
-/// Equal for processes whose monotonic clocks are the same: the kernel's boot id and the time namespace.
+/// Equal for processes whose monotonic clocks are the same.
 std::string clock_identity() {
   std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
-  struct stat clocks {};
-  ::stat("/proc/self/ns/time", &clocks);
-  return concat(boot, "/", clocks.st_ino);
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
 }
 
 /// Every rank's events as text, on all ranks; of threads that are ranks on rank 0, which takes them all.
@@ -95,7 +89,7 @@ class Trainer {
     if (options_.untrained) {
       if (!options_.weights.empty()) take_weights();
       clock_.begin_epoch(steps, 0);
-      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] {
+      train_epoch(setup_, clock_, [&] {
         require_precision();
         return clock_.epoch_step() < untrained_steps();
       });
@@ -105,7 +99,7 @@ class Trainer {
       const int epoch = static_cast<int>(position.epoch);
       clock_.begin_epoch(steps, position.step);
       count_moved_bytes(-1);
-      train_epoch(setup_, graph_steps(options_, steps), clock_, [&] { return after_step(epoch); });
+      train_epoch(setup_, clock_, [&] { return after_step(epoch); });
       count_moved_bytes(1);
       steps_ += static_cast<double>(clock_.epoch_step() - position.step);
       position.step = clock_.epoch_step();
@@ -339,13 +333,6 @@ class Trainer {
 };
 
 }  // namespace
-
-std::int64_t graph_steps(const TrainOptions& options, std::int64_t epoch_steps) {
-  if (!options.fingerprints.empty()) return 1;  // of every step
-  if (options.graph_steps > 0) return options.graph_steps;
-  const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
-  return between / ((between + kMostGraphSteps - 1) / kMostGraphSteps);
-}
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 

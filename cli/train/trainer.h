@@ -17,9 +17,6 @@ struct Outcome {
   int signal = 0;  // the signal that ended the run early, or 0
 };
 
-/// Steps that one graph holds, in epochs of so many: what lies between two readings of the loss, in equal parts.
-std::int64_t graph_steps(const TrainOptions& options, std::int64_t epoch_steps);
-
 /// Whether the options need a trace of the steps.
 bool traces(const TrainOptions& options);
 /// Starts this process's trace where the options need one. Threads that are ranks have it started before them.

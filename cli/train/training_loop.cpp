@@ -67,8 +67,8 @@ Variable step(Setup& setup, const data::Batch& batch, StepClock& clock) {
 /// Runs the steps of one epoch, and times them.
 class Steps {
  public:
-  Steps(Setup& setup, std::int64_t graph_steps, StepClock& clock)
-      : setup_(setup), loader_(*setup.loader), graph_steps_(graph_steps), clock_(clock) {}
+  Steps(Setup& setup, StepClock& clock)
+      : setup_(setup), loader_(*setup.loader), graph_steps_(setup.graph_steps), clock_(clock) {}
 
   /// Returns how many.
   std::int64_t run() { return setup_.graph ? replay() : run_plainly(); }
@@ -236,8 +236,8 @@ void StepClock::fill(Run& run) const {
   run.communication_us = waiting + hidden;
 }
 
-void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const std::function<bool()>& after_step) {
-  Steps steps(setup, graph_steps, clock);
+void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& after_step) {
+  Steps steps(setup, clock);
   std::int64_t done = 0;
   for (auto at = setup.loader->begin(); at != setup.loader->end(); at += done) {
     done = steps.run();

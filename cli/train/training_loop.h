@@ -74,9 +74,9 @@ class StepClock {
   std::vector<double> loss_sums_, loss_rows_;
 };
 
-/// Trains over what is left of an epoch; where steps are replayed as graphs, up to `graph_steps` of them with one
-/// launch. `after_step` is called after every step, or several at once, and may end the pass by returning false.
-void train_epoch(Setup& setup, std::int64_t graph_steps, StepClock& clock, const std::function<bool()>& after_step);
+/// Trains over what is left of an epoch. `after_step` is called after every step, or the several of one launch, and may
+/// end the pass by returning false.
+void train_epoch(Setup& setup, StepClock& clock, const std::function<bool()>& after_step);
 
 /// Rows of `data` that this process classifies rightly on the net's device; rank and world_size divide every batch, of
 /// up to 1,000 rows. `workers` make batches ahead.
