@@ -221,11 +221,6 @@ Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, c
 
 constexpr const char* kOwnRank = "DUET_BENCH_RANK";
 
-/// The backend for init_process_group() and run_rank_threads().
-std::string chosen(const CollectiveOptions& options, const std::string& backend) {
-  return backend == "auto" && can_use_nccl(options.device, options.devices) ? "nccl" : backend;
-}
-
 /// Why a backend cannot be measured here; empty: it can.
 std::string why_skipped(const CollectiveOptions& options, const std::string& backend) {
   const std::string why = why_unavailable(options.device);
@@ -237,7 +232,7 @@ std::string why_skipped(const CollectiveOptions& options, const std::string& bac
 void run_rank(const CollectiveOptions& options, const std::string& name) {
   const ddp::RankInfo place = ddp::rank_info();
   const Device device = device_of_rank(options.device, place.local_rank, place.local_world_size);
-  const auto group = ddp::init_process_group({.backend = chosen(options, name), .device = device});
+  const auto group = ddp::init_process_group({.backend = backend_for(options.device, options.devices, name), .device = device});
   if (options.device == DeviceKind::cuda)
     backend(options.device).bind_thread(device);
   else if (place.local_world_size <= usable_cores())
@@ -258,7 +253,7 @@ void run_threads(const CollectiveOptions& options, const std::string& name,
     backend(options.device).bind_thread(options.device == DeviceKind::cpu ? Device{.index = group.rank()} : device);
     for (const std::string& algorithm : options.algorithms) measure_collective(options, algorithm, group, device, take);
   };
-  ddp::run_rank_threads(options.devices, run, {.backend = chosen(options, name), .devices = devices});
+  ddp::run_rank_threads(options.devices, run, {.backend = backend_for(options.device, options.devices, name), .devices = devices});
 }
 
 /// Prints rows in the columns of nccl-tests, with the shortest, the longest and the mean call.

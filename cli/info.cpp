@@ -1,5 +1,5 @@
 // duet info: what there is to compute with, and what the program was built from.
-#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -16,65 +16,56 @@ namespace {
 
 void line(const std::string& name, const std::string& value) { std::printf("%-16s %s\n", name.c_str(), value.c_str()); }
 
-struct Gpu {
-  Device device;
-  std::string name;  // with compute capability and memory
-  double memory_mb = 0, free_mb = 0;
-  std::vector<Device> direct;  // GPUs to which copies need no detour through the host
-};
-
-/// Makes contexts on all GPUs, because that is how free memory is asked for. Empty without CUDA.
-std::vector<Gpu> all_gpus() {
-  std::vector<Gpu> gpus;
-  if (!why_unavailable(DeviceKind::cuda).empty()) return gpus;
-  Backend& cuda = backend(DeviceKind::cuda);
-  const std::vector<Device> devices = first_devices(DeviceKind::cuda, cuda.device_count());
-  for (const Device device : devices) {
-    const DeviceUse use = cuda.use(device);
-    Gpu gpu{.device = device,
-            .name = cuda.describe(device),
-            .memory_mb = static_cast<double>(use.total) / 1e6,
-            .free_mb = static_cast<double>(use.free) / 1e6,
-            .direct = {}};
-    for (const Device other : devices)
-      if (other != device && cuda.copies_directly(device, other)) gpu.direct.push_back(other);
-    gpus.push_back(gpu);
-  }
-  return gpus;
+/// Empty without CUDA.
+std::vector<Device> all_gpus() {
+  if (!why_unavailable(DeviceKind::cuda).empty()) return {};
+  return first_devices(DeviceKind::cuda, backend(DeviceKind::cuda).device_count());
 }
 
-Json devices_json(const Machine& machine, const std::vector<Gpu>& gpus) {
+double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
+/// Makes contexts on all GPUs, because that is how free memory is asked for.
+Json devices_json(const Machine& machine, const std::vector<Device>& gpus) {
   auto out = Json::array();
   for (const Device device : first_devices(DeviceKind::cpu, machine.cores))
     out.push_back({{"device", device.str()}, {"name", backend(DeviceKind::cpu).describe(device)}});
-  for (const Gpu& gpu : gpus) {
+  for (const Device gpu : gpus) {
+    Backend& cuda = backend(DeviceKind::cuda);
     auto direct = Json::array();
-    for (const Device other : gpu.direct) direct.push_back(other.str());
-    out.push_back({{"device", gpu.device.str()},
-                   {"name", gpu.name},
-                   {"memory_mb", gpu.memory_mb},
-                   {"free_mb", gpu.free_mb},
+    for (const Device other : gpus)
+      if (other != gpu && cuda.copies_directly(gpu, other)) direct.push_back(other.str());
+    const DeviceUse use = cuda.use(gpu);
+    out.push_back({{"device", gpu.str()},
+                   {"name", cuda.describe(gpu)},
+                   {"memory_mb", megabytes(use.total)},
+                   {"free_mb", megabytes(use.free)},
                    {"direct_copies_to", direct}});
   }
   return out;
 }
 
+void print_gpu(Device gpu) {
+  const DeviceUse use = backend(gpu.kind).use(gpu);
+  line("", concat(gpu, " (", backend(gpu.kind).describe(gpu), ", ", fixed(megabytes(use.free), 0), " of ",
+                  fixed(megabytes(use.total), 0), " MB free)"));
+}
+
 /// Which GPUs reach which without a detour through the host, one line each.
-void print_peers(const std::vector<Gpu>& gpus) {
+void print_peers(const std::vector<Device>& gpus) {
   if (gpus.size() < 2) return;
   std::printf("\ncopies between GPUs\n");
-  for (const Gpu& gpu : gpus) {
+  for (const Device gpu : gpus) {
     std::string text;
-    for (const Gpu& other : gpus) {
-      if (other.device == gpu.device) continue;
-      const bool direct = std::find(gpu.direct.begin(), gpu.direct.end(), other.device) != gpu.direct.end();
-      text += (text.empty() ? "to " : ", ") + other.device.str() + (direct ? " direct" : " through the host");
+    for (const Device other : gpus) {
+      if (other == gpu) continue;
+      const bool direct = backend(gpu.kind).copies_directly(gpu, other);
+      text += (text.empty() ? "to " : ", ") + other.str() + (direct ? " direct" : " through the host");
     }
-    line("  " + gpu.device.str(), text);
+    line("  " + gpu.str(), text);
   }
 }
 
-std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
+std::string info_json(const Machine& machine, const std::vector<Device>& gpus) {
   Json out = {{"duet", DUET_VERSION},    {"cpu", machine.cpu},   {"cores", machine.cores},
               {"isa", machine.isa},      {"gpus", machine.gpus}, {"memory_gb", machine.memory_gb},
               {"kernel", machine.kernel}};
@@ -90,7 +81,7 @@ std::string info_json(const Machine& machine, const std::vector<Gpu>& gpus) {
 int run(const InfoOptions& options, const std::string&) {
   require_json_output(options.json);
   const Machine machine = this_machine();
-  const std::vector<Gpu> gpus = all_gpus();
+  const std::vector<Device> gpus = all_gpus();
   write_json(options.json, info_json(machine, gpus));
   if (to_stdout(options.json)) return 0;  // text would say the same
   std::printf("duet %s (%s)\n\n", DUET_VERSION, DUET_BUILD);
@@ -104,9 +95,7 @@ int run(const InfoOptions& options, const std::string&) {
     devices += (devices.empty() ? "" : " ") + device.str();
   line("devices", devices + " (" + backend(DeviceKind::cpu).describe({}) + " each; more may be asked for)");
   if (const std::string why = why_unavailable(DeviceKind::cuda); !why.empty()) line("", "no GPU: " + why);
-  for (const Gpu& gpu : gpus)
-    line("",
-         concat(gpu.device, " (", gpu.name, ", ", fixed(gpu.free_mb, 0), " of ", fixed(gpu.memory_mb, 0), " MB free)"));
+  for (const Device gpu : gpus) print_gpu(gpu);
   print_peers(gpus);
   std::printf("\nlibraries\n");
   for (const Library& library : libraries())

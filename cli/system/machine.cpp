@@ -79,8 +79,9 @@ int physical_devices(DeviceKind kind, int count) {
   return kind == DeviceKind::cpu ? count : std::min(count, count_of(kind));
 }
 
-bool can_use_nccl(DeviceKind kind, int ranks) {
-  return kind == DeviceKind::cuda && physical_devices(kind, ranks) == ranks && ddp::why_no_nccl().empty();
+std::string backend_for(DeviceKind kind, int ranks, const std::string& asked) {
+  const bool picks = asked == "auto" && kind == DeviceKind::cuda && physical_devices(kind, ranks) == ranks;
+  return picks && ddp::why_no_nccl().empty() ? "nccl" : asked;
 }
 
 std::string kind_title(DeviceKind kind) {

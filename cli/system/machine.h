@@ -32,8 +32,8 @@ Device device_of_rank(DeviceKind kind, int rank, int ranks);
 /// How many of a kind's devices `count` devices occupy: the GPUs for CUDA, `count` for CPU.
 int physical_devices(DeviceKind kind, int count);
 
-/// Whether `ranks` ranks of this machine can exchange over NCCL, each with a GPU of its own.
-bool can_use_nccl(DeviceKind kind, int ranks);
+/// The backend that was asked for; in place of "auto" NCCL where each of `ranks` ranks of this machine has a GPU.
+std::string backend_for(DeviceKind kind, int ranks, const std::string& asked);
 
 /// "cpu", "cuda", or "cuda (simulated)".
 std::string kind_title(DeviceKind kind);

@@ -1,5 +1,6 @@
 // duet train: one run, in one mode.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -24,7 +25,6 @@
 #include "ddp/init.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
-#include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
@@ -37,8 +37,6 @@ namespace duet::cli {
 namespace {
 
 constexpr std::chrono::seconds kInterruptGrace{30};  // torchrun's
-
-int exit_code(int signal) { return signal == 0 ? 0 : 128 + signal; }
 
 /// The devices that this process drives. Ranks share GPUs that are too few for them.
 std::vector<Device> devices_of(const TrainOptions& options, const ddp::ProcessGroup& group) {
@@ -72,17 +70,13 @@ ddp::Milliseconds timeout_of(const TrainOptions& options) {
   return ddp::Milliseconds(std::llround(options.timeout_s * 1000));
 }
 
-/// The backend as asked for; "auto" is NCCL where every rank of this machine has a GPU of its own.
 ddp::InitOptions group_options(const TrainOptions& options) {
   const ddp::RankInfo place = ddp::rank_info();
-  const int ranks = place.local_world_size;
-  const bool picks = options.backend == "auto" && can_use_nccl(options.device, ranks);
-  const ddp::Milliseconds timeout = timeout_of(options);
-  ddp::InitOptions group{.backend = options.backend, .timeout = timeout, .verbose = options.verbose};
+  ddp::InitOptions group{.backend = backend_for(options.device, place.local_world_size, options.backend),
+                         .timeout = timeout_of(options),
+                         .verbose = options.verbose};
   group.on_remark = [](const std::string& text) { std::fprintf(stderr, "duet: %s\n", text.c_str()); };
-  if (!picks && options.backend != "nccl") return group;
-  group.backend = "nccl";
-  group.device = device_of_rank(options.device, place.local_rank, ranks);
+  if (group.backend == "nccl") group.device = device_of_rank(options.device, place.local_rank, place.local_world_size);
   return group;
 }
 
@@ -117,19 +111,20 @@ std::vector<ddp::Setting> settings_of(const TrainOptions& options, const Images&
   return settings;
 }
 
-/// Trains as one rank of `group` on `devices`. Returns the signal that ended the run early, or 0.
+/// Trains as one rank of `group` on `devices`. Returns the exit code.
 int train_on(const std::vector<Device>& devices, const TrainOptions& options, const Images& images,
-             ddp::ProcessGroup& group, std::int64_t started) {
+             ddp::ProcessGroup& group) {
   backend(options.device).bind_thread(devices[0]);
   Setup setup = make_setup(options, images, group, devices);
   if (options.progress.empty() && group.rank() == 0) say_inputs(options, images, setup.model());
-  const int signal = train_and_report(options, images, setup, group, started).signal;
-  if (signal == 0 && !options.bursts.empty()) serve_bursts(options, setup, group);
-  return signal;
+  const int signal = train_and_report(options, images, setup, group).signal;
+  if (signal != 0) return 128 + signal;
+  if (!options.bursts.empty()) serve_bursts(options, setup, group);
+  return 0;
 }
 
-/// Trains as the one rank of this process. Returns as train_on().
-int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::int64_t started) {
+/// Trains as the one rank of this process. Returns the exit code.
+int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group) {
   set_up(options);
   const std::vector<Device> devices = devices_of(options, group);
   backend(options.device).bind_thread(devices[0]);
@@ -140,11 +135,11 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group, std::in
   ddp::require_same_settings(group, settings_of(options, images));
   if (options.progress.empty() && group.rank() == 0 && options.device != DeviceKind::cpu)
     say_devices(options, devices, no_graph);
-  return train_on(devices, options, images, group, started);
+  return train_on(devices, options, images, group);
 }
 
 /// Runs the ranks in processes of their own; in such a process, runs this rank.
-int train_in_ranks(TrainOptions options, std::int64_t started) {
+int train_in_ranks(TrainOptions options) {
   const int launched = ddp::is_launched_rank() ? ddp::rank_info().world_size : options.devices;
   require<UsageError>(options.devices == 1 || options.devices == launched, "--devices is ", options.devices,
                       ", but the launcher started ", launched, " ranks");
@@ -155,7 +150,7 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
   ProgressRelay progress(options);
   ddp::LaunchOptions launching = progress.launch_options();
   launching.interrupt_grace = kInterruptGrace;
-  int signal = 0;
+  int own_code = 0;
   const int code = ddp::spawn(
       [&](int) {
         note_closed_output();  // before Gloo ignores the signal where nothing handles it
@@ -165,28 +160,27 @@ int train_in_ranks(TrainOptions options, std::int64_t started) {
         // Ranks share cores where they outnumber them.
         if (options.device == DeviceKind::cpu && place.local_world_size * threads <= usable_cores())
           take_cores(place.local_rank * threads, threads);
-        signal = train_as_rank(options, *group, started);
+        own_code = train_as_rank(options, *group);
       },
       options.devices, launching);
-  return code == 0 ? exit_code(signal) : code;
+  return code == 0 ? own_code : code;
 }
 
-/// Runs the ranks as threads of this process. Returns as train_on().
-int train_in_threads(const TrainOptions& options, std::int64_t started) {
+/// Runs the ranks as threads of this process. Returns the exit code.
+int train_in_threads(const TrainOptions& options) {
   set_up(options);
   note_signals();
   note_closed_output();
   start_trace(options);
   const Images images = find_images(options);
-  int signal = 0;
+  std::atomic<int> code{0};  // the same of all ranks
   const auto body = [&](ddp::ProcessGroup& group) {
-    const int ended_by = train_on({{.kind = options.device, .index = group.rank()}}, options, images, group, started);
-    if (group.rank() == 0) signal = ended_by;
+    code = train_on({{.kind = options.device, .index = group.rank()}}, options, images, group);
   };
   ddp::GroupOptions group_options;
   if (options.timeout_s > 0) group_options.timeout = timeout_of(options);
   ddp::run_rank_threads(options.devices, body, {.backend = options.backend, .group = group_options});
-  return signal;
+  return code;
 }
 
 /// The files of a training, with their sizes as far as they can be estimated before the data are read.
@@ -224,20 +218,19 @@ void require_files(const TrainOptions& options) {
 
 int run(const TrainOptions& options, const std::string&) {
   if (!options.libtorch.empty()) return serve_script_bursts(options);
-  const std::int64_t started = started_ns();
+  started_ns();  // the first call, before anything that takes time
   if (!options.port_range.empty()) setenv(ddp::kPortRangeVariable, options.port_range.c_str(), 1);
   require_available(options.device);
   require_files(options);
   if (options.workers == "thread") {
     require<UsageError>(!ddp::is_launched_rank(),
                         "--workers thread, but a launcher has started this process as a rank");
-    return exit_code(train_in_threads(options, started));
+    return train_in_threads(options);
   }
-  if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank()))
-    return train_in_ranks(options, started);
+  if (has_ranks(options.mode) && (options.devices > 1 || ddp::is_launched_rank())) return train_in_ranks(options);
   ddp::SoloGroup alone;
   note_closed_output();
-  return exit_code(train_as_rank(options, alone, started));
+  return train_as_rank(options, alone);
 }
 
 }  // namespace duet::cli

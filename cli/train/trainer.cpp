@@ -4,6 +4,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "cli/system/child_process.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
@@ -69,14 +71,13 @@ std::vector<std::string> traced_texts(const TrainOptions& options, ddp::ProcessG
 
 class Trainer {
  public:
-  Trainer(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
-          std::int64_t started_ns)
+  Trainer(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group)
       : options_(options),
         images_(images),
         setup_(setup),
         group_(group),
         checkpointer_(options, setup, images, leader()),
-        clock_(started_ns, setup.times, setup.devices.at(0)),
+        clock_(started_ns(), setup.times, setup.devices.at(0)),
         progress_(options, leader()),
         end_(group.rank(), group.size(), [&group](std::span<double> numbers) { sum_over_ranks(group, numbers); }) {}
 
@@ -370,9 +371,8 @@ std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp:
   return traced;
 }
 
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
-                         std::int64_t started_ns) {
-  return Trainer(options, images, setup, group, started_ns).run();
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group) {
+  return Trainer(options, images, setup, group).run();
 }
 
 }  // namespace duet::cli

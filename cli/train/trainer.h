@@ -1,7 +1,6 @@
 // A whole training run of one process: output, measurements and files.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -34,9 +33,7 @@ void average_over_ranks(Run& run, ddp::ProcessGroup& group);
 std::vector<RankEvents> gather_trace(Run& run, const TrainOptions& options, ddp::ProcessGroup& group);
 
 /// Trains from where --resume left off, or from the start; with --untrained a few steps only. Rank 0 prints, writes
-/// checkpoints, fingerprints and the result. `group`: the ranks, or a group of one. `started_ns`: monotonic_ns() when
-/// the program was started.
-Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group,
-                         std::int64_t started_ns);
+/// checkpoints, fingerprints and the result. `group`: the ranks, or a group of one.
+Outcome train_and_report(const TrainOptions& options, const Images& images, Setup& setup, ddp::ProcessGroup& group);
 
 }  // namespace duet::cli

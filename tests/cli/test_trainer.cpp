@@ -12,7 +12,6 @@
 #include "cli/train/trainer.h"
 #include "ddp/group/process_group.h"
 #include "ddp/rank_threads.h"
-#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -41,7 +40,7 @@ Run train_both(std::uint64_t first_seed, std::uint64_t second_seed) {
     const Images images = find_images(options);
     ddp::SoloGroup alone;
     Setup setup = make_setup(options, images, alone);
-    const Outcome outcome = train_and_report(options, images, setup, group, monotonic_ns());
+    const Outcome outcome = train_and_report(options, images, setup, group);
     if (group.rank() == 0) run = outcome.run;
   });
   return run;
