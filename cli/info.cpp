@@ -1,5 +1,5 @@
 // duet info: what there is to compute with, and what the program was built from.
-#include <cstdint>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ std::vector<Device> all_gpus() {
   return first_devices(DeviceKind::cuda, backend(DeviceKind::cuda).device_count());
 }
 
-double megabytes(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+double megabytes(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 /// Makes contexts on all GPUs, because that is how free memory is asked for.
 Json devices_json(const Machine& machine, const std::vector<Device>& gpus) {

@@ -166,22 +166,6 @@ std::string text_of(const T& value) {
     return concat(value);
 }
 
-void add_backend(CLI::App& app, Training& training) {
-  app.add_option(
-         "--backend", training.backend,
-         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-         "else shm where it can be had, else tcp")
-      ->check(one_of(kBackends));
-}
-
-void add_batch(CLI::App& app, Training& training) {
-  app.add_option(
-         "--batch", training.batch,
-         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
-      ->check(in_range(1));
-}
-
 void check_training(const Training& training) {
   require<UsageError>(training.device == DeviceKind::cuda || training.precision != Precision::tf32,
                       "--precision is tf32, but CPU devices compute in fp32 or bf16");
@@ -247,8 +231,16 @@ void add_training(CLI::App& app, Training& training) { training_options(Adding{a
 void add_train(CLI::App& app, TrainOptions& options) {
   add_choice(app, "--mode", options.mode, kModes, "single, averaging (the tutorial's loop), dp or ddp");
   app.add_option("--devices", options.devices, "number of devices (single: 1)")->check(in_range(1, kMaxDevices));
-  add_backend(app, options);
-  add_batch(app, options);
+  app.add_option(
+         "--backend", options.backend,
+         "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
+         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
+         "else shm where it can be had, else tcp")
+      ->check(one_of(kBackends));
+  app.add_option(
+         "--batch", options.batch,
+         "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
+      ->check(in_range(1));
   add_training(app, options);
   app.add_option("--timeout", options.timeout_s,
                  "ddp: seconds that one collective may take before it fails and names the ranks that it waits for; "
@@ -356,12 +348,12 @@ void check(const TrainOptions& options) {
       "--collectives is for --untrained processes of mode ddp on CPU devices");
   require<UsageError>(options.mode != Mode::copies || options.untrained,
                       "--copies is for --untrained only: its ranks do not learn together");
-  require<UsageError>(options.workers == "process" || has_ranks(options.mode),
-                      "--workers thread is for modes averaging and ddp, not ", name(options.mode));
-  require<UsageError>(options.timeout_s == 0 || has_ranks(options.mode),
-                      "--timeout is for modes averaging and ddp, not ", name(options.mode));
-  require<UsageError>(options.port_range.empty() || has_ranks(options.mode),
-                      "--port-range is for modes averaging and ddp, not ", name(options.mode));
+  const char* const of_ranks = options.workers == "thread"   ? "--workers thread"
+                               : options.timeout_s != 0      ? "--timeout"
+                               : !options.port_range.empty() ? "--port-range"
+                                                             : nullptr;
+  require<UsageError>(of_ranks == nullptr || has_ranks(options.mode), of_ranks == nullptr ? "" : of_ranks,
+                      " is for modes averaging and ddp, not ", name(options.mode));
   require<UsageError>(options.compare_every == 0 || options.mode == Mode::ddp, "--compare-every is for mode ddp, not ",
                       name(options.mode));
   require<UsageError>(!options.sync_bn || options.mode != Mode::averaging,
