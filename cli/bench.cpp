@@ -232,7 +232,8 @@ std::string why_skipped(const CollectiveOptions& options, const std::string& bac
 void run_rank(const CollectiveOptions& options, const std::string& name) {
   const ddp::RankInfo place = ddp::rank_info();
   const Device device = device_of_rank(options.device, place.local_rank, place.local_world_size);
-  const auto group = ddp::init_process_group({.backend = backend_for(options.device, options.devices, name), .device = device});
+  const auto group =
+      ddp::init_process_group({.backend = backend_for(options.device, options.devices, name), .device = device});
   if (options.device == DeviceKind::cuda)
     backend(options.device).bind_thread(device);
   else if (place.local_world_size <= usable_cores())
@@ -253,7 +254,8 @@ void run_threads(const CollectiveOptions& options, const std::string& name,
     backend(options.device).bind_thread(options.device == DeviceKind::cpu ? Device{.index = group.rank()} : device);
     for (const std::string& algorithm : options.algorithms) measure_collective(options, algorithm, group, device, take);
   };
-  ddp::run_rank_threads(options.devices, run, {.backend = backend_for(options.device, options.devices, name), .devices = devices});
+  ddp::run_rank_threads(options.devices, run,
+                        {.backend = backend_for(options.device, options.devices, name), .devices = devices});
 }
 
 /// Prints rows in the columns of nccl-tests, with the shortest, the longest and the mean call.

@@ -110,7 +110,8 @@ void add_json(CLI::App& app, std::string& json, const std::string& what) {
 
 enum class Entries { any, distinct };
 
-/// Adds an option that takes a list with commas between its entries, which all pass `check` and are read by read(entry).
+/// Adds an option that takes a list with commas between its entries, which all pass `check` and are read by
+/// read(entry).
 template <class T>
 void add_list(CLI::App& app, const char* option, std::vector<T>& values, Entries entries, const Check& check,
               T (*read)(const std::string&), const char* otherwise, const char* about) {

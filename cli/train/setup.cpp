@@ -314,7 +314,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& options, nn
 
 /// What lies between two readings of the loss, in equal parts.
 std::int64_t steps_of_graph(const TrainOptions& options, std::int64_t epoch_steps) {
-  constexpr std::int64_t kMost = 8;  // one launch and one copy of numbers for so many leave little to save
+  constexpr std::int64_t kMost = 8;             // one launch and one copy of numbers for so many leave little to save
   if (!options.fingerprints.empty()) return 1;  // of every step
   if (options.graph_steps > 0) return options.graph_steps;
   const std::int64_t between = std::max<std::int64_t>(1, epoch_steps / StepClock::kLossPoints);
