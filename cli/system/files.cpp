@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -150,18 +149,6 @@ void write_output(const std::string& path, const std::string& text) {
   if (!is_special(path)) return write_atomically(path, text);
   const Descriptor file(::open(path.c_str(), O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC));
   require<DataError>(file.open() && ddp::write_all(file.get(), text), "cannot write ", path, ": ", last_errno);
-}
-
-void write_outputs(const std::vector<Output>& outputs) {
-  std::string failures;
-  for (const Output& output : outputs) {
-    try {
-      if (!output.path.empty()) write_output(output.path, output.content());
-    } catch (const std::exception& error) {
-      failures += (failures.empty() ? "" : "; ") + concat(output.option, ": ", error.what());
-    }
-  }
-  require<DataError>(failures.empty(), failures);
 }
 
 bool to_stdout(const std::string& json) { return json == "-"; }

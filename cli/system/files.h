@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,8 +34,7 @@ class TemporaryFolder {
 struct Output {
   const char* option;
   std::string path;
-  std::uint64_t bytes = 65536;             // that it will hold, about
-  std::function<std::string()> content{};  // made when it is written
+  std::uint64_t bytes = 65536;  // that it will hold, about
 };
 
 /// Throws DataError that names the option unless every file can be written and the disks have room for all of them:
@@ -47,8 +45,6 @@ void require_output(const char* option, const std::string& path);
 /// Writes a regular file whole or not at all. Anything else that is there (a link, a pipe, a device) stays and is
 /// written into; what names this process's standard output or error goes there, behind earlier text. Throws DataError.
 void write_output(const std::string& path, const std::string& text);
-/// Writes all files, each whether or not those before it could be written; then throws DataError with all failures.
-void write_outputs(const std::vector<Output>& outputs);
 
 /// What --json names: a file, "-" for the standard output, or "" for none.
 bool to_stdout(const std::string& json);

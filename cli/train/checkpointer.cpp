@@ -55,7 +55,7 @@ struct Found {
 /// After a restart by the launcher this job's own checkpoint, else that of --resume, else none. The name of the run is
 /// kept across restarts, so a checkpoint of another run is never taken.
 std::optional<Found> find_checkpoint(const TrainOptions& options, const NamedTensors& model) {
-  const std::string arch = arch_of(options), folder = checkpoint_folder(options);
+  const std::string arch = chosen_network(options).arch, folder = checkpoint_folder(options);
   const std::string run = variable(kRunId), restarts = variable(kRestarts);
   require<UsageError>(options.resume.empty() || options.compat == Compat::duet,
                       "--resume with --compat torch: ", kNoGenerator);
@@ -126,7 +126,7 @@ Position Checkpointer::resume() {
     best_ = loaded.checkpoint.best_acc1;
     series_ = loaded.checkpoint.series;
     loaded.checkpoint.optimizer.clear();  // fresh optimizers have no buffers to restore into: load_state makes them
-    restore(loaded, arch_of(options_), model);
+    restore(loaded, chosen_network(options_).arch, model);
     setup_.optimizer->load_state(optimizer);
     setup_.loader->start_at(position.epoch, position.step);
   }
@@ -146,7 +146,7 @@ void Checkpointer::save(const Position& position, double accuracy) {
   save_checkpoint(folder_,
                   {.epoch = position.epoch,
                    .step = total_steps(position),
-                   .arch = arch_of(options_),
+                   .arch = chosen_network(options_).arch,
                    .best_acc1 = best_,
                    .model = setup_.model().state_dict(),
                    .optimizer = setup_.optimizer->state(),

@@ -374,8 +374,6 @@ std::unique_ptr<nn::Module> make_network(const Training& options, std::int64_t d
   return network;
 }
 
-std::string arch_of(const Training& options) { return chosen_network(options).arch; }
-
 std::string parameters_sha256(nn::Module& model) {
   const nn::ParameterStore& store = model.parameters();
   Sha256 hash;

@@ -48,9 +48,6 @@ std::unique_ptr<nn::Module> blank_network(const Training& options, std::int64_t 
 std::unique_ptr<nn::Module> make_network(const Training& options, std::int64_t data_classes,
                                          Mt19937* generator = nullptr);
 
-/// The name of that network in checkpoints. Throws as chosen_network().
-std::string arch_of(const Training& options);
-
 /// SHA-256 of all parameters, in PyTorch's order and layout.
 std::string parameters_sha256(nn::Module& model);
 

@@ -1,4 +1,6 @@
 // duet train: one run, in one mode.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -6,7 +8,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/options/options.h"
@@ -15,9 +19,9 @@
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/system/terminal.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/progress_reporter.h"
 #include "cli/train/setup.h"
 #include "cli/train/trainer.h"
 #include "ddp/group/gather_text.h"
@@ -25,6 +29,7 @@
 #include "ddp/init.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
+#include "ddp/launch/rank_output.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"
@@ -137,6 +142,42 @@ int train_as_rank(const TrainOptions& options, ddp::ProcessGroup& group) {
     say_devices(options, devices, no_graph);
   return train_on(devices, options, images, group);
 }
+
+/// In the process that launches ranks from a terminal: shows the progress that rank 0 reports, and passes the ranks'
+/// lines and the launcher's on around it.
+class ProgressRelay {
+ public:
+  explicit ProgressRelay(const TrainOptions& options)
+      : title_(progress_title(options)),
+        style_(options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}),
+        line_(stderr, style_) {}
+
+  /// For ddp::spawn() during this object's lifetime; nothing is relayed where stderr is no terminal.
+  ddp::LaunchOptions launch_options() {
+    ddp::LaunchOptions options;
+    if (!style_.rewrite) return options;
+    options.environment = {{kRelayed, "1"}};
+    options.on_line = [this](int rank, bool is_stderr, std::string_view text) { pass_on(rank, is_stderr, text); };
+    options.on_remark = [this](const std::string& text) { pass_on(-1, true, text); };
+    return options;
+  }
+
+ private:
+  void pass_on(int rank, bool is_stderr, std::string_view text) {
+    {
+      Progress progress;
+      const std::lock_guard lock(line_mutex_);
+      if (rank == 0 && is_stderr && from_line(std::string(text), progress)) return line_.show(title_, progress);
+      line_.clear();
+    }
+    ddp::write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO, concat(text, "\n"));
+  }
+
+  std::string title_;
+  TerminalStyle style_;
+  std::mutex line_mutex_;  // lines and remarks come in two threads
+  ProgressLine line_;
+};
 
 /// Runs the ranks in processes of their own; in such a process, runs this rank.
 int train_in_ranks(TrainOptions options) {

@@ -1,31 +1,38 @@
 #include "cli/train/trainer.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <iterator>
 #include <set>
 #include <span>
-#include <string>
 
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
 #include "cli/system/number_text.h"
 #include "cli/system/signals.h"
+#include "cli/system/terminal.h"
 #include "cli/train/checkpointer.h"
-#include "cli/train/progress_reporter.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
+#include "ddp/launch/rank_output.h"
 #include "ddp/store/store.h"
 #include "lib/autograd/check_finite.h"
 #include "lib/backend/backend.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/text.h"
 #include "lib/base/trace.h"
@@ -68,6 +75,58 @@ std::vector<std::string> traced_texts(const TrainOptions& options, ddp::ProcessG
   for (const std::vector<TraceEvent>& events : ranks) texts.push_back(trace_text(events));
   return texts;
 }
+
+Progress progress_of(const StepClock& clock, int epoch, int epochs) {
+  Progress progress{.epoch = epoch + 1,
+                    .epochs = epochs,
+                    .step = clock.epoch_step(),
+                    .steps = clock.epoch_steps(),
+                    .loss = clock.epoch_loss(),
+                    .samples_per_s = clock.samples_per_s(),
+                    .left_s = 0};
+  const double done = static_cast<double>(progress.step) / static_cast<double>(progress.steps);
+  if (done > 0) progress.left_s = clock.epoch_seconds() / done * (1 - done + epochs - progress.epoch);
+  return progress;
+}
+
+/// Reports the training of this process at most ten times a second: into the file of --progress, as lines on stderr
+/// where the launcher of this rank reads them (kRelayed), else on the terminal's progress line. Not thread safe.
+class ProgressReporter {
+ public:
+  /// Only rank 0, the leader, reports.
+  ProgressReporter(const TrainOptions& options, bool leader)
+      : title_(progress_title(options)),
+        line_(stderr, leader && options.progress.empty() ? terminal_style(stderr, options.quiet) : TerminalStyle{}),
+        relayed_(leader && options.progress.empty() && std::getenv(kRelayed) != nullptr) {
+    if (leader && !options.progress.empty())
+      file_ = Descriptor(::open(options.progress.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  }
+
+  void report(const StepClock& clock, int epoch, int epochs) {
+    const auto now = Clock::now();
+    if (now - last_ < std::chrono::milliseconds(100)) return;
+    last_ = now;
+    const Progress progress = progress_of(clock, epoch, epochs);
+    if (file_.open()) {
+      std::string text = to_line(progress);
+      text.insert(text.size() - 1, std::string(text.size() < 100 ? 100 - text.size() : 0, ' '));
+      // Progress is best effort: a full disk must not end the training.
+      [[maybe_unused]] const ssize_t written = ::pwrite(file_.get(), text.data(), text.size(), 0);
+    }
+    if (relayed_) ddp::write_all(STDERR_FILENO, to_line(progress));
+    line_.show(title_, progress);
+  }
+
+  /// Removes the progress line, so that other output can follow.
+  void clear() { line_.clear(); }
+
+ private:
+  std::string title_;
+  ProgressLine line_;
+  Descriptor file_;
+  bool relayed_ = false;
+  Clock::time_point last_{};
+};
 
 class Trainer {
  public:
@@ -126,7 +185,7 @@ class Trainer {
 
   void take_weights() {
     const NamedTensors model = setup_.model().state_dict();
-    const std::string arch = arch_of(options_);
+    const std::string arch = chosen_network(options_).arch;
     restore(load_checkpoint(options_.weights, arch, model), arch, model);
   }
 
@@ -259,11 +318,19 @@ class Trainer {
     std::vector<RankEvents> traced;
     if (traces(options_)) traced = gather_trace(run_, options_, group_);
     if (!leader()) return;
-    write_outputs(
-        {{{.option = "--result", .path = options_.result, .content = [&] { return to_json(run_); }},
-          {.option = "--fingerprints", .path = options_.fingerprints, .content = [&] { return fingerprints_; }},
-          {.option = "--step-times", .path = options_.step_times, .content = [&] { return step_times(); }},
-          {.option = "--trace", .path = options_.trace, .content = [&] { return chrome_trace(traced); }}}});
+    std::string failures;
+    const auto write = [&](const char* option, const std::string& path, const auto& content) {
+      try {
+        if (!path.empty()) write_output(path, content());
+      } catch (const std::exception& error) {
+        failures += (failures.empty() ? "" : "; ") + concat(option, ": ", error.what());
+      }
+    };
+    write("--result", options_.result, [&] { return to_json(run_); });
+    write("--fingerprints", options_.fingerprints, [&] { return fingerprints_; });
+    write("--step-times", options_.step_times, [&] { return step_times(); });
+    write("--trace", options_.trace, [&] { return chrome_trace(traced); });
+    require<DataError>(failures.empty(), failures);
   }
 
   std::string step_times() const {
@@ -334,6 +401,8 @@ class Trainer {
 };
 
 }  // namespace
+
+std::string progress_title(const TrainOptions& options) { return concat(name(options.mode), " ", options.devices); }
 
 bool traces(const TrainOptions& options) { return !options.trace.empty() || !options.result.empty(); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cli/train/setup.h"
@@ -15,6 +16,11 @@ struct Outcome {
   Run run;         // complete on rank 0
   int signal = 0;  // the signal that ended the run early, or 0
 };
+
+/// Set where the launcher of this rank reads progress, by from_line(), from its stderr.
+inline constexpr const char* kRelayed = "DUET_RELAYED_PROGRESS";
+/// What the progress line calls a training.
+std::string progress_title(const TrainOptions& options);
 
 /// Whether the options need a trace of the steps.
 bool traces(const TrainOptions& options);
