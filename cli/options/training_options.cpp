@@ -342,10 +342,6 @@ void check(const TrainOptions& options) {
                       ", but mode single uses 1; --mode dp or ddp uses several");
   require<UsageError>(!options.untrained || !options.bursts.empty(), "--untrained is for --bursts");
   require<UsageError>(options.libtorch.empty() || !options.bursts.empty(), "--libtorch is for --bursts");
-  require<UsageError>(options.weights.empty() || options.untrained, "--weights is for --untrained");
-  require<UsageError>(
-      !options.collectives || (options.untrained && options.mode == Mode::ddp && options.device == DeviceKind::cpu),
-      "--collectives is for --untrained processes of mode ddp on CPU devices");
   require<UsageError>(options.mode != Mode::copies || options.untrained,
                       "--copies is for --untrained only: its ranks do not learn together");
   const char* const of_ranks = options.workers == "thread"   ? "--workers thread"
