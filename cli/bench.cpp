@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/nccl/load.h"

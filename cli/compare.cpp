@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
 #include "cli/train/setup.h"
 #include "compare/comparison.h"

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
 #include "measure/json_fields.h"
 

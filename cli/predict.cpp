@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "cli/options/options.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
-#include "cli/system/number_text.h"
-#include "cli/system/terminal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "report/evidence.h"

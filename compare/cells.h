@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "compare/parked_cell.h"
 #include "compare/results.h"
 

@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "cli/system/display.h"
 #include "cli/system/files.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/system/terminal.h"
 #include "compare/cells.h"
 #include "compare/rounds.h"
 #include "compare/torch_peers.h"

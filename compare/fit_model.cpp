@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "compare/comparison.h"
 #include "lib/error.h"
 #include "measure/statistics.h"

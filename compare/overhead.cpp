@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {

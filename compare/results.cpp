@@ -5,7 +5,7 @@
 #include <iomanip>
 #include <optional>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "compare/overhead.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"

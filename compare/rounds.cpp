@@ -6,7 +6,7 @@
 #include <numeric>
 #include <span>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/random.h"
 #include "measure/statistics.h"
 

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
 #include "measure/statistics.h"

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"

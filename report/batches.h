@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "compare/results.h"
 #include "report/page/page.h"
 

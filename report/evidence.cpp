@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/system/number_text.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/options/options.h"
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "compare/overhead.h"
 #include "lib/error.h"
 #include "measure/statistics.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "compare/results.h"
 #include "report/page/page.h"
 

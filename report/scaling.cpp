@@ -5,7 +5,7 @@
 #include <iterator>
 #include <set>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "measure/json_fields.h"
 #include "report/evidence.h"

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "compare/overhead.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"

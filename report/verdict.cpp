@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/base/text.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "cli/options/command_line.h"
+#include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cli/options/command_line.h"
+#include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "ddp/group/gather_text.h"
 #include "ddp/store/port_range.h"
 #include "lib/backend/backend.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "ddp/launch/rank_environment.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"

@@ -9,8 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/system/number_text.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "cli/train/training_loop.h"
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/tutorial/average_gradients.h"

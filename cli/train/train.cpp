@@ -15,11 +15,10 @@
 
 #include "cli/options/options.h"
 #include "cli/system/child_process.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/system/terminal.h"
 #include "cli/train/bursts.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/setup.h"

@@ -18,11 +18,10 @@
 #include <span>
 
 #include "cli/system/child_process.h"
+#include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "cli/system/signals.h"
-#include "cli/system/terminal.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/training_loop.h"
 #include "ddp/group/gather_text.h"

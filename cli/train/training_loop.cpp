@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"

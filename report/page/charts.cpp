@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "compare/overhead.h"
 #include "lib/error.h"
 #include "measure/statistics.h"

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "cli/system/number_text.h"
 #include "lib/error.h"
 #include "report/evidence.h"
 #include "report/page/page.h"

@@ -1,7 +1,6 @@
 #include <cmath>
 
-#include "cli/system/number_text.h"
-#include "cli/system/terminal.h"
+#include "cli/system/display.h"
 #include "measure/statistics.h"
 #include "tests/support/catch2.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "compare/results.h"
 #include "measure/statistics.h"
 #include "report/report.h"

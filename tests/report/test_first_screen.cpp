@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "report/report.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"

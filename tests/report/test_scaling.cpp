@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 #include "model/all_reduce.h"
 #include "report/page/page.h"
