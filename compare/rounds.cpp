@@ -43,7 +43,6 @@ class Rounds {
  private:
   bool goes_on(int done, double spent_s, double longest_s) const {
     if (std::all_of(cells_.begin(), cells_.end(), [](const RoundCell& cell) { return cell.failed; })) return false;
-    if (limits_.rounds > 0) return done < limits_.rounds;
     if (done == 0) return limits_.budget_s > 0;
     if (done < kFewestRounds) return longest_s < limits_.budget_s;
     if (done >= kNarrowRounds && widest().value_or(1) <= kNarrow) return false;
@@ -57,7 +56,8 @@ class Rounds {
       RoundCell& cell = cells_[i];
       if (cell.failed) continue;
       calls_.show(state_);
-      const std::optional<double> us = calls_.burst(i, steps(cell, share));
+      const int wanted = static_cast<int>(wanted_steps(cell) * share);
+      const std::optional<double> us = calls_.burst(i, std::max(wanted, steps_of_burst(cell, 1, kFewSteps)));
       cell.failed = !us;
       if (!us) continue;
       cell.rounds_us.push_back(*us);
@@ -65,17 +65,13 @@ class Rounds {
     }
   }
 
-  int wanted_steps(const RoundCell& cell) const {
-    if (limits_.steps > 0) return limits_.steps;
+  /// As many as take as long as a burst should, within these limits.
+  static int steps_of_burst(const RoundCell& cell, int least, int most) {
     if (cell.step_us <= 0) return kFewSteps;  // to learn how long one takes
-    return static_cast<int>(std::clamp(std::ceil(kBurst * 1e6 / cell.step_us), double{kSteps}, 1e6));
+    return static_cast<int>(std::clamp<double>(std::ceil(kBurst * 1e6 / cell.step_us), least, most));
   }
 
-  /// A step that takes as long as a burst should is a burst.
-  static int fewest_steps(const RoundCell& cell) {
-    if (cell.step_us <= 0) return kFewSteps;
-    return static_cast<int>(std::clamp(std::ceil(kBurst * 1e6 / cell.step_us), 1.0, double{kFewSteps}));
-  }
+  static int wanted_steps(const RoundCell& cell) { return steps_of_burst(cell, kSteps, 1'000'000); }
 
   /// Of the wanted steps, with which the budget holds some rounds.
   double share_of_steps() const {
@@ -83,11 +79,6 @@ class Rounds {
     for (const RoundCell& cell : cells_)
       if (!cell.failed) seconds += wanted_steps(cell) * cell.step_us / 1e6;
     return std::min(1.0, limits_.budget_s / kBudgetRounds / std::max(seconds, 1e-9));
-  }
-
-  int steps(const RoundCell& cell, double share) const {
-    if (limits_.steps > 0) return limits_.steps;
-    return std::max(fewest_steps(cell), static_cast<int>(wanted_steps(cell) * share));
   }
 
   std::optional<double> widest() const {

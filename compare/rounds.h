@@ -20,9 +20,7 @@ struct RoundCell {
 };
 
 struct RoundLimits {
-  double budget_s = 45;  // of all rounds
-  int rounds = 0;        // exactly so many; 0: until all intervals are narrow, or the budget is spent
-  int steps = 0;         // timed in each burst; 0: as many as take 0.1 s, at least 20 where the budget allows
+  double budget_s = 45;               // of all rounds
   std::optional<std::size_t> base{};  // the cell to which the others' ratios count; none: their times count
 };
 
@@ -40,9 +38,10 @@ struct RoundCalls {
   std::function<double()> now_s = [] { return static_cast<double>(monotonic_ns()) / 1e9; };
 };
 
-/// Runs rounds, each in an order of its own drawn with a fixed seed. Ends when every interval is within 1 %, when the
-/// next round would exceed the budget (but not before 3 rounds, unless one alone exceeds it), or when all have failed.
-/// Returns how it ended; what a burst throws leaves the cells as they were.
+/// Runs rounds, each in an order of its own drawn with a fixed seed. A burst has as many steps as take 0.1 s, and at
+/// least 20 where the budget allows. Ends when every interval is within 1 %, when the next round would exceed the budget
+/// (but not before 3 rounds, unless one alone exceeds it), or when all have failed. Returns how it ended; what a burst
+/// throws leaves the cells as they were.
 RoundState run_rounds(std::vector<RoundCell>& cells, const RoundLimits& limits, const RoundCalls& calls);
 
 }  // namespace duet::cli
