@@ -1,17 +1,10 @@
 #include "compare/cells.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <set>
-#include <sstream>
 
-#include "cli/system/child_process.h"
-#include "cli/system/files.h"
-#include "cli/system/signals.h"
 #include "lib/error.h"
 
 namespace duet::cli {
@@ -21,41 +14,15 @@ std::string backend_of(const Training& options, const Cell& cell) {
   return cell.backend.empty() ? options.backend : cell.backend;
 }
 
-bool communicates(const Cell& cell) { return has_ranks(cell.mode) && cell.mode != Mode::copies; }
+/// Whether duet's ranks exchange something.
+bool communicates(const Cell& cell) {
+  return has_ranks(cell.mode) && cell.mode != Mode::copies && cell.use != Cell::Use::torch;
+}
 
 std::int64_t batch_of(const Training& options, const Cell& cell) { return cell.batch > 0 ? cell.batch : options.batch; }
 
-Run empty_run(const Training& options, const Cell& cell) {
-  Run run;
-  run.mode = name(cell.mode);
-  run.device = duet::name(options.device);
-  run.devices = cell.devices;
-  if (options.device == DeviceKind::cpu) run.physical_devices = cell.devices;
-  run.batch = batch_of(options, cell);
-  run.precision = duet::name(options.precision);
-  run.threads_per_device = cell.threads_per_device;
-  if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
-  if (communicates(cell) && cell.devices > 1) run.backend = backend_of(options, cell);
-  return run;
-}
-
-void show_progress(ProgressLine& line, const std::string& file, const std::string& what) {
-  if (::access(file.c_str(), R_OK) != 0) return;
-  Progress progress;
-  if (from_line(read_file(file), progress)) line.show(what, progress);
-}
-
 bool has_mode(const CompareOptions& options, Mode mode) {
   return std::find(options.modes.begin(), options.modes.end(), mode) != options.modes.end();
-}
-
-/// Devices above 1 that have cores of their own; 0: none.
-int fewest_fair(const CompareOptions& options, int cores) {
-  int fewest = 0;
-  for (const int devices : options.devices)
-    if (devices > 1 && devices * options.threads_per_device <= cores && options.device == DeviceKind::cpu)
-      fewest = fewest == 0 ? devices : std::min(fewest, devices);
-  return fewest;
 }
 
 }  // namespace
@@ -87,32 +54,24 @@ std::vector<Cell> cells_of(const CompareOptions& options, int cores) {
 std::vector<Cell> model_cells_of(const CompareOptions& options, int cores) {
   if (!has_mode(options, Mode::single) || options.time_budget_s <= 0) return {};
   std::set<std::int64_t> batches = {options.batch / 8, options.batch / 4, options.batch / 2, 2 * options.batch};
-  std::vector<Cell> cells, collectives;
+  std::set<int> fair;  // numbers of devices above 1 that have cores of their own
   const int threads = options.threads_per_device;
   for (const int devices : options.devices) {
     batches.insert(largest_shard(options.batch, devices));
-    if (devices == 1 || devices * threads > cores) continue;
-    if (options.device != DeviceKind::cpu || options.workers == "thread") continue;
-    for (std::size_t i = 0; i < options.backends.size(); ++i)
-      collectives.push_back({.mode = Mode::ddp,
-                             .devices = devices,
-                             .threads_per_device = threads,
-                             .backend = i == 0 ? "" : options.backends[i],
-                             .use = Cell::Use::collectives});
+    if (devices > 1 && devices * threads <= cores && options.device == DeviceKind::cpu) fair.insert(devices);
   }
+  std::vector<Cell> cells;
+  const auto add = [&](Mode mode, int devices, const std::string& backend, std::int64_t batch, Cell::Use use) {
+    cells.push_back({mode, devices, threads, backend, batch, use});
+  };
   for (const std::int64_t batch : batches)
-    if (batch > 0 && batch != options.batch)
-      cells.push_back(
-          {.mode = Mode::single, .threads_per_device = threads, .batch = batch, .use = Cell::Use::batch_sweep});
-  cells.insert(cells.end(), collectives.begin(), collectives.end());
-  if (const int fewest = fewest_fair(options, cores); has_mode(options, Mode::dp))
-    for (const std::int64_t batch : {options.batch / 4, options.batch / 2})
-      if (fewest > 0 && batch >= fewest)
-        cells.push_back({.mode = Mode::dp,
-                         .devices = fewest,
-                         .threads_per_device = threads,
-                         .batch = batch,
-                         .use = Cell::Use::overhead});
+    if (batch > 0 && batch != options.batch) add(Mode::single, 1, "", batch, Cell::Use::batch_sweep);
+  for (const int devices : fair)
+    for (std::size_t i = 0; i < options.backends.size() && options.workers != "thread"; ++i)
+      add(Mode::ddp, devices, i == 0 ? "" : options.backends[i], 0, Cell::Use::collectives);
+  for (const std::int64_t batch : {options.batch / 4, options.batch / 2})
+    if (has_mode(options, Mode::dp) && !fair.empty() && batch >= *fair.begin())
+      add(Mode::dp, *fair.begin(), "", batch, Cell::Use::overhead);
   return cells;
 }
 
@@ -127,20 +86,19 @@ std::vector<Cell> part_cells_of(const CompareOptions& options, const std::vector
 }
 
 std::string title(const Training& options, const Cell& cell) {
-  if (cell.use == Cell::Use::parts) {
-    Cell row = cell;
-    row.use = Cell::Use::row;
-    return title(options, row) + ", parts";
-  }
-  if (cell.use == Cell::Use::batch_sweep) return concat("single, batch ", cell.batch);
-  if (cell.use == Cell::Use::torch)
-    return concat(cell.torch, cell.threads_per_device > 1 ? concat(", ", cell.threads_per_device, " threads") : "", " ",
-                  cell.devices);
   const std::string over = cell.backend.empty() ? "" : ", " + cell.backend;
-  if (cell.use == Cell::Use::overhead) return concat(name(cell.mode), " ", cell.devices, over, ", batch ", cell.batch);
-  if (cell.use == Cell::Use::collectives) return concat("all-reduces, ", cell.devices, over);
-  if (cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device) return "single, all cores";
-  return concat(name(cell.mode), " ", cell.devices, over);
+  const std::string plain = concat(name(cell.mode), " ", cell.devices, over);
+  const bool all_cores = cell.mode == Mode::single && cell.threads_per_device > options.threads_per_device;
+  switch (cell.use) {
+    case Cell::Use::row: return all_cores ? "single, all cores" : plain;
+    case Cell::Use::parts: return (all_cores ? "single, all cores" : plain) + ", parts";
+    case Cell::Use::batch_sweep: return concat("single, batch ", cell.batch);
+    case Cell::Use::overhead: return concat(plain, ", batch ", cell.batch);
+    case Cell::Use::collectives: return concat("all-reduces, ", cell.devices, over);
+    case Cell::Use::torch: break;
+  }
+  const std::string threads = cell.threads_per_device > 1 ? concat(", ", cell.threads_per_device, " threads") : "";
+  return concat(cell.torch, threads, " ", cell.devices);
 }
 
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell) {
@@ -163,47 +121,18 @@ std::vector<std::string> cell_arguments(const Training& options, const Cell& cel
   return arguments;
 }
 
-const std::string& CellRunner::next_title(const Cell& cell) {
-  return last_title_ = concat("[", std::min(++done_, cells_.size()), "/", cells_.size(), "] ", title(options_, cell));
-}
-
-Learnt CellRunner::run(const Cell& cell, const std::vector<std::string>& more, bool park) {
-  if (noted_signal() != 0) throw Interrupted{noted_signal()};
-  const std::string progress = folder_ + "/progress", files = concat(folder_, "/", done_), result = files + ".result";
-  ::unlink(progress.c_str());
-  std::vector<std::string> arguments = cell_arguments(options_, cell);
-  arguments.insert(arguments.end(), {"--result", result, "--progress", progress});
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  next_title(cell);
-  const auto show = [&] { show_progress(line_, progress, last_title_); };
-  Learnt learnt{.run = empty_run(options_, cell), .parked = nullptr};
-  try {
-    std::string error;
-    if (park) {
-      learnt.parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
-      if (!learnt.parked->answers(show)) error = learnt.parked->error();
-    } else {
-      const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
-      if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
-      error = end.reason;
-    }
-    require<DataError>(error.empty(), error);
-    learnt.run = run_from_json(read_file(result));
-  } catch (const Error& failure) {
-    learnt.run.ok = false;
-    learnt.run.error = failure.what();
-    learnt.parked.reset();
-  }
-  line_.clear();
-  return learnt;
-}
-
-std::vector<std::string> CellRunner::fingerprints(const Cell& cell) {
-  const std::string file = folder_ + "/fingerprints";
-  ::unlink(file.c_str());
-  if (!run(cell, {"--fingerprints", file}, false).run.ok) return {};
-  std::istringstream in(read_file(file));
-  return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
+Run empty_run(const Training& options, const Cell& cell) {
+  Run run;
+  run.mode = cell.use == Cell::Use::torch ? cell.torch : name(cell.mode);
+  run.device = duet::name(options.device);
+  run.devices = cell.devices;
+  if (options.device == DeviceKind::cpu) run.physical_devices = cell.devices;
+  run.batch = batch_of(options, cell);
+  run.precision = duet::name(options.precision);
+  run.threads_per_device = cell.threads_per_device;
+  if (has_ranks(cell.mode) && cell.learns()) run.workers = options.workers;
+  if (communicates(cell) && cell.devices > 1) run.backend = backend_of(options, cell);
+  return run;
 }
 
 std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {

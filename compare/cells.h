@@ -1,18 +1,14 @@
 // The cells of a comparison: a mode on a number of devices, each run in processes of its own.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/options/options.h"
 #include "cli/system/display.h"
-#include "compare/parked_cell.h"
-#include "compare/results.h"
+#include "measure/run.h"
 
 namespace duet::cli {
 
@@ -57,35 +53,8 @@ std::string title(const Training& options, const Cell& cell);
 /// The command line of `duet train` for a cell.
 std::vector<std::string> cell_arguments(const Training& options, const Cell& cell);
 
-/// What a cell has learnt, and its processes, parked for rounds; null where it failed or was not to be parked.
-struct Learnt {
-  Run run;
-  std::unique_ptr<ParkedCell> parked;
-};
-
-/// Lets cells learn one after the other and shows how far each is. Files go to a folder that must exist.
-class CellRunner {
- public:
-  CellRunner(const Training& options, std::string folder, ProgressLine& line, const std::vector<Cell>& cells)
-      : options_(options), folder_(std::move(folder)), line_(line), cells_(cells) {}
-
-  /// With more options; `park`: its processes stay. A failed cell is a run that is not ok and says why. Throws
-  /// Interrupted.
-  Learnt run(const Cell& cell, const std::vector<std::string>& more, bool park);
-  /// The hash of all parameters after every step; empty if the cell failed. Throws Interrupted.
-  std::vector<std::string> fingerprints(const Cell& cell);
-  /// What the progress line calls a cell, the next or the last one: "[3/11] dp 2".
-  const std::string& next_title(const Cell& cell);
-  const std::string& last_title() const { return last_title_; }
-
- private:
-  const Training& options_;
-  std::string folder_;
-  ProgressLine& line_;
-  const std::vector<Cell>& cells_;
-  std::size_t done_ = 0;
-  std::string last_title_;
-};
+/// The row of a cell that has measured nothing yet.
+Run empty_run(const Training& options, const Cell& cell);
 
 /// The first step whose fingerprints differ; none if one list is empty or nothing differs.
 std::optional<std::int64_t> first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b);

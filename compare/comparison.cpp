@@ -1,21 +1,25 @@
 #include "compare/comparison.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
+#include <iterator>
+#include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/system/child_process.h"
 #include "cli/system/display.h"
 #include "cli/system/files.h"
 #include "cli/system/signals.h"
 #include "compare/cells.h"
+#include "compare/parked_cell.h"
 #include "compare/rounds.h"
 #include "compare/torch_peers.h"
 #include "lib/error.h"
@@ -42,12 +46,6 @@ std::vector<Cell> all_cells(const CompareOptions& options, int cores) {
   return cells;
 }
 
-std::vector<Run> runs_of(const CellRounds& rounds) {
-  std::vector<Run> runs;
-  for (const Burst& burst : rounds.bursts) runs.push_back(burst.run);
-  return runs;
-}
-
 /// Each rank that is parked takes two descriptors.
 void raise_descriptor_limit() {
   constexpr rlim_t kEnough = 8192;
@@ -64,7 +62,6 @@ class Comparison {
         style_(terminal_style(stderr, options.quiet)),
         line_(stderr, style_),
         cells_(all_cells(options, machine.cores)),
-        runner_(options, folder_.path(), line_, cells_),
         results_{.machine = machine, .settings = settings, .runs = {}, .weak = options.scaling == "weak"} {}
 
   Results run() {
@@ -78,16 +75,16 @@ class Comparison {
       leave();
     } catch (const Interrupted& interrupted) {
       results_.partial = true;
-      for (const Learnt& learnt : learnt_)  // all at once, before each is waited for
-        if (learnt.parked) learnt.parked->signal(interrupted.signal);
+      for (const CellRounds& timed : timed_)  // all at once, before each is waited for
+        if (timed.learnt.parked) timed.learnt.parked->signal(interrupted.signal);
     }
-    for (std::size_t i = 0; i < learnt_.size(); ++i) {
-      const Run& run = learnt_[i].run;
-      if (is_row(cells_[i]))
+    for (const CellRounds& timed : timed_) {
+      const Run& run = timed.learnt.run;
+      if (is_row(timed.cell))
         results_.runs.push_back(
-            with_parts(with_rounds(run, runs_of(timed_[i]), run.batch, results_.settings.train_images), parts_of(i)));
+            with_parts(with_rounds(run, timed.bursts, results_.settings.train_images), parts_of(timed.cell)));
       else if (!run.ok)
-        results_.model_notes.push_back(concat(title(options_, cells_[i]), " ", outcome(run)));
+        results_.model_notes.push_back(concat(title(options_, timed.cell), " ", outcome(run)));
     }
     compare_with_single(results_);
     if (options_.time_budget_s > 0) fit_model(results_, timed_);
@@ -104,15 +101,67 @@ class Comparison {
   static bool is_row(const Cell& cell) { return cell.use == Cell::Use::row || cell.use == Cell::Use::torch; }
 
   void learn(const Cell& cell) {
+    const std::string called = next_title(cell);
+    CellRounds timed{.cell = cell};
     if (cell.use == Cell::Use::torch) {
-      line_.show(runner_.next_title(cell));
-      learnt_.push_back(peers_->start(cell));
+      line_.show(called);
+      timed.learnt = peers_->start(cell);
       line_.clear();
     } else {
-      learnt_.push_back(runner_.run(cell, weights_options(cell), options_.time_budget_s > 0));
+      timed.learnt = run_program_of(cell, called, weights_options(cell), options_.time_budget_s > 0);
     }
-    timed_.push_back({.cell = cell});
-    say(concat(runner_.last_title(), ": ", outcome(learnt_.back().run)));
+    say(concat(called, ": ", outcome(timed.learnt.run)));
+    timed_.push_back(std::move(timed));
+  }
+
+  /// What the progress line calls the next cell: "[3/11] dp 2".
+  std::string next_title(const Cell& cell) {
+    return concat("[", std::min(++done_, cells_.size()), "/", cells_.size(), "] ", title(options_, cell));
+  }
+
+  /// With more options; `park`: its processes stay. A failed cell is a run that is not ok and says why.
+  Learnt run_program_of(const Cell& cell, const std::string& called, const std::vector<std::string>& more, bool park) {
+    if (noted_signal() != 0) throw Interrupted{noted_signal()};
+    const std::string progress = folder_.path() + "/progress", files = concat(folder_.path(), "/", done_);
+    ::unlink(progress.c_str());
+    std::vector<std::string> arguments = cell_arguments(options_, cell);
+    arguments.insert(arguments.end(), {"--result", files + ".result", "--progress", progress});
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const auto show = [&] { show_progress(progress, called); };
+    Learnt learnt{.run = empty_run(options_, cell)};
+    try {
+      std::unique_ptr<ParkedCell> parked;
+      if (park) {
+        parked = std::make_unique<ParkedCell>(kThisProgram, arguments, files, cell.ranks());
+        parked->answers(show);
+      } else {
+        const ChildEnd end = run_program(kThisProgram, arguments, files + ".log", show);
+        if (!end.ok && end.signal != 0) throw Interrupted{end.signal};
+        require<DataError>(end.ok, end.reason);
+      }
+      learnt.run = run_from_json(read_file(files + ".result"));
+      learnt.parked = std::move(parked);
+    } catch (const Error& failure) {
+      learnt.run.ok = false;
+      learnt.run.error = failure.what();
+    }
+    line_.clear();
+    return learnt;
+  }
+
+  void show_progress(const std::string& file, const std::string& called) {
+    if (::access(file.c_str(), R_OK) != 0) return;
+    Progress progress;
+    if (from_line(read_file(file), progress)) line_.show(called, progress);
+  }
+
+  /// The hash of all parameters after every step; empty if the cell failed.
+  std::vector<std::string> fingerprints(const Cell& cell) {
+    const std::string file = folder_.path() + "/fingerprints";
+    ::unlink(file.c_str());
+    if (!run_program_of(cell, next_title(cell), {"--fingerprints", file}, false).run.ok) return {};
+    std::istringstream in(read_file(file));
+    return {std::istream_iterator<std::string>(in), std::istream_iterator<std::string>()};
   }
 
   /// What single has learnt is what cells that do not learn begin with: steps of a network that has learnt little take
@@ -131,47 +180,48 @@ class Comparison {
     if (!style_.rewrite && !options_.quiet) std::fprintf(stderr, "%s\n", text.c_str());
   }
 
-  const Learnt* single() const {
-    for (std::size_t i = 0; i < learnt_.size(); ++i)
-      if (cells_[i].learns() && cells_[i].mode == Mode::single &&
-          cells_[i].threads_per_device == options_.threads_per_device)
-        return &learnt_[i];
-    return nullptr;
+  /// What the others are compared with; null where it has not learnt.
+  const CellRounds* single() const {
+    const auto found = std::find_if(timed_.begin(), timed_.end(), [&](const CellRounds& timed) {
+      return timed.cell.learns() && timed.cell.mode == Mode::single &&
+             timed.cell.threads_per_device == options_.threads_per_device;
+    });
+    return found == timed_.end() ? nullptr : &*found;
   }
 
   /// Where parameters differ from single's, runs both again with a fingerprint of every step.
   void find_first_differences() {
-    const Learnt* const base = single();
-    if (!base || !base->run.ok) return;
-    std::vector<std::string> expected;
-    for (std::size_t i = 0; i < learnt_.size(); ++i) {
-      Run& run = learnt_[i].run;
-      const bool comparable = run.ok && run.on_cpu() && cells_[i].learns() && cells_[i].mode != Mode::averaging &&
-                              &learnt_[i] != base && !run.differs_by_design() && run.batch == base->run.batch;
-      if (!comparable || run.parameters_sha256 == base->run.parameters_sha256) continue;
-      if (expected.empty()) expected = runner_.fingerprints({Mode::single, 1, options_.threads_per_device});
-      run.first_differing_step = first_difference(expected, runner_.fingerprints(cells_[i]));
+    const CellRounds* const base = single();
+    if (!base || !base->learnt.run.ok) return;
+    const Run& expected = base->learnt.run;
+    std::vector<std::string> of_expected;
+    for (CellRounds& timed : timed_) {
+      Run& run = timed.learnt.run;
+      const bool comparable = run.ok && run.on_cpu() && timed.cell.learns() && timed.cell.mode != Mode::averaging &&
+                              &timed != base && !run.differs_by_design() && run.batch == expected.batch;
+      if (!comparable || run.parameters_sha256 == expected.parameters_sha256) continue;
+      if (of_expected.empty()) of_expected = fingerprints({Mode::single, 1, options_.threads_per_device});
+      run.first_differing_step = first_difference(of_expected, fingerprints(timed.cell));
     }
   }
 
   void time_in_rounds() {
-    std::vector<RoundCell> timed;
-    std::vector<std::size_t> numbers;  // of the cells that are timed
+    std::vector<RoundCell> rounds;
+    std::vector<CellRounds*> cells;
     RoundLimits limits{.budget_s = options_.time_budget_s};
-    for (std::size_t i = 0; i < learnt_.size(); ++i) {
-      const double step_us = learnt_[i].run.step_us.sum();
-      const bool known = cells_[i].use != Cell::Use::torch;
-      if (!learnt_[i].parked || (known && step_us <= 0)) continue;  // an epoch of the first step alone
-      if (&learnt_[i] == single()) limits.base = timed.size();
-      const bool steps = cells_[i].use != Cell::Use::collectives;  // how long a pass takes is not known yet
-      timed.push_back({.step_us = steps ? step_us : 0, .decides = is_row(cells_[i])});
-      numbers.push_back(i);
+    for (CellRounds& timed : timed_) {
+      const double step_us = timed.learnt.run.step_us.sum();
+      const bool known = timed.cell.use != Cell::Use::torch;
+      if (!timed.learnt.parked || (known && step_us <= 0)) continue;  // an epoch of the first step alone
+      if (&timed == single()) limits.base = rounds.size();
+      const bool steps = timed.cell.use != Cell::Use::collectives;  // how long a pass takes is not known yet
+      rounds.push_back({.step_us = steps ? step_us : 0, .decides = is_row(timed.cell)});
+      cells.push_back(&timed);
     }
-    if (timed.empty()) return;
-    const RoundState end =
-        run_rounds(timed, limits,
-                   {.burst = [&](std::size_t cell, int steps) { return burst(numbers[cell], steps); },
-                    .show = [&](const RoundState& state) { line_.show(round_text(state)); }});
+    if (rounds.empty()) return;
+    const RoundState end = run_rounds(rounds, limits,
+                                      {.burst = [&](std::size_t cell, int steps) { return burst(*cells[cell], steps); },
+                                       .show = [&](const RoundState& state) { line_.show(round_text(state)); }});
     line_.clear();
     say(round_text(end));
   }
@@ -182,53 +232,47 @@ class Comparison {
         state.widest ? concat(", every interval within ", fixed(100 * *state.widest, 1), " %") : std::string());
   }
 
-  std::optional<double> burst(std::size_t i, int steps) {
+  /// One burst of a cell; nothing where it fails.
+  std::optional<double> burst(CellRounds& timed, int steps) {
+    Learnt& learnt = timed.learnt;
     try {
-      const ParkedCell::Answers answers = learnt_[i].parked->burst(steps);
-      return answers ? keep(i, *answers) : failed(i, learnt_[i].parked->error());
+      return keep(timed, learnt.parked->burst(steps));
     } catch (const Error& error) {
-      return failed(i, error.what());
+      learnt.run.ok = false;
+      learnt.run.error = error.what();
+      learnt.parked.reset();
+      line_.clear();
+      say(concat(title(options_, timed.cell), ": ", outcome(learnt.run)));
+      return std::nullopt;
     }
   }
 
   /// Keeps what a burst measured. Returns the time of a step.
-  std::optional<double> keep(std::size_t i, const std::vector<std::string>& answers) {
-    const Learnt& learnt = learnt_[i];
-    if (cells_[i].use == Cell::Use::collectives) {
-      timed_[i].collectives.push_back(collective_times_from_json(answers.front()));
-      return timed_[i].collectives.back().pass_us;
-    }
-    const bool cores_for_all = learnt.run.on_cpu() && !oversubscribed(results_, learnt.run);
-    timed_[i].bursts.push_back(cells_[i].use == Cell::Use::torch
-                                   ? torch_burst_of(answers.front())
-                                   : burst_of(answers, cores_for_all ? learnt.run.threads() : 0));
-    return timed_[i].bursts.back().run.rounds_us.at(0);
-  }
-
-  std::optional<double> failed(std::size_t i, const std::string& error) {
-    Learnt& learnt = learnt_[i];
-    learnt.run.ok = false;
-    learnt.run.error = error;
-    learnt.parked.reset();
-    line_.clear();
-    say(concat(title(options_, cells_[i]), ": ", outcome(learnt.run)));
-    return std::nullopt;
+  double keep(CellRounds& timed, const std::vector<std::string>& answers) const {
+    if (timed.cell.use == Cell::Use::collectives)
+      return timed.collectives.emplace_back(collective_times_from_json(answers.front())).pass_us;
+    const Run& run = timed.learnt.run;
+    const bool cores_for_all = run.on_cpu() && !oversubscribed(results_, run);
+    const bool torch = timed.cell.use == Cell::Use::torch;
+    timed.bursts.push_back(torch ? torch_burst_of(answers.front())
+                                 : burst_of(answers, cores_for_all ? run.threads() : 0));
+    return timed.bursts.back().rounds_us.at(0);
   }
 
   /// The bursts that took the steps of a row apart.
-  std::vector<Run> parts_of(std::size_t row) const {
-    Cell wanted = cells_[row];
+  std::vector<Run> parts_of(const Cell& row) const {
+    Cell wanted = row;
     wanted.use = Cell::Use::parts;
-    for (std::size_t i = 0; i < timed_.size(); ++i)
-      if (cells_[i] == wanted) return runs_of(timed_[i]);
+    for (const CellRounds& timed : timed_)
+      if (timed.cell == wanted) return timed.bursts;
     return {};
   }
 
   void leave() {
-    for (const Learnt& learnt : learnt_)  // all at once, before each is waited for
-      if (learnt.parked) learnt.parked->leave();
-    for (Learnt& learnt : learnt_)
-      if (learnt.parked) learnt.parked->wait_for_end();
+    for (const CellRounds& timed : timed_)  // all at once, before each is waited for
+      if (timed.learnt.parked) timed.learnt.parked->leave();
+    for (const CellRounds& timed : timed_)
+      if (timed.learnt.parked) timed.learnt.parked->wait_for_end();
   }
 
   const CompareOptions& options_;
@@ -236,10 +280,9 @@ class Comparison {
   TerminalStyle style_;
   ProgressLine line_;
   std::vector<Cell> cells_;
-  CellRunner runner_;
+  std::size_t done_ = 0;  // cells that were begun
   std::optional<TorchPeers> peers_;
-  std::vector<Learnt> learnt_;     // by cell, as far as they got
-  std::vector<CellRounds> timed_;  // by cell
+  std::vector<CellRounds> timed_;  // as far as they got
   Results results_;
 };
 

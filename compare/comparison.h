@@ -16,10 +16,12 @@ namespace duet::cli {
 /// cell is a row that says why.
 Results run_cells(const CompareOptions& options, const Machine& machine, const Training& settings);
 
-/// What the rounds measured of a cell, in their order; shorter than others where it has failed.
+/// A cell with what it has learnt, and what the rounds measured of it, in their order; shorter than others where it has
+/// failed.
 struct CellRounds {
   Cell cell;
-  std::vector<Burst> bursts{};
+  Learnt learnt{};
+  std::vector<Run> bursts{};
   std::vector<CollectiveTimes> collectives{};  // of such a cell in place of bursts
 };
 

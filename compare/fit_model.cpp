@@ -22,7 +22,7 @@ constexpr double kUseless = 0.25;  // error of the step's cost at a batch, as a 
 
 std::vector<double> rounds_us(const CellRounds& cell) {
   std::vector<double> us;
-  for (const Burst& burst : cell.bursts) us.push_back(burst.run.rounds_us.at(0));
+  for (const Run& burst : cell.bursts) us.push_back(burst.rounds_us.at(0));
   return us;
 }
 
@@ -39,7 +39,7 @@ std::optional<TransferCost> averaging_cost(const std::vector<CollectiveTimes>& r
   const double us = median_over(rounds, [](const CollectiveTimes& round) { return round.averaging.us; });
   const double moving_us = us - static_cast<double>(rounds.front().parameter_bytes.size()) * latency_us;
   if (moving_us <= 0) return std::nullopt;
-  return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.at / moving_us};
+  return TransferCost{.latency_us = latency_us, .bytes_per_us = rounds.front().averaging.bytes / moving_us};
 }
 
 class ModelFit {
@@ -61,8 +61,6 @@ class ModelFit {
       if (!cell.collectives.empty()) fit_collectives(cell);
     }
     if (!spreads_.empty()) model_.step_spread_share = median(spreads_);
-    std::sort(model_.slowdown.begin(), model_.slowdown.end(),
-              [](const Slowdown& a, const Slowdown& b) { return a.devices < b.devices; });
     fit_dp_overhead();
     fill_derived(model_);
     results_.model = std::move(model_);
@@ -124,7 +122,7 @@ class ModelFit {
       return note(concat("copies on ", devices, " devices, which share ",
                          !single_->on_cpu() ? "fewer GPUs" : concat(cores, cores == 1 ? " core" : " cores"),
                          ", are left out"));
-    for (const Burst& burst : copies.bursts) spreads_.push_back(burst.spread_share);
+    for (const Run& burst : copies.bursts) spreads_.push_back(burst.spread_share);
     const std::vector<double> factors = ratios_of(rounds_us(copies), alone_us(copies.cell));
     if (factors.empty()) return note(concat(devices, " devices next to each other: no rounds"));
     model_.slowdown.push_back({.devices = devices, .factor = median(factors)});
@@ -139,13 +137,13 @@ class ModelFit {
     // CPU devices share memory: gradients are added up, nothing else moves.
     const double addition_us = median_over(rounds, [](const CollectiveTimes& round) { return round.addition.us; });
     if (!model_.dp && addition_us > 0)
-      model_.dp = DpCopies{.reduce_bytes = first.addition.at,
-                           .cost = {.latency_us = 0, .bytes_per_us = first.addition.at / addition_us}};
+      model_.dp = DpCopies{.reduce_bytes = first.addition.bytes,
+                           .cost = {.latency_us = 0, .bytes_per_us = first.addition.bytes / addition_us}};
     std::vector<TimePoint> points;
-    for (std::size_t i = 0; i < first.all_reduces.size(); ++i)
-      points.push_back({.at = first.all_reduces[i].at, .us = median_over(rounds, [i](const CollectiveTimes& round) {
-                                                         return round.all_reduces.at(i).us;
-                                                       })});
+    for (std::size_t i = 0; i < first.all_reduces.size(); ++i) {
+      const auto time = [i](const CollectiveTimes& round) { return round.all_reduces.at(i).us; };
+      points.push_back({.at = first.all_reduces[i].bytes, .us = median_over(rounds, time)});
+    }
     const std::string of = concat("all-reduces of ", cell.cell.devices, " ranks over ", backend);
     if (const std::optional<TransferCost> cost = taken(of, fit_transfer(points)))
       model_.links.push_back({.backend = backend,

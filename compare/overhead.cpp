@@ -3,32 +3,94 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 
 #include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {
+namespace {
 
-Overhead take_apart(const OverheadInputs& inputs) {
-  const double ideal = inputs.single_us / inputs.devices;
-  // Each stage begins where the one before it that was measured ends.
-  double reached = ideal;
-  const auto stage = [&](const std::optional<double>& measured) -> std::optional<double> {
-    if (!measured) return std::nullopt;
-    const double more = *measured - reached;
-    reached = *measured;
-    return more;
+/// On as many devices, where they were timed.
+const Run* timed_copies(const Results& results, int devices) {
+  const Run* const copies = find_run(results, "copies", devices);
+  return copies && copies->step_us.sum() > 0 ? copies : nullptr;
+}
+
+/// How much longer the rank or replica that waits longest does so than they do on average; 1 where that was not
+/// measured. Where all take turns to be last, a step loses what they wait on average. Where one always is the last, it
+/// loses what the others wait.
+double longest_over_mean_waiting(const Run& run) {
+  const double average = mean(run.rank_waiting_us);
+  return average > 0 ? *std::max_element(run.rank_waiting_us.begin(), run.rank_waiting_us.end()) / average : 1;
+}
+
+/// What a device's part of the batch takes alone on one device, where `alone_us` is single's step divided.
+std::optional<double> small_batch_us(const Results& results, const Run& run, const Run& single, double alone_us) {
+  const std::int64_t rows = largest_shard(run.batch, run.devices);
+  const double share = ideal_share(run, single);
+  if (rows == single.batch) return alone_us / share;
+  for (const BatchTime& time : results.batch_sweep)  // which has no rounds
+    if (time.batch == rows) return time.step_us * alone_us / (single.step_us.sum() * share);
+  return std::nullopt;
+}
+
+/// The step of a run, or of one of its rounds, which single and copies must have.
+std::optional<Overhead> taken_apart(const Results& results, const Run& run, std::optional<std::size_t> round = {}) {
+  const Run* const single = find_run(results, "single", 1);
+  const Run* const copies = timed_copies(results, run.devices);
+  const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
+  if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
+  const auto parts_of = [&](const Run& of) { return round ? of.rounds_step_us.at(*round) : of.step_us; };
+  const StepParts step = parts_of(run), alone = parts_of(*single).scaled(ideal_share(run, *single));
+  if (alone.sum() <= 0 || step.sum() <= 0) return std::nullopt;
+  std::optional<StepParts> waiting;
+  if (!round && run.step_waiting_us) waiting = waiting_of(run);
+  if (round && *round < run.rounds_waiting_us.size()) waiting = run.rounds_waiting_us[*round];
+
+  Overhead overhead{.step_us = step.sum(), .parts = {{"ideal", "ideal", alone.sum()}}};
+  double reached = alone.sum();
+  const auto add = [&](const char* name, const char* title, const std::optional<double>& us) {
+    overhead.parts.push_back({name, title, us});
+    reached += us.value_or(0);
   };
-  Overhead overhead{.step_us = inputs.step_us, .parts = {{"ideal", "ideal", ideal}}};
-  overhead.parts.push_back({"smaller_batch", "smaller batch", stage(inputs.small_batch_us)});
-  overhead.parts.push_back({"machine", "devices side by side", stage(inputs.copies_us)});
-  overhead.parts.push_back({"uneven", "waiting for the last", inputs.waiting_us});
-  overhead.parts.push_back({"communication", "communication", inputs.communication_us});
-  overhead.parts.push_back({"wrapper", "wrapper", inputs.wrapper_us});
-  const double explained = reached + inputs.waiting_us.value_or(0) + inputs.communication_us + inputs.wrapper_us;
-  overhead.parts.push_back({"unexplained", "unexplained", inputs.step_us - explained});
+  // A part that ends at a measured time begins where the one before it ends.
+  const auto add_until = [&](const char* name, const char* title, const std::optional<double>& us) {
+    add(name, title, us ? std::optional(*us - reached) : std::nullopt);
+  };
+  const StepParts own = copies ? parts_of(*copies) : alone;  // what a device takes for itself
+  add_until("smaller_batch", "smaller batch", small_batch_us(results, run, *single, alone.sum()));
+  add_until("machine", "devices side by side", copies ? std::optional(own.sum()) : std::nullopt);
+  add("uneven", "waiting for the last",
+      waiting ? std::optional(waiting->sum() * longest_over_mean_waiting(run)) : std::nullopt);
+  add("communication", "communication", step.communication - (waiting ? waiting->communication : 0));
+  add("wrapper", "wrapper",
+      step.scatter + step.replicate + step.gather + step.input + step.update - own.input - own.update);
+  add_until("unexplained", "unexplained", step.sum());
   return overhead;
+}
+
+}  // namespace
+
+std::optional<Overhead> overhead_of(const Results& results, const Run& run) {
+  std::optional<Overhead> overhead = taken_apart(results, run);
+  if (!overhead) return overhead;
+  const Run& single = *find_run(results, "single", 1);
+  const Run* const copies = timed_copies(results, run.devices);
+  const Run& other = copies ? *copies : single;
+  for (const std::size_t i : common_rounds(run, other)) {
+    if (i >= std::min({run.rounds_step_us.size(), single.rounds_step_us.size(), other.rounds_step_us.size()})) break;
+    const std::optional<Overhead> round = taken_apart(results, run, i);
+    for (std::size_t part = 2; round && part < round->parts.size(); ++part)  // a smaller batch has no rounds
+      if (round->parts[part].us) overhead->parts[part].rounds_us.push_back(*round->parts[part].us);
+  }
+  return overhead;
+}
+
+bool explained(const Run& run, const Overhead& overhead) {
+  constexpr double kUnexplained = 0.1;  // of the loss
+  constexpr std::size_t kFewestRounds = 5;
+  return run.rounds_us.size() >= kFewestRounds && overhead.lost_us() > 0 &&
+         std::fabs(overhead.unexplained_us()) <= kUnexplained * overhead.lost_us();
 }
 
 std::string part_text(const Results& results, const Run& run, const OverheadPart& part) {
@@ -50,64 +112,13 @@ std::string part_text(const Results& results, const Run& run, const OverheadPart
   return part.title;
 }
 
-std::optional<OverheadInputs> overhead_inputs(const Results& results, const Run& run,
-                                              std::optional<std::size_t> round) {
-  const Run* const single = find_run(results, "single", 1);
-  const Run* const copies = find_run(results, "copies", run.devices);
-  const bool parallel = run.mode == "averaging" || run.mode == "dp" || run.mode == "ddp";
-  if (!single || !run.ok || !parallel || run.devices < 2) return std::nullopt;
-  const auto parts_of = [&](const Run& of) { return round ? of.rounds_step_us.at(*round) : of.step_us; };
-  const double share = ideal_share(run, *single);
-  const StepParts step = parts_of(run), alone = parts_of(*single).scaled(share);
-  StepParts own = alone, waiting = waiting_of(run);  // own: what copies or single take for themselves
-  OverheadInputs inputs{.devices = run.devices, .single_us = alone.sum() * run.devices, .step_us = step.sum()};
-  if (inputs.single_us <= 0 || inputs.step_us <= 0) return std::nullopt;
-  const std::int64_t rows = largest_shard(run.batch, run.devices);
-  for (const BatchTime& time : results.batch_sweep)  // which has no rounds
-    if (time.batch == rows) inputs.small_batch_us = time.step_us * alone.sum() / (single->step_us.sum() * share);
-  if (rows == single->batch) inputs.small_batch_us = parts_of(*single).sum();
-  if (copies && copies->step_us.sum() > 0) {
-    own = parts_of(*copies);
-    inputs.copies_us = own.sum();
-  }
-  if (round) waiting = run.rounds_waiting_us.empty() ? StepParts{} : run.rounds_waiting_us.at(*round);
-  if (round ? !run.rounds_waiting_us.empty() : run.step_waiting_us.has_value())
-    inputs.waiting_us = waiting.sum() * longest_over_mean_waiting(run);
-  inputs.communication_us = step.communication - waiting.communication;
-  inputs.wrapper_us = step.scatter + step.replicate + step.gather + step.input + step.update - own.input - own.update;
-  return inputs;
-}
-
-std::optional<Overhead> overhead_of(const Results& results, const Run& run) {
-  const std::optional<OverheadInputs> inputs = overhead_inputs(results, run);
-  if (!inputs) return std::nullopt;
-  Overhead overhead = take_apart(*inputs);
-  const Run& single = *find_run(results, "single", 1);
-  const Run& other = inputs->copies_us ? *find_run(results, "copies", run.devices) : single;
-  for (const std::size_t i : common_rounds(run, other)) {
-    if (i >= std::min({run.rounds_step_us.size(), single.rounds_step_us.size(), other.rounds_step_us.size()})) break;
-    const std::optional<OverheadInputs> round = overhead_inputs(results, run, i);
-    const Overhead parts = take_apart(round.value_or(OverheadInputs{}));
-    for (std::size_t part = 2; round && part < parts.parts.size(); ++part)  // a smaller batch has no rounds
-      if (parts.parts[part].us) overhead.parts[part].rounds_us.push_back(*parts.parts[part].us);
-  }
-  return overhead;
-}
-
-bool explained(const Run& run, const Overhead& overhead) {
-  constexpr double kUnexplained = 0.1;  // of the loss
-  constexpr std::size_t kFewestRounds = 5;
-  return run.rounds_us.size() >= kFewestRounds && overhead.lost_us() > 0 &&
-         std::fabs(overhead.unexplained_us()) <= kUnexplained * overhead.lost_us();
-}
-
 std::vector<const Run*> runs_with_overhead(const Results& results) {
   int devices = 0;
   for (const Run& run : results.runs)
-    if (overhead_inputs(results, run) && !oversubscribed(results, run)) devices = std::max(devices, run.devices);
+    if (overhead_of(results, run) && !oversubscribed(results, run)) devices = std::max(devices, run.devices);
   std::vector<const Run*> runs;
   for (const Run& run : results.runs)
-    if (run.devices == devices && devices > 1 && overhead_inputs(results, run)) runs.push_back(&run);
+    if (run.devices == devices && devices > 1 && overhead_of(results, run)) runs.push_back(&run);
   return runs;
 }
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "cli/system/signals.h"
@@ -49,27 +50,25 @@ double share_of_others(const std::vector<RankBurst>& ranks, double wall_s, doubl
 
 }  // namespace
 
-Burst burst_of(const std::vector<std::string>& answers, double threads) {
+Run burst_of(const std::vector<std::string>& answers, double threads) {
   std::vector<RankBurst> ranks;
   for (const std::string& answer : answers) ranks.push_back(rank_burst_from_json(answer));
   require<DataError>(!ranks.empty() && ranks[0].run, "a burst without a run");
-  Burst burst{.run = *ranks[0].run};
+  Run burst = *ranks[0].run;
   double slowest_us = 0, wall_s = 0, used_s = 0;
   for (const RankBurst& rank : ranks) {
-    burst.run.rank_step_us.push_back(rank.median_us);
+    burst.rank_step_us.push_back(rank.median_us);
     slowest_us = std::max(slowest_us, rank.median_us);
     wall_s = std::max(wall_s, rank.wall_s);
     used_s += rank.used_s;
     burst.spread_share += rank.spread_share / static_cast<double>(ranks.size());
   }
-  burst.run.rounds_us = {slowest_us};
-  if (burst.run.step_waiting_us)
-    burst.run.step_waiting_us = burst.run.step_waiting_us->scaled(slowest_us / burst.run.step_us.sum());
-  burst.run.step_us = burst.run.step_us.scaled_to(slowest_us);
-  burst.run.rounds_step_us = {burst.run.step_us};
+  burst.rounds_us = {slowest_us};
+  if (burst.step_waiting_us) burst.step_waiting_us = burst.step_waiting_us->scaled(slowest_us / burst.step_us.sum());
+  burst.step_us = burst.step_us.scaled_to(slowest_us);
   if (threads > 0) {
-    burst.run.cpu_share = used_s / (wall_s * threads);
-    burst.run.other_programs_share = share_of_others(ranks, wall_s, threads);
+    burst.cpu_share = used_s / (wall_s * threads);
+    burst.other_programs_share = share_of_others(ranks, wall_s, threads);
   }
   return burst;
 }
@@ -85,16 +84,14 @@ ParkedCell::ParkedCell(const std::string& program, std::vector<std::string> argu
       }()),
       child_(program, with_bursts(std::move(arguments), files), files + ".log") {}
 
-ParkedCell::Answers ParkedCell::answers(const std::function<void()>& poll) {
+std::vector<std::string> ParkedCell::answers(const std::function<void()>& poll) {
   std::vector<pollfd> waits;
   for (const Rank& rank : ranks_) waits.push_back({.fd = rank.answers.get(), .events = POLLIN, .revents = 0});
   const auto whole = [](const Rank& rank) { return rank.line.ends_with('\n'); };
   while (!std::all_of(ranks_.begin(), ranks_.end(), whole)) {
     if (noted_signal() != 0) throw Interrupted{noted_signal()};
-    if (const std::optional<ChildEnd>& end = child_.poll()) {
-      error_ = end->ok ? "its processes ended before they were asked to" : end->reason;
-      return std::nullopt;
-    }
+    if (const std::optional<ChildEnd>& end = child_.poll())
+      throw DataError(end->ok ? "its processes ended before they were asked to" : end->reason);
     poll();
     ::poll(waits.data(), waits.size(), kPollMs);
     for (Rank& rank : ranks_) {
@@ -112,23 +109,22 @@ ParkedCell::Answers ParkedCell::answers(const std::function<void()>& poll) {
   return lines;
 }
 
-ParkedCell::Answers ParkedCell::ask(int steps) {
+std::vector<std::string> ParkedCell::ask(int steps) {
   const std::string command = concat(steps, "\n");
   for (const Rank& rank : ranks_)
     require<CommError>(::write(rank.commands.get(), command.data(), command.size()) == std::ssize(command),
                        "cannot ask for a burst: ", last_errno);
-  Answers lines = answers();
-  if (!lines) error_ = concat("while it was timed: ", error_);
-  return lines;
+  return answers();
 }
 
-ParkedCell::Answers ParkedCell::burst(int steps) {
-  if (const std::optional<ChildEnd>& end = child_.poll()) {  // while it was parked
-    error_ = concat("while it was parked: ", end->reason);
-    return std::nullopt;
-  }
-  Answers lines = ask(steps);
-  return lines && ask(0) ? std::move(lines) : std::nullopt;
+std::vector<std::string> ParkedCell::burst(int steps) {
+  if (const std::optional<ChildEnd>& end = child_.poll()) throw DataError("while it was parked: " + end->reason);
+  return with_prefix([] { return std::string("while it was timed: "); },
+                     [&] {
+                       std::vector<std::string> lines = ask(steps);
+                       ask(0);
+                       return lines;
+                     });
 }
 
 }  // namespace duet::cli

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,31 +12,23 @@
 
 namespace duet::cli {
 
-/// What a burst measured: of a run the fields that a burst can fill, with one entry in each list of rounds.
-struct Burst {
-  Run run;
-  double spread_share = 0;  // of a rank's steps: see fit_spread()
-};
-/// Of the answers of duet's ranks. `threads`: that compute all the time, where they have a core each; 0: they have not,
-/// and what other programs had cannot be measured. Throws DataError.
-Burst burst_of(const std::vector<std::string>& answers, double threads);
+/// What a burst measured, of the answers of duet's ranks: of a run the fields that a burst can fill, with one entry in
+/// rounds_us. `threads`: that compute all the time, where they have a core each; 0: they have not, and what other
+/// programs had cannot be measured. Throws DataError.
+Run burst_of(const std::vector<std::string>& answers, double threads);
 
 /// One program with its ranks, each of which serves the protocol of cli/train/bursts.h. Destroying it ends its
 /// processes.
 class ParkedCell {
  public:
-  /// The answers of all ranks.
-  using Answers = std::optional<std::vector<std::string>>;
-
   /// Starts it, with --bursts, its log and FIFOs beginning with `files`.
   ParkedCell(const std::string& program, std::vector<std::string> arguments, const std::string& files, int ranks);
 
-  /// Waits until it is parked, and calls `poll` about 50 times a second. None: it has failed. Throws Interrupted.
-  Answers answers(const std::function<void()>& poll = [] {});
-  /// One burst of so many timed steps. None: it has failed. Throws Interrupted.
-  Answers burst(int steps);
-  /// Why it has failed.
-  const std::string& error() const { return error_; }
+  /// Waits for the answers of all ranks, the first of which is that they are parked, and calls `poll` about 50 times a
+  /// second. Throws DataError that says why they ended, and Interrupted.
+  std::vector<std::string> answers(const std::function<void()>& poll = [] {});
+  /// The answers to one burst of so many timed steps. Throws as above.
+  std::vector<std::string> burst(int steps);
   void signal(int number) { child_.signal(number); }
   /// Lets it end.
   void leave() { ranks_.clear(); }
@@ -48,11 +40,16 @@ class ParkedCell {
     Descriptor commands, answers;
     std::string line{};  // as far as it has come
   };
-  Answers ask(int steps);
+  std::vector<std::string> ask(int steps);
 
   std::vector<Rank> ranks_;
   Child child_;
-  std::string error_;
+};
+
+/// What a cell has learnt, and its processes, parked for rounds; null where it failed or was not to be parked.
+struct Learnt {
+  Run run;
+  std::unique_ptr<ParkedCell> parked{};
 };
 
 }  // namespace duet::cli

@@ -92,10 +92,10 @@ std::string to_json(const Results& results) {
   out.update(JsonWriter::json_of(results));
   for (std::size_t i = 0; i < results.runs.size(); ++i) {
     Json& losses = out["runs"][i]["losses_us"];  // null where a run has none
-    if (const std::optional<OverheadInputs> inputs = overhead_inputs(results, results.runs[i]))
-      for (const OverheadPart& part : take_apart(*inputs).parts) losses[part.name] = JsonWriter::json_of(part.us);
+    if (const std::optional<Overhead> overhead = overhead_of(results, results.runs[i]))
+      for (const OverheadPart& part : overhead->parts) losses[part.name] = JsonWriter::json_of(part.us);
   }
-  return text_of(out, 1);
+  return text_of(out);
 }
 
 namespace {
@@ -182,26 +182,20 @@ const Run* find_run(const Results& results, const std::string& mode, int devices
 }
 
 void compare_with_single(Results& results) {
-  const Run* single = find_run(results, "single", 1);
+  const Run* const single = find_run(results, "single", 1);
   for (Run& run : results.runs) {
-    run.speedup.reset();
-    run.efficiency.reset();
-    run.speedup_low.reset();
-    run.speedup_high.reset();
+    run.speedup = run.efficiency = run.speedup_low = run.speedup_high = run.ceiling_efficiency = std::nullopt;
     if (!single || !run.ok || !single->timed() || !run.timed() || !sharing(run).empty()) continue;
     run.speedup = times_as_fast(run, *single);
     if (!oversubscribed(results, run) && !run.is_torch())
       run.efficiency = *run.speedup / run.threads() * single->threads_per_device;
     const std::optional<Interval> interval = ratio_interval(speed_ratios(run, *single));
-    if (!interval || &run == single) continue;
-    run.speedup_low = interval->low;
-    run.speedup_high = interval->high;
-  }
-  for (Run& run : results.runs) {
-    const Run* copies = find_run(results, "copies", run.devices);
-    run.ceiling_efficiency.reset();
-    if (copies && run.speedup && run.mode != "copies" && !run.is_torch() && !all_cores_row(results, run) &&
-        run.devices > 1)
+    if (interval && &run != single) {
+      run.speedup_low = interval->low;
+      run.speedup_high = interval->high;
+    }
+    const Run* const copies = find_run(results, "copies", run.devices);
+    if (copies && run.devices > 1 && run.mode != "copies" && !run.is_torch())
       run.ceiling_efficiency = times_as_fast(run, *copies);
   }
 }

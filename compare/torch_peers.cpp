@@ -66,7 +66,7 @@ TorchPeers::TorchPeers(const CompareOptions& options, std::string folder)
   no_script_ = run(arguments);
 }
 
-std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) const {
+std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) {
   std::set<int> counts;
   for (const Cell& row : rows) counts.insert(row.devices * row.threads_per_device);
   std::vector<Cell> all;
@@ -84,6 +84,7 @@ std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) const {
     for (const char* const name : {"torch", "torch tuned"}) add(name, 1);
     if (cores == 1 && no_libtorch_.empty()) add("LibTorch", 1);
     if (cores == 1) continue;
+    several_ranks_ = true;
     for (const char* const name : {"torch ddp", "torch ddp tuned"}) add(name, cores);
     if (no_package_.empty()) add("torch ddp over duet", cores);
     if (!no_libtorch_.empty()) continue;
@@ -93,26 +94,19 @@ std::vector<Cell> TorchPeers::cells(const std::vector<Cell>& rows) const {
 }
 
 Learnt TorchPeers::start(const Cell& cell) {
-  Learnt learnt;
-  Run& run = learnt.run;
-  run.mode = cell.torch;
-  run.devices = run.physical_devices = cell.devices;
-  run.threads_per_device = cell.threads_per_device;
-  run.batch = cell.batch;
+  Learnt learnt{.run = empty_run(options_, cell)};
   try {
     require<DataError>(is_python(cell) || no_script_.empty(), "no TorchScript: ", no_script_);
-    learnt.parked = std::make_unique<ParkedCell>(is_python(cell) ? options_.vs_torch : kThisProgram, arguments_of(cell),
-                                                 concat(folder_, "/torch", started_++), cell.devices);
-    const ParkedCell::Answers ready = learnt.parked->answers();
-    require<DataError>(ready.has_value(), learnt.parked->error());
-    read_answer(ready->front(), [&](const Json& json) {
-      run.startup_s = json.at("startup_s");
+    auto parked = std::make_unique<ParkedCell>(is_python(cell) ? options_.vs_torch : kThisProgram, arguments_of(cell),
+                                               concat(folder_, "/torch", started_++), cell.devices);
+    read_answer(parked->answers().front(), [&](const Json& json) {
+      learnt.run.startup_s = json.at("startup_s");
       (is_python(cell) ? version_ : libtorch_version_) = json.at("torch");
     });
+    learnt.parked = std::move(parked);
   } catch (const Error& failure) {
-    run.ok = false;
-    run.error = failure.what();
-    learnt.parked.reset();
+    learnt.run.ok = false;
+    learnt.run.error = failure.what();
   }
   return learnt;
 }
@@ -121,14 +115,13 @@ std::vector<std::string> TorchPeers::notes() const {
   std::vector<std::string> notes;
   if (!version_.empty())
     notes.push_back(concat("torch is PyTorch ", version_,
-                           " under --vs-torch; tuned: channels_last, and a malloc that keeps "
-                           "memory"));
+                           " under --vs-torch; tuned: channels_last, and a malloc that keeps memory"));
   if (!libtorch_version_.empty())
     notes.push_back(
         concat("LibTorch is LibTorch ", libtorch_version_,
                " in C++, untuned; + duet: duet::torch::DistributedDataParallel; averaged: an all_reduce for "
                "each parameter after backward"));
-  if (!no_package_.empty()) notes.push_back("no row torch ddp over duet: " + no_package_);
+  if (several_ranks_ && !no_package_.empty()) notes.push_back("no row torch ddp over duet: " + no_package_);
   if (!no_libtorch_.empty()) notes.push_back("no rows of LibTorch: duet was built without it: " + no_libtorch_);
   return notes;
 }
@@ -164,9 +157,8 @@ std::vector<std::string> TorchPeers::arguments_of(const Cell& cell) const {
   return arguments;
 }
 
-Burst torch_burst_of(const std::string& answer) {
-  Burst burst;
-  Run& run = burst.run;
+Run torch_burst_of(const std::string& answer) {
+  Run run;
   read_answer(answer, [&](const Json& json) {
     const double median_us = json.at("median_us"), mean_us = json.at("mean_us"), exposed_us = json.at("exposed");
     run.rounds_us = {median_us};
@@ -183,7 +175,7 @@ Burst torch_burst_of(const std::string& answer) {
     run.communication_waiting_us = waiting_us;
     run.communication_moving_us = run.communication_us - waiting_us;
   });
-  return burst;
+  return run;
 }
 
 }  // namespace duet::cli

@@ -22,10 +22,10 @@ class TorchPeers {
   TorchPeers(const CompareOptions& options, std::string folder);
 
   /// For every number of cores that one of `rows` takes, PyTorch on as many: as ranks of DDP and as threads.
-  std::vector<Cell> cells(const std::vector<Cell>& rows) const;
+  std::vector<Cell> cells(const std::vector<Cell>& rows);
   /// Starts a cell, and waits until its first step is over and it is parked. Throws Interrupted.
   Learnt start(const Cell& cell);
-  /// The versions, and what is missing and why.
+  /// The versions of what was started, and which of cells() are missing and why.
   std::vector<std::string> notes() const;
 
  private:
@@ -37,10 +37,11 @@ class TorchPeers {
   std::int64_t image_size_, classes_;
   std::string no_package_, no_libtorch_, no_script_;  // why
   std::string version_, libtorch_version_;
+  bool several_ranks_ = false;
   int started_ = 0;
 };
 
 /// A burst of such a cell, from rank 0's answer. Throws DataError where that is something else.
-Burst torch_burst_of(const std::string& answer);
+Run torch_burst_of(const std::string& answer);
 
 }  // namespace duet::cli

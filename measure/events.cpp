@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
+#include "measure/json_fields.h"
 #include "measure/statistics.h"
 
 namespace duet::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr PartName kForward{"forward", &StepParts::forward}, kBackward{"backward", &StepParts::backward},
     kCommunication{"communication", &StepParts::communication};

@@ -91,10 +91,7 @@ struct JsonWriter {
 /// Throws DataError that names field, value and what was expected.
 class JsonReader {
  public:
-  /// `strict`: fields must keep their rules.
-  explicit JsonReader(const Json& json, bool strict = true, std::string place = "") : json_(&json), strict_(strict) {
-    enter(std::move(place));
-  }
+  explicit JsonReader(const Json& json, std::string place = "") : json_(&json) { enter(std::move(place)); }
 
   template <class T>
   void operator()(const std::string& name, T& value, const Rule& rule = {}) {
@@ -111,7 +108,6 @@ class JsonReader {
 
   template <class T>
   void check(const std::string& name, const T& value, const Rule& rule) const {
-    if (!strict_) return;
     if constexpr (std::is_same_v<T, std::string>) {
       if (rule.fits && !rule.fits(value)) refuse(shown(value), name, rule.expected);
     } else if constexpr (!std::is_same_v<T, bool>) {
@@ -143,7 +139,7 @@ class JsonReader {
         value = std::move(inner);
       }
     } else if constexpr (HasFields<T, JsonReader>) {
-      JsonReader io(item, strict_, place_.empty() ? "" : path(name));
+      JsonReader io(item, place_.empty() ? "" : path(name));
       fields(io, value);
     } else if constexpr (is_a<T, std::vector>) {
       if (!item.is_array()) refuse(shown(item), name, "a list");
@@ -191,23 +187,20 @@ class JsonReader {
   }
 
   const Json* json_;
-  bool strict_;
   std::string place_;
 };
 
-/// On one line, without its end.
+/// On one line, without its end; and on several.
 inline std::string line_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-inline std::string text_of(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
-}
+inline std::string text_of(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
 
-/// Of what another process of duet has measured, which can be a part of a run.
+/// Of what another process of duet has measured.
 template <class T>
 T read_json(const std::string& text, const char* what) {
   const Json json = parsed_json(text);
   require<DataError>(!json.is_discarded(), "results: not JSON, expected ", what);
   T value;
-  JsonReader io(json, false);
+  JsonReader io(json);
   fields(io, value);
   return value;
 }

@@ -1,8 +1,8 @@
 #include "measure/run.h"
 
 #include <algorithm>
-#include <numeric>
-#include <set>
+#include <array>
+#include <functional>
 
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
@@ -16,20 +16,41 @@ namespace {
 constexpr std::size_t kFewestRounds = 3;  // that have an interval
 
 constexpr Rule kDevices{.least = 1, .most = kMaxDevices};
-constexpr Rule kMode{.fits =
-                         [](const std::string& mode) {
-                           const std::set<std::string> modes = {"single", "averaging", "dp", "ddp", "copies"};
-                           return modes.contains(mode) || Run::names_torch(mode);
-                         },
-                     .expected = "single, averaging, dp, ddp or copies"};
+constexpr Rule kMode{
+    .fits =
+        [](const std::string& mode) {
+          constexpr std::array kModes = {"single",    "averaging",       "dp",
+                                         "ddp",       "copies",          "torch",
+                                         "torch ddp", "torch tuned",     "torch ddp tuned",
+                                         "LibTorch",  "LibTorch + duet", "LibTorch averaged",
+                                         "torch ddp over duet"};
+          return std::find(kModes.begin(), kModes.end(), mode) != kModes.end();
+        },
+    .expected = "single, averaging, dp, ddp or copies, or a row of PyTorch's: torch, torch ddp, LibTorch, ..."};
 constexpr Rule kDevice{.fits = [](const std::string& device) { return device == "cpu" || device.starts_with("cuda"); },
                        .expected = "cpu or cuda"};
 
 template <class Field>
 std::vector<double> of_each(const std::vector<Run>& bursts, const Field& field) {
   std::vector<double> values;
-  for (const Run& burst : bursts) values.push_back(field(burst));
+  for (const Run& burst : bursts) values.push_back(std::invoke(field, burst));
   return values;
+}
+
+template <class Field>
+StepParts median_parts(const std::vector<Run>& bursts, const Field& parts_of) {
+  StepParts parts;
+  for (const PartName& part : kStepParts)
+    parts.*part.member =
+        median(of_each(bursts, [&](const Run& burst) { return std::invoke(parts_of, burst).*part.member; }));
+  return parts;
+}
+
+std::vector<double> medians_of_ranks(const std::vector<Run>& bursts, std::vector<double> Run::*of_ranks) {
+  std::vector<double> medians;
+  for (std::size_t rank = 0; rank < (bursts[0].*of_ranks).size(); ++rank)
+    medians.push_back(median(of_each(bursts, [&](const Run& burst) { return (burst.*of_ranks).at(rank); })));
+  return medians;
 }
 
 /// Waiting and moving of bursts that were traced, in place of those of the training.
@@ -42,14 +63,8 @@ void take_waiting(Run& run, const std::vector<Run>& bursts, double scale) {
   };
   fill(&Run::communication_waiting_us, run.waiting_interval_us);
   fill(&Run::communication_moving_us, run.moving_interval_us);
-  StepParts& waiting = run.step_waiting_us.emplace();
-  for (const PartName& part : kStepParts)
-    waiting.*part.member =
-        scale * median(of_each(bursts, [&](const Run& burst) { return (*burst.step_waiting_us).*part.member; }));
-  run.rank_waiting_us.clear();
-  for (std::size_t rank = 0; rank < bursts[0].rank_waiting_us.size(); ++rank)
-    run.rank_waiting_us.push_back(
-        median(of_each(bursts, [&](const Run& burst) { return burst.rank_waiting_us.at(rank); })));
+  run.step_waiting_us = median_parts(bursts, [](const Run& burst) { return *burst.step_waiting_us; }).scaled(scale);
+  run.rank_waiting_us = medians_of_ranks(bursts, &Run::rank_waiting_us);
 }
 
 }  // namespace
@@ -122,7 +137,7 @@ void fields(auto& io, Run& run) {
 template void fields(JsonWriter&, Run&);
 template void fields(JsonReader&, Run&);
 
-std::string to_json(const Run& run) { return text_of(JsonWriter::json_of(run), -1); }
+std::string to_json(const Run& run) { return line_of(JsonWriter::json_of(run)) + "\n"; }
 
 Run run_from_json(const std::string& text) { return read_json<Run>(text, "an object of a run's fields"); }
 
@@ -148,41 +163,44 @@ std::int64_t Run::disturbed_rounds() const {
   return rounds;
 }
 
-Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t batch, std::int64_t images) {
+Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t images) {
   if (all.empty()) return run;
-  run.rounds_us = of_each(all, [](const Run& burst) { return burst.rounds_us.at(0); });
+  const auto step_us = [](const Run& burst) { return burst.rounds_us.at(0); };
+  run.rounds_us = of_each(all, step_us);
   if (all[0].other_programs_share)
     run.rounds_other_programs = of_each(all, [](const Run& burst) { return burst.other_programs_share.value_or(0); });
-  std::vector<Run> bursts;
+  std::vector<Run> bursts;  // that were not disturbed
   for (std::size_t i = 0; i < all.size(); ++i)
     if (!run.disturbed(i)) bursts.push_back(all[i]);
-  for (const Run& burst : all)
-    run.synchronisation_us.insert(run.synchronisation_us.end(), burst.synchronisation_us.begin(),
-                                  burst.synchronisation_us.end());
-  const auto over_rounds = [&](auto field) { return of_each(bursts, field); };
+  const auto rows = static_cast<double>(run.batch);
+  const double middle = median(of_each(bursts, step_us));
+  run.samples_per_s = rows / middle * 1e6;
   run.epoch_s.clear();
-  for (const Run& burst : bursts)
-    run.epoch_s.push_back(burst.rounds_us.at(0) / 1e6 * static_cast<double>(images) / static_cast<double>(batch));
-  const double middle = median(over_rounds([](const Run& burst) { return burst.rounds_us.at(0); }));
-  run.samples_per_s = static_cast<double>(batch) / middle * 1e6;
-  for (const PartName& part : kStepParts)
-    run.step_us.*part.member = median(over_rounds([&](const Run& burst) { return burst.step_us.*part.member; }));
-  const double sum = run.step_us.sum();
-  run.step_us = run.step_us.scaled_to(middle);
-  for (const Run& burst : all) run.rounds_step_us.push_back(burst.step_us);
-  if (std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); })) {
-    take_waiting(run, bursts, sum > 0 ? middle / sum : 1);
-    for (const Run& burst : all) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
+  for (const double us : of_each(bursts, step_us))
+    run.epoch_s.push_back(us / 1e6 * static_cast<double>(images) / rows);
+  const StepParts parts = median_parts(bursts, &Run::step_us);
+  run.step_us = parts.scaled_to(middle);
+  run.rank_step_us = medians_of_ranks(bursts, &Run::rank_step_us);
+  for (const auto number : {&Run::waiting_share, &Run::communication_us}) run.*number = median(of_each(bursts, number));
+  const bool traced = std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); });
+  if (traced) take_waiting(run, bursts, parts.sum() > 0 ? middle / parts.sum() : 1);
+  for (const Run& burst : all) {
+    run.rounds_step_us.push_back(burst.step_us);
+    if (traced) run.rounds_waiting_us.push_back(*burst.step_waiting_us);
+    for (const double us : burst.synchronisation_us) run.synchronisation_us.push_back(us);
   }
-  for (std::size_t rank = 0; rank < bursts[0].rank_step_us.size(); ++rank)
-    run.rank_step_us.push_back(median(over_rounds([&](const Run& burst) { return burst.rank_step_us.at(rank); })));
-  for (const auto number : {&Run::waiting_share, &Run::communication_us})
-    run.*number = median(over_rounds([&](const Run& burst) { return burst.*number; }));
-  for (const auto share : {&Run::cpu_share, &Run::other_programs_share}) {
-    if (!(all[0].*share)) continue;
-    const std::vector<double> shares = of_each(all, [&](const Run& burst) { return (burst.*share).value_or(0); });
-    run.*share = std::accumulate(shares.begin(), shares.end(), 0.0) / static_cast<double>(shares.size());
-  }
+  for (const auto share : {&Run::cpu_share, &Run::other_programs_share})
+    if (all[0].*share) run.*share = mean(of_each(all, [&](const Run& burst) { return (burst.*share).value_or(0); }));
+  return run;
+}
+
+Run with_parts(Run run, const std::vector<Run>& bursts) {
+  if (bursts.empty()) return run;
+  run.eager_parts = true;
+  run.step_us = median_parts(bursts, &Run::step_us).scaled_to(run.step_us.sum());
+  run.waiting_share = median(of_each(bursts, &Run::waiting_share));
+  for (std::size_t i = 0; i < run.rounds_step_us.size(); ++i)
+    run.rounds_step_us[i] = bursts[std::min(i, bursts.size() - 1)].step_us.scaled_to(run.rounds_us.at(i));
   return run;
 }
 
@@ -207,19 +225,6 @@ double ideal_share(const Run& run, const Run& base) {
   return rows * base.devices / run.devices;
 }
 
-Run with_parts(Run run, const std::vector<Run>& bursts) {
-  if (bursts.empty()) return run;
-  StepParts parts;
-  for (const PartName& part : kStepParts)
-    parts.*part.member = median(of_each(bursts, [&](const Run& burst) { return burst.step_us.*part.member; }));
-  run.eager_parts = true;
-  run.step_us = parts.scaled_to(run.step_us.sum());
-  run.waiting_share = median(of_each(bursts, [](const Run& burst) { return burst.waiting_share; }));
-  for (std::size_t i = 0; i < run.rounds_step_us.size(); ++i)
-    run.rounds_step_us[i] = bursts[std::min(i, bursts.size() - 1)].step_us.scaled_to(run.rounds_us.at(i));
-  return run;
-}
-
 std::int64_t largest_shard(std::int64_t batch, int devices) { return (batch + devices - 1) / devices; }
 
 StepParts waiting_of(const Run& run) {
@@ -228,12 +233,6 @@ StepParts waiting_of(const Run& run) {
     for (const PartName& part : kStepParts)
       waiting.*part.member = std::min((*run.step_waiting_us).*part.member, run.step_us.*part.member);
   return waiting;
-}
-
-double longest_over_mean_waiting(const Run& run) {
-  const std::vector<double>& ranks = run.rank_waiting_us;
-  const double sum = std::accumulate(ranks.begin(), ranks.end(), 0.0);
-  return sum > 0 ? *std::max_element(ranks.begin(), ranks.end()) * static_cast<double>(ranks.size()) / sum : 1;
 }
 
 std::string sharing(const Run& run) {

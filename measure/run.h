@@ -46,7 +46,7 @@ struct StepEvent {
 /// rounds that were not disturbed: `epoch_s` has an entry for each, the others are medians. Else they are the
 /// learning's.
 struct Run {
-  std::string mode;
+  std::string mode = "single";
   std::string device = "cpu";  // "cuda", "cuda (simulated)"
   int devices = 1;
   int physical_devices = 1;  // that they occupy; fewer where logical devices or ranks share GPUs
@@ -98,6 +98,7 @@ struct Run {
   std::vector<double> rounds_other_programs;   // the same of each round; empty where null
   // Of PyTorch's ranks, of each round: what a step takes longer than one whose gradients stay where they are.
   std::vector<double> synchronisation_us;
+  double spread_share = 0;  // of a burst, not in JSON: of a rank's steps, see fit_spread()
 
   std::int64_t batch = 1;              // rows a step, of all devices
   bool added_uses = false;             // a parameter had several uses a step, which each device adds up by itself
@@ -113,16 +114,15 @@ struct Run {
   std::int64_t disturbed_rounds() const;
 
   /// Whether it is PyTorch's, which `mode` names: see TorchPeers; and run by Python, over its own backend.
-  bool is_torch() const { return names_torch(mode); }
-  static bool names_torch(const std::string& mode) { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }
+  bool is_torch() const { return mode.starts_with("torch") || mode.starts_with("LibTorch"); }
   bool is_plain_torch() const { return mode.starts_with("torch") && !mode.ends_with("duet"); }
   bool on_cpu() const { return device == "cpu"; }
   double threads() const { return static_cast<double>(devices) * threads_per_device; }
 };
 
-/// A run with the times of its bursts, each with one entry in the lists of rounds; as it is without any. `images` are
-/// those of an epoch.
-Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t batch, std::int64_t images);
+/// A run with the times of its bursts, each with one entry in rounds_us; as it is without any. `images` are those of an
+/// epoch.
+Run with_rounds(Run run, const std::vector<Run>& bursts, std::int64_t images);
 
 /// A run with the parts of a step as `bursts`, which took it apart, have them; as it is without any.
 Run with_parts(Run run, const std::vector<Run>& bursts);
@@ -140,11 +140,6 @@ std::int64_t largest_shard(std::int64_t batch, int devices);
 
 /// What of each part of a step is waiting, at most the part itself; none where that was not measured.
 StepParts waiting_of(const Run& run);
-
-/// How much longer the rank or replica that waits longest does so than they do on average; 1 where that was not
-/// measured. Where all take turns to be last, a step loses what they wait on average. Where one always is the last, it
-/// loses what the others wait.
-double longest_over_mean_waiting(const Run& run);
 
 /// "2 logical devices on 1 GPU", "4 ranks on 1 GPU"; empty unless GPUs are shared.
 std::string sharing(const Run& run);

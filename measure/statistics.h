@@ -19,7 +19,6 @@ struct Interval {
   /// The larger distance from the middle to an end.
   double half_width() const { return middle - low > high - middle ? middle - low : high - middle; }
   bool excludes(double value) const { return value < low || value > high; }
-  bool operator==(const Interval&) const = default;
 };
 
 /// Of independent measurements of the same number: from 8 on by the percentile bootstrap of their median, with a fixed

@@ -11,8 +11,13 @@
 namespace duet::cli {
 
 void fields(auto& io, TimePoint& point) {
-  io("batch", point.at);  // or bytes
-  io("us", point.us);
+  io("batch", point.at, {.least = 1, .most = kLargestNumber});
+  io("us", point.us, {.least = 1e-6, .most = kLargestNumber});
+}
+
+void fields(auto& io, SizeTime& time) {
+  io("bytes", time.bytes);
+  io("us", time.us);
 }
 
 void fields(auto& io, StepCost::Knee& knee) {
@@ -62,7 +67,6 @@ void fields(auto& io, DpCopies& dp) {
 }
 
 void fields(auto& io, CostModel& model) {
-  constexpr double kLeastUs = 1e-6;  // of a measured step
   io.enter("model");
   io("fixed_us", model.step.fixed_us, kAmount);
   io("per_sample_us", model.step.per_sample_us, kAmount);
@@ -80,13 +84,10 @@ void fields(auto& io, CostModel& model) {
   io("parameter_bytes", model.parameter_bytes, kAmount);
   io("links", model.links);
   io("dp", model.dp);
-  double least = 1;  // both ascend
-  for (std::size_t i = 0; i < model.step.measured.size(); ++i) {
-    const TimePoint& point = model.step.measured[i];
-    io.check(concat("measured[", i, "].batch"), point.at, {.least = least, .most = kLargestNumber});
-    io.check(concat("measured[", i, "].us"), point.us, {.least = kLeastUs, .most = kLargestNumber});
-    least = point.at + 1;
-  }
+  // Both ascend.
+  for (std::size_t i = 1; i < model.step.measured.size(); ++i)
+    io.check(concat("measured[", i, "].batch"), model.step.measured[i].at,
+             {.least = model.step.measured[i - 1].at + 1, .most = kLargestNumber});
   for (std::size_t i = 1; i < model.slowdown.size(); ++i)
     io.check(concat("slowdown[", i, "].devices"), model.slowdown[i].devices,
              {.least = model.slowdown[i - 1].devices + 1.0, .most = kMaxDevices});

@@ -8,7 +8,7 @@
 
 namespace duet::cli {
 
-/// A measured time, at a batch in rows or a size in bytes.
+/// A measured time; in a fit at any size, in the model's JSON at a batch in rows.
 struct TimePoint {
   double at = 0, us = 0;
 };
@@ -99,14 +99,18 @@ struct CostModel {
 /// The value of "model" in results.json: see json_fields.h.
 void fields(auto& io, CostModel& model);
 
+struct SizeTime {
+  double bytes = 0, us = 0;
+};
+
 /// What the ranks of a process group measured of the collectives of a network, alone: means over the ranks, each the
 /// median of calls after pauses in which the ranks compute, as in training.
 struct CollectiveTimes {
   std::vector<GradientBucket> buckets{};  // as ddp sends them
   std::vector<double> parameter_bytes{};  // as averaging sends them
-  std::vector<TimePoint> all_reduces{};
-  TimePoint averaging{};  // of all parameters: each summed in memory of its rank, and divided
-  TimePoint addition{};   // of so many bytes to as many in memory, by one device
+  std::vector<SizeTime> all_reduces{};
+  SizeTime averaging{};  // of all parameters: each summed in memory of its rank, and divided
+  SizeTime addition{};   // of so many bytes to as many in memory, by one device
   double backward_us = 0;
   double pass_us = 0;  // all of this once
 };

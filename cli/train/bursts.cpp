@@ -215,10 +215,10 @@ class CollectiveBursts {
     times_.all_reduces.clear();
     for (std::size_t size = 0; size < counts_.size(); ++size)
       times_.all_reduces.push_back(
-          {.at = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
+          {.bytes = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
     const auto bytes = static_cast<double>(gradients_.bytes());
-    times_.averaging = {.at = bytes, .us = all.averages.median_us(0, 1)};
-    times_.addition = {.at = bytes, .us = median(all.additions)};
+    times_.averaging = {.bytes = bytes, .us = all.averages.median_us(0, 1)};
+    times_.addition = {.bytes = bytes, .us = median(all.additions)};
     return to_json(times_);
   }
 

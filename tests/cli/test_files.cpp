@@ -14,7 +14,7 @@
 
 #include "cli/system/child_process.h"
 #include "cli/system/files.h"
-#include "compare/cells.h"
+#include "compare/comparison.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "tests/support/catch2.h"
@@ -106,15 +106,15 @@ TEST_CASE("a failed child's reason is never an earlier child's") {
              duet_test::ContainsSubstring("cannot open " + folder.path() + "/nowhere/log: No such file"));
 }
 
-TEST_CASE("a cell whose process cannot run is a failed row, and the next one runs") {
+TEST_CASE("a cell whose process cannot run is a failed row") {
   install_fork_handler();
-  const TemporaryFolder folder;
-  Training options;
-  ProgressLine line(stderr, {});
-  const std::vector<Cell> cells = {{Mode::ddp, 2, 1}};
-  CellRunner runner(options, folder.path(), line, cells);
+  CompareOptions options;
+  options.modes = {Mode::ddp};
+  options.devices = {2};
+  options.time_budget_s = 0;
+  options.quiet = true;
   dies_at_fork = true;
-  const Run struck = runner.run(cells[0], {}, false).run;
+  const Run struck = run_cells(options, {}, options).runs.at(0);
   dies_at_fork = false;
   CHECK_FALSE(struck.ok);
   CHECK(struck.mode == "ddp");

@@ -123,6 +123,7 @@ TEST_CASE("threads as ranks are for the modes that have ranks") {
 
 TEST_CASE("bursts become one row of medians, whose parts add up to its step") {
   Run row = duet_test::made_up().runs[3];
+  row.batch = 50;
   row.rounds_us.clear();
   row.rounds_step_us.clear();
   std::vector<Run> bursts(3);
@@ -135,7 +136,7 @@ TEST_CASE("bursts become one row of medians, whose parts add up to its step") {
     bursts[i].waiting_share = us / 1000;
     bursts[i].other_programs_share = i == 0 ? 0.3 : 0;
   }
-  const Run timed = with_rounds(row, bursts, 50, 500);
+  const Run timed = with_rounds(row, bursts, 500);
   CHECK(timed.rounds_us == std::vector<double>{100, 200, 300});
   CHECK(timed.rank_step_us == std::vector<double>{200, 199});
   CHECK(timed.epoch_s == std::vector<double>{0.001, 0.002, 0.003});
@@ -146,7 +147,7 @@ TEST_CASE("bursts become one row of medians, whose parts add up to its step") {
   CHECK(timed.other_programs_share.value() == Approx(0.1));
   CHECK_FALSE(timed.cpu_share);
   CHECK(timed.startup_s == row.startup_s);
-  CHECK(to_json(with_rounds(row, {}, 50, 500)) == to_json(row));
+  CHECK(to_json(with_rounds(row, {}, 500)) == to_json(row));
 }
 
 TEST_CASE("copies are timed where single and another mode are, and rounds run") {

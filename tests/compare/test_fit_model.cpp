@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -34,8 +35,8 @@ double drift(std::size_t round) { return 1 + 0.4 * static_cast<double>((round * 
 CellRounds timed(const Cell& cell, double us) {
   CellRounds rounds{.cell = cell};
   for (std::size_t i = 0; i < kRounds; ++i) {
-    Burst& burst = rounds.bursts.emplace_back();
-    burst.run.rounds_us = {us * drift(i)};
+    Run& burst = rounds.bursts.emplace_back();
+    burst.rounds_us = {us * drift(i)};
     burst.spread_share = 0.03;
   }
   return rounds;
@@ -48,9 +49,9 @@ CellRounds collectives(int ranks) {
     times.buckets = {{.bytes = 1e6, .ready_share = 0.5}, {.bytes = kGradients - 1e6, .ready_share = 1}};
     times.parameter_bytes = {kGradients / 2, kGradients / 2};
     for (const double bytes : {4.0, 1e6, kGradients})
-      times.all_reduces.push_back({.at = bytes, .us = drift(i) * (kLatency + bytes / kBytesPerUs)});
-    times.averaging = {.at = kGradients, .us = drift(i) * (2 * kLatency + kGradients / kAveragedPerUs)};
-    times.addition = {.at = kGradients, .us = 80};
+      times.all_reduces.push_back({.bytes = bytes, .us = drift(i) * (kLatency + bytes / kBytesPerUs)});
+    times.averaging = {.bytes = kGradients, .us = drift(i) * (2 * kLatency + kGradients / kAveragedPerUs)};
+    times.addition = {.bytes = kGradients, .us = 80};
   }
   return rounds;
 }
@@ -129,8 +130,8 @@ TEST_CASE("steps that were taken apart give no second slow-down") {
 TEST_CASE("copies that outnumber the cores are no part of the model, and a note says so") {
   Made with = made(), without = made();
   CellRounds crowded = timed({.mode = Mode::copies, .devices = 4}, 9 * alone_us(32));
-  for (Burst& burst : crowded.bursts) burst.spread_share = 0.9;
-  with.cells.push_back(crowded);
+  for (Run& burst : crowded.bursts) burst.spread_share = 0.9;
+  with.cells.push_back(std::move(crowded));
   with.results.runs.push_back(run_of("copies", 4, 9 * alone_us(32)));
   fit_model(with.results, with.cells);
   fit_model(without.results, without.cells);
@@ -176,10 +177,10 @@ TEST_CASE("a sweep's time at a device's batch is the smaller batch of its losses
   REQUIRE(made_up.results.batch_sweep.size() == 5);
   CHECK(made_up.results.batch_sweep[0].batch == 16);
   CHECK(made_up.results.batch_sweep[2].step_us == Approx(drift(8) * alone_us(64)));
-  const auto inputs = overhead_inputs(made_up.results, made_up.results.runs[1]);
-  REQUIRE(inputs);
-  REQUIRE(inputs->small_batch_us);
-  CHECK(*inputs->small_batch_us == Approx(drift(8) * alone_us(64)));
+  const auto losses = overhead_of(made_up.results, made_up.results.runs[1]);
+  REQUIRE(losses);
+  REQUIRE(losses->parts[1].us);
+  CHECK(losses->ideal_us() + *losses->parts[1].us == Approx(drift(8) * alone_us(64)));
 }
 
 TEST_CASE("a prediction does not use what was measured of the predicted cell") {
@@ -208,7 +209,7 @@ TEST_CASE("without single's rounds, or with too few batches, there is no model, 
 
 TEST_CASE("a step whose cost no line describes gives no model") {
   Made made_up = made();
-  for (Burst& burst : made_up.cells[1].bursts) burst.run.rounds_us[0] *= 4;
+  for (Run& burst : made_up.cells[1].bursts) burst.rounds_us[0] *= 4;
   fit_model(made_up.results, made_up.cells);
   CHECK_FALSE(made_up.results.model);
   REQUIRE_FALSE(made_up.results.model_notes.empty());

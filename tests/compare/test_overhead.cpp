@@ -18,30 +18,44 @@ using duet_test::Approx;
 
 namespace {
 
-std::map<std::string, std::optional<double>> parts_of(const OverheadInputs& inputs) {
-  std::map<std::string, std::optional<double>> parts;
+using Parts = std::map<std::string, std::optional<double>>;
+
+/// Of the run that is the last of these.
+Parts parts_of(const Results& results) {
+  const Overhead overhead = overhead_of(results, results.runs.back()).value();
+  Parts parts;
   double sum = 0;
-  for (const OverheadPart& part : take_apart(inputs).parts) {
+  for (const OverheadPart& part : overhead.parts) {
     parts[part.name] = part.us;
     sum += part.us.value_or(0);
   }
-  CHECK(sum == Approx(inputs.step_us).epsilon(1e-12));
+  CHECK(sum == Approx(overhead.step_us).epsilon(1e-12));
   return parts;
 }
 
-const OverheadInputs kAll{.devices = 2,
-                          .single_us = 9000,
-                          .small_batch_us = 4700,
-                          .copies_us = 5100,
-                          .step_us = 6000,
-                          .waiting_us = 450,
-                          .communication_us = 90,
-                          .wrapper_us = 130};
+Run run_of(const std::string& mode, int devices, const StepParts& step) {
+  Run run;
+  run.mode = mode;
+  run.devices = devices;
+  run.batch = 128;
+  run.step_us = step;
+  return run;
+}
+
+/// A run of ddp on two devices whose rank waits for 450 of the 540 us of its communication.
+Results planted() {
+  Results results;
+  results.batch_sweep = {{64, 4700}};
+  results.runs = {run_of("single", 1, {.forward = 9000}), run_of("copies", 2, {.forward = 5100}),
+                  run_of("ddp", 2, {.scatter = 130, .forward = 5330, .communication = 540})};
+  results.runs.back().step_waiting_us = StepParts{.communication = 450};
+  return results;
+}
 
 }  // namespace
 
 TEST_CASE("the parts of a loss are those that were planted, and add up to the step") {
-  auto parts = parts_of(kAll);
+  Parts parts = parts_of(planted());
   CHECK(parts.size() == 7);
   CHECK(*parts["ideal"] == 4500);
   CHECK(*parts["smaller_batch"] == 200);
@@ -53,48 +67,52 @@ TEST_CASE("the parts of a loss are those that were planted, and add up to the st
 }
 
 TEST_CASE("what was not measured is left out, and goes to what is next or unexplained") {
-  OverheadInputs inputs = kAll;
-  inputs.small_batch_us.reset();
-  auto parts = parts_of(inputs);
+  Results results = planted();
+  results.batch_sweep.clear();
+  Parts parts = parts_of(results);
   CHECK_FALSE(parts["smaller_batch"]);
   CHECK(*parts["machine"] == 600);
-  inputs.copies_us.reset();
-  inputs.waiting_us.reset();
-  parts = parts_of(inputs);
+  results.runs.erase(results.runs.begin() + 1);
+  results.runs.back().step_waiting_us.reset();
+  parts = parts_of(results);
   CHECK_FALSE(parts["machine"]);
   CHECK_FALSE(parts["uneven"]);
-  CHECK(*parts["unexplained"] == Approx(230 + 600 + 450));
-  inputs = kAll;
-  inputs.copies_us = 4600;  // two at once were faster than one alone
-  CHECK(*parts_of(inputs)["machine"] == -100);
+  CHECK(*parts["communication"] == 540);
+  CHECK(*parts["unexplained"] == Approx(230 + 600));
+  results = planted();
+  results.runs[1].step_us = {.forward = 4600};  // two at once were faster than one alone
+  CHECK(*parts_of(results)["machine"] == -100);
 }
 
 TEST_CASE("a comparison's losses come from its runs") {
   Results results = duet_test::made_up();
-  const auto loss_of = [&](std::size_t run) { return *overhead_inputs(results, results.runs[run]); };
-  CHECK_FALSE(overhead_inputs(results, results.runs[0]));
-  CHECK_FALSE(overhead_inputs(results, results.runs[6]));  // failed
-  CHECK(loss_of(4).single_us == Approx(8 / 469e-6));
-  CHECK(loss_of(4).step_us == Approx(5 / 469e-6));
-  CHECK(loss_of(4).communication_us == 1500);
-  CHECK_FALSE(loss_of(4).waiting_us);
-  CHECK(loss_of(4).wrapper_us == 75);  // input of 50 and update of 100 us, of which half is in the ideal
+  const auto loss_of = [&](std::size_t run, std::size_t part) {
+    return overhead_of(results, results.runs[run]).value().parts.at(part).us;
+  };
+  constexpr std::size_t kIdeal = 0, kMachine = 2, kUneven = 3, kCommunication = 4, kWrapper = 5;
+  CHECK_FALSE(overhead_of(results, results.runs[0]));
+  CHECK_FALSE(overhead_of(results, results.runs[6]));  // failed
+  CHECK(*loss_of(4, kIdeal) == Approx(4 / 469e-6));
+  CHECK(overhead_of(results, results.runs[4])->step_us == Approx(5 / 469e-6));
+  CHECK(*loss_of(4, kCommunication) == 1500);
+  CHECK_FALSE(loss_of(4, kUneven));
+  CHECK(*loss_of(4, kWrapper) == 75);  // input of 50 and update of 100 us, of which half is in the ideal
   results.runs[4].step_waiting_us = StepParts{.communication = 1200};
-  CHECK(loss_of(4).communication_us == 300);
-  CHECK(*loss_of(4).waiting_us == 1200);
+  CHECK(*loss_of(4, kCommunication) == 300);
+  CHECK(*loss_of(4, kUneven) == 1200);
   results.runs[4].rank_waiting_us = {2000, 400};  // on average; the second is the last most of the time
-  CHECK(*loss_of(4).waiting_us == 2000);
+  CHECK(*loss_of(4, kUneven) == 2000);
   results.runs[4].rank_waiting_us.clear();
   results.runs[3].step_us.scatter = 7;
   results.runs[3].step_us.gather = 5;
-  CHECK(loss_of(3).wrapper_us == 87);
+  CHECK(*loss_of(3, kWrapper) == 87);
   Run copies = results.runs[4];
   copies.mode = "copies";
   copies.step_us = StepParts{.input = 20, .forward = 8980, .update = 90};
   results.runs.push_back(copies);
-  CHECK(*loss_of(4).copies_us == 9090);
-  CHECK(loss_of(4).wrapper_us == 40);
-  CHECK_FALSE(overhead_inputs(results, results.runs.back()));
+  CHECK(*loss_of(4, kIdeal) + *loss_of(4, kMachine) == Approx(9090));
+  CHECK(*loss_of(4, kWrapper) == 40);
+  CHECK_FALSE(overhead_of(results, results.runs.back()));
 
   std::vector<std::string> names;
   for (const Run* run : runs_with_overhead(results)) names.push_back(run->mode);

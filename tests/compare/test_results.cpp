@@ -132,10 +132,6 @@ TEST_CASE("results.json keeps the order of its names and the form of its values"
                  "\"bytes_per_us\": 1000.0,\n    \"averaging\": {\n"));
 }
 
-TEST_CASE("a part of a run, as a burst measures it, is read without the rules of results.json") {
-  CHECK(run_from_json(to_json(Run())).mode.empty());
-}
-
 TEST_CASE("fields that older files have not may be missing") {
   std::string text = to_json(duet_test::made_up().runs[0]);
   for (const std::string field : {",\"rounds_other_programs\":[]", ",\"added_uses\":false"})
@@ -231,6 +227,7 @@ TEST_CASE("a damaged results.json is refused with the field's name") {
       {{"\"devices\": 2", "\"devices\": 2000"}, "field 'devices' is 2000, expected at most 1024"},
       {{"\"mode\": \"dp\"", "\"mode\": \"dq\""},
        "field 'mode' is \"dq\", expected single, averaging, dp, ddp or copies"},
+      {{"\"mode\": \"dp\"", "\"mode\": \"torchdp\""}, "field 'mode' is \"torchdp\", expected single, averaging"},
       {{"\"device\": \"cpu\"", "\"device\": \"gpu\""}, "field 'device' is \"gpu\", expected cpu or cuda"},
       {{"\"batch\": 128", "\"batch\": 9000000000000000000"}, "field 'batch' is 9000000000000000000, expected at most"},
       {{"\"ranks\": 2", "\"ranks\": 2147483647"}, "model.links[0].ranks is 2.14748e+09, expected 2 to 1024"},

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "lib/error.h"
-#include "model/all_reduce.h"
 #include "model/simulate_step.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"

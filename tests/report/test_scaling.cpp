@@ -8,7 +8,7 @@
 
 #include "cli/system/display.h"
 #include "lib/error.h"
-#include "model/all_reduce.h"
+#include "model/simulate_step.h"
 #include "report/page/page.h"
 #include "report/report.h"
 #include "report/scaling.h"

@@ -80,13 +80,12 @@ TEST_CASE("under weak scaling speed-up, interval and efficiencies are of samples
 
 TEST_CASE("the losses of weak scaling begin with single's step, whose rows each device has") {
   const Results results = weak_results();
-  const OverheadInputs inputs = overhead_inputs(results, results.runs[4]).value();
-  const Overhead losses = take_apart(inputs);
+  const Overhead losses = overhead_of(results, results.runs[4]).value();
   CHECK(losses.parts[0].us.value() == Approx(10000));
   CHECK(losses.parts[1].us.value() == Approx(0));    // smaller_batch: a device has single's
   CHECK(losses.parts[2].us.value() == Approx(500));  // machine
   CHECK(losses.unexplained_us() == Approx(500));
-  CHECK(inputs.wrapper_us == 0);
+  CHECK(losses.parts[5].us.value() == 0);  // wrapper
   CHECK_THAT(overhead_chart(results).caption,
              ContainsSubstring("Ideal is single's step, of as many rows for its device."));
 }
@@ -155,7 +154,7 @@ TEST_CASE("the pictures of weak scaling: an epoch's ideal is divided, a step's i
 TEST_CASE("averaging's note takes the rows of a step into account") {
   Results results = weak_results();
   results.runs.push_back(run_of("averaging", 4, 30000, "b"));
-  CHECK_THAT(averaging_note(results),
+  CHECK_THAT(epoch_chart(results).caption,
              ContainsSubstring("forward and backward go from 11,900 us to 29,900 us where 11,900 us would be ideal"));
 }
 
