@@ -376,9 +376,9 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
                              [](const auto& row) { return row.bus_gb_s; }));
   page.add("<div class=\"first\">\n" + time + bandwidth + "</div>\n");
   page.section("What was run",
-               "<dl>\n" + page_entry("command line", command_line) +
-                   page_entry("machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)) +
-                   page_entry("calls", concat(options.iterations, " timed after ", options.warm_up)) + "</dl>\n");
+               page_entries({{"command line", command_line},
+                             {"machine", concat(machine.cpu, ", ", machine.cores, " cores, ", machine.kernel)},
+                             {"calls", concat(options.iterations, " timed after ", options.warm_up)}}));
   page.data(rows_json(options, rows));
   return page.html();
 }

@@ -16,7 +16,6 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
-#include "report/batches.h"
 #include "report/report.h"
 #include "report/scaling.h"
 

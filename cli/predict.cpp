@@ -130,8 +130,7 @@ std::string page_of(const std::vector<ScalingRow>& rows, const std::string& link
   page.add("<div class=\"first\">\n" + left + page.picture(step_time_chart(rows)) + "</div>\n");
   page.add(page_table(table_of(rows)) + page_note(kNote));
   page.section("What bounds it", page.picture(bounds));
-  page.section("What was computed",
-               "<dl>\n" + page_entry("command line", command_line) + page_entry("link", link) + "</dl>\n");
+  page.section("What was computed", page_entries({{"command line", command_line}, {"link", link}}));
   page.data(to_json(rows));
   return page.html();
 }

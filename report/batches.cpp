@@ -1,12 +1,15 @@
-#include "report/batches.h"
-
+// Comparisons of the same cells with several batches, read together.
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "cli/system/display.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "measure/statistics.h"
 #include "report/evidence.h"
@@ -16,6 +19,18 @@
 namespace duet::cli {
 namespace {
 
+struct BatchPoint {
+  const Results* results = nullptr;
+  const Run* run = nullptr;
+};
+
+/// The runs of a mode, over one backend, on one number of devices, by batch.
+struct BatchSeries {
+  std::string name, mode;
+  int devices = 1;
+  std::map<std::int64_t, BatchPoint> points{};
+};
+
 std::vector<const Results*> by_batch(const std::vector<Results>& batches) {
   std::vector<const Results*> sorted;
   for (const Results& results : batches) sorted.push_back(&results);
@@ -24,31 +39,40 @@ std::vector<const Results*> by_batch(const std::vector<Results>& batches) {
   return sorted;
 }
 
-bool shares_devices(const BatchPoint& point) {
-  return oversubscribed(*point.results, *point.run) || !sharing(*point.run).empty();
+/// Those with a speed-up, in the order of the first comparison's table, copies and single aside.
+std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
+  std::vector<BatchSeries> all;
+  for (const Results* results : by_batch(batches))
+    for (const Run& run : results->runs) {
+      if (!run.ok || !run.speedup || run.mode == "single" || run.mode == "copies") continue;
+      const std::string name = row_name(*results, run);
+      auto same = std::find_if(all.begin(), all.end(), [&](const BatchSeries& series) {
+        return series.name == name && series.devices == run.devices;
+      });
+      if (same == all.end()) same = all.insert(all.end(), {name, run.mode, run.devices});
+      same->points.emplace(results->settings.batch, BatchPoint{results, &run});
+    }
+  return all;
 }
 
-/// Those on most_devices().
+/// The most devices on which a mode has a speed-up, those that share cores or GPUs only where all do; 0: none has.
+int most_devices(const std::vector<BatchSeries>& series) {
+  const auto shares_devices = [](const auto& point) {
+    const auto& [results, run] = point.second;
+    return oversubscribed(*results, *run) || !sharing(*run).empty();
+  };
+  int own = 0, any = 0;
+  for (const BatchSeries& one : series) {
+    any = std::max(any, one.devices);
+    if (std::none_of(one.points.begin(), one.points.end(), shares_devices)) own = std::max(own, one.devices);
+  }
+  return own > 1 ? own : any;
+}
+
 std::vector<BatchSeries> on_most_devices(const std::vector<Results>& batches) {
   std::vector<BatchSeries> series = batch_series(batches);
-  std::erase_if(series, [devices = most_devices(series)](const auto& one) { return one.devices != devices; });
+  std::erase_if(series, [most = most_devices(series)](const BatchSeries& one) { return one.devices != most; });
   return series;
-}
-
-/// On one device there is nothing to gain: only where no mode has more is it drawn.
-std::vector<BatchSeries> drawn_series(const std::vector<Results>& batches) {
-  std::vector<BatchSeries> series = batch_series(batches);
-  std::erase_if(series, [least = std::min(2, most_devices(series))](const auto& one) { return one.devices < least; });
-  return series;
-}
-
-/// The speed-up with its interval and the table's mark where devices or cores cannot explain it; "-" where it was not
-/// measured.
-std::string cell_text(const BatchSeries& series, std::int64_t batch) {
-  for (const BatchPoint& point : series.points)
-    if (point.results->settings.batch == batch)
-      return speedup_text(*point.run) + (above_limit(*point.results, *point.run).empty() ? "" : " !");
-  return "-";
 }
 
 /// With its header; empty without speed-ups.
@@ -60,14 +84,16 @@ std::vector<std::vector<std::string>> rows_of(const std::vector<Results>& batche
   for (const Results* results : by_batch(batches)) {
     std::vector<std::string>& row = rows.emplace_back();
     row.push_back(grouped(results->settings.batch));
-    for (const BatchSeries& one : series) row.push_back(cell_text(one, results->settings.batch));
+    for (const BatchSeries& one : series) {
+      const auto point = one.points.find(results->settings.batch);
+      row.push_back(point == one.points.end() ? "-" : marked_speedup(*results, *point->second.run));
+    }
   }
   return rows;
 }
 
 std::string title_of(const std::vector<Results>& batches) {
-  const int devices = most_devices(batch_series(batches));
-  return concat("Speed-up over single on ", count_text(devices),
+  return concat("Speed-up over single on ", count_text(most_devices(batch_series(batches))),
                 batches.front().weak ? ", in samples a second (weak scaling: a batch of each device)" : "");
 }
 
@@ -86,30 +112,6 @@ std::vector<CompareOptions> options_of_batches(const CompareOptions& options) {
   return all;
 }
 
-std::vector<BatchSeries> batch_series(const std::vector<Results>& batches) {
-  std::vector<BatchSeries> all;
-  for (const Results* results : by_batch(batches))
-    for (const Run& run : results->runs) {
-      if (!run.ok || !run.speedup || run.mode == "single" || run.mode == "copies") continue;
-      const std::string name = row_name(*results, run);
-      auto same = std::find_if(all.begin(), all.end(), [&](const BatchSeries& series) {
-        return series.name == name && series.devices == run.devices;
-      });
-      if (same == all.end()) same = all.insert(all.end(), {name, run.mode, run.devices});
-      same->points.push_back({results, &run});
-    }
-  return all;
-}
-
-int most_devices(const std::vector<BatchSeries>& series) {
-  int own = 0, any = 0;
-  for (const BatchSeries& one : series) {
-    any = std::max(any, one.devices);
-    if (std::none_of(one.points.begin(), one.points.end(), shares_devices)) own = std::max(own, one.devices);
-  }
-  return own > 1 ? own : any;
-}
-
 std::string batch_table(const std::vector<Results>& batches, TerminalStyle style) {
   std::vector<std::vector<std::string>> rows = rows_of(batches);
   if (rows.empty()) return "";
@@ -124,9 +126,10 @@ std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
   std::vector<std::string> out;
   for (const BatchSeries& series : on_most_devices(batches)) {
     std::map<Side, std::vector<std::string>> at;
-    for (const BatchPoint& point : series.points)
-      if (speedup_interval(*point.run) && above_limit(*point.results, *point.run).empty())
-        at[side_of(speedup_interval(*point.run), 1)].push_back(grouped(point.results->settings.batch));
+    for (const auto& [batch, point] : series.points)
+      if (const std::optional<Interval> speedup = speedup_interval(*point.run);
+          speedup && above_limit(*point.results, *point.run).empty())
+        at[side_of(speedup, 1)].push_back(grouped(batch));
     if (at.empty()) continue;
     std::string text;
     const auto add = [&](Side side, const char* begin, const char* next, const char* what) {
@@ -142,27 +145,29 @@ std::vector<std::string> batch_findings(const std::vector<Results>& batches) {
 
 Chart batch_chart(const std::vector<Results>& batches) {
   Chart chart{.id = "batches", .title = "Speed-up against batch", .unit = "speed-up", .log_x = true};
-  std::set<std::int64_t> counts;
+  std::set<std::int64_t> drawn;
   bool intervals = false;
-  const std::vector<BatchSeries> all = drawn_series(batches);
+  const std::vector<BatchSeries> all = batch_series(batches);
+  // On one device there is nothing to gain: only where no mode has more is it drawn.
+  const int least = std::min(2, most_devices(all));
   for (const BatchSeries& series : all) {
+    if (series.devices < least) continue;
     ChartSeries& line = chart.series_of(concat(series.name, " ", series.devices), series.mode, "line");
-    for (const auto& [results, run] : series.points) {
-      const std::int64_t batch = results->settings.batch;
-      counts.insert(batch);
-      intervals = intervals || speedup_interval(*run);
-      line.add(static_cast<double>(batch), drawn_speedup(*run),
-               concat(series.name, " on ", series.devices, ", batch ", grouped(batch), ": ", speedup_text(*run)));
+    for (const auto& [batch, point] : series.points) {
+      drawn.insert(batch);
+      intervals = intervals || speedup_interval(*point.run);
+      line.add(static_cast<double>(batch), drawn_speedup(*point.run),
+               concat(series.name, " on ", series.devices, ", batch ", grouped(batch), ": ", speedup_text(*point.run)));
     }
   }
-  for (const std::int64_t batch : counts) {
+  for (const std::int64_t batch : drawn) {
     const auto at = static_cast<double>(batch);
     chart.marks.emplace_back(at, concat(batches.front().weak ? "batch of each " : "batch ", grouped(batch)));
     chart.series_of("single", "single", "dashed").add(at, 1, "single: 1x");
   }
   if (!all.empty())
     chart.caption = concat("How many times single's samples a second",
-                           all.front().devices < 2 ? "" : ", for every mode and number of devices above 1",
+                           least < 2 ? "" : ", for every mode and number of devices above 1",
                            "; the batch is logarithmic.", intervals ? " Thick bars are 95 % intervals." : "",
                            batches.front().weak ? " Weak scaling: N devices train N batches a step." : "");
   return chart;
@@ -183,7 +188,7 @@ std::string batches_page(const std::vector<Results>& batches, bool partial, cons
   page.add("<ul>\n" + links + "</ul>\n");
   page.section(title_of(batches), page_table(rows_of(batches), "numbers"));
   page.section("Findings", page_list(batch_findings(batches)));
-  page.section("What was run", "<dl>\n" + page_entry("command line", command_line) + "</dl>\n");
+  page.section("What was run", page_entries({{"command line", command_line}}));
   return page.html();
 }
 

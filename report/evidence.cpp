@@ -43,6 +43,10 @@ std::string above_limit(const Results& results, const Run& run) {
   return least > ideal ? "above ideal" : "";
 }
 
+bool believable(const Results& results, const Run& run) {
+  return run.ok && speedup_interval(run) && !oversubscribed(results, run) && above_limit(results, run).empty();
+}
+
 int largest_fair(const Results& results) {
   int devices = 0;
   for (const Run& run : results.runs)
@@ -55,14 +59,13 @@ std::optional<Interval> speed_against(const Run& a, const Run& b) { return ratio
 bool wraps(const Run& run) { return run.ok && (run.mode == "dp" || run.mode == "ddp"); }
 
 std::string times_text(const Interval& interval) {
-  const std::string middle = fixed(interval.middle, 2) + "x";
-  if (!even_sides(interval, kHundredth))
-    return concat(middle, " (", fixed(interval.low, 2), "..", fixed(interval.high, 2), ")");
-  return concat(middle, " ±", fixed(std::max(kHundredth, interval.half_width()), 2));
+  const std::string middle = fixed(interval.middle, 2) + "x ";
+  if (!even_sides(interval, kHundredth)) return middle + times_ends(interval);
+  return concat(middle, "±", fixed(std::max(kHundredth, interval.half_width()), 2));
 }
 
 std::string us_text(const Interval& interval) {
-  if (!even_sides(interval, 1)) return us_text(interval.middle) + " " + us_range(interval);
+  if (!even_sides(interval, 1)) return us_text(interval.middle) + " " + us_ends(interval);
   return concat(us_text(interval.middle), " ±", grouped(std::llround(interval.half_width())));
 }
 
@@ -72,7 +75,11 @@ std::string times_range(const Interval& interval) {
   return concat(fixed(interval.low, 2), "x..", fixed(interval.high, 2), "x");
 }
 
-std::string us_range(const Interval& interval) {
+std::string times_ends(const Interval& interval) {
+  return concat("(", fixed(interval.low, 2), "..", fixed(interval.high, 2), ")");
+}
+
+std::string us_ends(const Interval& interval) {
   return concat("(", grouped(std::llround(interval.low)), "..", grouped(std::llround(interval.high)), ")");
 }
 
@@ -80,6 +87,10 @@ std::string speedup_text(const Run& run) {
   if (!run.speedup) return "-";
   const std::optional<Interval> interval = speedup_interval(run);
   return interval ? times_text(*interval) : fixed(*run.speedup, 2) + "x";
+}
+
+std::string marked_speedup(const Results& results, const Run& run) {
+  return speedup_text(run) + (above_limit(results, run).empty() ? "" : " !");
 }
 
 std::string count_text(int count, const std::string& what) { return concat(count, " ", what, count == 1 ? "" : "s"); }
@@ -93,6 +104,10 @@ bool several_backends(const Results& results) {
 
 std::string mode_over(const Results& results, const Run& run) {
   return run.mode + (run.mode == "ddp" && several_backends(results) ? " over " + run.backend : "");
+}
+
+std::string mode_on(const Results& results, const Run& run) {
+  return mode_over(results, run) + " on " + count_text(run.devices);
 }
 
 std::string row_name(const Results& results, const Run& run) {

@@ -25,11 +25,14 @@ bool any_run(const Results& results, const Holds& holds) {
 
 /// Speed-up of a run over single; none without rounds.
 std::optional<Interval> speedup_interval(const Run& run);
-/// Of a run that has one, for a picture: of no width without rounds.
+/// Of a run that has a speed-up, for a picture: of no width without rounds.
 Interval drawn_speedup(const Run& run);
 /// "above ideal" or "above the cores" where a speed-up is more than its devices or the machine's cores can explain;
 /// empty where it is not.
 std::string above_limit(const Results& results, const Run& run);
+/// Whether something may be concluded from a speed-up: it has an interval, its devices have cores or GPUs of their own,
+/// and it is not above_limit().
+bool believable(const Results& results, const Run& run);
 /// The largest number of devices above 1 that the cores carry and at least one of dp and ddp ran on; 0: none.
 int largest_fair(const Results& results);
 /// Where `a` against `b` lies: above 1 where it is faster.
@@ -43,12 +46,14 @@ std::string times_text(const Interval& interval);
 std::string us_text(const Interval& interval);
 /// "1,217 us".
 std::string us_text(double us);
-/// "0.98x..1.05x".
+/// "0.98x..1.05x", "(0.98..1.05)", "(525..1,402)".
 std::string times_range(const Interval& interval);
-/// "(525..1,402)".
-std::string us_range(const Interval& interval);
+std::string times_ends(const Interval& interval);
+std::string us_ends(const Interval& interval);
 /// A speed-up by times_text(); without an interval "1.79x"; without a speed-up "-".
 std::string speedup_text(const Run& run);
+/// The same with the mark " !" where it is above_limit().
+std::string marked_speedup(const Results& results, const Run& run);
 /// "1 device", "2 devices"; so with "core".
 std::string count_text(int count, const std::string& what = "device");
 
@@ -56,6 +61,8 @@ std::string count_text(int count, const std::string& what = "device");
 bool several_backends(const Results& results);
 /// "ddp over gloo" where there are several backends, else the mode.
 std::string mode_over(const Results& results, const Run& run);
+/// "ddp over gloo on 2 devices".
+std::string mode_on(const Results& results, const Run& run);
 /// "single, all cores", "torch, 2 threads", else the mode.
 std::string row_name(const Results& results, const Run& run);
 /// "single, all cores", "ddp 2".

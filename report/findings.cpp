@@ -21,22 +21,15 @@ namespace {
 
 /// Sentences, and what was not said because it does not stand out of the noise.
 struct Evidence {
-  std::vector<std::string> sentences, withheld;
+  std::vector<std::string> sentences{}, withheld{};
+
+  template <class... Parts>
+  void say(const Parts&... parts) {
+    sentences.push_back(concat(parts...));
+  }
 };
 
 constexpr double kOthersShown = 0.02;  // of the cores
-
-std::string named(const Results& results, const Run& run) {
-  return mode_over(results, run) + " on " + count_text(run.devices);
-}
-
-/// Runs of dp and ddp on so many devices that can be believed, in the table's order.
-std::vector<const Run*> wrapped_on(const Results& results, int devices) {
-  std::vector<const Run*> runs;
-  for (const Run& run : results.runs)
-    if (wraps(run) && run.devices == devices && run.speedup && above_limit(results, run).empty()) runs.push_back(&run);
-  return runs;
-}
 
 /// Speed-ups over single on as many devices, and ddp's backends against each other.
 void add_speedups(const Results& results, int devices, Evidence& evidence) {
@@ -47,28 +40,30 @@ void add_speedups(const Results& results, int devices, Evidence& evidence) {
     return side_of(effect, 1) != Side::open;
   };
   std::vector<std::string> items;
-  const std::vector<const Run*> runs = wrapped_on(results, devices);
-  for (const Run* const run : runs)
-    if (const std::optional<Interval> speedup = speedup_interval(*run);
-        shown(speedup, "the speed-up of " + named(results, *run)))
-      items.push_back(concat(mode_over(results, *run), " ", times_text(*speedup)));
+  std::vector<const Run*> runs;
+  for (const Run& run : results.runs) {
+    if (!wraps(run) || run.devices != devices || !believable(results, run)) continue;
+    runs.push_back(&run);
+    if (const std::optional<Interval> speedup = speedup_interval(run);
+        shown(speedup, "the speed-up of " + mode_on(results, run)))
+      items.push_back(concat(mode_over(results, run), " ", times_text(*speedup)));
+  }
   const Run* copies = find_run(results, "copies", devices);
   const std::string ceiling =
       copies && speedup_interval(*copies)
           ? concat(" and ", devices, " copies that exchange nothing reach ", speedup_text(*copies))
           : "";
   if (!items.empty())
-    evidence.sentences.push_back(concat("At batch ", results.settings.batch, results.weak ? " of each of " : " on ",
-                                        devices, " devices, where ", devices, "x would be ideal", ceiling,
-                                        ", the speed-up over single ", results.weak ? "in samples a second " : "",
-                                        "is ", listed(items), "."));
+    evidence.say("At batch ", results.settings.batch, results.weak ? " of each of " : " on ", devices,
+                 " devices, where ", devices, "x would be ideal", ceiling, ", the speed-up over single ",
+                 results.weak ? "in samples a second " : "", "is ", listed(items), ".");
   const Run* first = find_run(results, "ddp", devices);
   for (const Run* const run : runs) {
     if (!first || run == first || run->mode != "ddp" || run->backend == first->backend) continue;
     const std::optional<Interval> ratio = speed_against(*first, *run);
-    const std::string a = named(results, *first), b = mode_over(results, *run);
+    const std::string a = mode_on(results, *first), b = mode_over(results, *run);
     if (shown(ratio, a + " against " + b))
-      evidence.sentences.push_back(concat(a, " is ", times_text(*ratio), " as fast as ", b, "."));
+      evidence.say(a, " is ", times_text(*ratio), " as fast as ", b, ".");
   }
 }
 
@@ -102,12 +97,11 @@ void add_overhead(const Results& results, const std::string& mode, int devices, 
     more_us.push_back(run->rounds_us[i] - divided * single->rounds_us[i]);
   const std::optional<Interval> lost = interval_of(more_us);
   if (!lost || lost->middle < 0.05 * single->step_us.sum() * divided) return;
-  if (side_of(lost, 0) != Side::above) return evidence.withheld.push_back("the loss of " + named(results, *run));
+  if (side_of(lost, 0) != Side::above) return evidence.withheld.push_back("the loss of " + mode_on(results, *run));
   const std::string why = cause(results, *run, *lost);
-  if (why.empty()) evidence.withheld.push_back("what causes the loss of " + named(results, *run));
+  if (why.empty()) evidence.withheld.push_back("what causes the loss of " + mode_on(results, *run));
   const std::string ideal = results.weak ? " of as many rows for its device" : concat(" divided by ", run->devices);
-  evidence.sentences.push_back(
-      concat(named(results, *run), " takes ", us_text(*lost), " a step more than single's step", ideal, why, "."));
+  evidence.say(mode_on(results, *run), " takes ", us_text(*lost), " a step more than single's step", ideal, why, ".");
 }
 
 /// What limits the trust in all numbers: other programs, speed-ups above the ideal.
@@ -119,14 +113,14 @@ void add_doubts(const Results& results, Evidence& evidence) {
     rows += run.other_programs_share.has_value();
     if (run.other_programs_share.value_or(0) > kOthersShown) shares.push_back(100 * *run.other_programs_share);
     if (const std::string limit = above_limit(results, run); !limit.empty())
-      evidence.sentences.push_back(concat(named(results, run), " reads ", speedup_text(run), ", ", limit,
-                                          ": marked with ! and left out of the other sentences."));
+      evidence.say(mode_on(results, run), " reads ", speedup_text(run), ", ", limit,
+                   ": marked with ! and left out of the other sentences.");
   }
   if (shares.empty()) return;
   const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
   const std::string low = fixed(*least, 0), high = fixed(*most, 0);
-  evidence.sentences.push_back(concat("Other programs had ", low, low == high ? "" : " to " + high,
-                                      " % of the cores while ", shares.size(), " of ", rows, " rows were timed."));
+  evidence.say("Other programs had ", low, low == high ? "" : " to " + high, " % of the cores while ", shares.size(),
+               " of ", rows, " rows were timed.");
 }
 
 /// What bringing gradients together adds to a step of PyTorch's ranks.
@@ -134,10 +128,9 @@ void add_synchronisation(const Results& results, Evidence& evidence) {
   std::vector<std::string> items;
   for (const Run& run : results.runs)
     if (const std::optional<Interval> us = interval_of(run.synchronisation_us); run.ok && us)
-      items.push_back(concat(row_name(results, run), " ", run.devices, " ", us_text(*us)));
+      items.push_back(concat(row_label(results, run), " ", us_text(*us)));
   if (!items.empty())
-    evidence.sentences.push_back(
-        concat("Bringing PyTorch's gradients together adds to a step, against steps without: ", listed(items), "."));
+    evidence.say("Bringing PyTorch's gradients together adds to a step, against steps without: ", listed(items), ".");
 }
 
 std::optional<Interval> interval_from(const std::optional<double>& middle, const std::vector<double>& ends) {
@@ -146,7 +139,7 @@ std::optional<Interval> interval_from(const std::optional<double>& middle, const
 }
 
 /// "451 us (420..482)".
-std::string with_ends(const Interval& interval) { return us_text(interval.middle) + " " + us_range(interval); }
+std::string with_ends(const Interval& interval) { return us_text(interval.middle) + " " + us_ends(interval); }
 
 /// What backward hides of the communication of ranks.
 std::string hidden_text(const Run& run) {
@@ -193,6 +186,14 @@ std::string waiting_text(const Results& results, const Run& run) {
                 waits ? "" : " of it is", " moving and adding. ", hidden_text(run), last);
 }
 
+/// What ranks and replicas wait for each other, and move: a sentence per mode, and per backend.
+void add_waiting(const Results& results, int devices, Evidence& evidence) {
+  for (const char* const mode : {"averaging", "dp", "ddp"})
+    for (const Run& run : results.runs)
+      if (run.ok && run.mode == mode && run.devices == devices && run.communication_us > 0)
+        if (const std::string text = waiting_text(results, run); !text.empty()) evidence.say(text);
+}
+
 /// Which runs of dp and ddp ended with the parameters of those that they are compared with.
 void add_bits(const Results& results, std::vector<std::string>& out) {
   const Run* const single = find_run(results, "single", 1);
@@ -202,12 +203,12 @@ void add_bits(const Results& results, std::vector<std::string>& out) {
   for (const char* mode : {"dp", "ddp"}) {
     std::set<int> same;
     for (const Run& run : results.runs) {
+      if (run.mode != mode) continue;
       const Run* const reference = reference_of(results, run);
-      if (!run.ok || run.mode != mode || !reference || reference == &run || reference->parameters_sha256.empty())
-        continue;
-      if (run.parameters_sha256 == reference->parameters_sha256)
+      const std::string result = same_result(results, run);
+      if (result == "yes")
         (reference == single ? same : of_dp).insert(run.devices);
-      else if (run.on_cpu() && !run.differs_by_design())
+      else if (run.on_cpu() && result.starts_with("no"))
         others.push_back(concat(
             mode, " on ", run.devices, " devices does not end with ", reference->mode, "'s bits",
             run.first_differing_step ? concat("; step ", *run.first_differing_step, " is the first to differ.") : "."));
@@ -263,26 +264,17 @@ std::vector<std::string> timed_findings(const Results& results) {
   // A GPU runs asynchronously: the host's clock does not measure how long each part took there.
   if (!any_run(results, [](const Run& run) { return !run.on_cpu(); })) {
     for (const char* const mode : {"dp", "ddp"}) add_overhead(results, mode, devices, evidence);
-    for (const std::string& sentence : waiting_findings(results, devices)) evidence.sentences.push_back(sentence);
+    add_waiting(results, devices, evidence);
   }
-  if (const std::string sentence = against_torch(results); !sentence.empty()) evidence.sentences.push_back(sentence);
+  if (const std::string sentence = against_torch(results); !sentence.empty()) evidence.say(sentence);
   add_synchronisation(results, evidence);
   add_doubts(results, evidence);
   if (!evidence.withheld.empty())
-    evidence.sentences.push_back("Withheld, because the rounds differ by more: " + listed(evidence.withheld) + ".");
+    evidence.say("Withheld, because the rounds differ by more: ", listed(evidence.withheld), ".");
   return evidence.sentences;
 }
 
 }  // namespace
-
-std::vector<std::string> waiting_findings(const Results& results, int devices) {
-  std::vector<std::string> out;
-  for (const char* const mode : {"averaging", "dp", "ddp"})
-    for (const Run& run : results.runs)
-      if (run.ok && run.mode == mode && run.devices == devices && devices > 1 && run.communication_us > 0)
-        if (const std::string text = waiting_text(results, run); !text.empty()) out.push_back(text);
-  return out;
-}
 
 std::vector<std::string> crowded(const Results& results) {
   constexpr const char* kOverhead = ": this measures overhead, not scaling.";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options/options.h"
 #include "cli/system/display.h"
 #include "compare/results.h"
 #include "report/page/page.h"
@@ -13,20 +14,18 @@ namespace duet::cli {
 
 /// One or two sentences: dp, ddp or one device on all cores, with the interval of its speed-up over single, or that no
 /// gain was measured. A mode gains where its interval lies above 1; the one whose lower end is highest is named first,
-/// and together with it those whose ratio to it holds 1. Empty where nothing was timed in rounds on devices with cores
-/// of their own.
-std::string verdict(const Results& results);
-/// The verdict, or why there is none.
+/// and together with it those whose ratio to it holds 1. Where nothing was timed in rounds on devices with cores of
+/// their own, that nothing is concluded, and why.
 std::string answer(const Results& results);
 /// How many times as fast duet's best mode is as PyTorch's best on as many cores; empty without both.
 std::string against_torch(const Results& results);
 /// The run of dp or ddp on several devices whose speed-up has the highest lower end; null where there is none.
 const Run* best_wrapped(const Results& results);
 
-inline constexpr int kScreenLines = 24, kScreenColumns = 100, kNarrowestScreen = 60;
+inline constexpr int kScreenLines = 24, kScreenColumns = 100;
 
 struct ScreenOptions {
-  int columns = kScreenColumns;  // between kNarrowestScreen and kScreenColumns; narrow screens have fewer columns
+  int columns = kScreenColumns;  // from 60 to kScreenColumns; narrow screens have fewer columns
   TerminalStyle style{};
   std::string out = "out";  // the folder of the report
 };
@@ -58,8 +57,6 @@ std::string rate_text(double per_s);
 /// All sentences; each is left out where its evidence is too thin: no rounds, an interval that holds "none", or runs
 /// that are missing.
 std::vector<std::string> findings(const Results& results);
-/// What ranks and replicas on `devices` devices wait for each other, and move: a sentence per mode, and per backend.
-std::vector<std::string> waiting_findings(const Results& results, int devices);
 /// "2 logical devices on 1 GPU: this measures overhead, not scaling.", "4 devices share 2 cores: ...": a sentence for
 /// each number of devices that outnumber cores or GPUs.
 std::vector<std::string> crowded(const Results& results);
@@ -76,20 +73,33 @@ Chart speedup_chart(const Results& results);
 Chart overhead_chart(const Results& results);
 /// Time of an epoch against devices: a line per mode, bars from min to max, the ideal line dashed.
 Chart epoch_chart(const Results& results);
-/// Where a step's time goes: a stacked bar per run.
+/// A stacked bar per run.
 Chart parts_chart(const Results& results);
 /// One step, as it ran: a lane for every device and rank, of single, and of dp above ddp on as many devices as both
 /// have.
 Chart step_chart(const Results& results);
-/// Loss of all runs over training.
 Chart loss_chart(const Results& results);
 /// Peak memory of the largest process; and on GPUs: of the fullest device.
 Chart memory_chart(const Results& results);
 Chart device_memory_chart(const Results& results);
-/// Two sentences on why averaging gains little from more devices, from its figures; empty where it does not.
-std::string averaging_note(const Results& results);
 
 /// index.html: one file that needs no network, with what repeating the run needs beyond results.json.
 std::string to_html(const Results& results, const std::string& command_line, double time_budget_s);
+
+// Comparisons of the same cells with several batches, read together.
+/// Of the comparison of each batch, in the order given: with its part of the time budget and a folder in that of all.
+/// Of one batch the options as they are.
+std::vector<CompareOptions> options_of_batches(const CompareOptions& options);
+/// Speed-ups on the most devices on which a mode has one, those that share cores or GPUs only where all do: a row per
+/// batch, a column per mode; empty where there are none.
+std::string batch_table(const std::vector<Results>& batches, TerminalStyle style);
+/// At which batches a mode is faster than single, and at which slower, as far as intervals show it.
+std::vector<std::string> batch_findings(const std::vector<Results>& batches);
+/// Speed-up against batch: a line per mode and number of devices above 1, with bars from end to end of the interval.
+Chart batch_chart(const std::vector<Results>& batches);
+/// The page over all batches, with links to theirs.
+std::string batches_page(const std::vector<Results>& batches, bool partial, const std::string& command_line);
+/// JSON with a list "batches" of the results.json of each.
+std::string batches_json(const std::vector<Results>& batches, bool partial);
 
 }  // namespace duet::cli

@@ -22,6 +22,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
+constexpr int kNarrowestScreen = 60;
 constexpr std::size_t kIndent = 2, kWidestPicture = 34, kNarrowestPicture = 14;
 constexpr double kSmallPart = 0.05;  // of a loss; parts below are one line
 
@@ -231,8 +232,7 @@ std::string noise_note(const Results& results) {
       speedups.push_back(*run.speedup);
   if (speedups.empty()) return "";
   const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
-  return concat("Noise: other modes on 1 device run single's own code, and read ", fixed(*low, 2), "x..",
-                fixed(*high, 2), "x.");
+  return concat("Noise: other modes on 1 device run single's own code, and read ", times_range({*low, *low, *high}), ".");
 }
 
 /// Rounds that are left out.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/system/display.h"
@@ -15,7 +16,6 @@ namespace duet::cli {
 namespace {
 
 constexpr const char* kNothing = "-";
-constexpr std::ptrdiff_t kEfficiency = 6, kBatch = 2;  // their columns, the latter of weak scaling
 
 std::string epoch_text(const std::vector<double>& values) {
   if (values.empty()) return kNothing;
@@ -26,12 +26,10 @@ std::string epoch_text(const std::vector<double>& values) {
 
 std::string percent(double share, int digits) { return fixed(100 * share, digits) + " %"; }
 
-bool has_device_memory(const Results& results) {
-  return any_run(results, [](const Run& run) { return !run.device_memory_mb.empty(); });
-}
-
-bool has_ceiling(const Results& results) {
-  return any_run(results, [](const Run& run) { return run.ceiling_efficiency.has_value(); });
+std::string efficiency_text(const Results& results, const Run& run) {
+  if (!sharing(run).empty()) return sharing(run);
+  if (oversubscribed(results, run)) return "oversubscribed";
+  return run.efficiency ? percent(*run.efficiency, 0) : kNothing;
 }
 
 std::string largest(const std::vector<double>& values, double per_mb) {
@@ -42,7 +40,7 @@ std::string largest(const std::vector<double>& values, double per_mb) {
 
 /// Shares of a step in which computing stands still: for the last rank or replica, and for moving and adding. Both in
 /// the second where they were not measured apart.
-std::vector<std::string> standing_still(const Run& run) {
+std::pair<std::string, std::string> standing_still(const Run& run) {
   const double step = run.step_us.sum();
   if (run.devices < 2 || run.mode == "copies" || !run.timed() || (run.graph && !run.eager_parts) || step <= 0)
     return {kNothing, kNothing};
@@ -67,17 +65,38 @@ bool close_losses(const Run& a, const Run& b) {
   return std::isfinite(expected) && std::fabs(expected - b.train_loss.back()) <= 1e-3 * std::fabs(expected);
 }
 
+/// The cells of a run, of which one that failed has only the first two; without a run the titles of all columns.
+std::vector<std::string> cells_of(const Results& results, const Run* run) {
+  std::vector<std::string> cells;
+  const auto add = [&](const char* title, const auto& text) { cells.push_back(run ? text() : std::string(title)); };
+  add("mode", [&] { return row_name(results, *run); });
+  add("devices", [&] { return std::to_string(run->devices); });
+  if (run && !run->ok) return cells;
+  if (results.weak) add("batch", [&] { return grouped(run->batch); });
+  add("start", [&] { return seconds(run->startup_s) + " s"; });
+  add("epoch", [&] { return epoch_text(run->epoch_s); });
+  add("samples/s", [&] { return run->timed() ? rate_text(run->samples_per_s) : kNothing; });
+  add("speed-up", [&] { return marked_speedup(results, *run); });
+  add("efficiency", [&] { return efficiency_text(results, *run); });
+  if (any_run(results, [](const Run& one) { return one.ceiling_efficiency.has_value(); }))
+    add("of copies", [&] { return run->ceiling_efficiency ? percent(*run->ceiling_efficiency, 0) : kNothing; });
+  add("waiting", [&] { return standing_still(*run).first; });
+  add("moving", [&] { return standing_still(*run).second; });
+  add("loss", [&] { return run->train_loss.empty() ? kNothing : fixed(run->train_loss.back(), 4); });
+  add("accuracy", [&] { return run->test_accuracy.empty() ? kNothing : percent(run->test_accuracy.back(), 2); });
+  add("memory", [&] { return memory_text(run->peak_memory_mb); });
+  if (any_run(results, [](const Run& one) { return !one.device_memory_mb.empty(); })) {
+    add("per device", [&] { return largest(run->device_memory_mb, 1); });
+    add("moved/step", [&] { return largest(run->moved_bytes_per_step, 1e6); });
+  }
+  add("same result", [&] { return same_result(results, *run); });
+  return cells;
+}
+
 }  // namespace
 
-std::vector<std::string> table_columns(const Results& results) {
-  std::vector<std::string> columns = {"mode",       "devices", "start",  "epoch", "samples/s", "speed-up",
-                                      "efficiency", "waiting", "moving", "loss",  "accuracy",  "memory"};
-  if (has_ceiling(results)) columns.insert(columns.begin() + kEfficiency + 1, "of copies");
-  if (has_device_memory(results)) columns.insert(columns.end(), {"per device", "moved/step"});
-  columns.push_back("same result");
-  if (results.weak) columns.insert(columns.begin() + kBatch, "batch");
-  return columns;
-}
+std::vector<std::string> table_columns(const Results& results) { return cells_of(results, nullptr); }
+std::vector<std::string> table_row(const Results& results, const Run& run) { return cells_of(results, &run); }
 
 const Run* reference_of(const Results& results, const Run& run) {
   const Run* const single = find_run(results, "single", 1);
@@ -99,30 +118,6 @@ std::string same_result(const Results& results, const Run& run) {
 std::string rate_text(double per_s) {
   constexpr double kFew = 100;
   return per_s < kFew ? fixed(per_s, 1) : grouped(std::llround(per_s));
-}
-
-std::vector<std::string> table_row(const Results& results, const Run& run) {
-  std::vector<std::string> row = {row_name(results, run), std::to_string(run.devices)};
-  if (!run.ok) return row;
-  const bool over = oversubscribed(results, run);
-  const std::vector<std::string> still = standing_still(run);
-  row.insert(
-      row.end(),
-      {seconds(run.startup_s) + " s", epoch_text(run.epoch_s), run.timed() ? rate_text(run.samples_per_s) : kNothing,
-       speedup_text(run) + (above_limit(results, run).empty() ? "" : " !"),
-       !sharing(run).empty() ? sharing(run)
-       : over                ? "oversubscribed"
-       : run.efficiency      ? percent(*run.efficiency, 0)
-                             : kNothing,
-       still[0], still[1], run.train_loss.empty() ? kNothing : fixed(run.train_loss.back(), 4),
-       run.test_accuracy.empty() ? kNothing : percent(run.test_accuracy.back(), 2), memory_text(run.peak_memory_mb)});
-  if (has_ceiling(results))
-    row.insert(row.begin() + kEfficiency + 1, run.ceiling_efficiency ? percent(*run.ceiling_efficiency, 0) : kNothing);
-  if (has_device_memory(results))
-    row.insert(row.end(), {largest(run.device_memory_mb, 1), largest(run.moved_bytes_per_step, 1e6)});
-  row.push_back(same_result(results, run));
-  if (results.weak) row.insert(row.begin() + kBatch, grouped(run.batch));
-  return row;
 }
 
 std::string table(const Results& results, TerminalStyle style) {

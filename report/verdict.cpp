@@ -15,14 +15,12 @@ namespace {
 
 using Candidates = std::vector<const Run*>;
 
-/// Runs for which `wanted` holds that have an interval that can be believed; the highest lower end first.
+/// Believable runs for which `wanted` holds; the highest lower end first.
 template <class Wanted>
 Candidates candidates(const Results& results, const Wanted& wanted) {
   Candidates all;
   for (const Run& run : results.runs)
-    if (run.ok && speedup_interval(run) && wanted(run) && !oversubscribed(results, run) &&
-        above_limit(results, run).empty())
-      all.push_back(&run);
+    if (wanted(run) && believable(results, run)) all.push_back(&run);
   std::stable_sort(all.begin(), all.end(),
                    [](const Run* a, const Run* b) { return *a->speedup_low > *b->speedup_low; });
   return all;
@@ -35,9 +33,7 @@ Candidates wrapped_runs(const Results& results) {
 bool gains(const Run& run) { return side_of(speedup_interval(run), 1) == Side::above; }
 bool loses(const Run& run) { return side_of(speedup_interval(run), 1) == Side::below; }
 
-std::string range(const Run& run) {
-  return concat("(", fixed(*run.speedup_low, 2), "..", fixed(*run.speedup_high, 2), ")");
-}
+std::string range(const Run& run) { return times_ends(speedup_interval(run).value()); }
 std::string times(const Run& run) { return fixed(*run.speedup, 2) + " times"; }
 
 /// The best of each mode on as many devices as the first candidate has.
@@ -87,13 +83,7 @@ std::string no_gain(const Results& results, const Candidates& best) {
   return "No gain over one device was measured: " + at;
 }
 
-}  // namespace
-
-const Run* best_wrapped(const Results& results) {
-  const Candidates all = wrapped_runs(results);
-  return all.empty() ? nullptr : all.front();
-}
-
+/// Empty where nothing was timed in rounds on devices with cores of their own.
 std::string verdict(const Results& results) {
   const Candidates whole = candidates(results, [&](const Run& run) { return all_cores_row(results, run); });
   const Candidates best = best_of_modes(wrapped_runs(results));
@@ -112,6 +102,13 @@ std::string verdict(const Results& results) {
     case Side::below: break;
   }
   return concat(devices, " ", cores, " reaches ", times(all_cores), " ", range(all_cores), ".");
+}
+
+}  // namespace
+
+const Run* best_wrapped(const Results& results) {
+  const Candidates all = wrapped_runs(results);
+  return all.empty() ? nullptr : all.front();
 }
 
 std::string answer(const Results& results) {
@@ -135,9 +132,8 @@ std::string against_torch(const Results& results) {
   if (!ratio) return "";
   const std::string how =
       side_of(ratio, 1) != Side::open ? fixed(ratio->middle, 2) + " times as fast as" : "as fast as";
-  return concat(mode_over(results, *run), " on ", count_text(run->devices), " is ", how,
-                " PyTorch's best on as many cores, ", row_name(results, *best), " (", fixed(ratio->low, 2), "..",
-                fixed(ratio->high, 2), ").");
+  return concat(mode_on(results, *run), " is ", how, " PyTorch's best on as many cores, ", row_name(results, *best),
+                " ", times_ends(*ratio), ".");
 }
 
 }  // namespace duet::cli

@@ -1,7 +1,6 @@
 #include "report/page/page.h"
 
 #include <cstddef>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "lib/error.h"
@@ -10,59 +9,39 @@ namespace duet::cli {
 namespace {
 
 /// JSON in which no text begins what a <script> would take for a tag or a comment.
-std::string in_script(const std::string& json) {
-  std::string out;
-  for (const char c : json)
-    if (c == '<')
-      out += "\\u003c";
-    else
-      out += c;
-  return out;
+std::string in_script(std::string json) {
+  for (std::size_t at = json.find('<'); at != std::string::npos; at = json.find('<', at)) json.replace(at, 1, "\\u003c");
+  return json;
 }
 
-/// The template with its {{names}} replaced.
-std::string filled(const std::string& text, const std::map<std::string, std::string>& values) {
-  std::string out;
-  std::size_t from = 0;
-  for (std::size_t at = text.find("{{"); at != std::string::npos; at = text.find("{{", from)) {
-    const std::size_t end = text.find("}}", at);
-    out += text.substr(from, at - from) + values.at(text.substr(at + 2, end - at - 2));
-    from = end + 2;
-  }
-  return out + text.substr(from);
-}
+std::string with_class(const std::string& css) { return css.empty() ? "" : " class=\"" + css + "\""; }
 
 }  // namespace
 
-std::string to_json(const std::vector<Chart>& charts) {
-  using Json = nlohmann::ordered_json;
-  Json list = Json::array();
-  for (const Chart& chart : charts) {
-    Json all = Json::array();
-    for (const ChartSeries& series : chart.series) {
-      Json points = Json::array();
-      for (const ChartPoint& point : series.points)
-        points.push_back({{"at", point.at},
-                          {"value", point.value},
-                          {"low", point.low},
-                          {"high", point.high},
-                          {"tip", point.tip},
-                          {"computed", point.computed}});
-      all.push_back({{"name", series.name}, {"colour", series.colour}, {"shape", series.shape}, {"points", points}});
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ChartPoint, at, value, low, high, tip, computed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ChartSeries, name, colour, shape, points)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Chart, id, title, unit, rows, side_by_side, log_x, log_y, marks, series)
+
+std::string to_json(const std::vector<Chart>& charts) { return nlohmann::json(charts).dump(); }
+
+std::string filled(std::string_view text, const std::map<std::string, std::string>& values) {
+  std::string out;
+  for (std::size_t begin = text.find("{{"); begin != std::string_view::npos; begin = text.find("{{")) {
+    out += text.substr(0, begin);
+    const std::size_t end = text.find("}}", begin);
+    std::string name(text.substr(begin + 2, end - begin - 2));
+    text.remove_prefix(end + 2);
+    if (!name.starts_with('#')) {
+      out += values.at(name);
+      continue;
     }
-    Json marks = Json::array();
-    for (const auto& [at, label] : chart.marks) marks.push_back({{"at", at}, {"label", label}});
-    list.push_back({{"id", chart.id},
-                    {"title", chart.title},
-                    {"unit", chart.unit},
-                    {"rows", chart.rows},
-                    {"side_by_side", chart.side_by_side},
-                    {"log_x", chart.log_x},
-                    {"log_y", chart.log_y},
-                    {"marks", marks},
-                    {"series", all}});
+    name.erase(0, 1);
+    const std::string last = "{{/" + name + "}}";
+    const std::size_t length = text.find(last);
+    if (!values.at(name).empty()) out += filled(text.substr(0, length), values);
+    text.remove_prefix(length + last.size());
   }
-  return list.dump();
+  return out.append(text);
 }
 
 std::string escaped(const std::string& text) {
@@ -78,8 +57,11 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::string page_entry(const std::string& name, const std::string& value) {
-  return value.empty() ? "" : "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
+std::string page_entries(const std::vector<std::pair<std::string, std::string>>& entries, const std::string& css) {
+  std::string out;
+  for (const auto& [name, value] : entries)
+    if (!value.empty()) out += "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>\n";
+  return out.empty() ? "" : concat("<dl", with_class(css), ">\n", out, "</dl>\n");
 }
 
 std::string page_note(const std::string& text) {
@@ -109,8 +91,7 @@ std::string page_table(const std::vector<std::vector<std::string>>& rows, const 
     }
     out += "</tr>\n";
   }
-  const std::string kind = css.empty() ? "" : " class=\"" + css + "\"";
-  return out.empty() ? "" : concat("<div class=\"wide\"><table", kind, ">\n", out, "</table></div>\n");
+  return out.empty() ? "" : concat("<div class=\"wide\"><table", with_class(css), ">\n", out, "</table></div>\n");
 }
 
 void Page::section(const std::string& title, const std::string& html) {

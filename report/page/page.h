@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -60,10 +62,13 @@ struct Chart {
 /// JSON for report.js; numbers that are not finite are null.
 std::string to_json(const std::vector<Chart>& charts);
 
+/// A template with its {{names}} replaced by their texts; from {{#name}} to {{/name}} it is left out where the name has
+/// none.
+std::string filled(std::string_view text, const std::map<std::string, std::string>& values);
 /// `text` with &, <, > and quotes made safe for HTML.
 std::string escaped(const std::string& text);
-/// An entry of a <dl>; empty for an empty value.
-std::string page_entry(const std::string& name, const std::string& value);
+/// A <dl> of names and values, but for those whose value is empty; empty without any.
+std::string page_entries(const std::vector<std::pair<std::string, std::string>>& entries, const std::string& css = "");
 /// A note below a picture or a table; empty for an empty text.
 std::string page_note(const std::string& text);
 /// A <ul> of texts; empty without any.
@@ -92,8 +97,8 @@ class Page {
   std::vector<Chart> charts_;
 };
 
-/// A file that the build put into the program: "page.html", "report.css", "report.js", and "chart.js", empty where it
-/// found none.
+/// A file that the build put into the program: "page.html", "compare.html", "report.css", "report.js", and "chart.js",
+/// empty where it found none.
 std::string page_file(const std::string& name);
 
 }  // namespace duet::cli

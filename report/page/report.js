@@ -69,7 +69,7 @@
       };
     const x = { ...shared, type: chart.log_x ? 'logarithmic' : 'linear' };
     if (chart.marks.length > 0) {
-      const places = chart.marks.map((mark) => mark.at), labels = new Map(chart.marks.map((mark) => [mark.at, mark.label]));
+      const places = chart.marks.map(([at]) => at), labels = new Map(chart.marks);
       x.min = Math.min(...places);
       x.max = Math.max(...places);
       x.afterBuildTicks = (axis) => { axis.ticks = places.map((value) => ({ value })); };

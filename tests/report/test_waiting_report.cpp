@@ -31,7 +31,13 @@ Results waiting_made_up() {
   return results;
 }
 
-std::vector<std::string> sentences(const Results& results) { return waiting_findings(results, 2); }
+/// Those about waiting and moving of dp and ddp on 2 devices.
+std::vector<std::string> sentences(const Results& results) {
+  std::vector<std::string> found;
+  for (const std::string& sentence : findings(results))
+    if (sentence.starts_with("A step of d")) found.push_back(sentence);
+  return found;
+}
 
 }  // namespace
 
