@@ -355,7 +355,7 @@ std::string rows_json(const CollectiveOptions& options, const std::vector<Collec
                     {"cpu", machine.cpu},
                     {"cores", machine.cores},
                     {"rows", JsonWriter::json_of(rows)}};
-  return text_of(out, 1);
+  return text_of(out);
 }
 
 std::string rows_html(const CollectiveOptions& options, const std::vector<CollectiveRow>& rows,

@@ -73,7 +73,7 @@ std::string info_json(const Machine& machine, const std::vector<Device>& gpus) {
   out["why_no_cuda"] = why_unavailable(DeviceKind::cuda);
   for (const Library& library : libraries())
     out["libraries"].push_back({{"name", library.name}, {"version", library.version}, {"present", library.present}});
-  return text_of(out, 1);
+  return text_of(out);
 }
 
 }  // namespace

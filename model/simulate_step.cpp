@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/system/number_text.h"
+#include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {
