@@ -39,9 +39,9 @@ struct RoundCalls {
 };
 
 /// Runs rounds, each in an order of its own drawn with a fixed seed. A burst has as many steps as take 0.1 s, and at
-/// least 20 where the budget allows. Ends when every interval is within 1 %, when the next round would exceed the budget
-/// (but not before 3 rounds, unless one alone exceeds it), or when all have failed. Returns how it ended; what a burst
-/// throws leaves the cells as they were.
+/// least 20 where the budget allows. Ends when every interval is within 1 %, when the next round would exceed the
+/// budget (but not before 3 rounds, unless one alone exceeds it), or when all have failed. Returns how it ended; what a
+/// burst throws leaves the cells as they were.
 RoundState run_rounds(std::vector<RoundCell>& cells, const RoundLimits& limits, const RoundCalls& calls);
 
 }  // namespace duet::cli

@@ -19,10 +19,18 @@ constexpr Rule kDevices{.least = 1, .most = kMaxDevices};
 constexpr Rule kMode{
     .fits =
         [](const std::string& mode) {
-          constexpr std::array kModes = {"single",    "averaging",       "dp",
-                                         "ddp",       "copies",          "torch",
-                                         "torch ddp", "torch tuned",     "torch ddp tuned",
-                                         "LibTorch",  "LibTorch + duet", "LibTorch averaged",
+          constexpr std::array kModes = {"single",
+                                         "averaging",
+                                         "dp",
+                                         "ddp",
+                                         "copies",
+                                         "torch",
+                                         "torch ddp",
+                                         "torch tuned",
+                                         "torch ddp tuned",
+                                         "LibTorch",
+                                         "LibTorch + duet",
+                                         "LibTorch averaged",
                                          "torch ddp over duet"};
           return std::find(kModes.begin(), kModes.end(), mode) != kModes.end();
         },
@@ -176,13 +184,13 @@ Run with_rounds(Run run, const std::vector<Run>& all, std::int64_t images) {
   const double middle = median(of_each(bursts, step_us));
   run.samples_per_s = rows / middle * 1e6;
   run.epoch_s.clear();
-  for (const double us : of_each(bursts, step_us))
-    run.epoch_s.push_back(us / 1e6 * static_cast<double>(images) / rows);
+  for (const double us : of_each(bursts, step_us)) run.epoch_s.push_back(us / 1e6 * static_cast<double>(images) / rows);
   const StepParts parts = median_parts(bursts, &Run::step_us);
   run.step_us = parts.scaled_to(middle);
   run.rank_step_us = medians_of_ranks(bursts, &Run::rank_step_us);
   for (const auto number : {&Run::waiting_share, &Run::communication_us}) run.*number = median(of_each(bursts, number));
-  const bool traced = std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); });
+  const bool traced =
+      std::all_of(all.begin(), all.end(), [](const Run& burst) { return burst.step_waiting_us.has_value(); });
   if (traced) take_waiting(run, bursts, parts.sum() > 0 ? middle / parts.sum() : 1);
   for (const Run& burst : all) {
     run.rounds_step_us.push_back(burst.step_us);

@@ -62,8 +62,7 @@ void add_speedups(const Results& results, int devices, Evidence& evidence) {
     if (!first || run == first || run->mode != "ddp" || run->backend == first->backend) continue;
     const std::optional<Interval> ratio = speed_against(*first, *run);
     const std::string a = mode_on(results, *first), b = mode_over(results, *run);
-    if (shown(ratio, a + " against " + b))
-      evidence.say(a, " is ", times_text(*ratio), " as fast as ", b, ".");
+    if (shown(ratio, a + " against " + b)) evidence.say(a, " is ", times_text(*ratio), " as fast as ", b, ".");
   }
 }
 

@@ -232,7 +232,8 @@ std::string noise_note(const Results& results) {
       speedups.push_back(*run.speedup);
   if (speedups.empty()) return "";
   const auto [low, high] = std::minmax_element(speedups.begin(), speedups.end());
-  return concat("Noise: other modes on 1 device run single's own code, and read ", times_range({*low, *low, *high}), ".");
+  return concat("Noise: other modes on 1 device run single's own code, and read ", times_range({*low, *low, *high}),
+                ".");
 }
 
 /// Rounds that are left out.

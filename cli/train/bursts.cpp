@@ -214,8 +214,8 @@ class CollectiveBursts {
     times_.pass_us = microseconds_since(begin) / passes;
     times_.all_reduces.clear();
     for (std::size_t size = 0; size < counts_.size(); ++size)
-      times_.all_reduces.push_back(
-          {.bytes = static_cast<double>(counts_[size]) * sizeof(float), .us = all.calls.median_us(size, counts_.size())});
+      times_.all_reduces.push_back({.bytes = static_cast<double>(counts_[size]) * sizeof(float),
+                                    .us = all.calls.median_us(size, counts_.size())});
     const auto bytes = static_cast<double>(gradients_.bytes());
     times_.averaging = {.bytes = bytes, .us = all.averages.median_us(0, 1)};
     times_.addition = {.bytes = bytes, .us = median(all.additions)};

@@ -10,7 +10,8 @@ namespace {
 
 /// JSON in which no text begins what a <script> would take for a tag or a comment.
 std::string in_script(std::string json) {
-  for (std::size_t at = json.find('<'); at != std::string::npos; at = json.find('<', at)) json.replace(at, 1, "\\u003c");
+  for (std::size_t at = json.find('<'); at != std::string::npos; at = json.find('<', at))
+    json.replace(at, 1, "\\u003c");
   return json;
 }
 
