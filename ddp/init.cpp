@@ -13,22 +13,19 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo/load.h"
+#include "ddp/connect.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init_method.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/rank_environment.h"
-#include "ddp/nccl/load.h"
 #include "ddp/shm/shared_segment.h"
-#include "ddp/shm/shm_group.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/network.h"
 #include "ddp/store/port_range.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
-#include "ddp/tcp/tcp_transport.h"
 #include "lib/base/environment.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/text.h"
@@ -103,39 +100,29 @@ std::string nccl_interface(Store& store, const Rendezvous& meeting) {
   return one_host ? loopback_interface() : "";
 }
 
-/// Over the network, and within hosts over memory unless only the network was asked for.
-std::unique_ptr<ProcessGroup> connect_hosts(const InitOptions& options, const Rendezvous& meeting,
-                                            const std::shared_ptr<Store>& store, const GlooOptions& gloo) {
-  const int rank = meeting.rank, size = meeting.world_size;
-  auto transport =
-      options.backend == "gloo"
-          ? make_gloo_transport(*store, rank, size, gloo)
-          : make_tcp_transport(*store, rank, size, {.address = gloo.address, .connect_timeout = gloo.connect_timeout});
-  const std::vector<std::string> names = store->multi_get(rank_keys("host", meeting.world_size));
-  std::vector<int> hosts;  // by the first rank on each
+/// Numbers of the ranks' hosts: that of the first rank on each. Empty where all are on one, or each has one of its own.
+std::vector<int> shared_hosts(Store& store, const Rendezvous& meeting) {
+  const std::vector<std::string> names = store.multi_get(rank_keys("host", meeting.world_size));
+  std::vector<int> hosts;
   for (const std::string& name : names)
     hosts.push_back(static_cast<int>(std::find(names.begin(), names.end(), name) - names.begin()));
   const std::set<int> different(hosts.begin(), hosts.end());
-  if (options.backend == "auto" && different.size() > 1 && different.size() < hosts.size())
-    transport = make_multi_host_transport(std::move(transport), store, std::move(hosts), options.join_timeout);
-  return make_transport_group(std::move(transport), gloo.group);
+  return different.size() > 1 && different.size() < hosts.size() ? hosts : std::vector<int>{};
 }
 
-/// Null if the ranks cannot share memory and may do without.
-std::unique_ptr<ProcessGroup> connect_shared(const InitOptions& options, const Rendezvous& meeting,
-                                             const std::shared_ptr<Store>& store) {
-  const bool needed = options.backend == "shm";
-  if (!needed && options.backend != "auto") return nullptr;
-  const int elsewhere = rank_elsewhere(*store, meeting);
-  require<CommError>(!needed || elsewhere < 0, "backend shm: rank ", elsewhere,
-                     " is on another host, or in another container, than rank ", meeting.rank);
-  if (elsewhere >= 0) return nullptr;
-  try {
-    return make_shm_group(store, meeting.rank, meeting.world_size, options.join_timeout, {.timeout = options.timeout});
-  } catch (const CommError&) {  // on all ranks alike
-    if (needed) throw;
-    return nullptr;
+/// Over shared memory where it can be had, else over tcp, and within hosts over memory.
+std::unique_ptr<ProcessGroup> connect_best(ConnectOptions options, const Rendezvous& meeting,
+                                           const std::shared_ptr<Store>& store) {
+  if (rank_elsewhere(*store, meeting) < 0) {
+    try {
+      options.backend = "shm";
+      return connect(options, store, meeting.rank, meeting.world_size);
+    } catch (const CommError&) {  // on all ranks alike
+    }
   }
+  options.backend = "tcp";
+  options.hosts = shared_hosts(*store, meeting);
+  return connect(options, store, meeting.rank, meeting.world_size);
 }
 
 /// Where this rank is reached by ranks on other hosts, as far as the store cannot tell.
@@ -186,32 +173,29 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Rendezvous& 
 }
 
 /// `address`: this rank's, where others reach it; empty: still to be found.
-std::unique_ptr<ProcessGroup> connect(const InitOptions& options, const Rendezvous& meeting,
-                                      std::shared_ptr<Store> store, std::string address) {
+std::unique_ptr<ProcessGroup> join_group(const InitOptions& options, const Rendezvous& meeting,
+                                         std::shared_ptr<Store> store, std::string address) {
   const auto init = std::make_shared<PrefixStore>(store, "duet/init/");
   if (const auto interface = environment_variable(kInterfaceVariable))
     address = address_of(*interface, address.empty() ? kLoopback : address);
   join(*init, meeting, options, address);
   if (address.empty()) address = own_address(*init, meeting, options.join_timeout);
-  GlooOptions gloo;
-  gloo.address = std::move(address);
-  gloo.connect_timeout = options.join_timeout;
-  gloo.group = {.timeout = options.timeout, .whole_job = options.subgroup.empty()};
+  ConnectOptions over{.backend = options.backend,
+                      .connect_timeout = options.join_timeout,
+                      .group = {.timeout = options.timeout, .whole_job = options.subgroup.empty()},
+                      .address = std::move(address)};
   fault_point("init");
-  std::unique_ptr<ProcessGroup> group;
   if (options.backend == "nccl") {
     const LaunchedRank launched = resolve_rank();
-    const Device device = options.device.value_or(
+    over.device = options.device.value_or(
         Device{DeviceKind::cuda, launched.launcher.empty() ? meeting.rank : launched.place.local_rank});
-    group = make_nccl_group(init, meeting.rank, meeting.world_size,
-                            {.device = device,
-                             .connect_timeout = options.join_timeout,
-                             .group = {.timeout = options.timeout},
-                             .interface = nccl_interface(*init, meeting)});
-  } else {
-    group = connect_shared(options, meeting, init);
+    over.interface = nccl_interface(*init, meeting);
   }
-  if (group == nullptr) group = connect_hosts(options, meeting, init, gloo);
+  const int elsewhere = options.backend == "shm" ? rank_elsewhere(*init, meeting) : -1;
+  require<CommError>(elsewhere < 0, "backend shm: rank ", elsewhere,
+                     " is on another host, or in another container, than rank ", meeting.rank);
+  auto group = options.backend == "auto" ? connect_best(over, meeting, init)
+                                         : connect(over, init, meeting.rank, meeting.world_size);
   init->set(concat("ready/", meeting.rank), "");
   store_barrier(*init, "ready", "connect", meeting, options.join_timeout);
   group->set_store(std::move(store));
@@ -228,9 +212,7 @@ InitOptions complete(InitOptions options) {
   fill_in(options.join_timeout, kJoinTimeoutVariable, kStoreTimeout);
   fill_in(options.timeout, kTimeoutVariable, kGroupTimeout);
   options.verbose = options.verbose || environment_variable(kVerboseVariable);
-  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "solo"};
-  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
-                      "Invalid backend: '", options.backend, "'");
+  check_backend(options.backend, false);
   require<UsageError>(options.timeout.count() > 0 && options.join_timeout.count() > 0,
                       "timeouts must be positive, got ", options.timeout.count(), " ms and ",
                       options.join_timeout.count(), " ms");
@@ -253,7 +235,7 @@ std::unique_ptr<ProcessGroup> meet(const InitOptions& options, const Rendezvous&
   std::optional<MeetingFolder> folder;  // kept until all have met in it
   std::string address;
   if (store == nullptr) store = open_store(options, meeting, folder, address);
-  auto group = connect(options, meeting, std::move(store), std::move(address));
+  auto group = join_group(options, meeting, std::move(store), std::move(address));
   group->set_flight_recorder(record, number);
   record->enter(Phase::ready);
   return group;
@@ -274,7 +256,9 @@ std::unique_ptr<ProcessGroup> init_process_group(std::shared_ptr<Store> store, i
   Rendezvous meeting;
   meeting.rank = rank;
   meeting.world_size = world_size;
-  return meet(complete(options), meeting, std::move(store));
+  // Keys of its own: the store may have served a group before, whose ranks may have left some.
+  const std::string prefix = concat("duet/group/", store->next_group(rank), "/");
+  return meet(complete(options), meeting, std::make_shared<PrefixStore>(std::move(store), prefix, world_size));
 }
 
 }  // namespace duet::ddp

@@ -52,9 +52,10 @@ struct InitOptions {
 /// or that disagree, DeviceError when the backend is not built.
 std::unique_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
 
-/// The same for ranks that share a store already, which has no other use and which the group keeps. Of the options,
-/// init_method, rank, world_size and run_id are not read. Ranks on several hosts are reached at the address of
-/// DUET_INTERFACE, else at the one on the way to MASTER_ADDR.
+/// The same for ranks that share a store already, which the group keeps, and uses under a prefix. Over one store groups
+/// may be made one after the other, also after a failure or by fewer ranks: each rank must have made as many before. Of
+/// the options, init_method, rank, world_size and run_id are not read. Ranks on several hosts are reached at the
+/// address of DUET_INTERFACE, else at the one on the way to MASTER_ADDR.
 std::unique_ptr<ProcessGroup> init_process_group(std::shared_ptr<Store> store, int rank, int world_size,
                                                  const InitOptions& options = {});
 

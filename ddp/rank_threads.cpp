@@ -1,7 +1,6 @@
 #include "ddp/rank_threads.h"
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <future>
 #include <memory>
@@ -11,13 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo/load.h"
+#include "ddp/connect.h"
 #include "ddp/group/process_group.h"
-#include "ddp/nccl/load.h"
-#include "ddp/shm/shm_group.h"
 #include "ddp/store/store.h"
-#include "ddp/tcp/tcp_transport.h"
-#include "ddp/transport/transport.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 
@@ -29,7 +24,7 @@ constexpr Milliseconds kMeetTimeout{60'000};  // threads of one process come at 
 class RankThreads {
  public:
   RankThreads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options)
-      : options_(options), body_(body), transports_(make_memory_transports(ranks)) {}
+      : options_(options), body_(body), size_(ranks) {}
 
   void run() {
     std::promise<bool> all_there;
@@ -58,32 +53,21 @@ class RankThreads {
     std::exception_ptr error;
   };
 
-  int size() const { return static_cast<int>(transports_.size()); }
+  int size() const { return size_; }
 
   std::unique_ptr<ProcessGroup> connect(int rank) {
     if (size() == 1) return std::make_unique<SoloGroup>();
-    if (options_.backend == "gloo") return make_gloo_group(store_, rank, size(), {.group = options_.group});
-    if (options_.backend == "nccl") {
-      const Device device = options_.devices[static_cast<std::size_t>(rank)];
-      return make_nccl_group(store_, rank, size(),
-                             {.device = device, .connect_timeout = kMeetTimeout, .group = options_.group});
+    const bool any = options_.backend == "auto";
+    ConnectOptions options{
+        .backend = any ? "shm" : options_.backend, .connect_timeout = kMeetTimeout, .group = options_.group};
+    if (!options_.devices.empty()) options.device = options_.devices[static_cast<std::size_t>(rank)];
+    try {
+      return ddp::connect(options, store_, rank, size());
+    } catch (const CommError&) {  // on all ranks alike, unless one has failed
+      if (!any || failed()) throw;
     }
-    if (options_.backend == "tcp") {
-      auto group = make_transport_group(make_tcp_transport(*store_, rank, size(), {.connect_timeout = kMeetTimeout}),
-                                        options_.group);
-      group->set_store(store_);
-      return group;
-    }
-    if (options_.backend != "memory") {
-      try {
-        return make_shm_group(store_, rank, size(), kMeetTimeout, options_.group);
-      } catch (const CommError&) {  // on all ranks alike, unless one has failed
-        if (options_.backend == "shm" || failed()) throw;
-      }
-    }
-    auto group = make_transport_group(std::move(transports_[static_cast<std::size_t>(rank)]), options_.group);
-    group->set_store(store_);
-    return group;
+    options.backend = "memory";
+    return ddp::connect(options, store_, rank, size());
   }
 
   void run_rank(int rank) {
@@ -119,7 +103,7 @@ class RankThreads {
   const RankThreadsOptions& options_;
   const std::function<void(ProcessGroup&)>& body_;
   const std::shared_ptr<MemoryStore> store_ = std::make_shared<MemoryStore>();
-  std::vector<std::unique_ptr<Transport>> transports_;
+  const int size_;
   std::mutex mutex_;
   std::vector<Failure> failures_;  // in the order in which they came
 };
@@ -128,9 +112,7 @@ class RankThreads {
 
 void run_rank_threads(int ranks, const std::function<void(ProcessGroup&)>& body, const RankThreadsOptions& options) {
   require<UsageError>(ranks >= 1, "a job has at least 1 rank, got ", ranks);
-  constexpr std::array kBackends = {"auto", "shm", "tcp", "gloo", "memory", "nccl"};
-  require<UsageError>(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
-                      "Invalid backend for ranks that are threads: '", options.backend, "'");
+  check_backend(options.backend, true);
   require<UsageError>(options.backend != "nccl" || options.devices.size() == static_cast<std::size_t>(ranks),
                       "backend nccl: ", ranks, " ranks, but ", options.devices.size(), " devices");
   RankThreads(ranks, body, options).run();

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "ddp/transport/transport.h"
 
 namespace duet::ddp {
 

@@ -1,7 +1,5 @@
 #include "ddp/gloo/load.h"
 
-#include <utility>
-
 #include "ddp/store/port_range.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
@@ -39,13 +37,6 @@ std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size,
                       describe(ports), "; expected backend tcp");
   const auto connect = reinterpret_cast<GlooConnect>(loaded().symbol);
   return std::unique_ptr<Transport>(connect(store, rank, size, options));
-}
-
-std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
-                                              const GlooOptions& options) {
-  auto group = make_transport_group(make_gloo_transport(*store, rank, size, options), options.group);
-  group->set_store(std::move(store));
-  return group;
 }
 
 }  // namespace duet::ddp

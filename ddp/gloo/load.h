@@ -1,10 +1,9 @@
-// Process groups over Gloo, which is a module that is loaded when first needed.
+// Messages over Gloo, which is a module that is loaded when first needed.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
 #include "ddp/transport/transport.h"
 
@@ -13,17 +12,12 @@ namespace duet::ddp {
 struct GlooOptions {
   std::string address = "127.0.0.1";  // of this rank, where the others reach it
   Milliseconds connect_timeout{30'000};
-  GroupOptions group{};
 };
-
-/// As make_gloo_group(), only the messages.
-std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
 
 /// Connects this rank with the others, which call this with the same store. Throws CommError when a rank does not come,
 /// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
 /// Other libraries of the program may export a Gloo of their own, as PyTorch's wheels do, but not under a sanitizer.
-std::unique_ptr<ProcessGroup> make_gloo_group(std::shared_ptr<Store> store, int rank, int size,
-                                              const GlooOptions& options = {});
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
 
 /// Empty if Gloo can be used, else why not.
 std::string why_no_gloo();

@@ -62,6 +62,20 @@ std::byte* ShmCollectives::at_place(int rank, std::uint64_t& place, const Buffer
   return arenas_[arena].of(rank) + within;
 }
 
+std::shared_ptr<Storage> ShmCollectives::shared_storage(std::size_t bytes) {
+  const std::size_t room = (bytes + 4095) / 4096 * 4096;
+  const auto segment = std::make_shared<SharedSegment>(*store_, concat("shm/arena/", arenas_.size()), rank_, size_,
+                                                       room * static_cast<std::size_t>(size_), timeout_);
+  add_arena({segment, room});
+  return {new Storage(Device{}, arenas_.back().of(rank_), bytes), [segment](Storage* used) { delete used; }};
+}
+
+std::unique_ptr<Engine> ShmCollectives::connect_subset(const Subset& subset) const {
+  return std::make_unique<ShmCollectives>(
+      ShmTransport::connect(*subset.store, subset.rank, subset.size(), transport_->connect_timeout()), subset.store,
+      timeout_);
+}
+
 void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
   Notice& notice = block_.notice(rank_, sequence);
   notice.header = header_of(call, sequence);
@@ -70,7 +84,8 @@ void ShmCollectives::begin(const Call& call, std::uint64_t sequence) {
   block_.post();
 }
 
-void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) {
+void ShmCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool may_spin) {
+  const bool spin = may_spin && spins_;
   const auto meet = [&] {
     block_.post();
     block_.await_posts(deadline, spin);

@@ -9,6 +9,10 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
+#include "ddp/shm/shm_transport.h"
+#include "ddp/store/store.h"
+#include "ddp/transport/engine.h"
+#include "lib/base/thread_pool.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
@@ -20,17 +24,31 @@ struct SharedArena {
   std::byte* of(int rank) const { return segment->data() + static_cast<std::size_t>(rank) * bytes; }
 };
 
-/// One collective in two parts: begin() shows this rank's first contribution and never waits; finish() does the rest.
-/// Used by one thread at a time.
-class ShmCollectives {
+/// The collectives of ranks that have a core each are carried out by the threads that wait for them, at once. So
+/// buckets of a shorter backward are not summed in parallel with it: a thread that did it would take a core from
+/// backward.
+class ShmCollectives final : public Engine {
  public:
-  explicit ShmCollectives(ControlBlock& block) : block_(block), rank_(block.rank()), size_(block.size()) {}
+  /// `store` and `timeout` are for memory that shared_storage() shares.
+  explicit ShmCollectives(std::unique_ptr<ShmTransport> transport, std::shared_ptr<Store> store = nullptr,
+                          Milliseconds timeout = kGroupTimeout)
+      : transport_(std::move(transport)),
+        store_(std::move(store)),
+        timeout_(timeout),
+        block_(transport_->control_block()),
+        rank_(block_.rank()),
+        size_(block_.size()),
+        spins_(size_ <= usable_cores()) {}
 
+  Transport& transport() override { return *transport_; }
+  bool runs_in_waiters() const override { return true; }
+  void begin(const Call& call, std::uint64_t sequence) override;
+  void finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) override;
+  void drain(Milliseconds timeout) override { transport_->drain(Clock::now() + timeout); }
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override;
+  std::unique_ptr<Engine> connect_subset(const Subset& subset) const override;
   /// Buffers in the arena are reduced where they lie.
   void add_arena(SharedArena arena) { arenas_.push_back(std::move(arena)); }
-  void begin(const Call& call, std::uint64_t sequence);
-  /// Throws CommError.
-  void finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin);
 
  private:
   /// Elements of one pass through the staging memory.
@@ -56,8 +74,12 @@ class ShmCollectives {
   /// The part of `count` elements that a rank reduces.
   Pass shard_of(std::int64_t count, int rank) const;
 
+  const std::unique_ptr<ShmTransport> transport_;
+  const std::shared_ptr<Store> store_;
+  const Milliseconds timeout_;
   ControlBlock& block_;
   const int rank_, size_;
+  const bool spins_;
   std::vector<SharedArena> arenas_;
   std::vector<void*> parts_;
 };

@@ -62,6 +62,11 @@ void Store::multi_set(const std::vector<std::string>& keys, const std::vector<st
 
 std::string Store::secret() { return compare_set("/duet/secret", "", random_bytes(kSecretBytes)); }
 
+int Store::next_group(int rank) {
+  const std::lock_guard lock(groups_mutex_);
+  return groups_[rank]++;
+}
+
 PrefixStore::PrefixStore(std::shared_ptr<Store> store, std::string prefix, int members)
     : Store(store->timeout()), store_(std::move(store)), prefix_(std::move(prefix)), members_(members) {}
 

@@ -65,6 +65,10 @@ class Store {
   /// derived from that, the run and the random one.
   virtual std::string secret();
 
+  /// How many groups this rank has made over this object so far; counts one more. Equal on ranks that make the same
+  /// ones.
+  int next_group(int rank);
+
   /// How long get(), multi_get() and wait() block.
   Milliseconds timeout() const { return timeout_; }
 
@@ -80,6 +84,8 @@ class Store {
   std::int64_t ask_number(StoreOp op, std::vector<std::string> strings);
 
   Milliseconds timeout_;
+  std::mutex groups_mutex_;
+  std::map<int, int> groups_;  // by rank: threads of one process may share a store
 };
 
 /// Another store's keys under a prefix, so that runs and groups do not collide. num_keys() counts the whole store.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "ddp/transport/lost_rank.h"
+#include "ddp/transport/message_receiver.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"
@@ -56,7 +57,7 @@ class TcpTransport final : public Transport {
   Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
     const std::lock_guard lock(mutex_);
     Peer& to = open_peer(peer);
-    const Request request = take({.peer = peer, .sends = true, .head = {tag, bytes}, .data = bytes_of(data)});
+    const Request request = messages_.add({.peer = peer, .sends = true, .head = {tag, bytes}, .data = bytes_of(data)});
     to.out.push_back(request);
     if (to.out.size() == 1) write(to);
     if (!to.out.empty()) wake();
@@ -67,8 +68,8 @@ class TcpTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     require<CommError>(!closed_, kClosed);
     Peer& from = peers_[static_cast<std::size_t>(peer)];
-    const Request request = take({.peer = peer, .head = {tag, bytes}, .data = static_cast<std::byte*>(data)});
-    TcpMessage& message = at(request);
+    const Request request = messages_.add({.peer = peer, .head = {tag, bytes}, .data = static_cast<std::byte*>(data)});
+    StreamMessage& message = messages_.at(request);
     if (from.receiver.take_early(message)) return request;
     if (from.end.empty())
       expect(from, message);
@@ -79,8 +80,8 @@ class TcpTransport final : public Transport {
 
   void wait(Request request, Clock::time_point deadline) override {
     std::unique_lock lock(mutex_);
-    TcpMessage& message = at(request);
-    const bool ended = changed_.wait_until(lock, deadline, [&] { return message.done || !message.failure.empty(); });
+    StreamMessage& message = messages_.at(request);
+    const bool ended = changed_.wait_until(lock, deadline, [&] { return message.ended(); });
     const char* const what = message.sends ? " took nothing" : " sent nothing";
     if (!ended) shut_down();  // nothing may arrive any more in memory that the caller gives up
     message.busy = false;
@@ -104,26 +105,12 @@ class TcpTransport final : public Transport {
     Descriptor socket;
     std::vector<Request> out;
     std::size_t written = 0;  // bytes of the first of `out`, head included
-    TcpReceiver receiver;
+    MessageReceiver receiver;
     std::string end;  // why the connection has ended
   };
 
   // sendmsg() takes a pointer to non-const, and writes nothing there.
   static std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }
-
-  TcpMessage& at(Request request) {
-    return messages_[static_cast<std::size_t>(request)];
-  }  // a deque: growth moves none
-
-  Request take(TcpMessage message) {
-    const auto idle = std::find_if(messages_.begin(), messages_.end(), [](const TcpMessage& one) { return !one.busy; });
-    const auto request = static_cast<Request>(idle - messages_.begin());
-    if (idle == messages_.end())
-      messages_.push_back(std::move(message));
-    else
-      *idle = std::move(message);
-    return request;
-  }
 
   Peer& open_peer(int rank) {
     require<CommError>(!closed_, kClosed);
@@ -133,7 +120,7 @@ class TcpTransport final : public Transport {
   }
 
   void finish(Request request) {
-    at(request).done = true;
+    messages_.at(request).done = true;
     changed_.notify_all();
   }
 
@@ -146,7 +133,7 @@ class TcpTransport final : public Transport {
     if (!peer.end.empty()) return;
     peer.end = reason;
     ::shutdown(peer.socket.get(), SHUT_RDWR);
-    for (const Request request : peer.out) at(request).failure = reason;
+    for (const Request request : peer.out) messages_.at(request).failure = reason;
     peer.out.clear();
     peer.receiver.stop(reason);
     changed_.notify_all();
@@ -161,10 +148,10 @@ class TcpTransport final : public Transport {
   /// As much as can be written without waiting, in pieces.
   void write(Peer& peer) {
     for (int i = 0; i < kPieces && !peer.out.empty(); ++i) {
-      TcpMessage& message = at(peer.out.front());
-      const std::size_t head = std::min(peer.written, sizeof(TcpHead)), done = peer.written - head;
+      StreamMessage& message = messages_.at(peer.out.front());
+      const std::size_t head = std::min(peer.written, sizeof(MessageHead)), done = peer.written - head;
       std::array<iovec, 2> parts{
-          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(TcpHead) - head},
+          {{reinterpret_cast<std::byte*>(&message.head) + head, sizeof(MessageHead) - head},
            {message.data + done, std::min<std::size_t>(kPieceBytes, message.head.bytes - done)}}};
       msghdr text{};
       text.msg_iov = parts.data();
@@ -176,7 +163,7 @@ class TcpTransport final : public Transport {
         return;
       }
       peer.written += static_cast<std::size_t>(wrote);
-      if (peer.written < sizeof(TcpHead) + message.head.bytes) continue;
+      if (peer.written < sizeof(MessageHead) + message.head.bytes) continue;
       peer.written = 0;
       finish(peer.out.front());
       peer.out.erase(peer.out.begin());
@@ -198,7 +185,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  void expect(Peer& from, TcpMessage& message) {
+  void expect(Peer& from, StreamMessage& message) {
     const bool parked = from.receiver.parked();
     or_end(from, [&] {
       from.receiver.expect(message);
@@ -254,7 +241,7 @@ class TcpTransport final : public Transport {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Peer> peers_;  // by rank; this one's own has no socket
-  std::deque<TcpMessage> messages_;
+  MessageTable messages_;
   bool closed_ = false;
   std::thread thread_;
 };

@@ -1,35 +1,15 @@
 // Messages between ranks over TCP, and the connections for them.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ddp/store/store.h"
-#include "ddp/transport/message_receiver.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/descriptor.h"
-#include "lib/error.h"
 
 namespace duet::ddp {
-
-/// Goes before every message; in this machine's byte order.
-struct TcpHead {
-  std::uint64_t tag = 0, bytes = 0;
-};
-inline bool same_message(const TcpHead& one, const TcpHead& other) { return one.tag == other.tag; }
-inline std::uint64_t payload_bytes(const TcpHead& head) { return head.bytes; }
-inline void check_head(const TcpHead& head) {
-  require<CommError>(head.bytes > 0 && head.bytes <= kMostMessageBytes, "it announced a message of ", head.bytes,
-                     " bytes, expected 1 to ", kMostMessageBytes);
-}
-inline std::string mismatch(const TcpHead& arrived, const TcpHead& expected) {
-  if (arrived.bytes == expected.bytes) return {};
-  return concat("it sent ", arrived.bytes, " bytes, expected ", expected.bytes);
-}
-using TcpMessage = StreamMessage<TcpHead>;
-using TcpReceiver = MessageReceiver<TcpHead>;
 
 struct TcpTransportOptions {
   std::string address = "127.0.0.1";  // of this rank, where the others reach it

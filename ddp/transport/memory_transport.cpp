@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/store/store.h"
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -17,7 +18,7 @@
 namespace duet::ddp {
 namespace {
 
-/// What is under way between all ranks.
+/// What is under way between all ranks of a group.
 struct Hub {
   using Key = std::tuple<int, int, std::uint64_t>;  // from, to, tag
   explicit Hub(int size) : closed(static_cast<std::size_t>(size), false) {}
@@ -25,12 +26,35 @@ struct Hub {
   std::condition_variable changed;
   std::map<Key, std::string> messages;
   std::vector<bool> closed;
-  std::map<std::string, std::shared_ptr<Hub>> subsets;  // by name
 };
+
+/// The hub of the ranks that share the store; the first that comes makes it.
+std::shared_ptr<Hub> meet_in_hub(Store& store, int rank, int size, Milliseconds timeout) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<Hub>> hubs;
+  static int made = 0;
+  std::shared_ptr<Hub> hub;
+  {
+    const std::lock_guard lock(mutex);
+    const std::string name = concat(++made);
+    hub = std::make_shared<Hub>(size);
+    const std::string found = store.compare_set("memory/hub", "", name);
+    std::erase_if(hubs, [](const auto& one) { return one.second.expired(); });
+    if (found == name)
+      hubs[name] = hub;
+    else
+      hub = hubs.contains(found) ? hubs[found].lock() : nullptr;
+  }
+  require<CommError>(hub != nullptr, "rank ", rank, " is not in the process of the other ranks");
+  store.set(rank_keys("memory/ready", size)[static_cast<std::size_t>(rank)], "");
+  store.wait(rank_keys("memory/ready", size), timeout);
+  return hub;
+}
 
 class MemoryTransport final : public Transport {
  public:
-  MemoryTransport(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  MemoryTransport(Store& store, int rank, int size, Milliseconds timeout)
+      : hub_(meet_in_hub(store, rank, size, timeout)), rank_(rank), timeout_(timeout) {}
   ~MemoryTransport() override { close(); }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(hub_->closed.size()); }
@@ -68,10 +92,7 @@ class MemoryTransport final : public Transport {
   }
 
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
-    const std::lock_guard lock(hub_->mutex);
-    auto& hub = hub_->subsets[subset.name];
-    if (hub == nullptr) hub = std::make_shared<Hub>(subset.size());
-    return std::make_unique<MemoryTransport>(hub, subset.rank);
+    return make_memory_transport(*subset.store, subset.rank, subset.size(), timeout_);
   }
 
   void close() override {
@@ -107,16 +128,14 @@ class MemoryTransport final : public Transport {
 
   std::shared_ptr<Hub> hub_;
   int rank_;
+  Milliseconds timeout_;
   std::vector<Receive> receives_;
 };
 
 }  // namespace
 
-std::vector<std::unique_ptr<Transport>> make_memory_transports(int size) {
-  const auto hub = std::make_shared<Hub>(size);
-  std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_unique<MemoryTransport>(hub, rank));
-  return transports;
+std::unique_ptr<Transport> make_memory_transport(Store& store, int rank, int size, Milliseconds timeout) {
+  return std::make_unique<MemoryTransport>(store, rank, size, timeout);
 }
 
 }  // namespace duet::ddp

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "ddp/group/reduce_kernels.h"
 #include "lib/error.h"
@@ -31,14 +32,14 @@ bool reduces_in_parts(const Call& call) {
 
 }  // namespace
 
-Collectives::Collectives(Transport& transport, Milliseconds timeout) : transport_(transport), timeout_(timeout) {
-  for (int rank = 0; rank < transport.size(); ++rank) peer_headers_.push_back({rank, {}});
-  for (int rank = 0; rank < transport.size(); ++rank) all_ranks_.push_back(rank);
+MessageCollectives::MessageCollectives(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {
+  for (int rank = 0; rank < transport_->size(); ++rank) peer_headers_.push_back({rank, {}});
+  for (int rank = 0; rank < transport_->size(); ++rank) all_ranks_.push_back(rank);
   ranks_per_host_ = ranks_per_host();
 }
 
-void Collectives::run(const Call& call, std::uint64_t sequence) {
-  deadline_ = Clock::now() + call.mark.limit(timeout_);
+void MessageCollectives::finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool) {
+  deadline_ = deadline;
   header_ = header_of(call, sequence);
   header_requests_.clear();
   requests_.clear();
@@ -59,7 +60,7 @@ void Collectives::run(const Call& call, std::uint64_t sequence) {
   finish_messages();
 }
 
-void Collectives::drain(Milliseconds timeout) {
+void MessageCollectives::drain(Milliseconds timeout) {
   try {
     deadline_ = Clock::now() + timeout;
     header_ = header_of({.op = Collective::barrier}, ~std::uint64_t{0});
@@ -71,27 +72,31 @@ void Collectives::drain(Milliseconds timeout) {
   }
 }
 
-void Collectives::exchange_headers() {
-  peer_headers_[static_cast<std::size_t>(transport_.rank())].header = header_;
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer == transport_.rank()) continue;
+std::unique_ptr<Engine> MessageCollectives::connect_subset(const Subset& subset) const {
+  return std::make_unique<MessageCollectives>(transport_->connect_subset(subset));
+}
+
+void MessageCollectives::exchange_headers() {
+  peer_headers_[static_cast<std::size_t>(transport_->rank())].header = header_;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer == transport_->rank()) continue;
     CallHeader& received = peer_headers_[static_cast<std::size_t>(peer)].header;
-    header_requests_.push_back(transport_.receive(peer, header_tag(header_), &received, sizeof(CallHeader)));
-    requests_.push_back(transport_.send(peer, header_tag(header_), &header_, sizeof(CallHeader)));
+    header_requests_.push_back(transport_->receive(peer, header_tag(header_), &received, sizeof(CallHeader)));
+    requests_.push_back(transport_->send(peer, header_tag(header_), &header_, sizeof(CallHeader)));
   }
 }
 
 // Note [Disagreement]: all ranks receive all headers before any of them fails, so that each of them prints both sides.
 // A rank that finds a disagreement drains before closing, so that peers report the mismatch, not a reset.
-void Collectives::check_headers() {
+void MessageCollectives::check_headers() {
   if (header_requests_.empty()) return;
   std::string lost;
   std::exception_ptr loss;
   std::vector<int> silent;
   for (std::size_t i = 0, peer = 0; peer < peer_headers_.size(); ++peer) {
-    if (peer_headers_[peer].rank == transport_.rank()) continue;
+    if (peer_headers_[peer].rank == transport_->rank()) continue;
     try {  // after a loss, only what is there already
-      transport_.wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
+      transport_->wait(header_requests_[i++], lost.empty() ? deadline_ : std::min(deadline_, Clock::now()));
     } catch (const CommError& error) {
       if (lost.empty()) {
         lost = error.what();
@@ -117,30 +122,30 @@ void Collectives::check_headers() {
   throw CommError(lost.empty() ? text : concat(text, "; ", lost));
 }
 
-void Collectives::send(int peer, int phase, const void* data, std::size_t bytes) {
-  if (bytes > 0) requests_.push_back(transport_.send(peer, tag_of(header_, phase), data, bytes));
+void MessageCollectives::send(int peer, int phase, const void* data, std::size_t bytes) {
+  if (bytes > 0) requests_.push_back(transport_->send(peer, tag_of(header_, phase), data, bytes));
 }
 
-void Collectives::receive(int peer, int phase, void* data, std::size_t bytes) {
-  if (bytes > 0) requests_.push_back(transport_.receive(peer, tag_of(header_, phase), data, bytes));
+void MessageCollectives::receive(int peer, int phase, void* data, std::size_t bytes) {
+  if (bytes > 0) requests_.push_back(transport_->receive(peer, tag_of(header_, phase), data, bytes));
 }
 
-void Collectives::finish_messages() {
+void MessageCollectives::finish_messages() {
   check_headers();
-  for (const Transport::Request request : requests_) transport_.wait(request, deadline_);
+  for (const Transport::Request request : requests_) transport_->wait(request, deadline_);
   requests_.clear();
 }
 
-Collectives::Chunk Collectives::piece_of(Chunk whole, int pieces, int index) {
+MessageCollectives::Chunk MessageCollectives::piece_of(Chunk whole, int pieces, int index) {
   const std::int64_t even = (whole.count + pieces - 1) / pieces;
   const std::int64_t chunk = (even + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
   const std::int64_t begin = std::min(whole.count, chunk * index);
   return {whole.begin + begin, std::min(whole.count, begin + chunk) - begin};
 }
 
-int Collectives::ranks_per_host() const {
-  const std::vector<int>& hosts = transport_.hosts();
-  const int size = transport_.size();
+int MessageCollectives::ranks_per_host() const {
+  const std::vector<int>& hosts = transport_->hosts();
+  const int size = transport_->size();
   if (hosts.empty() || !std::has_single_bit(static_cast<unsigned>(size))) return 0;
   const auto each = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[0]));
   if (each < 2 || each == size || size % each != 0) return 0;
@@ -152,37 +157,38 @@ int Collectives::ranks_per_host() const {
   return each;
 }
 
-void Collectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks) {
+void MessageCollectives::receive_parts(const Buffer& own, Chunk chunk, int phase, std::span<const int> ranks) {
   const std::size_t bytes = bytes_of(own, chunk);
   const std::size_t others = ranks.size() - 1;
   if (staging_.size() < bytes * others) staging_.resize(bytes * others);
   parts_.assign(ranks.size(), at(own, chunk.begin));
   std::byte* next = staging_.data();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] == transport_.rank()) continue;
+    if (ranks[i] == transport_->rank()) continue;
     parts_[i] = next;
     receive(ranks[i], phase, next, bytes);
     next += bytes;
   }
 }
 
-void Collectives::send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks) {
+void MessageCollectives::send_pieces(const Buffer& buffer, Chunk whole, int phase, std::span<const int> ranks) {
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
-    if (ranks[i] != transport_.rank()) send(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
+    if (ranks[i] != transport_->rank()) send(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
   }
 }
 
-void Collectives::share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase, std::span<const int> ranks) {
+void MessageCollectives::share_pieces(const Buffer& buffer, Chunk whole, Chunk own, int phase,
+                                      std::span<const int> ranks) {
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] == transport_.rank()) continue;
+    if (ranks[i] == transport_->rank()) continue;
     const Chunk piece = piece_of(whole, static_cast<int>(ranks.size()), static_cast<int>(i));
     receive(ranks[i], phase, at(buffer, piece.begin), bytes_of(buffer, piece));
     send(ranks[i], phase, at(buffer, own.begin), bytes_of(buffer, own));
   }
 }
 
-void Collectives::reduce_received(const Call& call, std::byte* own, std::int64_t count) {
+void MessageCollectives::reduce_received(const Call& call, std::byte* own, std::int64_t count) {
   finish_messages();
   reduce_parts(parts_, count, call.in.dtype, call.reduce);
   copy_bytes(own, parts_[0], static_cast<std::size_t>(count) * size_of(call.in.dtype));
@@ -191,7 +197,7 @@ void Collectives::reduce_received(const Call& call, std::byte* own, std::int64_t
 // Note [Sharded all_reduce]: each rank owns one chunk of the elements, gets that chunk from all others, reduces it in
 // the one order that reduce_parts() defines, and sends the result to all. So every element is reduced once, and is the
 // same bits on every rank; a rank sends and receives 2 (P-1)/P of the buffer, as a ring does, in 2 steps, not 2 (P-1).
-void Collectives::all_reduce(const Call& call) {
+void MessageCollectives::all_reduce(const Call& call) {
   const Buffer& buffer = call.in;
   const bool small = buffer.bytes() <= kSmallBytes;
   if (!small && ranks_per_host_ > 0 && reduces_in_parts(call)) return all_reduce_by_hosts(call);
@@ -199,10 +205,10 @@ void Collectives::all_reduce(const Call& call) {
   if (small) {
     receive_parts(buffer, whole, 0, all_ranks_);
     for (const int peer : all_ranks_)
-      if (peer != transport_.rank()) send(peer, 0, buffer.data, buffer.bytes());
+      if (peer != transport_->rank()) send(peer, 0, buffer.data, buffer.bytes());
     return reduce_received(call, at(buffer, 0), buffer.count);
   }
-  const Chunk own = piece_of(whole, transport_.size(), transport_.rank());
+  const Chunk own = piece_of(whole, transport_->size(), transport_->rank());
   receive_parts(buffer, own, 0, all_ranks_);
   send_pieces(buffer, whole, 0, all_ranks_);
   reduce_received(call, at(buffer, own.begin), own.count);
@@ -213,9 +219,9 @@ void Collectives::all_reduce(const Call& call) {
 // same piece on all hosts reduce that, and each host puts its pieces together. A host's ranks are a subtree of the tree
 // of reduce_parts(), so the bits are those of the sum over all ranks at once; but between hosts a rank moves its piece
 // only, not that of its neighbours as well.
-void Collectives::all_reduce_by_hosts(const Call& call) {
-  const int each = ranks_per_host_, place = transport_.rank() % each, host = transport_.rank() / each;
-  const int count = transport_.size() / each;
+void MessageCollectives::all_reduce_by_hosts(const Call& call) {
+  const int each = ranks_per_host_, place = transport_->rank() % each, host = transport_->rank() / each;
+  const int count = transport_->size() / each;
   std::vector<int> near, far;
   for (int i = 0; i < each; ++i) near.push_back(host * each + i);
   for (int i = 0; i < count; ++i) far.push_back(i * each + place);
@@ -231,29 +237,29 @@ void Collectives::all_reduce_by_hosts(const Call& call) {
   share_pieces(call.in, whole, part, 3, near);
 }
 
-void Collectives::reduce(const Call& call) {
-  if (transport_.rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
+void MessageCollectives::reduce(const Call& call) {
+  if (transport_->rank() != call.root) return send(call.root, 0, call.in.data, call.in.bytes());
   receive_parts(call.in, {0, call.in.count}, 0, all_ranks_);
   reduce_received(call, at(call.in, 0), call.in.count);
 }
 
-void Collectives::reduce_scatter(const Call& call) {
-  const int self = transport_.rank();
+void MessageCollectives::reduce_scatter(const Call& call) {
+  const int self = transport_->rank();
   copy_bytes(call.out.data, at(call.in, self * call.out.count), call.out.bytes());
   receive_parts(call.out, {0, call.out.count}, 0, all_ranks_);
-  for (int peer = 0; peer < transport_.size(); ++peer)
+  for (int peer = 0; peer < transport_->size(); ++peer)
     if (peer != self) send(peer, 0, at(call.in, peer * call.out.count), call.out.bytes());
   reduce_received(call, at(call.out, 0), call.out.count);
 }
 
-void Collectives::move_pieces(const Call& call) {
-  const int self = transport_.rank();
+void MessageCollectives::move_pieces(const Call& call) {
+  const int self = transport_->rank();
   const bool to_one = call.op == Collective::gather;  // the root
   const bool from_one = call.op == Collective::broadcast || call.op == Collective::scatter;
   const bool gives_pieces = call.op == Collective::scatter || call.op == Collective::all_to_all;
   const Buffer& target = call.op == Collective::broadcast ? call.in : call.out;
   const std::int64_t count =
-      call.op == Collective::all_to_all ? call.in.count / transport_.size() : common_buffer(call).count;
+      call.op == Collective::all_to_all ? call.in.count / transport_->size() : common_buffer(call).count;
   const std::size_t bytes = static_cast<std::size_t>(count) * size_of(call.in.dtype);
   for (const int peer : all_ranks_) {
     const bool gives = from_one ? self == call.root : !to_one || peer == call.root;

@@ -3,23 +3,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "ddp/group/call_header.h"
+#include "ddp/transport/engine.h"
 #include "ddp/transport/transport.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 
-/// Runs collectives one after the other. Memory is kept from call to call.
-class Collectives {
+/// Memory is kept from call to call.
+class MessageCollectives final : public Engine {
  public:
-  /// Ends within `timeout` per call. Throws CommError.
-  Collectives(Transport& transport, Milliseconds timeout);
-  void run(const Call& call, std::uint64_t sequence);
-  /// Waits until all peers are done too, at most `timeout`; swallows errors.
-  void drain(Milliseconds timeout);
+  explicit MessageCollectives(std::unique_ptr<Transport> transport);
+  Transport& transport() override { return *transport_; }
+  bool runs_in_waiters() const override { return false; }
+  void finish(const Call& call, std::uint64_t sequence, Clock::time_point deadline, bool spin) override;
+  void drain(Milliseconds timeout) override;
+  std::unique_ptr<Engine> connect_subset(const Subset& subset) const override;
 
  private:
   struct Chunk {
@@ -54,8 +57,7 @@ class Collectives {
   /// Ranks on each host, if sums may be made host by host with the same bits; else 0.
   int ranks_per_host() const;
 
-  Transport& transport_;
-  Milliseconds timeout_;
+  const std::unique_ptr<Transport> transport_;
   Clock::time_point deadline_;
   CallHeader header_;
   std::vector<RankHeader> peer_headers_;  // by rank

@@ -31,17 +31,18 @@ class Transport {
   virtual Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) = 0;
   /// Blocks to the end of the message, whose number is then free again. Throws CommError that names the peer.
   virtual void wait(Request request, Clock::time_point deadline) = 0;
+  /// Whether progress() must be called from time to time for messages that no thread waits for.
+  virtual bool needs_progress() const { return false; }
+  /// Moves what can be moved without waiting. Throws CommError after a failure, which has ended all messages.
+  virtual void progress() {}
   /// New connections for some of the ranks; all of these call it.
   virtual std::unique_ptr<Transport> connect_subset(const Subset& subset) const = 0;
   /// Ends all messages, here and at the peers, with errors. May be called at any time, from any thread.
   virtual void close() = 0;
 };
 
-/// Transports of ranks 0..size-1, connected with one another. Sending copies the bytes and never waits.
-std::vector<std::unique_ptr<Transport>> make_memory_transports(int size);
-
-/// A process group over any transport, with one communication thread.
-std::unique_ptr<ProcessGroup> make_transport_group(std::unique_ptr<Transport> transport,
-                                                   const GroupOptions& options = {});
+/// Connects this rank with the others, threads of this process that call this with the same store. Sending copies the
+/// bytes and never waits. Throws CommError when a rank does not come.
+std::unique_ptr<Transport> make_memory_transport(Store& store, int rank, int size, Milliseconds timeout);
 
 }  // namespace duet::ddp

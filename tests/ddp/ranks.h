@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/connect.h"
 #include "ddp/gloo/load.h"
-#include "ddp/shm/shm_group.h"
+#include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
-#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/engine.h"
 #include "ddp/transport/transport.h"
 
 namespace duet_test {
@@ -26,18 +27,18 @@ enum class Over { memory, gloo, shm, tcp };
 
 inline bool missing(Over over) { return over == Over::gloo && !duet::ddp::why_no_gloo().empty(); }
 
-inline std::unique_ptr<ProcessGroup> make_group(Over over, std::unique_ptr<duet::ddp::Transport>& transport,
-                                                const std::shared_ptr<duet::ddp::Store>& store, int rank, int size,
-                                                const duet::ddp::GroupOptions& options) {
-  if (over == Over::memory || over == Over::tcp) {
-    if (over == Over::tcp)
-      transport = duet::ddp::make_tcp_transport(*store, rank, size, {.connect_timeout = std::chrono::seconds(60)});
-    auto group = duet::ddp::make_transport_group(std::move(transport), options);
-    group->set_store(store);
-    return group;
-  }
-  if (over == Over::shm) return duet::ddp::make_shm_group(store, rank, size, std::chrono::seconds(60), options);
-  return duet::ddp::make_gloo_group(store, rank, size, {.connect_timeout = std::chrono::seconds(60), .group = options});
+inline std::unique_ptr<ProcessGroup> connect(Over over, const std::shared_ptr<duet::ddp::Store>& store, int rank,
+                                             int size, const duet::ddp::GroupOptions& options) {
+  constexpr const char* kNames[] = {"memory", "gloo", "shm", "tcp"};
+  return duet::ddp::connect(
+      {.backend = kNames[static_cast<int>(over)], .connect_timeout = std::chrono::seconds(60), .group = options}, store,
+      rank, size);
+}
+
+/// A group of one rank that has no store.
+inline std::unique_ptr<ProcessGroup> alone_in_memory() {
+  duet::ddp::MemoryStore store;
+  return duet::ddp::make_group(duet::ddp::make_memory_transport(store, 0, 1, std::chrono::seconds(60)));
 }
 
 /// As try_ranks(), each rank with options of its own.
@@ -45,7 +46,6 @@ inline std::vector<std::exception_ptr> try_unlike_ranks(
     Over over, int size, const std::function<duet::ddp::GroupOptions(int rank)>& options_of,
     const std::function<void(ProcessGroup&)>& body) {
   const auto store = std::make_shared<duet::ddp::MemoryStore>();
-  auto transports = duet::ddp::make_memory_transports(size);
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
   std::latch connected(size);  // or failed to: a rank that leaves at once would break the others' connecting
   std::vector<std::thread> threads;
@@ -54,7 +54,7 @@ inline std::vector<std::exception_ptr> try_unlike_ranks(
       const auto i = static_cast<std::size_t>(rank);
       std::unique_ptr<ProcessGroup> group;
       try {
-        group = make_group(over, transports[i], store, rank, size, options_of(rank));
+        group = connect(over, store, rank, size, options_of(rank));
       } catch (...) {
         failures[i] = std::current_exception();
       }

@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
@@ -72,6 +74,19 @@ TEST_CASE("ranks meet over tcp:// and file://") {
   const std::string expected = backend == "gloo" ? "gloo 6" : "shm 6";
   for (const std::string& outcome : meet(url, {0, 1, 2}, 3, 60s, backend)) CHECK(outcome == expected);
   CHECK_FALSE(std::filesystem::exists(scratch.path("meet")));
+}
+
+TEST_CASE("a thousand groups over one store leave nothing behind, also where ranks fail and die") {
+  const std::string backend = GENERATE("shm", "tcp", "gloo");
+  if (backend == "gloo" && !why_no_gloo().empty()) DUET_SKIP("Gloo is not built");
+  const Outcome outcome = run_worker(3, {"groups", backend, "1000"}, {.grace = 120s});
+  CHECK(outcome.result.failed_rank == 2);
+  CHECK(outcome.result.signal == SIGKILL);
+  for (const int rank : {0, 1}) {
+    INFO(backend << ", rank " << rank << ": " << outcome.errors());
+    REQUIRE(outcome.out.count(rank) == 1);
+    CHECK(outcome.out.at(rank).back() == "more descriptors 0, threads 0, segments 0");
+  }
 }
 
 TEST_CASE("ranks that do not come are named") {

@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +17,9 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <span>
 #include <thread>
 
@@ -23,6 +27,8 @@
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/tcp_store.h"
+#include "lib/base/environment.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "tests/support/resident.h"
@@ -157,6 +163,66 @@ void run_meet_twice(const Arguments&) {
   }
 }
 
+std::ptrdiff_t entries(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+}
+
+/// Descriptors, threads and shared segments of this process.
+std::array<std::ptrdiff_t, 3> used_resources() {
+  std::ptrdiff_t segments = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) segments += line.find("memfd:duet") != std::string::npos;
+  return {entries("/proc/self/fd"), entries("/proc/self/task"), segments};
+}
+
+/// A group that ends well, by an error on rank 1, or with messages that nobody waits for.
+void make_and_close(const std::shared_ptr<Store>& store, const RankInfo& self, const InitOptions& options, int number) {
+  const auto group = init_process_group(store, self.rank, self.world_size, options);
+  std::vector<float> values(1000, static_cast<float>(self.rank + 1)), other(1000);
+  group->all_reduce(std::span<float>(values)).wait();
+  const auto sum = static_cast<float>(self.world_size * (self.world_size + 1) / 2);
+  require<CommError>(values[0] == sum, "group ", number, " sums to ", values[0], ", expected ", sum);
+  if (number % 4 == 1 && self.rank == 1) throw DataError("as asked");
+  if (number % 4 == 1) group->barrier().wait();
+  if (number % 4 == 2 && self.rank < 2) {
+    const Work left = group->recv(std::span<float>(other), 1 - self.rank, 7);
+    group->send(std::span<float>(values), 1 - self.rank, 8).wait(Milliseconds(10'000));
+  }
+}
+
+/// Three ranks make NUMBER groups over BACKEND and one store, one after the other. In the middle rank 2 dies, and the
+/// others go on without it. They print what they hold more than after the first groups.
+void run_groups(const Arguments& arguments) {
+  ::signal(SIGTERM, SIG_IGN);
+  RankInfo self = rank_info();
+  const int groups = std::stoi(arguments.at(2)), warm = 8;
+  const auto store = std::make_shared<TcpStore>(TcpStoreOptions{.host = *environment_variable("MASTER_ADDR"),
+                                                                .port = std::stoi(*environment_variable("MASTER_PORT")),
+                                                                .secret = given_secret(),
+                                                                .serve = self.rank == 0});
+  std::array<std::ptrdiff_t, 3> before{};
+  for (int i = 0; i < groups; ++i) {
+    if (i == warm) before = used_resources();
+    try {
+      if (i == groups / 2 && self.rank == 2) {
+        const auto group = init_process_group(store, self.rank, self.world_size, {.backend = arguments.at(1)});
+        ::raise(SIGKILL);
+      }
+      make_and_close(store, self, {.backend = arguments.at(1)}, i == groups / 2 ? 1 : i);
+    } catch (const DataError&) {
+    } catch (const CommError& error) {
+      require<CommError>(i % 4 == 1 || i == groups / 2, "group ", i, ": ", error.what());
+    }
+    if (i == groups / 2) self.world_size = 2;
+  }
+  const std::array<std::ptrdiff_t, 3> after = used_resources();
+  std::cout << concat("more descriptors ", after[0] - before[0], ", threads ", after[1] - before[1], ", segments ",
+                      after[2] - before[2], "\n")
+            << std::flush;
+  store->set(concat("over/", self.rank), "");
+  if (self.rank == 0) store->wait({"over/1"});  // it serves the store
+}
+
 /// Rank 1 fails first; rank 0 is the first to report and to end.
 void run_errors(const Arguments&) {
   const int rank = rank_info().rank;
@@ -242,6 +308,7 @@ void run(const Arguments& arguments) {
       {"nested", run_nested},
       {"errors", run_errors},
       {"meet_twice", run_meet_twice},
+      {"groups", run_groups},
       {"orphan", run_orphan},
       {"environment", run_environment},
       {"programs", run_programs},

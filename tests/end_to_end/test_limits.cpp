@@ -131,7 +131,7 @@ TEST_CASE("what a user's limit of processes keeps from starting is named, with t
       {3, train({"--mode", "dp", "--devices", "4"}), "cannot start worker thread 3 of a pool of 4: "},
       {3, train({"--mode", "ddp", "--workers", "thread", "--devices", "3"}), "cannot start the thread of rank 2 of 3"},
       {4, train({"--mode", "ddp", "--workers", "thread", "--devices", "3"}),
-       ": cannot start the helper thread of rank "},
+       ": cannot start the communication thread of rank "},
       {1, kSleepers, "cannot start the thread that writes the ranks' output: "},
       {3, kSleepers, "cannot start the job's guard process: "},
       {4, kSleepers, "cannot start the process of rank 0 of 4: "},

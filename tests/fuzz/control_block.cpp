@@ -17,10 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"
+#include "ddp/shm/shm_transport.h"
 #include "ddp/store/store.h"
+#include "ddp/transport/message_receiver.h"
+#include "ddp/transport/transport.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;
@@ -54,7 +56,7 @@ struct Host {
     });
     auto segment = ControlBlock::make_segment(store, "control_block", 0, 2, kTimeout);
     memory = segment->data();
-    control_block = std::make_unique<ControlBlock>(std::move(segment), 0, 2);
+    control_block = std::make_shared<ControlBlock>(std::move(segment), 0, 2);
     arena = {std::make_shared<SharedSegment>(store, "arena", 0, 2, 2 * kArenaBytes, kTimeout), kArenaBytes};
     other.join();
     staging = control_block->staging(0);
@@ -75,7 +77,7 @@ struct Host {
   MemoryStore store;
   std::byte* memory = nullptr;
   std::byte* staging = nullptr;
-  std::unique_ptr<ControlBlock> control_block;
+  std::shared_ptr<ControlBlock> control_block;
   SharedArena arena;
 };
 
@@ -83,7 +85,10 @@ struct Host {
 class Run {
  public:
   Run(Host& host, Input& input)
-      : host_(host), input_(input), messages_(*host.control_block), collectives_(*host.control_block) {
+      : host_(host),
+        input_(input),
+        collectives_(std::make_unique<ShmTransport>(host.control_block)),
+        messages_(collectives_.transport()) {
     collectives_.add_arena(host.arena);
   }
 
@@ -146,27 +151,22 @@ class Run {
     ++sequence_;
   }
 
-  /// A message's header, valid or not.
-  CallHeader header() {
-    const DType dtype = input_.pick({DType::u8, DType::f32, DType::i64});
-    const auto count = static_cast<std::int64_t>(input_.below(100));
-    const int tag = static_cast<int>(input_.below(3));
-    return header_of({.op = Collective::send, .in = {nullptr, count, dtype}, .tag = tag}, input_.below(2));
-  }
+  MessageHead head() { return {input_.below(3), 1 + input_.below(800)}; }
 
   void send() {
     if (!working_) return;
-    const CallHeader one = header();
-    const Buffer data = buffer(one.count, static_cast<DType>(one.dtype), false);
+    const MessageHead one = head();
+    const Buffer data = buffer(static_cast<std::int64_t>(one.bytes), DType::u8, false);
     const bool sends = input_.flag();
-    working_ = accepted([&] { sends ? messages_.send(1, one, data.data) : messages_.receive(1, one, data.data); });
+    working_ = accepted([&] {
+      sends ? messages_.send(1, one.tag, data.data, one.bytes) : messages_.receive(1, one.tag, data.data, one.bytes);
+    });
   }
 
   /// The other rank writes a message, or some bytes.
   void arrive() {
-    CallHeader one = header();
-    if (input_.flag()) one.count = input_.take<std::int64_t>();
-    if (input_.flag()) one.dtype = input_.take<std::uint8_t>();
+    MessageHead one = head();
+    if (input_.flag()) one.bytes = input_.take<std::uint64_t>();
     std::string text(reinterpret_cast<const char*>(&one), sizeof one);
     text.resize(text.size() - input_.below(8) / 7);
     text += input_.text();
@@ -178,8 +178,8 @@ class Run {
   Host& host_;
   Input& input_;
   std::deque<std::vector<std::byte>> buffers_;
-  Messages messages_;
   ShmCollectives collectives_;
+  Transport& messages_;
   std::optional<Call> call_;
   std::uint64_t sequence_ = 0;
   bool working_ = true;

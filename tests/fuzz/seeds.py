@@ -191,13 +191,13 @@ def control_block():
         return b"\4" + bytes([op]) + b"\1\0" + u16(count) + b"\0" + u16(0) + b"\0" + bytes([valid])
 
     def message(tag, sends=b""):
-        return bytes([0]) + u16(4) + u16(tag) + u16(0) + sends
+        return u16(tag) + u16(3) + sends
 
     ready, finish = b"\3\x50", b"\5"
     yield b"".join(begin(op, 100) + ready + finish for op in range(9))
     yield begin(1, 100) + b"\0" + u16(300) + text(b"\xff" * 16) + ready + finish
-    yield b"\6" + message(0, b"\0") + b"\7" + message(0) + b"\0\0" + u16(0) + text("abcd") + b"\10"
-    yield b"\7" + message(1) + b"\0\0" + u16(0) + text("abcd") + b"\10\6" + message(1, b"\0") + b"\6" + message(1, b"\1") + b"\10"
+    yield b"\6" + message(0, b"\0") + b"\7" + message(0) + b"\0" + u16(0) + text("abcd") + b"\10"
+    yield b"\7" + message(1) + b"\0" + u16(0) + text("abcd") + b"\10\6" + message(1, b"\0") + b"\6" + message(1, b"\1") + b"\10"
     yield b"\1" + u16(0) + text(b"\xff\xff\xff\xff") + b"\10" + b"\2" + u16(128) + text(b"\1") + b"\6" + message(0, b"\1") + b"\10"
 
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/message_receiver.h"
 #include "tests/fuzz/input.h"
 
 using namespace duet;
@@ -65,7 +65,7 @@ class Run {
   void check() {
     const std::vector<Sent> sent = all_sent();
     std::vector<bool> taken(sent.size(), false);
-    for (const TcpMessage& one : messages_) {
+    for (const StreamMessage& one : messages_) {
       expect(!(one.done && !one.failure.empty()), "a message that is done or has failed");
       std::size_t first = 0;
       while (first < sent.size() && (taken[first] || sent[first].tag != one.head.tag)) ++first;
@@ -83,12 +83,12 @@ class Run {
   void stop() {
     stopped_ = true;
     receiver_.stop("the end");
-    for (const TcpMessage& one : messages_) expect(one.done || !one.failure.empty(), "no message without an end");
+    for (const StreamMessage& one : messages_) expect(one.ended(), "no message without an end");
   }
 
  private:
   static std::string head(std::uint64_t tag, std::uint64_t bytes) {
-    const TcpHead head{tag, bytes};
+    const MessageHead head{tag, bytes};
     return {reinterpret_cast<const char*>(&head), sizeof head};
   }
   std::string message(std::size_t bytes) {
@@ -129,8 +129,8 @@ class Run {
 
   std::vector<Sent> all_sent() const {
     std::vector<Sent> all;
-    for (std::size_t at = 0; at + sizeof(TcpHead) <= read_;) {
-      TcpHead head;
+    for (std::size_t at = 0; at + sizeof(MessageHead) <= read_;) {
+      MessageHead head;
       std::memcpy(&head, stream_.data() + at, sizeof head);
       at += sizeof head;
       if (head.bytes == 0 || head.bytes > read_ - at) break;
@@ -141,8 +141,8 @@ class Run {
   }
 
   Input& input_;
-  TcpReceiver receiver_;
-  std::deque<TcpMessage> messages_;
+  MessageReceiver receiver_;
+  std::deque<StreamMessage> messages_;
   std::deque<std::vector<std::byte>> memory_;
   std::string stream_;
   std::size_t read_ = 0;

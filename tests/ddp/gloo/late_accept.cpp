@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/gloo/load.h"
+#include "ddp/connect.h"
 #include "ddp/store/store.h"
 #include "lib/error.h"
 
@@ -40,7 +40,7 @@ int main() {
   for (int rank = 0; rank < 2; ++rank)
     ranks.emplace_back([&, rank] {
       try {
-        const auto group = ddp::make_gloo_group(store, rank, 2);
+        const auto group = ddp::connect({.backend = "gloo"}, store, rank, 2);
         throw DataError("as asked");
       } catch (const std::exception& error) {
         failures[rank] = error.what();

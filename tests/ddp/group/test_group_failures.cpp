@@ -222,6 +222,6 @@ TEST_CASE("wrong arguments are refused at once") {
     refused([&] { group.all_reduce({nullptr, 1, DType::f32}).wait(); });
     refused([&] { group.all_reduce({&number, -1, DType::i64}).wait(); });
   });
-  CHECK_THROWS_WITH(make_transport_group(std::move(make_memory_transports(1)[0]))->broadcast(Buffer(), 1).wait(),
+  CHECK_THROWS_WITH(alone_in_memory()->broadcast(Buffer(), 1).wait(),
                     ContainsSubstring("rank 1 is not one of the group's 1"));
 }

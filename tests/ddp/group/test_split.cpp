@@ -149,7 +149,7 @@ TEST_CASE("ranks that disagree about a new group, or name ranks that are not the
     CHECK_THAT(
         text_of(try_ranks(Over::memory, 2, {.timeout = 60s}, [&](ProcessGroup& group) { group.new_group(ranks); })[1]),
         ContainsSubstring("are not different ranks of the group's 2"));
-  const auto alone = make_transport_group(std::move(make_memory_transports(1)[0]));
+  const auto alone = alone_in_memory();
   CHECK_THROWS_WITH(alone->split(0), ContainsSubstring("no store"));
 }
 

@@ -16,13 +16,14 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
-#include "ddp/shm/messages.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/shm/shm_collectives.h"
+#include "ddp/shm/shm_transport.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/transport/message_receiver.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "tests/ddp/store/other_user.h"
@@ -154,22 +155,15 @@ TEST_CASE("a ring whose counters are damaged moves nothing") {
 }
 
 TEST_CASE("a message whose header is damaged ends the messages") {
-  const auto [count, dtype] = GENERATE(std::pair<std::int64_t, int>{-1, 0}, std::pair<std::int64_t, int>{INT64_MAX, 0},
-                                       std::pair<std::int64_t, int>{8, 77}, std::pair<std::int64_t, int>{1LL << 61, 0});
+  const auto bytes = GENERATE(std::uint64_t{0}, ~std::uint64_t{0}, (std::uint64_t{1} << 40) + 1);
   const bool posted = GENERATE(false, true);
   ControlBlocks two;
-  Messages receiver(*two.control_block[1]);
-  CallHeader header;
-  header.count = count;
-  header.dtype = static_cast<std::uint8_t>(dtype);
+  ShmTransport receiver(std::move(two.control_block[1]));
+  const MessageHead head{7, bytes};
   std::vector<float> got(8);
-  if (posted) {
-    CallHeader wanted;
-    wanted.count = 8;
-    receiver.receive(0, wanted, got.data());
-  }
-  ByteRing(two.control_block[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&header, 1)));
-  CHECK_THROWS_AS(receiver.progress(), CommError);
+  if (posted) receiver.receive(0, 7, got.data(), 32);
+  ByteRing(two.control_block[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&head, 1)));
+  CHECK_THROWS_WITH(receiver.progress(), ContainsSubstring("rank 0: it announced a message of"));
 }
 
 TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched") {
@@ -179,7 +173,7 @@ TEST_CASE("a buffer that lies outside of a rank's shared memory is not touched")
   auto* const values = reinterpret_cast<float*>(two.arena[0].of(0));
   const Buffer buffer{values, 128, DType::f32, {}};  // enough for a shard of every rank
   const Call call{.op = Collective::all_reduce, .in = buffer};
-  ShmCollectives collectives(*two.control_block[0]);
+  ShmCollectives collectives(std::make_unique<ShmTransport>(std::move(two.control_block[0])));
   collectives.add_arena(two.arena[0]);
   Notice& other = two.control_block[1]->notice(1, 0);
   other.header = header_of(call, 0);

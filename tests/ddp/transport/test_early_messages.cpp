@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/call_header.h"
 #include "ddp/shm/control_block.h"
-#include "ddp/shm/messages.h"
-#include "ddp/shm/shared_segment.h"
+#include "ddp/shm/shm_transport.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/message_receiver.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/descriptor.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -33,26 +33,20 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using Head = MessageHead;
 constexpr std::size_t kMany = (1 << 20) + 3;  // bytes, of a message that takes several pieces of memory
 
 /// Rank 0 sends, rank 1 receives.
 struct Pair {
   Pair() {
-    std::thread other([&] { connect(1); });
-    connect(0);
+    std::thread other([&] { ranks[1] = ShmTransport::connect(store, 1, 2, 60s); });
+    ranks[0] = ShmTransport::connect(store, 0, 2, 60s);
     other.join();
   }
-  void connect(int rank) {
-    auto segment = ControlBlock::make_segment(store, "control_block", rank, 2, 60s);
-    control_block[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
-  }
+  ControlBlock& block(int rank) { return ranks[rank]->control_block(); }
   MemoryStore store;
-  std::unique_ptr<ControlBlock> control_block[2];
+  std::unique_ptr<ShmTransport> ranks[2];
 };
-
-CallHeader header(std::int64_t bytes, int tag) {
-  return header_of({.op = Collective::send, .in = {nullptr, bytes, DType::u8}, .tag = tag}, 0);
-}
 
 std::size_t resident_bytes() {
   std::size_t all = 0, resident = 0;
@@ -65,11 +59,6 @@ std::vector<std::uint8_t> numbers(std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<std::uint8_t>(i * 7 + i / 251);
   return values;
 }
-
-/// What goes before a message over TCP.
-struct Head {
-  std::uint64_t tag, bytes;
-};
 
 /// Rank 0 has a transport, rank 1 only its end of the connection.
 struct HalfPair {
@@ -95,46 +84,44 @@ struct HalfPair {
 }  // namespace
 
 TEST_CASE("an early message over shared memory takes memory as it arrives, not as it announces") {
-  constexpr std::int64_t kAnnounced = std::int64_t{1} << 29;
+  constexpr std::uint64_t kAnnounced = std::uint64_t{1} << 29;
   Pair two;
-  Messages receiver(*two.control_block[1]);
   const std::size_t before = resident_bytes();
-  const CallHeader announced = header(kAnnounced, 0);
-  ByteRing(two.control_block[0]->ring_memory(0, 1)).write(std::as_bytes(std::span(&announced, 1)));
-  receiver.progress();
+  const Head announced{0, kAnnounced};
+  ByteRing(two.block(0).ring_memory(0, 1)).write(std::as_bytes(std::span(&announced, 1)));
+  two.ranks[1]->progress();
   CHECK(resident_bytes() < before + kAnnounced / 4);
 }
 
 TEST_CASE("an early message over shared memory arrives whole, whenever it is received") {
   const bool on_the_way = GENERATE(false, true);
   Pair two;
-  Messages sender(*two.control_block[0]), receiver(*two.control_block[1]);
+  ShmTransport &sender = *two.ranks[0], &receiver = *two.ranks[1];
   std::vector<std::uint8_t> sent = numbers(kMany), got(kMany);
-  sender.send(1, header(kMany, 0), sent.data());
-  std::uint64_t number = 0;
-  for (std::size_t i = 0; sender.any_pending(); ++i) {
+  const auto sending = sender.send(1, 0, sent.data(), kMany);
+  Transport::Request receiving = -1;
+  for (std::size_t i = 0; i < 2 * kMany / ByteRing::kRoom; ++i) {
     sender.progress();
     receiver.progress();
-    if (on_the_way && i == 0) number = receiver.receive(0, header(kMany, 0), got.data());
+    if (on_the_way && i == 0) receiving = receiver.receive(0, 0, got.data(), kMany);
   }
-  receiver.progress();
-  if (!on_the_way) number = receiver.receive(0, header(kMany, 0), got.data());
-  CHECK_FALSE(receiver.pending(number));
+  if (!on_the_way) receiving = receiver.receive(0, 0, got.data(), kMany);
+  sender.wait(sending, Clock::now());
+  receiver.wait(receiving, Clock::now());
   CHECK(got == sent);
 }
 
 TEST_CASE("an early message over shared memory is received while a part of the next header is there") {
   Pair two;
-  Messages receiver(*two.control_block[1]);
   const std::vector<std::uint8_t> sent = numbers(8);
-  const CallHeader first = header(8, 0), second = header(8, 1);
-  ByteRing ring(two.control_block[0]->ring_memory(0, 1));
+  const Head first{0, 8}, second{1, 8};
+  ByteRing ring(two.block(0).ring_memory(0, 1));
   ring.write(std::as_bytes(std::span(&first, 1)));
   ring.write(std::as_bytes(std::span(sent)));
-  ring.write(std::as_bytes(std::span(&second, 1)).first(sizeof(CallHeader) / 2));
-  receiver.progress();
+  ring.write(std::as_bytes(std::span(&second, 1)).first(sizeof(Head) / 2));
+  two.ranks[1]->progress();
   std::vector<std::uint8_t> got(8);
-  CHECK_FALSE(receiver.pending(receiver.receive(0, first, got.data())));
+  two.ranks[1]->wait(two.ranks[1]->receive(0, 0, got.data(), 8), Clock::now());
   CHECK(got == sent);
 }
 

@@ -20,7 +20,8 @@
 
 #include "ddp/gloo/load.h"
 #include "ddp/group/call_header.h"
-#include "ddp/shm/shm_group.h"
+#include "ddp/shm/multi_host_transport.h"
+#include "ddp/transport/engine.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/random.h"
@@ -71,14 +72,14 @@ std::vector<std::exception_ptr> try_hosts(
     const OptionsOf& options_of = [](int) { return GroupOptions{}; }) {
   const auto size = static_cast<int>(hosts.size());
   const auto store = std::make_shared<MemoryStore>();
-  auto transports = make_memory_transports(size);
   std::vector<std::exception_ptr> failures(hosts.size());
   std::latch connected(size);  // or failed to
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     threads.emplace_back([&, i] {
-      std::unique_ptr<Transport> transport = std::make_unique<CountedTransport>(std::move(transports[i]));
+      std::unique_ptr<Transport> transport;
       try {
+        transport = std::make_unique<CountedTransport>(make_memory_transport(*store, static_cast<int>(i), size, 60s));
         if (multi_host) transport = make_multi_host_transport(std::move(transport), store, hosts, 60s);
       } catch (...) {
         failures[i] = std::current_exception();
@@ -86,7 +87,7 @@ std::vector<std::exception_ptr> try_hosts(
       connected.arrive_and_wait();
       if (failures[i]) return;
       try {
-        const auto group = make_transport_group(std::move(transport), options_of(static_cast<int>(i)));
+        const auto group = make_group(std::move(transport), options_of(static_cast<int>(i)));
         group->set_store(store);
         body(*group);
       } catch (...) {

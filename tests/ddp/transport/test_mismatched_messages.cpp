@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/shm/control_block.h"
-#include "ddp/shm/messages.h"
+#include "ddp/shm/shm_transport.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 
@@ -92,33 +92,21 @@ TEST_CASE("ranks that disagree about a message: both groups fail, and both ranks
 
 TEST_CASE("messages over shared memory move nothing more after an error") {
   MemoryStore store;
-  std::unique_ptr<ControlBlock> control_blocks[2];
-  const auto connect = [&](int rank) {
-    auto segment = ControlBlock::make_segment(store, "control_block", rank, 2, 60s);
-    control_blocks[rank] = std::make_unique<ControlBlock>(std::move(segment), rank, 2);
-  };
-  std::thread other([&] { connect(1); });
-  connect(0);
+  std::unique_ptr<ShmTransport> sender, receiver;
+  std::thread other([&] { receiver = ShmTransport::connect(store, 1, 2, 60s); });
+  sender = ShmTransport::connect(store, 0, 2, 60s);
   other.join();
-  Messages sender(*control_blocks[0]), receiver(*control_blocks[1]);
-  const auto header = [](std::int64_t count, int tag) {
-    return header_of({.op = Collective::send, .in = of(count), .tag = tag}, 0);
-  };
   std::vector<float> first(8, 1), second(8, 2), got(8, 0);
-  sender.send(1, header(8, 0), first.data());
-  sender.send(1, header(8, 1), second.data());
-  sender.progress();
+  sender->send(1, 0, first.data(), 32);
+  sender->send(1, 1, second.data(), 32);
   const bool early = GENERATE(false, true);
-  receiver.receive(0, header(8, 1), got.data());
-  if (early) {
-    receiver.progress();
-    CHECK_THROWS_WITH(receiver.receive(0, header(4, 0), got.data()), "rank 0 sends 8 f32, expected 4 f32");
-  } else {
-    receiver.receive(0, header(4, 0), got.data());
-    CHECK_THROWS_WITH(receiver.progress(), "rank 0 sends 8 f32, expected 4 f32");
-  }
+  const auto second_request = receiver->receive(0, 1, got.data(), 32);
+  if (early) receiver->progress();
+  const auto request = receiver->receive(0, 0, got.data(), 16);
+  CHECK_THROWS_WITH(receiver->wait(request, Clock::now() + 60s), "rank 0: it sent 32 bytes, expected 16");
+  if (!early) CHECK_THROWS_WITH(receiver->wait(second_request, Clock::now()), "rank 0: it sent 32 bytes, expected 16");
   got.assign(8, 0);
-  CHECK_FALSE(receiver.any_pending());
-  for (int i = 0; i < 2; ++i) CHECK_THROWS_AS(receiver.progress(), CommError);
+  receiver->progress();
+  CHECK_THROWS_AS(receiver->receive(0, 1, got.data(), 32), CommError);
   CHECK(got == std::vector<float>(8, 0));
 }

@@ -15,13 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/group/call_header.h"
-#include "ddp/group/process_group.h"
 #include "ddp/shm/control_block.h"
-#include "ddp/shm/messages.h"
+#include "ddp/shm/shm_transport.h"
 #include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
-#include "lib/error.h"
+#include "lib/monotonic.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;
@@ -80,22 +78,16 @@ TEST_CASE("memory of ranks that exchange no messages grows with their number, no
 TEST_CASE("where no memory is left for a first message, its sender throws, and the group ends") {
   const std::vector<int> others = memory_files();
   MemoryStore store;
-  std::unique_ptr<ControlBlock> blocks[2];
-  const auto connect = [&](int rank) {
-    blocks[rank] = std::make_unique<ControlBlock>(ControlBlock::make_segment(store, "k", rank, 2, 60s), rank, 2);
-  };
-  std::thread other([&] { connect(1); });
-  connect(0);
+  std::unique_ptr<ShmTransport> sender, receiver;
+  std::thread other([&] { receiver = ShmTransport::connect(store, 1, 2, 60s); });
+  sender = ShmTransport::connect(store, 0, 2, 60s);
   other.join();
   const Descriptor full(::open("/dev/null", O_RDWR | O_CLOEXEC));  // no memory can be reserved there
   for (const int file : memory_files(others)) REQUIRE(::dup3(full.get(), file, O_CLOEXEC) == file);
-  Messages sender(*blocks[0]), receiver(*blocks[1]);
   std::array<float, 8> values{};
-  const CallHeader header = header_of({.op = Collective::send, .in = {values.data(), 8, DType::f32}}, 0);
-  sender.send(1, header, values.data());
-  CHECK_THROWS_WITH(sender.progress(), ContainsSubstring("bytes of shared memory: No such device"));
-  CHECK_FALSE(sender.any_pending());
-  receiver.receive(0, header, values.data());
-  receiver.progress();
-  CHECK(receiver.any_pending());
+  const auto sent = sender->send(1, 0, values.data(), sizeof values);
+  CHECK_THROWS_WITH(sender->wait(sent, Clock::now() + 60s),
+                    ContainsSubstring("bytes of shared memory: No such device"));
+  const auto received = receiver->receive(0, 0, values.data(), sizeof values);
+  CHECK_THROWS_WITH(receiver->wait(received, Clock::now() + 60s), "rank 0 has closed the connection");
 }

@@ -105,7 +105,7 @@ std::vector<std::exception_ptr> sum_of_ranks(Store& store, int size) {
     threads.emplace_back([&, rank] {
       try {
         const auto group =
-            make_transport_group(make_tcp_transport(store, rank, size, {.connect_timeout = 60s}), {.timeout = 60s});
+            make_group(make_tcp_transport(store, rank, size, {.connect_timeout = 60s}), {.timeout = 60s});
         std::vector<float> values(100'000, static_cast<float>(rank + 1));
         group->all_reduce(std::span<float>(values)).wait();
         const auto sum = static_cast<float>(size * (size + 1) / 2);

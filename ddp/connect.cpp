@@ -1,0 +1,104 @@
+#include "ddp/connect.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ddp/gloo/load.h"
+#include "ddp/nccl/load.h"
+#include "ddp/shm/multi_host_transport.h"
+#include "ddp/shm/shm_collectives.h"
+#include "ddp/shm/shm_transport.h"
+#include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/engine.h"
+#include "ddp/transport/transport.h"
+#include "lib/error.h"
+
+namespace duet::ddp {
+namespace {
+
+/// The place of a rank among those that share the store.
+struct Member {
+  const std::shared_ptr<Store>& store;
+  int rank, size;
+};
+using Group = std::unique_ptr<ProcessGroup>;
+
+Group connect_shm(const ConnectOptions& options, const Member& self) {
+  auto transport = ShmTransport::connect(*self.store, self.rank, self.size, options.connect_timeout);
+  return make_group(std::make_unique<ShmCollectives>(std::move(transport), self.store, options.group.timeout),
+                    options.group);
+}
+
+Group connect_tcp(const ConnectOptions& options, const Member& self) {
+  auto transport = make_tcp_transport(*self.store, self.rank, self.size,
+                                      {.address = options.address, .connect_timeout = options.connect_timeout});
+  if (!options.hosts.empty())
+    transport = make_multi_host_transport(std::move(transport), self.store, options.hosts, options.connect_timeout);
+  return make_group(std::move(transport), options.group);
+}
+
+Group connect_gloo(const ConnectOptions& options, const Member& self) {
+  return make_group(make_gloo_transport(*self.store, self.rank, self.size,
+                                        {.address = options.address, .connect_timeout = options.connect_timeout}),
+                    options.group);
+}
+
+Group connect_nccl(const ConnectOptions& options, const Member& self) {
+  return make_nccl_group(self.store, self.rank, self.size,
+                         {.device = options.device,
+                          .connect_timeout = options.connect_timeout,
+                          .group = options.group,
+                          .interface = options.interface});
+}
+
+Group connect_memory(const ConnectOptions& options, const Member& self) {
+  return make_group(make_memory_transport(*self.store, self.rank, self.size, options.connect_timeout), options.group);
+}
+
+Group connect_solo(const ConnectOptions&, const Member& self) {
+  require<UsageError>(self.size == 1, "backend solo has one rank, got ", self.size);
+  return std::make_unique<SoloGroup>();
+}
+
+/// A further backend is a line here.
+struct Entry {
+  Backend backend;
+  Group (*connect)(const ConnectOptions& options, const Member& self);
+};
+constexpr Entry kBackends[] = {
+    {{.name = "shm", .processes = true, .threads = true}, connect_shm},
+    {{.name = "tcp", .processes = true, .threads = true}, connect_tcp},
+    {{.name = "gloo", .processes = true, .threads = true}, connect_gloo},
+    {{.name = "nccl", .processes = true, .threads = true}, connect_nccl},
+    {{.name = "memory", .processes = false, .threads = true}, connect_memory},
+    {{.name = "solo", .processes = true, .threads = false}, connect_solo},
+};
+
+}  // namespace
+
+const std::vector<Backend>& backends() {
+  static const std::vector<Backend> all = [] {
+    std::vector<Backend> list;
+    for (const Entry& entry : kBackends) list.push_back(entry.backend);
+    return list;
+  }();
+  return all;
+}
+
+void check_backend(const std::string& name, bool threads) {
+  const bool known = name == "auto" || std::any_of(backends().begin(), backends().end(), [&](const Backend& one) {
+                       return one.name == name && (threads ? one.threads : one.processes);
+                     });
+  require<UsageError>(known, "Invalid backend", threads ? " for ranks that are threads" : "", ": '", name, "'");
+}
+
+std::unique_ptr<ProcessGroup> connect(const ConnectOptions& options, std::shared_ptr<Store> store, int rank, int size) {
+  const auto* const entry = std::find_if(std::begin(kBackends), std::end(kBackends),
+                                         [&](const Entry& one) { return one.backend.name == options.backend; });
+  require<UsageError>(entry != std::end(kBackends), "Invalid backend: '", options.backend, "'");
+  Group group = entry->connect(options, {store, rank, size});
+  group->set_store(std::move(store));
+  return group;
+}
+
+}  // namespace duet::ddp

@@ -1,0 +1,305 @@
+// A process group over an engine: the queue of collectives, who carries them out, and messages between two ranks.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ddp/group/call_header.h"
+#include "ddp/group/process_group.h"
+#include "ddp/group/work.h"
+#include "ddp/transport/engine.h"
+#include "ddp/transport/lost_rank.h"
+#include "ddp/transport/message_collectives.h"
+#include "ddp/transport/transport.h"
+#include "lib/base/fault_point.h"
+#include "lib/base/start_thread.h"
+#include "lib/base/trace.h"
+#include "lib/error.h"
+#include "lib/monotonic.h"
+
+namespace duet::ddp {
+namespace {
+
+constexpr std::size_t kQueued = 64;  // calls in the background for which there is memory from the start
+/// How often the group's thread looks for messages, and for collectives that no thread waits for.
+constexpr auto kTick = std::chrono::milliseconds(20);
+
+/// What a Work may still need after the group is gone.
+struct Core {
+  Core(std::unique_ptr<Engine> group_engine, const GroupOptions& group_options)
+      : engine(std::move(group_engine)), options(group_options) {}
+
+  Transport& transport() const { return engine->transport(); }
+
+  [[noreturn]] void fail(const std::string& operation, const std::exception& error) {
+    const std::string text = failure.add(operation, transport().rank(), error);
+    transport().close();  // the peers must not wait for this rank
+    const auto* const lost = dynamic_cast<const LostRank*>(&error);
+    if (lost != nullptr && options.whole_job) throw LostRank(text, lost->rank(), lost->origin());
+    throw CommError(text);
+  }
+
+  const std::unique_ptr<Engine> engine;
+  const GroupOptions options;
+  GroupFailure failure;
+};
+
+/// A message to or from another rank: its header, which both sides compare, and its data.
+struct Message {
+  CallHeader ours, theirs;
+  Transport::Request header = 0, payload = 0;
+};
+
+class EngineGroup final : public ProcessGroup {
+ public:
+  EngineGroup(std::unique_ptr<Engine> engine, const GroupOptions& options)
+      : ProcessGroup(engine->transport().rank(), engine->transport().size()),
+        core_(std::make_shared<Core>(std::move(engine), options)),
+        waiters_run_(core_->engine->runs_in_waiters()),
+        ticks_(waiters_run_ || core_->transport().needs_progress()) {
+    tasks_.reserve(kQueued);
+    try {
+      thread_ = start_thread(concat("the communication thread of rank ", rank()), [this] { serve(); });
+    } catch (...) {
+      core_->transport().close();  // the peers must not wait for this rank
+      throw;
+    }
+  }
+
+  ~EngineGroup() override {
+    if (is_dropped()) core_->transport().close();
+    if (waiters_run_) run_until(kAll, true);
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      wake_.notify_all();
+    }
+    thread_.join();
+    run_until(kAll, true);
+    core_->engine->drain(core_->options.leave_timeout);
+    core_->failure.close();
+    core_->transport().close();
+  }
+
+  const char* backend() const override { return core_->transport().name(); }
+  double busy_us() const override { return static_cast<double>(busy_ns_.load(std::memory_order_relaxed)) / 1e3; }
+  std::shared_ptr<Storage> shared_storage(std::size_t bytes) override {
+    const std::lock_guard running(running_);
+    return core_->engine->shared_storage(bytes);
+  }
+
+ protected:
+  Work start(const Call& call) override {
+    if (call.op == Collective::send || call.op == Collective::recv) return start_message(call);
+    std::unique_lock running(running_, std::defer_lock);
+    if (waiters_run_) static_cast<void>(running.try_lock());
+    const std::lock_guard lock(mutex_);
+    auto state = works_.take();
+    if (waiters_run_)
+      state->begin(name(call.op),
+                   [this, number = asked_](Clock::time_point deadline) { return finish(number, deadline); });
+    else
+      state->begin(name(call.op));
+    tasks_.push_back({call, state.get()});
+    // The others need not wait for this rank's contribution until this rank waits for theirs.
+    if (running.owns_lock() && asked_ == done_ && core_->failure.empty()) {
+      core_->engine->begin(call, asked_);
+      tasks_.back().begun = true;
+    }
+    ++asked_;
+    if (!waiters_run_) wake_.notify_one();
+    return Work(std::move(state));
+  }
+
+  std::unique_ptr<ProcessGroup> connect_subset(const Subset& subset) const override {
+    GroupOptions options = core_->options;
+    options.whole_job = false;
+    return std::make_unique<EngineGroup>(core_->engine->connect_subset(subset), options);
+  }
+
+ private:
+  static constexpr std::uint64_t kAll = ~std::uint64_t{0};
+  struct Task {
+    Call call;
+    WorkState* state = nullptr;  // works_ keeps it until it has ended
+    bool begun = false;
+  };
+
+  // A message needs no queue: it is started here, and the thread that waits for it completes it. So a rank may start a
+  // send and a recv in any order, as in a ring, without a circular wait.
+  Work start_message(const Call& call) {
+    core_->failure.check();
+    const auto message = std::make_shared<Message>();
+    const std::uint64_t number = messages_[{call.op, call.root, call.tag}]++;
+    const bool sends = call.op == Collective::send;
+    Call both = call;  // as both sides describe it, so that their tags agree
+    both.op = Collective::send;
+    both.root = sends ? call.root : rank();
+    message->ours = header_of(both, number);
+    CallHeader place;
+    place.sequence = number;
+    place.root = both.root;
+    place.tag = call.tag;
+    CallHeader key = message->ours;  // sequence and tag of this message, apart from those of collectives
+    key.sequence = tag_of(place, 2);
+    const std::string title = concat(name(call.op), sends ? " to" : " from", " rank ", call.root);
+    try {
+      begin_message(call, key, *message);
+    } catch (const std::exception& error) {  // the peer has closed
+      core_->fail(title, error);
+    }
+    auto state = std::make_shared<WorkState>();
+    state->begin(name(call.op), [core = core_, message, call, title](Clock::time_point limit) {
+      try {
+        finish_message(core->transport(), *message, call,
+                       std::min(limit, Clock::now() + call.mark.limit(core->options.timeout)));
+      } catch (const std::exception& error) {
+        core->fail(title, error);
+      }
+      return true;
+    });
+    return Work(std::move(state));
+  }
+
+  void begin_message(const Call& call, const CallHeader& key, Message& message) {
+    Transport& transport = core_->transport();
+    const std::uint64_t head = header_tag(key), tag = tag_of(key, 3);
+    const bool sends = call.op == Collective::send;
+    message.header = sends ? transport.send(call.root, head, &message.ours, sizeof(CallHeader))
+                           : transport.receive(call.root, head, &message.theirs, sizeof(CallHeader));
+    if (call.in.count == 0) return;
+    message.payload = sends ? transport.send(call.root, tag, call.in.data, call.in.bytes())
+                            : transport.receive(call.root, tag, call.in.data, call.in.bytes());
+  }
+
+  static void finish_message(Transport& transport, const Message& message, const Call& call,
+                             Clock::time_point deadline) {
+    transport.wait(message.header, deadline);
+    require<CommError>(call.op == Collective::send || message.theirs == message.ours, "rank ", call.root, " sends ",
+                       message.theirs.count, " ", static_cast<DType>(message.theirs.dtype), ", expected ",
+                       call.in.count, " ", call.in.dtype);
+    if (call.in.count > 0) transport.wait(message.payload, deadline);
+  }
+
+  /// Carries out the collectives up to `number`; waiting for other ranks may `spin`.
+  void run_until(std::uint64_t number, bool spin) {
+    const std::lock_guard running(running_);
+    for (;;) {
+      Task task;
+      {
+        const std::lock_guard lock(mutex_);
+        if (tasks_.empty() || done_ > number) return;
+        task = tasks_.front();
+      }
+      run(task, spin);
+    }
+  }
+
+  void run(const Task& task, bool spin) {
+    std::exception_ptr failure;
+    try {
+      core_->failure.check();
+      try {
+        const TraceSpan span(name(task.call.op), {DeviceKind::cpu, rank()}, TraceEvent::Kind::communication,
+                             bytes_of(task.call));
+        const Clock::time_point start = Clock::now();
+        task.call.mark.running();
+        fault_point("collective");
+        if (!task.begun) core_->engine->begin(task.call, done_);
+        core_->engine->finish(task.call, done_, start + task.call.mark.limit(core_->options.timeout), spin);
+        busy_ns_.fetch_add(std::chrono::nanoseconds(Clock::now() - start).count(), std::memory_order_relaxed);
+      } catch (const std::exception& error) {
+        core_->fail(concat(name(task.call.op), " #", done_), error);
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.erase(tasks_.begin());
+      ++done_;
+    }
+    task.state->end(failure);
+  }
+
+  /// For the thread that waits.
+  bool finish(std::uint64_t number, Clock::time_point deadline) {
+    if (deadline == Clock::time_point::max()) {
+      run_until(number, true);
+    } else {  // it goes on after the deadline, so the group's thread must do it
+      const std::lock_guard lock(mutex_);
+      urgent_ = true;
+      wake_.notify_one();
+    }
+    return false;
+  }
+
+  /// The group's thread: carries out collectives, or only those that no other thread waits for.
+  void serve() {
+    std::unique_lock lock(mutex_);
+    std::uint64_t seen = kAll;
+    const auto due = [this] { return stopping_ || urgent_ || (!waiters_run_ && !tasks_.empty()); };
+    while (!stopping_) {
+      if (ticks_)
+        wake_.wait_for(lock, kTick, due);
+      else
+        wake_.wait(lock, due);
+      if (stopping_) return;
+      const bool runs = !tasks_.empty() && (!waiters_run_ || urgent_ || seen == done_);
+      seen = done_;
+      urgent_ = false;
+      const std::uint64_t last = asked_;
+      lock.unlock();
+      if (runs) run_until(last, false);
+      if (ticks_) progress();
+      lock.lock();
+    }
+  }
+
+  void progress() {
+    try {
+      core_->transport().progress();
+    } catch (const std::exception& error) {
+      core_->failure.add("a message", rank(), error);
+    }
+  }
+
+  const std::shared_ptr<Core> core_;
+  const bool waiters_run_, ticks_;
+
+  std::mutex running_;  // held by the thread that carries out collectives, for as long as that takes
+
+  std::mutex mutex_;                    // of what follows; the last one taken, and never held while waiting
+  std::vector<Task> tasks_;             // in the order of the calls
+  std::uint64_t done_ = 0, asked_ = 0;  // collectives that have ended, and that were started
+  WorkPool works_;
+  std::condition_variable wake_;
+  bool urgent_ = false, stopping_ = false;
+
+  std::atomic<std::int64_t> busy_ns_{0};
+  std::map<std::tuple<Collective, int, int>, std::uint64_t> messages_;  // sent to and received from (peer, tag)
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Engine> engine, const GroupOptions& options) {
+  return std::make_unique<EngineGroup>(std::move(engine), options);
+}
+
+std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Transport> transport, const GroupOptions& options) {
+  return make_group(std::make_unique<MessageCollectives>(std::move(transport)), options);
+}
+
+}  // namespace duet::ddp
