@@ -120,7 +120,7 @@ class GlooTransport final : public Transport {
       context_->connectFullMesh(adapter, device);
       // Gloo has no option for it, and does not give its sockets away.
       for (const int connection : tcp_connections())
-        if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
+        if (!others.contains(connection)) keep_alive(connection, options.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
       meet(store, "gloo/connected");

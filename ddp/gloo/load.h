@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
 #include "ddp/transport/transport.h"
 
@@ -12,6 +13,7 @@ namespace duet::ddp {
 struct GlooOptions {
   std::string address = "127.0.0.1";  // of this rank, where the others reach it
   Milliseconds connect_timeout{30'000};
+  Milliseconds timeout = kGroupTimeout;  // after which a connection without an answer has ended
 };
 
 /// Connects this rank with the others, which call this with the same store. Throws CommError when a rank does not come,

@@ -74,12 +74,13 @@ void ShmTransport::wait(Request request, Clock::time_point deadline) {
   }
   waiting_.fetch_sub(1);
   const std::lock_guard lock(mutex_);
-  if (!failure.empty()) stop(failure);  // nothing may arrive any more in memory that the caller gives up
-  if (failure.empty()) failure = message->failure;
-  const bool sent_another = !failure.empty() && closed_.empty();
   message->busy = false;
-  require<CommError>(failure.empty(),
-                     sent_another ? concat("rank ", block_->name_of(message->peer), ": ", failure) : failure);
+  if (failure.empty() && message->failure.empty()) return;
+  if (failure.empty())  // the reason for which all messages have ended, or that of an early one
+    failure =
+        closed_.empty() ? concat("rank ", block_->name_of(message->peer), ": ", message->failure) : message->failure;
+  stop(failure);  // nothing may arrive any more in memory that the caller gives up
+  throw CommError(failure);
 }
 
 void ShmTransport::progress() {

@@ -28,6 +28,7 @@
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/engine.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/nn/simple_cnn.h"
@@ -107,7 +108,7 @@ void run_proxied(const Arguments& arguments) {
     const GroupOptions options{.timeout = Milliseconds(std::stoi(arguments.at(6))), .leave_timeout = 5s};
     const auto group = make_group(
         make_gloo_transport(proxied, self.rank, self.world_size,
-                            {.address = address, .connect_timeout = Milliseconds(std::stoi(arguments.at(7)))}),
+                            {.address = address, .connect_timeout = Milliseconds(std::stoi(arguments.at(7))), .timeout = options.timeout}),
         options);
     group->set_store(store);
     if (arguments.at(1) == "train") {

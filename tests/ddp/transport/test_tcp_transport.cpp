@@ -20,6 +20,7 @@
 #include "ddp/store/authenticate.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
+#include "ddp/transport/engine.h"
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
 #include "tests/ddp/store/raw_client.h"
