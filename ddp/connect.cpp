@@ -38,11 +38,11 @@ Group connect_tcp(const ConnectOptions& options, const Member& self) {
 }
 
 Group connect_gloo(const ConnectOptions& options, const Member& self) {
-  return make_group(make_gloo_transport(*self.store, self.rank, self.size,
-                                        {.address = options.address,
-                                         .connect_timeout = options.connect_timeout,
-                                         .timeout = options.group.timeout}),
-                    options.group);
+  return make_group(
+      make_gloo_transport(
+          *self.store, self.rank, self.size,
+          {.address = options.address, .connect_timeout = options.connect_timeout, .timeout = options.group.timeout}),
+      options.group);
 }
 
 Group connect_nccl(const ConnectOptions& options, const Member& self) {
