@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "ddp/nccl/check.h"
@@ -13,6 +14,10 @@ namespace {
 
 constexpr std::chrono::microseconds kPollEvery{50};
 constexpr int kSpins = 100;
+constexpr Milliseconds kCheckPeersEvery{100};
+constexpr Milliseconds kWatchEvery{5};
+constexpr Milliseconds kSlow{100};  // an operation for which the others' progress is read
+constexpr Milliseconds kCompareEvery{50};
 constexpr Milliseconds kLeaveNccl{1000};  // for a caller, before its communicator is aborted all the same
 
 cudaEvent_t make_event(unsigned flags) {
@@ -29,7 +34,76 @@ void pause(int round) {
     std::this_thread::sleep_for(kPollEvery);
 }
 
+/// Makes a call in a thread of its own, which the destructor leaves running if it has not returned: NCCL cannot abort
+/// its calls that connect and end a communicator (its usage/communicators, "Fault Tolerance"). What the call uses must
+/// live as long as the call. Used by one thread.
+class BlockingCall {
+ public:
+  /// Throws Error where the thread, named `what`, cannot be started.
+  template <class Call>
+  BlockingCall(const std::string& what, Call call) {
+    std::packaged_task<void()> task(std::move(call));
+    returned_ = task.get_future();
+    thread_ = start_thread(what, std::move(task));
+  }
+  ~BlockingCall() {
+    if (thread_.joinable()) thread_.detach();
+  }
+  BlockingCall(const BlockingCall&) = delete;
+  BlockingCall& operator=(const BlockingCall&) = delete;
+
+  /// False if the call has not returned by `limit`; else rethrows what it threw. Not again after that.
+  bool wait_until(Clock::time_point limit) {
+    if (returned_.wait_until(limit) != std::future_status::ready) return false;
+    thread_.join();
+    returned_.get();
+    return true;
+  }
+
+ private:
+  std::future<void> returned_;
+  std::thread thread_;
+};
+
+/// What a thread that connects makes; its owner may not wait for it any longer.
+class Connecting {
+ public:
+  /// Aborts the communicator if take() was called before.
+  void give(ncclComm_t made) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!taken_) {
+        made_ = made;
+        return;
+      }
+    }
+    if (made != nullptr) ncclCommAbort(made);
+  }
+  /// The communicator, also of a failed initialisation; null if there is none yet, or NCCL made none.
+  ncclComm_t take() {
+    const std::lock_guard lock(mutex_);
+    taken_ = true;
+    return std::exchange(made_, nullptr);
+  }
+
+ private:
+  std::mutex mutex_;
+  ncclComm_t made_ = nullptr;
+  bool taken_ = false;
+};
+
 }  // namespace
+
+/// Notifies the communicator of a recording's replays.
+class Communicator::Recorded final : public RecordedWork {
+ public:
+  Recorded(Communicator& owner, int number) : communicator(owner), recording(number) {}
+  void replay(FunctionRef<void()> launch) override { communicator.replay(*this, launch); }
+
+  Communicator& communicator;
+  const int recording;
+  std::uint64_t collectives = 0;
+};
 
 Operation::~Operation() {
   for (const cudaEvent_t event : {begin, end})
@@ -49,6 +123,43 @@ Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, con
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
   ready_ = make_event(cudaEventDisableTiming);
   connect();
+}
+
+void Communicator::connect() {
+  const ncclUniqueId id = rendezvous_.share_id(options_.connect_timeout);
+  const auto made = std::make_shared<Connecting>();
+  Lock lock(mutex_);
+  const auto connecting = take_operation("connecting", true, options_.connect_timeout);
+  watchdog_ = start_thread(concat("the thread that watches NCCL for rank ", rank()), [this] { watch(); });
+  try {
+    BlockingCall call(concat("the thread that connects NCCL for rank ", rank()),
+                      [made, id, gpu = gpu_, rank = rank(), size = rendezvous_.size()] {
+                        activate(gpu);
+                        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+                        config.blocking = 1;  // otherwise NCCL starts a thread for every collective
+                        ncclComm_t communicator = nullptr;
+                        const ncclResult_t result = ncclCommInitRankConfig(&communicator, size, id, rank, &config);
+                        made->give(communicator);
+                        check(result);
+                      });
+    while (!call.wait_until(Clock::now() + kCheckPeersEvery)) check_connecting(lock, *connecting);
+    communicator_ = made->take();
+  } catch (const Error& error) {
+    communicator_ = made->take();
+    const CommError failure(abort(lock, connecting->name, error));
+    lock.unlock();
+    close(true);
+    release();
+    throw failure;
+  }
+}
+
+void Communicator::check_connecting(Lock& lock, const Operation& connecting) {
+  try {
+    check_peers(lock, connecting);
+  } catch (const CommError& error) {
+    throw CommError(concat(error.what(), "; NCCL cannot abort this, so the thread that connects is left running"));
+  }
 }
 
 Communicator::~Communicator() {
@@ -247,6 +358,182 @@ void Communicator::close(bool drop) noexcept {
   lock.unlock();
   if (watchdog_.joinable()) watchdog_.join();
   if (aborting_.joinable()) aborting_.join();
+}
+
+/// Finalizes and destroys the communicator. Throws CommError when NCCL does not end it in time, and then owns it no
+/// longer, or refuses to.
+void Communicator::drain(Lock& lock) {
+  BlockingCall call(concat("the thread that ends NCCL for rank ", rank()), [gpu = gpu_, communicator = communicator_] {
+    activate(gpu);
+    check(ncclCommFinalize(communicator));
+    ncclCommDestroy(communicator);
+  });
+  const ncclComm_t ending = std::exchange(communicator_, nullptr);
+  const Milliseconds timeout = options_.group.leave_timeout;
+  bool ended = false;
+  try {
+    const Unlocked blocking(*this, lock);
+    ended = call.wait_until(Clock::now() + timeout);
+  } catch (...) {
+    communicator_ = ending;  // not finalized
+    throw;
+  }
+  require<CommError>(ended, "NCCL has not ended it within ", timeout.count(),
+                     " ms; the thread that ends it is left running");
+  failure_.close();
+}
+
+bool Communicator::records() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(compute_, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+Communicator::Recorded& Communicator::recorded_now() {
+  const int recording = recorder_.recording();
+  require<UsageError>(recording != 0, options_.device,
+                      " is captured by other code, whose replays NCCL is not notified of");
+  if (recorded_ != nullptr && recorded_->recording == recording) return *recorded_;
+  const auto fresh = std::make_shared<Recorded>(*this, recording);
+  recorder_.attach(fresh);
+  recordings_.push_back(recording);
+  recorded_ = fresh;
+  return *recorded_;
+}
+
+std::shared_ptr<Operation> Communicator::record(const std::string& what, const Calls& calls) {
+  Lock lock(mutex_);
+  failure_.check();
+  Recorded& recorded = recorded_now();
+  const auto operation = take_operation(concat("recording ", what), false, options_.group.timeout);
+  operation->recording = recorded.recording;
+  // A failure up to here invalidates the capture, not the communicator.
+  check(cudaEventRecord(ready_, compute_), "cudaEventRecord");
+  check(cudaStreamWaitEvent(stream_, ready_, 0), "cudaStreamWaitEvent");
+  pending_.push_back(operation);  // NCCL may wait for the others to connect
+  changed_.notify_all();
+  try {
+    enqueue(lock, calls, operation->end);
+  } catch (const Error& error) {
+    throw CommError(abort(lock, operation->name, error));
+  }
+  std::erase(pending_, operation);
+  ++recorded.collectives;
+  return operation;
+}
+
+void Communicator::replay(const Recorded& recorded, FunctionRef<void()> launch) {
+  Lock lock(mutex_);
+  failure_.check();
+  const auto operation = take_operation("a recorded step from collective", true, options_.group.timeout);
+  collectives_ += recorded.collectives - 1;
+  operation->timed = false;
+  pending_.push_back(operation);
+  changed_.notify_all();
+  lock.unlock();  // the launch may wait for room in the GPU's queue
+  try {
+    launch();
+    check(cudaEventRecord(operation->end, compute_), "cudaEventRecord");
+  } catch (const Error& error) {
+    lock.lock();
+    abort(lock, operation->name, error);
+    throw;
+  }
+  lock.lock();
+  operation->enqueued = true;
+}
+
+void Communicator::drop_recordings(Lock& lock) noexcept {
+  const auto recordings = std::exchange(recordings_, {});
+  recorded_.reset();
+  lock.unlock();  // dropping waits for the device, which the watchdog may have to unblock by an abort
+  for (const int recording : recordings) {
+    if (recorder_.recording() == recording) recorder_.cancel();
+    recorder_.drop(recording);
+  }
+  lock.lock();
+}
+
+void Communicator::watch() {
+  // Another thread may capture a graph meanwhile, which event queries must not invalidate.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaSetDevice(gpu_);
+  Lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] {
+      return stopping_ || to_abort_ != nullptr || (failure_.empty() && (!pending_.empty() || headers_.fresh()));
+    });
+    if (to_abort_ != nullptr) abort_now(lock);
+    if (stopping_) return;
+    const std::string oldest = pending_.empty() ? "the group" : pending_.front()->name;
+    try {
+      check_progress(lock);
+    } catch (const Error& error) {
+      abort(lock, oldest, error);
+    }
+    changed_.wait_for(lock, kWatchEvery, [this] { return stopping_; });
+  }
+}
+
+/// Throws the error that it finds.
+void Communicator::check_progress(Lock& lock) {
+  retire(lock);
+  if (communicator_ != nullptr) compare_headers(lock);
+  if (pending_.empty() || communicator_ == nullptr) return;
+  const auto oldest = pending_.front();
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(communicator_, &state));
+  check(state);
+  if (Clock::now() - oldest->started >= kSlow) check_peers(lock, *oldest);
+}
+
+void Communicator::note_header(const Call& call) {
+  const Lock lock(mutex_);
+  headers_.add(call);
+}
+
+// Note [Headers]: NCCL does not compare what ranks call: it hangs, or adds unrelated buffers. An exchange before
+// each call would cost more than the call. So the watchdog publishes this rank's last headers soon
+// after the calls, 20 times a second at most, and compares theirs. The rank that publishes last finds a difference, and
+// aborts. Results from before that moment may be wrong, but the job ends.
+void Communicator::compare_headers(Lock& lock) {
+  const Clock::time_point now = Clock::now();
+  if (!headers_.fresh() || now < next_comparison_) return;
+  next_comparison_ = now + kCompareEvery;
+  const std::string own = headers_.text();
+  lock.unlock();
+  std::vector<std::string> all;
+  try {
+    all = rendezvous_.exchange_headers(own);
+  } catch (const CommError&) {  // at the end of a job the store may close first
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  const std::string text = headers_.difference(all, rank());
+  require<CommError>(text.empty(), text);
+}
+
+void Communicator::check_peers(Lock& lock, const Operation& oldest) {
+  const std::uint64_t count = collectives_;
+  const bool late = Clock::now() >= oldest.deadline;
+  lock.unlock();
+  std::string other, missing;
+  try {
+    if (std::exchange(published_, count) != count) rendezvous_.publish_started(count);
+    other = rendezvous_.failure();
+    if (late && oldest.collective) missing = rendezvous_.ranks_before(oldest.number);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  require<CommError>(other.empty(), other);
+  const auto timeout = std::chrono::duration_cast<Milliseconds>(oldest.deadline - oldest.started);
+  require<CommError>(!late || oldest.done, "it has not ended within ", timeout.count(), " ms",
+                     missing.empty() ? "" : concat("; ", missing, " did not join it"));
 }
 
 }  // namespace duet::ddp::nccl

@@ -17,8 +17,8 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/nccl/load.h"
-#include "ddp/nccl/recorded.h"
 #include "ddp/nccl/rendezvous.h"
+#include "lib/backend/step_graph.h"
 #include "lib/base/function_ref.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -77,8 +77,6 @@ class Communicator {
   void note_header(const Call& call);
   /// Whether calls enqueued now become part of a graph.
   bool records() const;
-  /// Launches the collectives of a recorded step again.
-  void replay(const Recorded& recorded, FunctionRef<void()> launch);
 
   /// Drains what was started, then closes together with the others; at once where `drop`. No run() after it.
   void close(bool drop) noexcept;
@@ -104,8 +102,11 @@ class Communicator {
     Communicator& owner_;
     Lock& lock_;
   };
+  class Recorded;
   Recorded& recorded_now();
   std::shared_ptr<Operation> record(const std::string& what, const Calls& calls);
+  /// Launches the collectives of a recorded step again.
+  void replay(const Recorded& recorded, FunctionRef<void()> launch);
   void drop_recordings(Lock& lock) noexcept;
   std::shared_ptr<Operation> take_operation(const std::string& what, bool collective, Milliseconds timeout);
   void connect();

@@ -4,7 +4,6 @@
 #include <mutex>
 #include <utility>
 
-#include "ddp/nccl/module.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
 

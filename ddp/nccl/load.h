@@ -36,6 +36,10 @@ struct NcclOptions {
 std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
                                               const NcclOptions& options);
 
+/// What the module exports under kNcclConnectName. The caller owns the group.
+using NcclConnect = ProcessGroup* (*)(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options);
+inline constexpr const char* kNcclConnectName = "duet_nccl_connect";
+
 /// Empty if NCCL can be used, else why not. Touches no GPU.
 std::string why_no_nccl();
 
