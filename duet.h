@@ -62,6 +62,7 @@
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
+#include "ddp/mpi/load.h"
 #include "ddp/nccl/load.h"
 #include "ddp/rank_threads.h"
 #include "ddp/same_model.h"

@@ -221,6 +221,17 @@ Chart log_chart(const std::vector<CollectiveRow>& rows, const std::string& id, c
 
 constexpr const char* kOwnRank = "DUET_BENCH_RANK";
 
+/// Ranks are started here, unless they exchange over MPI, which has a launcher of its own.
+void require_launcher(const CollectiveOptions& options, bool launched, bool own_rank) {
+  const bool mpi = std::find(options.backends.begin(), options.backends.end(), "mpi") != options.backends.end();
+  require<UsageError>(!launched || own_rank || mpi, "duet bench ", options.collective,
+                      " starts its own ranks: run it without a launcher");
+  require<UsageError>(launched || !mpi, kNeedsMpirun);
+  const int ranks = ddp::rank_info().world_size;
+  require<UsageError>(!launched || ranks == options.devices, "--devices is ", options.devices,
+                      ", but the launcher started ", ranks, " ranks");
+}
+
 /// Why a backend cannot be measured here; empty: it can.
 std::string why_skipped(const CollectiveOptions& options, const std::string& backend) {
   const std::string why = why_unavailable(options.device);
@@ -229,7 +240,8 @@ std::string why_skipped(const CollectiveOptions& options, const std::string& bac
 }
 
 /// This process's part: one rank of the group.
-void run_rank(const CollectiveOptions& options, const std::string& name) {
+void run_rank(const CollectiveOptions& options, const std::string& name,
+              const std::function<void(const CollectiveRow&)>& take) {
   const ddp::RankInfo place = ddp::rank_info();
   const Device device = device_of_rank(options.device, place.local_rank, place.local_world_size);
   const auto group =
@@ -238,9 +250,7 @@ void run_rank(const CollectiveOptions& options, const std::string& name) {
     backend(options.device).bind_thread(device);
   else if (place.local_world_size <= usable_cores())
     take_cores(place.local_rank, 1);
-  for (const std::string& algorithm : options.algorithms)
-    measure_collective(options, algorithm, *group, device,
-                       [](const CollectiveRow& row) { std::puts(row_json(row).c_str()); });
+  for (const std::string& algorithm : options.algorithms) measure_collective(options, algorithm, *group, device, take);
 }
 
 /// All ranks, as threads of this process.
@@ -384,16 +394,18 @@ std::string rows_html(const CollectiveOptions& options, const std::vector<Collec
 }
 
 int run(const CollectiveOptions& options, const std::string& command_line) {
-  const bool launched = ddp::is_launched_rank();
-  require<UsageError>(!launched || std::getenv(kOwnRank) != nullptr, "duet bench ", options.collective,
-                      " starts its own ranks: run it without a launcher");
-  if (!launched) {
+  const bool launched = ddp::is_launched_rank(), own_rank = std::getenv(kOwnRank) != nullptr;
+  require_launcher(options, launched, own_rank);
+  const bool reports = !own_rank && ddp::rank_info().rank == 0;
+  if (reports) {
     require_json_output(options.json);
     require_outputs({{.option = "--html", .path = options.html}});
   }
   std::FILE* const out = text_stream(options.json);
   Table table(options, out);
-  const auto take = [&](const CollectiveRow& row) { table.add(row); };
+  const std::function<void(const CollectiveRow&)> take = [&](const CollectiveRow& row) {
+    own_rank ? void(std::puts(row_json(row).c_str())) : table.add(row);
+  };
   ddp::LaunchOptions launch;
   launch.environment = {{kOwnRank, "1"}};
   launch.on_line = [&](int, bool is_stderr, std::string_view line) {
@@ -405,16 +417,16 @@ int run(const CollectiveOptions& options, const std::string& command_line) {
     const std::string why = why_skipped(options, name);
     if (!why.empty()) {
       ++skipped;
-      if (!launched)
+      if (reports)
         std::fprintf(out, "# %s over %s: skipped: %s\n", options.collective.c_str(), name.c_str(), why.c_str());
     } else if (options.workers == "thread") {
       run_threads(options, name, take);
     } else {
-      const int status = ddp::spawn([&](int) { run_rank(options, name); }, options.devices, launch);
+      const int status = ddp::spawn([&](int) { run_rank(options, name, take); }, options.devices, launch);
       if (status != 0) return status;
     }
   }
-  if (launched) return 0;
+  if (!reports) return 0;
   if (skipped == options.backends.size()) return 1;
   table.end_group();
   std::int64_t wrong = 0;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ddp/gloo/load.h"
+#include "ddp/mpi/load.h"
 #include "ddp/nccl/load.h"
 #include "ddp/shm/multi_host_transport.h"
 #include "ddp/shm/shm_collectives.h"
@@ -45,6 +46,13 @@ Group connect_gloo(const ConnectOptions& options, const Member& self) {
       options.group);
 }
 
+Group connect_mpi(const ConnectOptions& options, const Member& self) {
+  return make_group(
+      make_mpi_transport(*self.store, self.rank, self.size,
+                         {.connect_timeout = options.connect_timeout, .whole_job = options.group.whole_job}),
+      options.group);
+}
+
 Group connect_nccl(const ConnectOptions& options, const Member& self) {
   return make_nccl_group(self.store, self.rank, self.size,
                          {.device = options.device,
@@ -71,6 +79,7 @@ constexpr Entry kBackends[] = {
     {{.name = "shm", .processes = true, .threads = true}, connect_shm},
     {{.name = "tcp", .processes = true, .threads = true}, connect_tcp},
     {{.name = "gloo", .processes = true, .threads = true}, connect_gloo},
+    {{.name = "mpi", .processes = true, .threads = false}, connect_mpi},
     {{.name = "nccl", .processes = true, .threads = true}, connect_nccl},
     {{.name = "memory", .processes = false, .threads = true}, connect_memory},
     {{.name = "solo", .processes = true, .threads = false}, connect_solo},

@@ -16,7 +16,7 @@ struct Backend {
   const char* name;
   bool processes, threads;
 };
-/// All of them: "shm", "tcp", "gloo", "nccl", "memory" and "solo".
+/// All of them: "shm", "tcp", "gloo", "mpi", "nccl", "memory" and "solo".
 const std::vector<Backend>& backends();
 /// Throws UsageError unless there is one of that name for such ranks; "auto" is one for both.
 void check_backend(const std::string& name, bool threads);

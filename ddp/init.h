@@ -17,8 +17,9 @@ RankInfo rank_info();
 
 struct InitOptions {
   /// "shm": ranks on one host that can share memory; "tcp": any hosts; "gloo": the same by Gloo, whose ports take any
-  /// connection; "nccl": ranks with a CUDA device each; "solo": one rank. "auto": shm where it can be had, else tcp;
-  /// where several of the ranks share a host, these exchange over memory what stays there.
+  /// connection; "mpi": ranks that an MPI launcher has started, by MPI's messages; "nccl": ranks with a CUDA device
+  /// each; "solo": one rank. "auto": shm where it can be had, else tcp; where several of the ranks share a host, these
+  /// exchange over memory what stays there.
   std::string backend = "auto";
   /// "env://" (the launcher's variables, MASTER_ADDR, MASTER_PORT; without these two the ranks of one host meet in a
   /// file that the job's name leads to, where the launcher names jobs: MPI, Slurm), "tcp://host:port", "file://path";

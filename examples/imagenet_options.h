@@ -66,8 +66,9 @@ inline void add_main_options(CLI::App& app, ImageNetOptions& o) {
   app.add_option("--rank", o.rank, "number of this node");
   app.add_option("--dist-url", o.dist_url,
                  "tcp://HOST:PORT, where nodes meet, or env://; default: a free port of this host");
-  app.add_option("--dist-backend", o.dist_backend, "nccl, gloo, tcp, shm or auto; default: nccl on GPUs, else auto")
-      ->check(CLI::IsMember({"nccl", "gloo", "tcp", "shm", "auto"}));
+  app.add_option("--dist-backend", o.dist_backend,
+                 "nccl, gloo, mpi, tcp, shm or auto; default: nccl on GPUs, else auto")
+      ->check(CLI::IsMember({"nccl", "gloo", "mpi", "tcp", "shm", "auto"}));
   app.add_option("--seed", o.seed, "makes runs repeatable; default: a random one")->check(CLI::NonNegativeNumber);
   app.add_option("--gpu", o.gpu, "number of the one device to use, without DataParallel")
       ->check(CLI::NonNegativeNumber);

@@ -14,12 +14,14 @@ if [ ! -f "$build/build.ninja" ]; then
   meson setup "$build" -Dbuildtype=release -Dtests=false -Dunity=on >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
   mv "$build.log" "$build/setup.log"
 fi
-# The program, and the module for --backend gloo; `ninja -C build-release` builds the rest, such as the examples. All of it
+# The program, and the modules for --backend gloo and mpi; `ninja -C build-release` builds the rest, such as the examples. All of it
 # where GPUs or LibTorch are used.
 targets=()
 if [ ! -e /proc/driver/nvidia ] && [[ " $*" != *.pt* ]]; then
   targets=(cli/duet)
-  ! grep -q '^build ddp/gloo/libduet_gloo.so:' "$build/build.ninja" || targets+=(ddp/gloo/libduet_gloo.so)
+  for module in ddp/gloo/libduet_gloo.so ddp/mpi/libduet_mpi.so; do
+    ! grep -q "^build $module:" "$build/build.ninja" || targets+=("$module")
+  done
 fi
 if [ -t 1 ]; then
   ninja -C "$build" "${targets[@]}"

@@ -27,7 +27,7 @@ if ! $cxx -fsanitize=fuzzer,address -x c++ - -o /dev/null <<<"$probe" 2>/dev/nul
   exit
 fi
 if [ ! -f $build/build.ninja ]; then
-  CC=$cc CXX=$cxx meson setup $build -Dfuzz=true -Dtests=false -Dcuda=disabled -Dgloo=disabled -Dbuildtype=debugoptimized \
+  CC=$cc CXX=$cxx meson setup $build -Dfuzz=true -Dtests=false -Dcuda=disabled -Dgloo=disabled -Dmpi=disabled -Dbuildtype=debugoptimized \
     -Db_sanitize=address,undefined -Db_lundef=false -Doptimization=1 -Dcpp_args=-g1 >$build.log 2>&1 || { cat $build.log >&2; exit 1; }
   mv $build.log $build/setup.log
 fi

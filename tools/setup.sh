@@ -16,10 +16,11 @@ needed=(g++ meson ninja-build pkg-config python3 python3-venv git ca-certificate
   nlohmann-json3-dev libcli11-dev zlib1g-dev libcurl4-openssl-dev
   catch2)
 optional=(libgloo-dev     # DDP between hosts; without it the Gloo module is not built
+  libopenmpi-dev          # DDP over MPI; without it the MPI module is not built
   libjpeg62-turbo-dev     # with libpng-dev: images from folders
   libpng-dev
   libjs-chart.js          # the pictures of reports
-  openmpi-bin)            # mpirun, under which a test runs
+  openmpi-bin)            # mpirun, under which tests run
 case "${1:-}" in
   --ci) optional+=(clang libclang-rt-dev clang-format zsh slurm-client slurmctld slurmd munge chromium) ;;
   --torch | '') ;;

@@ -84,7 +84,7 @@ class BlockSteps {
                         "with blocks all rows of the global batch count alike: leave out GradientRule::rows");
     require<UsageError>(std::string_view(module.group().backend()) != "nccl",
                         "blocks: NCCL adds up in an order of its own, so that bits would depend on the ranks; use shm, "
-                        "tcp or gloo");
+                        "tcp, gloo or mpi");
     require<UsageError>(!module.options().static_graph,
                         "static_graph is for backward(): with blocks use find_unused_parameters");
     own_ = kBlocks / ranks;

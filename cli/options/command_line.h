@@ -17,7 +17,7 @@ class App;
 
 namespace duet::cli {
 
-inline const std::vector<std::string> kBackends = {"auto", "shm", "tcp", "gloo", "nccl", "memory"};
+inline const std::vector<std::string> kBackends = {"auto", "shm", "tcp", "gloo", "mpi", "nccl", "memory"};
 inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 
 /// A training's options; and those of duet train besides.

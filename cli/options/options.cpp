@@ -265,7 +265,7 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
       ->check(one_of({"process", "thread"}));
   add_list<std::string>(
       app, "--backend", options.backends, Entries::any, one_of(kBackends), same, "auto",
-      "what carries them: shm, tcp, gloo, nccl (--device cuda), memory (--workers thread), or auto for the best one; "
+      "what carries them: shm, tcp, gloo, mpi (under mpirun), nccl (--device cuda), memory (--workers thread), or auto for the best one; "
       "several, separated by commas, are compared");
   add_list<std::string>(
       app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
@@ -497,6 +497,7 @@ void check(const CollectiveOptions& options) {
   for (const std::string& backend : options.backends) {
     require<UsageError>(backend != "nccl" || options.device == DeviceKind::cuda, "--backend nccl is for --device cuda");
     require<UsageError>(backend != "memory" || options.workers == "thread", "--backend memory is for --workers thread");
+    require<UsageError>(backend != "mpi" || options.workers == "process", "--backend mpi is for --workers process");
   }
   const bool floats_of_host = options.dtype == DType::f32 && options.device == DeviceKind::cpu;
   require<UsageError>(floats_of_host || options.algorithms == std::vector<std::string>{"library"},

@@ -122,6 +122,9 @@ struct Endpoint {
 /// As --rdzv-endpoint, or --master-addr and --master-port, have it. Throws UsageError.
 Endpoint endpoint_of(const LaunchOptions& options);
 
+inline constexpr const char* kNeedsMpirun =
+    "--backend mpi is for ranks that mpirun or srun has started: mpirun -n N duet ..., srun --mpi=pmix -n N duet ...";
+
 /// duet bench of one collective.
 struct CollectiveOptions {
   std::string collective{};  // "all_reduce", ...

@@ -179,6 +179,7 @@ void check_training(const Training& training) {
   require<UsageError>(!threads || (training.device == DeviceKind::cpu && training.backend != "nccl"),
                       "--workers thread is for CPU devices");
   require<UsageError>(threads || training.backend != "memory", "--backend memory is for --workers thread");
+  require<UsageError>(!threads || training.backend != "mpi", "--backend mpi is for --workers process");
   require<UsageError>(!training.sync_bn || training.device == DeviceKind::cpu, "--sync-bn is for CPU devices");
   require<UsageError>(std::isfinite(training.lr) && training.lr >= 0, "--lr is ", training.lr,
                       ", expected a number from 0 on");
@@ -234,8 +235,8 @@ void add_train(CLI::App& app, TrainOptions& options) {
   app.add_option(
          "--backend", options.backend,
          "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
-         "gloo (TCP as well), nccl (ranks with a GPU each), memory (--workers thread), or auto: nccl for GPUs, "
-         "else shm where it can be had, else tcp")
+         "gloo (TCP as well), mpi (ranks that mpirun or srun has started), nccl (ranks with a GPU each), memory "
+         "(--workers thread), or auto: nccl for GPUs, else shm where it can be had, else tcp")
       ->check(one_of(kBackends));
   app.add_option(
          "--batch", options.batch,
@@ -369,6 +370,7 @@ void check(const CompareOptions& options) {
       require<UsageError>(options.scaling == "strong" || batch <= std::numeric_limits<std::int64_t>::max() / devices,
                           "--batch is ", batch, ", too large for each of ", devices, " devices");
     }
+  require<UsageError>(options.backend != "mpi", "duet compare starts its own ranks, but ", kNeedsMpirun);
   require<UsageError>(!options.out.empty(), "--out: empty name of a folder");
   if (options.vs_torch.empty()) return;
   require<UsageError>(options.device == DeviceKind::cpu,

@@ -183,6 +183,7 @@ int train_in_ranks(TrainOptions options) {
   const int launched = ddp::is_launched_rank() ? ddp::rank_info().world_size : options.devices;
   require<UsageError>(options.devices == 1 || options.devices == launched, "--devices is ", options.devices,
                       ", but the launcher started ", launched, " ranks");
+  require<UsageError>(options.backend != "mpi" || ddp::is_launched_rank(), kNeedsMpirun);
   options.devices = launched;
   if (options.verbose && ddp::is_launched_rank())
     std::fprintf(stderr, "duet: %s\n", ddp::describe(ddp::resolve_rank()).c_str());

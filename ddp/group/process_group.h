@@ -132,7 +132,7 @@ class ProcessGroup {
   int size() const { return size_; }
   /// Microseconds in which collectives ran so far, waiting for slower ranks included. Any thread may ask.
   virtual double busy_us() const { return 0; }
-  /// "shm", "tcp", "tcp+shm", "gloo", "nccl", "solo", "memory".
+  /// "shm", "tcp", "tcp+shm", "gloo", "mpi", "nccl", "solo", "memory".
   virtual const char* backend() const = 0;
 
   /// The next collective carries gradients of these rows: where the ranks' do not fit together it throws CommError on

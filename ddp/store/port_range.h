@@ -5,8 +5,8 @@
 
 namespace duet::ddp {
 
-/// Holds "FIRST-LAST": each port that duet takes and no option names is one of these. Gloo and NCCL take ports of
-/// their own, so backend gloo is refused with it, and nccl where ranks are on several hosts.
+/// Holds "FIRST-LAST": each port that duet takes and no option names is one of these. Gloo, MPI and NCCL take
+/// ports of their own, so backends gloo and mpi are refused with it, and nccl where ranks are on several hosts.
 inline constexpr const char* kPortRangeVariable = "DUET_PORT_RANGE";
 
 struct PortRange {
