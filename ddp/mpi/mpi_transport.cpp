@@ -241,7 +241,7 @@ class Engine {
     try {
       for (MPI_Status status{}; ended(incoming_request_, status); receive_packet()) sort_packet(status.MPI_SOURCE);
       std::erase_if(outgoing_, [&](Outgoing& one) { return ended(one.request); });
-      std::erase_if(moving_, [&](Request one) { return finish_transfers(at(one)); });
+      std::erase_if(moving_, [](Message* one) { return finish_transfers(*one); });
     } catch (const CommError& error) {
       broken_ = error.what();
       failed_ = true;
