@@ -263,10 +263,10 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->check(one_of({"process", "thread"}));
-  add_list<std::string>(
-      app, "--backend", options.backends, Entries::any, one_of(kBackends), same, "auto",
-      "what carries them: shm, tcp, gloo, mpi (under mpirun), nccl (--device cuda), memory (--workers thread), or auto for the best one; "
-      "several, separated by commas, are compared");
+  add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(kBackends), same, "auto",
+                        "what carries them: shm, tcp, gloo, mpi (under mpirun), nccl (--device cuda), memory "
+                        "(--workers thread), or auto for the best one; "
+                        "several, separated by commas, are compared");
   add_list<std::string>(
       app, "--algorithm", options.algorithms, Entries::any, one_of(algorithms), same, "library",
       "library: the backend's own; all_reduce also by messages: naive_ring (the tutorial's), chunked_ring, "

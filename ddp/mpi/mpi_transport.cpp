@@ -73,11 +73,11 @@ struct Channel {
 };
 
 /// Moves the messages of all groups of this process.
-class Engine {
+class MpiMessages {
  public:
   using Request = Transport::Request;
 
-  explicit Engine(const MpiWorld& world) : world_(world) {
+  explicit MpiMessages(const MpiWorld& world) : world_(world) {
     const std::lock_guard lock(mutex_);
     thread_ = start_thread("the thread of the messages over MPI", [this] { attend(); });
     receive_packet();
@@ -382,9 +382,7 @@ class Engine {
       return true;
     }
     if (waited < 2 * kSettleTime || std::none_of(moving_.begin(), moving_.end(), moves)) return false;
-    std::fprintf(stderr,
-                 "duet: rank %d of MPI_COMM_WORLD ends the job: a peer has stopped in the midst of a message
-                 ",
+    std::fprintf(stderr, "duet: rank %d of MPI_COMM_WORLD ends the job: a peer has stopped in the midst of a message\n",
                  world_.rank);
     MPI_Abort(world_.ranks, 1);
     return true;
@@ -430,10 +428,10 @@ class Engine {
   std::thread thread_;
 };
 
-Engine& engine();
+MpiMessages& messages();
 
-int stop_engine(MPI_Comm, int, void*, void*) {
-  engine().stop();
+int stop_messages(MPI_Comm, int, void*, void*) {
+  messages().stop();
   return MPI_SUCCESS;
 }
 
@@ -442,21 +440,21 @@ int stop_engine(MPI_Comm, int, void*, void*) {
 void finalise(int status, void*) {
   int finalised = 0;
   MPI_Finalized(&finalised);
-  if (finalised == 0 && engine().stop() && status == 0 && mpi_world().own) MPI_Finalize();
+  if (finalised == 0 && messages().stop() && status == 0 && mpi_world().own) MPI_Finalize();
 }
 
-Engine* start_engine() {
-  auto* const started = new Engine(mpi_world());
+MpiMessages* start_messages() {
+  auto* const started = new MpiMessages(mpi_world());
   int key = MPI_KEYVAL_INVALID;  // MPI_Finalize, whoever calls it, first deletes what MPI_COMM_SELF has
-  check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, stop_engine, &key, nullptr), "MPI_Comm_create_keyval");
+  check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, stop_messages, &key, nullptr), "MPI_Comm_create_keyval");
   check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
   ::on_exit(finalise, nullptr);
   return started;
 }
 
 /// The one of this process, which ends with MPI.
-Engine& engine() {
-  static Engine* const started = start_engine();
+MpiMessages& messages() {
+  static MpiMessages* const started = start_messages();
   return *started;
 }
 
@@ -470,12 +468,12 @@ class MpiTransport final : public Transport {
                         world.rank, " of ", world.size, " in MPI_COMM_WORLD, expected rank ", rank, " of ", size,
                         " of duet's job");
     channel_.rank = rank;
-    if (rank == 0) store.set("mpi/channel", std::to_string(engine().new_id()));
+    if (rank == 0) store.set("mpi/channel", std::to_string(messages().new_id()));
     for (const std::string& text : meet(store, "mpi/rank", size, std::to_string(world.rank)))
       channel_.ranks.push_back(parse_number<int>(text).value_or(-1));
     channel_.ended.resize(channel_.ranks.size());
     channel_.id = parse_number<std::uint64_t>(store.get("mpi/channel")).value_or(0);
-    engine().open(channel_);
+    messages().open(channel_);
     try {
       meet(store, "mpi/open", size, "");  // what came before would be taken for an old channel's
     } catch (...) {
@@ -490,13 +488,13 @@ class MpiTransport final : public Transport {
   const char* name() const override { return "mpi"; }
 
   Request send(int peer, std::uint64_t tag, const void* data, std::size_t bytes) override {
-    return engine().send(channel_, peer, tag, data, bytes);
+    return messages().send(channel_, peer, tag, data, bytes);
   }
   Request receive(int peer, std::uint64_t tag, void* data, std::size_t bytes) override {
-    return engine().receive(channel_, peer, tag, data, bytes);
+    return messages().receive(channel_, peer, tag, data, bytes);
   }
-  void wait(Request request, Clock::time_point deadline) override { engine().wait(channel_, request, deadline); }
-  void close() override { engine().close(channel_); }
+  void wait(Request request, Clock::time_point deadline) override { messages().wait(channel_, request, deadline); }
+  void close() override { messages().close(channel_); }
 
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
     const MpiOptions options{.connect_timeout = options_.connect_timeout, .whole_job = false};
@@ -513,8 +511,8 @@ class MpiTransport final : public Transport {
   }
 
   void leave() {
-    engine().close(channel_);
-    engine().remove(channel_);
+    messages().close(channel_);
+    messages().remove(channel_);
   }
 
   const MpiOptions options_;
