@@ -1,6 +1,7 @@
 #include "ddp/connect.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "ddp/gloo/load.h"
@@ -70,44 +71,25 @@ Group connect_solo(const ConnectOptions&, const Member& self) {
   return std::make_unique<SoloGroup>();
 }
 
-/// A further backend is a line here.
-struct Entry {
-  Backend backend;
-  Group (*connect)(const ConnectOptions& options, const Member& self);
-};
-constexpr Entry kBackends[] = {
-    {{.name = "shm", .processes = true, .threads = true}, connect_shm},
-    {{.name = "tcp", .processes = true, .threads = true}, connect_tcp},
-    {{.name = "gloo", .processes = true, .threads = true}, connect_gloo},
-    {{.name = "mpi", .processes = true, .threads = false}, connect_mpi},
-    {{.name = "nccl", .processes = true, .threads = true}, connect_nccl},
-    {{.name = "memory", .processes = false, .threads = true}, connect_memory},
-    {{.name = "solo", .processes = true, .threads = false}, connect_solo},
-};
+/// By backend, as in kBackends.
+constexpr Group (*kConnect[])(const ConnectOptions& options, const Member& self) = {
+    connect_shm, connect_tcp, connect_gloo, connect_mpi, connect_nccl, connect_memory, connect_solo};
+static_assert(std::size(kConnect) == kBackends.size());
 
 }  // namespace
 
-const std::vector<Backend>& backends() {
-  static const std::vector<Backend> all = [] {
-    std::vector<Backend> list;
-    for (const Entry& entry : kBackends) list.push_back(entry.backend);
-    return list;
-  }();
-  return all;
-}
-
 void check_backend(const std::string& name, bool threads) {
-  const bool known = name == "auto" || std::any_of(backends().begin(), backends().end(), [&](const Backend& one) {
+  const bool known = name == "auto" || std::any_of(kBackends.begin(), kBackends.end(), [&](const Backend& one) {
                        return one.name == name && (threads ? one.threads : one.processes);
                      });
   require<UsageError>(known, "Invalid backend", threads ? " for ranks that are threads" : "", ": '", name, "'");
 }
 
 std::unique_ptr<ProcessGroup> connect(const ConnectOptions& options, std::shared_ptr<Store> store, int rank, int size) {
-  const auto* const entry = std::find_if(std::begin(kBackends), std::end(kBackends),
-                                         [&](const Entry& one) { return one.backend.name == options.backend; });
-  require<UsageError>(entry != std::end(kBackends), "Invalid backend: '", options.backend, "'");
-  Group group = entry->connect(options, {store, rank, size});
+  const auto backend =
+      std::find_if(kBackends.begin(), kBackends.end(), [&](const Backend& one) { return one.name == options.backend; });
+  require<UsageError>(backend != kBackends.end(), "Invalid backend: '", options.backend, "'");
+  Group group = kConnect[backend - kBackends.begin()](options, {store, rank, size});
   group->set_store(std::move(store));
   return group;
 }

@@ -1,6 +1,7 @@
 // The backends of process groups, and how ranks are connected over one of them.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,13 +12,20 @@
 
 namespace duet::ddp {
 
-/// What ranks may be that are connected over a backend.
+/// A backend, and what the ranks may be that it connects.
 struct Backend {
   const char* name;
   bool processes, threads;
 };
-/// All of them: "shm", "tcp", "gloo", "mpi", "nccl", "memory" and "solo".
-const std::vector<Backend>& backends();
+inline constexpr std::array kBackends = {
+    Backend{.name = "shm", .processes = true, .threads = true},
+    Backend{.name = "tcp", .processes = true, .threads = true},
+    Backend{.name = "gloo", .processes = true, .threads = true},
+    Backend{.name = "mpi", .processes = true, .threads = false},
+    Backend{.name = "nccl", .processes = true, .threads = true},
+    Backend{.name = "memory", .processes = false, .threads = true},
+    Backend{.name = "solo", .processes = true, .threads = false},
+};
 /// Throws UsageError unless there is one of that name for such ranks; "auto" is one for both.
 void check_backend(const std::string& name, bool threads);
 

@@ -17,7 +17,8 @@ class App;
 
 namespace duet::cli {
 
-inline const std::vector<std::string> kBackends = {"auto", "shm", "tcp", "gloo", "mpi", "nccl", "memory"};
+/// Names of the backends of ranks, "auto" among them.
+std::vector<std::string> backend_names();
 inline constexpr std::array kModes = {Mode::single, Mode::averaging, Mode::dp, Mode::ddp};
 
 /// A training's options; and those of duet train besides.

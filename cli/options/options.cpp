@@ -9,11 +9,14 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "cli/options/command_line.h"
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
+#include "ddp/connect.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -167,7 +170,7 @@ void add_compare(CLI::App& app, CompareOptions& options) {
   add_numbers(app, "--devices", options.devices, std::numeric_limits<int>::min(), "1,2,4,8 up to the cores or GPUs",
               "numbers of devices, separated by commas");
   add_list<std::string>(
-      app, "--backend", options.backends, Entries::distinct, one_of(kBackends), same, "auto",
+      app, "--backend", options.backends, Entries::distinct, one_of(backend_names()), same, "auto",
       "what carries the ranks' collectives in averaging and ddp: see duet train --help; of several, separated "
       "by commas, each gets rows of ddp, and averaging runs over the first");
   add_numbers<std::int64_t>(
@@ -263,7 +266,7 @@ void add_collective(CLI::App& app, CollectiveOptions& options, bool all_reduce) 
   add_choice(app, "--dtype", options.dtype, kDTypes, "type of the elements: f32, f16, bf16, f64, i32, i64 or u8");
   app.add_option("--workers", options.workers, "what a rank is: a process, or a thread (with all ranks in one process)")
       ->check(one_of({"process", "thread"}));
-  add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(kBackends), same, "auto",
+  add_list<std::string>(app, "--backend", options.backends, Entries::any, one_of(backend_names()), same, "auto",
                         "what carries them: shm, tcp, gloo, mpi (under mpirun), nccl (--device cuda), memory "
                         "(--workers thread), or auto for the best one; "
                         "several, separated by commas, are compared");
@@ -459,6 +462,13 @@ Check in_range(double least, double most) {
     const bool open = most == std::numeric_limits<double>::max();
     return concat("is ", text.empty() ? "''" : text, ", expected ", least, open ? " or more" : concat(" to ", most));
   };
+}
+
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names = {"auto"};
+  for (const ddp::Backend& backend : ddp::kBackends)
+    if (std::string_view(backend.name) != "solo") names.emplace_back(backend.name);
+  return names;
 }
 
 Check one_of(std::vector<std::string> words) {

@@ -237,7 +237,7 @@ void add_train(CLI::App& app, TrainOptions& options) {
          "what carries the ranks' collectives in averaging and ddp: shm (memory that one host's ranks share), tcp, "
          "gloo (TCP as well), mpi (ranks that mpirun or srun has started), nccl (ranks with a GPU each), memory "
          "(--workers thread), or auto: nccl for GPUs, else shm where it can be had, else tcp")
-      ->check(one_of(kBackends));
+      ->check(one_of(backend_names()));
   app.add_option(
          "--batch", options.batch,
          "images of a global batch, whatever the number of devices; of networks for colour images 32 by default")
