@@ -191,7 +191,8 @@ void make_and_close(const std::shared_ptr<Store>& store, const RankInfo& self, c
 }
 
 /// Three ranks make NUMBER groups over BACKEND and one store, one after the other. In the middle rank 2 dies, and the
-/// others go on without it. They print what they hold more at the end of both halves than after their first groups.
+/// others go on without it. They print how much more they hold after half of
+/// the groups than after the first, and at the end than a quarter of them before.
 void run_groups(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);
   RankInfo self = rank_info();
@@ -207,7 +208,7 @@ void run_groups(const Arguments& arguments) {
   };
   for (int i = 0; i < groups; ++i) {
     if (i == groups / 2) add_growth();
-    if (i == warm || i == groups / 2 + warm) before = used_resources();
+    if (i == warm || i == groups / 4 * 3) before = used_resources();  // the server ends rank 2's thread in between
     try {
       if (i == groups / 2 && self.rank == 2) {
         const auto group = init_process_group(store, self.rank, self.world_size, {.backend = arguments.at(1)});
