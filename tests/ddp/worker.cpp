@@ -191,8 +191,8 @@ void make_and_close(const std::shared_ptr<Store>& store, const RankInfo& self, c
 }
 
 /// Three ranks make NUMBER groups over BACKEND and one store, one after the other. In the middle rank 2 dies, and the
-/// others go on without it. They print how much more they hold after half of
-/// the groups than after the first, and at the end than a quarter of them before.
+/// others go on without it. They print how much more they hold after half of the
+/// groups than after the first, and at the end than a quarter of them before.
 void run_groups(const Arguments& arguments) {
   ::signal(SIGTERM, SIG_IGN);
   RankInfo self = rank_info();
@@ -224,7 +224,7 @@ void run_groups(const Arguments& arguments) {
   add_growth();
   std::cout << concat("more descriptors ", more[0], ", threads ", more[1], ", segments ", more[2], "\n") << std::flush;
   store->set(concat("over/", self.rank), "");
-  if (self.rank == 0) store->wait({"over/1"});  // it serves the store
+  store->wait({"over/0", "over/1"});  // rank 0 serves the store, and has a thread for rank 1
 }
 
 /// Rank 1 fails first; rank 0 is the first to report and to end.
