@@ -16,7 +16,7 @@ constexpr const char* kGlooImports[] = {"_ZN4gloo10rendezvous7ContextC1Eiii",
                                         "_ZN4gloo7Context19createUnboundBufferEPvm"};
 
 /// Loaded once and never unloaded: its threads' code must not go away.
-const LoadedModule& loaded() {
+const LoadedModule& gloo_module() {
   static const LoadedModule module = load_module({.title = "the Gloo module",
                                                   .file = "libduet_gloo.so",
                                                   .build_folder = "ddp/gloo",
@@ -28,14 +28,14 @@ const LoadedModule& loaded() {
 
 }  // namespace
 
-std::string why_no_gloo() { return loaded().error; }
+std::string why_no_gloo() { return gloo_module().error; }
 
 std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options) {
-  require<DeviceError>(loaded().symbol != nullptr, "backend gloo cannot be used: ", loaded().error);
+  require<DeviceError>(gloo_module().symbol != nullptr, "backend gloo cannot be used: ", gloo_module().error);
   const PortRange ports = port_range();
   require<UsageError>(!ports.limits(), "backend gloo takes a port of its own for each pair of ranks, not ",
                       describe(ports), "; expected backend tcp");
-  const auto connect = reinterpret_cast<GlooConnect>(loaded().symbol);
+  const auto connect = reinterpret_cast<GlooConnect>(gloo_module().symbol);
   return std::unique_ptr<Transport>(connect(store, rank, size, options));
 }
 

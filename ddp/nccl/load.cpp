@@ -24,7 +24,7 @@ LoadedModule load() {
 }
 
 /// Loaded once and never unloaded: its threads' code must not go away.
-const LoadedModule& loaded() {
+const LoadedModule& nccl_module() {
   static const LoadedModule module = load();
   return module;
 }
@@ -42,15 +42,15 @@ void set_environment(const std::string& interface) {
 
 }  // namespace
 
-std::string why_no_nccl() { return loaded().error; }
+std::string why_no_nccl() { return nccl_module().error; }
 
 std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
                                               const NcclOptions& options) {
-  require<DeviceError>(loaded().symbol != nullptr, "backend nccl cannot be used: ", loaded().error);
+  require<DeviceError>(nccl_module().symbol != nullptr, "backend nccl cannot be used: ", nccl_module().error);
   require<UsageError>(options.device.kind == DeviceKind::cuda, "backend nccl is for CUDA devices, got ",
                       options.device);
   set_environment(options.interface);
-  const auto connect = reinterpret_cast<NcclConnect>(loaded().symbol);
+  const auto connect = reinterpret_cast<NcclConnect>(nccl_module().symbol);
   return std::unique_ptr<ProcessGroup>(connect(std::move(store), rank, size, options));
 }
 
