@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "cli/system/display.h"
 #include "lib/error.h"
 
 namespace duet::cli {
 namespace {
+
+constexpr double kUnexplained = 0.1;  // of the loss; beyond it parts are not named as causes
 
 /// On as many devices, where they were timed.
 const Run* timed_copies(const Results& results, int devices) {
@@ -23,6 +26,31 @@ const Run* timed_copies(const Results& results, int devices) {
 double longest_over_mean_waiting(const Run& run) {
   const double average = mean(run.rank_waiting_us);
   return average > 0 ? *std::max_element(run.rank_waiting_us.begin(), run.rank_waiting_us.end()) / average : 1;
+}
+
+/// What a device takes for itself: the mean of all, and the whole step of the fastest. What the others of a mode wait
+/// for a device that is slow in copies, too, is counted as waiting.
+struct OwnTime {
+  StepParts mean;
+  double fastest_us = 0;
+};
+OwnTime own_time(const Run& copies, const StepParts& slowest) {
+  const std::vector<double>& ranks = copies.rank_step_us;
+  if (ranks.empty()) return {slowest, slowest.sum()};
+  const auto [least, most] = std::minmax_element(ranks.begin(), ranks.end());
+  return {slowest.scaled(mean(ranks) / *most), slowest.sum() * *least / *most};
+}
+
+double compute_us(const StepParts& parts) { return parts.forward + parts.loss + parts.backward; }
+
+/// Input and update beyond those of copies, without the part of them by which slower ranks make the others wait for
+/// longer than ranks wait on average, which is `counted_us` in all.
+double longer_input_and_update(const StepParts& step, const StepParts& own, const StepParts& waiting,
+                               double counted_us) {
+  const double longer = step.input + step.update - own.input - own.update;
+  const double compute = compute_us(step) - compute_us(own) - compute_us(waiting);
+  if (longer <= 0 || counted_us <= 0) return longer;
+  return longer - counted_us * longer / (longer + std::max(0.0, compute));
 }
 
 /// What a device's part of the batch takes alone on one device, where `alone_us` is single's step divided.
@@ -58,14 +86,17 @@ std::optional<Overhead> taken_apart(const Results& results, const Run& run, std:
   const auto add_until = [&](const char* name, const char* title, const std::optional<double>& us) {
     add(name, title, us ? std::optional(*us - reached) : std::nullopt);
   };
-  const StepParts own = copies ? parts_of(*copies) : alone;  // what a device takes for itself
+  const OwnTime own = copies ? own_time(*copies, parts_of(*copies)) : OwnTime{alone, alone.sum()};
+  const double waiting_us = waiting ? waiting->sum() : 0, longest_us = waiting_us * longest_over_mean_waiting(run);
   add_until("smaller_batch", "smaller batch", small_batch_us(results, run, *single, alone.sum()));
-  add_until("machine", "devices side by side", copies ? std::optional(own.sum()) : std::nullopt);
-  add("uneven", "waiting for the last",
-      waiting ? std::optional(waiting->sum() * longest_over_mean_waiting(run)) : std::nullopt);
+  add_until("machine", "devices side by side",
+            copies ? std::optional(waiting ? own.fastest_us : parts_of(*copies).sum()) : std::nullopt);
+  add("uneven", "waiting for the last", waiting ? std::optional(longest_us) : std::nullopt);
   add("communication", "communication", step.communication - (waiting ? waiting->communication : 0));
   add("wrapper", "wrapper",
-      step.scatter + step.replicate + step.gather + step.input + step.update - own.input - own.update);
+      step.scatter + step.replicate + step.gather +
+          longer_input_and_update(step, own.mean, waiting.value_or(StepParts{}),
+                                  longest_us - waiting_us - (own.mean.sum() - own.fastest_us)));
   add_until("unexplained", "unexplained", step.sum());
   return overhead;
 }
@@ -84,11 +115,17 @@ std::optional<Overhead> overhead_of(const Results& results, const Run& run) {
     for (std::size_t part = 2; round && part < round->parts.size(); ++part)  // a smaller batch has no rounds
       if (round->parts[part].us) overhead->parts[part].rounds_us.push_back(*round->parts[part].us);
   }
+  OverheadPart& rest = overhead->parts.back();
+  if (const auto interval = rest.interval();
+      copies && interval && std::min(*rest.us, interval->low) > kUnexplained * overhead->lost_us()) {
+    const OverheadPart compute{"compute", "slower computing", std::exchange(rest.us, 0),
+                               std::exchange(rest.rounds_us, {})};
+    overhead->parts.insert(overhead->parts.end() - 1, compute);
+  }
   return overhead;
 }
 
 bool explained(const Run& run, const Overhead& overhead) {
-  constexpr double kUnexplained = 0.1;  // of the loss
   constexpr std::size_t kFewestRounds = 5;
   return run.rounds_us.size() >= kFewestRounds && overhead.lost_us() > 0 &&
          std::fabs(overhead.unexplained_us()) <= kUnexplained * overhead.lost_us();
@@ -109,6 +146,7 @@ std::string part_text(const Results& results, const Run& run, const OverheadPart
   if (name == "communication")
     return concat(fixed(static_cast<double>(results.parameters) * 4 / 1e6, 1), " MB of ",
                   run.mode == "averaging" ? "parameters" : "gradients", " are moved and added");
+  if (name == "compute") return "forward, loss and backward take longer than in copies";
   if (name == "wrapper") return dp ? "scatter, replicate, gather, input and update" : "input, update and the wrapper";
   return part.title;
 }

@@ -19,7 +19,9 @@ struct OverheadPart {
 };
 
 /// `ideal`, then parts in the order smaller_batch, machine, uneven, communication, wrapper, unexplained. Those that are
-/// not null add up to the step. A part can be negative.
+/// not null add up to the step. A part can be negative. Where copies were timed, what is left over is forward, loss and
+/// backward; where its whole interval is above a tenth of the loss, it is a part `compute` before `unexplained`, which
+/// is then 0.
 struct Overhead {
   double step_us = 0;
   std::vector<OverheadPart> parts;

@@ -36,6 +36,18 @@ std::vector<std::string> with_bursts(std::vector<std::string> arguments, const s
   return arguments;
 }
 
+/// The means over the ranks that give them.
+StepParts mean_step(const std::vector<RankBurst>& ranks) {
+  StepParts step;
+  double runs = 0;
+  for (const RankBurst& rank : ranks) {
+    if (!rank.run) continue;
+    ++runs;
+    for (const PartName& part : kStepParts) step.*part.member += rank.run->step_us.*part.member;
+  }
+  return step.scaled(1 / runs);
+}
+
 /// The share of `threads` cores that other programs had: at most what this cell did not get, which holds its own waits
 /// too, and at most what it was ready to run for, which holds waits of its threads for each other too.
 double share_of_others(const std::vector<RankBurst>& ranks, double wall_s, double threads) {
@@ -65,7 +77,7 @@ Run burst_of(const std::vector<std::string>& answers, double threads) {
   }
   burst.rounds_us = {slowest_us};
   if (burst.step_waiting_us) burst.step_waiting_us = burst.step_waiting_us->scaled(slowest_us / burst.step_us.sum());
-  burst.step_us = burst.step_us.scaled_to(slowest_us);
+  burst.step_us = mean_step(ranks).scaled_to(slowest_us);
   if (threads > 0) {
     burst.cpu_share = used_s / (wall_s * threads);
     burst.other_programs_share = share_of_others(ranks, wall_s, threads);

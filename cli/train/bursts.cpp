@@ -144,7 +144,7 @@ class Bursts {
                              .delayed_s = use.delayed_s,
                              .median_us = median(steps),
                              .spread_share = fit_spread(steps),
-                             .run = group_.rank() == 0 ? std::optional(run) : std::nullopt});
+                             .run = group_.rank() == 0 || !communicates() ? std::optional(run) : std::nullopt});
   }
 
   StepClock clock() const { return {monotonic_ns(), setup_.times, setup_.devices.at(0)}; }

@@ -257,14 +257,13 @@ Chart overhead_chart(const Results& results) {
       continue;
     }
     ChartSeries series{label, run->mode, "bar"};
-    const bool first = chart.rows.empty();
     for (auto part = overhead.parts.begin() + 1; part != overhead.parts.end(); ++part) {
-      if (first) chart.add_row(part->title);
+      const auto row = std::find(chart.rows.begin(), chart.rows.end(), part->title) - chart.rows.begin();
+      if (row == std::ssize(chart.rows)) chart.add_row(part->title);
       if (!part->us) missing.insert(part->title);
       if (!part->us) continue;
       const std::optional<Interval> range = part->interval();
-      series.add(static_cast<double>(part - overhead.parts.begin() - 1),
-                 {*part->us, std::min(0.0, *part->us), std::max(0.0, *part->us)},
+      series.add(static_cast<double>(row), {*part->us, std::min(0.0, *part->us), std::max(0.0, *part->us)},
                  concat(label, ", ", part->title, ": ", us_text(*part->us), range ? " " + us_ends(*range) : ""));
     }
     chart.series.push_back(series);

@@ -84,6 +84,36 @@ TEST_CASE("what was not measured is left out, and goes to what is next or unexpl
   CHECK(*parts_of(results)["machine"] == -100);
 }
 
+TEST_CASE("what is left over is slower computing where every round shows it") {
+  Results results = planted();
+  for (Run& run : results.runs)
+    for (const double noise : {-20.0, 0.0, 10.0, 15.0, 30.0}) {
+      run.rounds_step_us.push_back(run.step_us);
+      run.rounds_step_us.back().forward += noise * run.devices;
+      run.rounds_us.push_back(run.rounds_step_us.back().sum());
+      if (run.step_waiting_us) run.rounds_waiting_us.push_back(*run.step_waiting_us);
+    }
+  Parts parts = parts_of(results);
+  CHECK(parts.size() == 8);
+  CHECK(*parts["compute"] == Approx(230));
+  CHECK(*parts["unexplained"] == 0);
+  CHECK(explained(results.runs.back(), overhead_of(results, results.runs.back()).value()));
+  results.runs.back().rounds_step_us[0].forward -= 250;
+  parts = parts_of(results);
+  CHECK_FALSE(parts.contains("compute"));
+  CHECK(*parts["unexplained"] == Approx(230));
+}
+
+TEST_CASE("what a mode waits for a device that is slow in copies too is waiting") {
+  Results results = planted();
+  results.runs[1].rank_step_us = {4800, 5100};
+  Parts parts = parts_of(results);
+  CHECK(*parts["machine"] == Approx(100));
+  CHECK(*parts["uneven"] == 450);
+  results.runs.back().step_waiting_us.reset();  // not measured
+  CHECK(*parts_of(results)["machine"] == 400);
+}
+
 TEST_CASE("a comparison's losses come from its runs") {
   Results results = duet_test::made_up();
   const auto loss_of = [&](std::size_t run, std::size_t part) {
@@ -137,7 +167,8 @@ TEST_CASE("the parts of a loss are shown only where they explain it") {
   CHECK(chart.series[2].points.at(1).high == 1500);  // neither a smaller batch nor waiting was measured
   CHECK_THAT(chart.series[2].points[1].tip, duet_test::ContainsSubstring("ddp 2, communication: 1,500 us (1,4"));
   CHECK_THAT(chart.caption, duet_test::ContainsSubstring("Not measured: smaller batch"));
-  results.runs[4].step_us.forward += 400;  // of a loss of about 2,200 us
+  results.runs[4].step_us.forward += 400;  // of a loss of about 2,200 us, in too few rounds to say where
+  for (std::size_t i = 0; i < 3; ++i) results.runs[4].rounds_step_us.at(i).forward += 400;
   results.runs[3].rounds_us.resize(4);
   CHECK(overhead_lines(results).size() == 1);
   const Chart fewer = overhead_chart(results);
