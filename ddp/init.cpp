@@ -22,7 +22,6 @@
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/network.h"
-#include "ddp/store/port_range.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ddp/launch/rank_resolver.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/base/environment.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"

@@ -7,7 +7,7 @@
 #include "cli/options/command_line.h"
 #include "cli/system/machine.h"
 #include "ddp/launch/launch.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

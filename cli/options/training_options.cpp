@@ -18,7 +18,7 @@
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
 #include "ddp/group/gather_text.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"

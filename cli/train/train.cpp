@@ -30,7 +30,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/rank_threads.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/timed_parts.h"
 #include "lib/base/text.h"

@@ -18,7 +18,7 @@
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/launch/rank_process.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"

@@ -39,7 +39,7 @@ struct LaunchOptions {
   /// Network interface of the data that ranks exchange; empty: see ddp/store/network.h.
   std::string interface {};
   /// "FIRST-LAST": ports for the ranks, and for `master_port` 0. Empty: as DUET_PORT_RANGE says, see
-  /// ddp/store/port_range.h.
+  /// ddp/store/network.h.
   std::string port_range{};
   /// How often a failed job is restarted. TORCHELASTIC_RESTART_COUNT numbers the attempts.
   int max_restarts = 0;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ddp/launch/launch.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/base/descriptor.h"
 
 namespace duet::ddp {

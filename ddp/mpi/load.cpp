@@ -1,6 +1,6 @@
 #include "ddp/mpi/load.h"
 
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
 

@@ -5,10 +5,15 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
-#include <utility>
+#include <new>
+#include <span>
 
+#include "ddp/store/secret.h"
+#include "lib/base/sha256.h"
+#include "lib/base/start_thread.h"
 #include "lib/base/text.h"
 
 namespace duet::ddp {
@@ -124,6 +129,272 @@ Descriptor Connection::release() {
   Descriptor socket(socket_.release(ignored));
   ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
   return socket;
+}
+
+namespace {
+
+constexpr std::size_t kEndpointAt = kMarkBytes + kRankBytes;
+
+tcp::endpoint endpoint_of(const std::string& bytes) {
+  asio::ip::address_v6::bytes_type raw{};
+  std::copy_n(bytes.begin(), raw.size(), raw.begin());
+  const asio::ip::address_v6 six(raw);
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(bytes[at]); };
+  const auto port = static_cast<unsigned short>(byte(16) << 8 | byte(17));
+  if (six.is_v4_mapped()) return {asio::ip::make_address_v4(asio::ip::v4_mapped, six), port};
+  return {six, port};
+}
+
+[[noreturn]] void throw_refusal(std::string_view verdict, Connection& connection, const std::string& listener,
+                                Clock::time_point deadline) {
+  if (verdict == kOther) throw Refused(kOther, listener + " serves another run");
+  if (verdict == kNoFile) throw Refused(kNoFile, listener + " has no file descriptor left for this rank (ulimit -n)");
+  if (verdict == kNoThread)
+    throw Refused(kNoThread, listener + " can start no thread for this rank (ulimit -u, or pids.max of its cgroup)");
+  if (verdict == kRelayed)
+    throw Refused(kRelayed, concat(listener, " is a relay, which passes on to ",
+                                   endpoint_text(endpoint_of(connection.read(kEndpointBytes, deadline)))));
+  throw Refused("", listener + " does not speak the protocol of this version of duet");
+}
+
+}  // namespace
+
+std::string service_mark(const std::string& service) {
+  return sha256_hex(std::as_bytes(std::span(service))).substr(0, kMarkBytes);
+}
+
+std::string endpoint_bytes(const tcp::endpoint& endpoint) {
+  const asio::ip::address address = endpoint.address();
+  const asio::ip::address_v6 six =
+      address.is_v4() ? asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()) : address.to_v6();
+  const auto raw = six.to_bytes();
+  std::string bytes(raw.begin(), raw.end());
+  bytes.push_back(static_cast<char>(endpoint.port() >> 8));
+  bytes.push_back(static_cast<char>(endpoint.port() & 0xff));
+  return bytes;
+}
+
+std::string handshake_proof(const std::string& secret, std::string_view purpose, std::string_view hello,
+                            std::string_view listener_number) {
+  // All parts but the first have a fixed length, so no two sets of them spell the same text.
+  std::string text(purpose);
+  for (const std::string_view part : {hello, listener_number}) text += part;
+  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
+  return {digest.begin(), digest.end()};
+}
+
+std::string authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,
+                         const std::string& listener, Clock::time_point deadline) {
+  std::string hello = service_mark(credentials.service);
+  for (std::size_t i = 0; i < kRankBytes; ++i) hello.push_back(static_cast<char>(rank >> 8 * i & 0xff));
+  hello += endpoint_bytes(connection.peer()) + random_bytes(kNumberBytes);
+  connection.write(std::string(kMagic) + hello, deadline);
+  const std::string first = connection.read(kMagic.size(), deadline);
+  if (first != kMagic) throw_refusal(first, connection, listener, deadline);
+  const std::string number = connection.read(kNumberBytes, deadline);
+  const auto proof = [&](std::string_view purpose) {
+    return handshake_proof(credentials.secret, purpose, hello, number);
+  };
+  connection.write(proof("caller"), deadline);
+  const std::string verdict = connection.read(kMagic.size(), deadline);
+  if (verdict != kMagic && verdict != kDenied) throw_refusal("", connection, listener, deadline);
+  if (verdict == kDenied || !equal_secrets(connection.read(kProofBytes, deadline), proof("listener")))
+    throw Refused(kDenied, concat(listener, " has another secret than this rank (", kSecretFileVariable, ", ",
+                                  kSecretVariable, "; without them on one host, that of the user in a folder of ",
+                                  "$TMPDIR), or is a relay that changes what it passes on"));
+  return proof("session");
+}
+
+Authenticated authenticate_caller(Connection& connection, const Credentials& credentials,
+                                  const std::vector<tcp::endpoint>& also_at, const std::function<void()>& proven,
+                                  Clock::time_point deadline) {
+  require<CommError>(connection.read(kMagic.size(), deadline) == kMagic, "the caller is no rank of this version");
+  const std::string hello = connection.read(kHelloBytes, deadline);
+  const auto refuse = [&](std::string_view verdict, const std::string& more = "") {
+    connection.write(std::string(verdict) + more, deadline);
+    throw Refused(verdict, "the caller was refused");
+  };
+  if (hello.substr(0, kMarkBytes) != service_mark(credentials.service)) refuse(kOther);
+  const std::string called = hello.substr(kEndpointAt, kEndpointBytes), own = endpoint_bytes(connection.local());
+  const bool translated = std::any_of(also_at.begin(), also_at.end(),
+                                      [&](const tcp::endpoint& place) { return endpoint_bytes(place) == called; });
+  if (called != own && !translated) refuse(kRelayed, own);
+  const std::string number = random_bytes(kNumberBytes);
+  const auto proof = [&](std::string_view purpose) {
+    return handshake_proof(credentials.secret, purpose, hello, number);
+  };
+  connection.write(std::string(kMagic) + number, deadline);
+  if (!equal_secrets(connection.read(kProofBytes, deadline), proof("caller"))) refuse(kDenied);
+  proven();
+  connection.write(std::string(kMagic) + proof("listener"), deadline);
+  Authenticated caller{.session_key = proof("session")};
+  for (std::size_t i = kRankBytes; i-- > 0;)
+    caller.rank = caller.rank << 8 | static_cast<unsigned char>(hello[kMarkBytes + i]);
+  return caller;
+}
+
+void refuse_caller(Connection& connection, std::string_view verdict, Clock::time_point deadline) {
+  connection.read(kMagic.size() + kHelloBytes, deadline);
+  connection.write(verdict, deadline);
+}
+
+namespace {
+
+constexpr Milliseconds kAcceptPause{100};
+constexpr Milliseconds kRefusal{200};  // during which no one else is accepted: there is nothing to serve them with
+
+void refuse(Connection& connection, std::string_view verdict) {
+  try {
+    refuse_caller(connection, verdict, Clock::now() + kRefusal);
+  } catch (const LostConnection&) {
+  }
+  connection.close();
+}
+
+error_code bind_to(tcp::acceptor& acceptor, const tcp::endpoint& place, bool listens, bool shares) {
+  const tcp::acceptor::reuse_address shared(true);
+  error_code error, ignored;
+  acceptor.close(ignored);
+  acceptor.open(place.protocol(), error);
+  if (!error && shares) acceptor.set_option(shared, error);
+  if (!error) acceptor.bind(place, error);
+  if (!error && !shares) acceptor.set_option(shared, error);
+  if (!error && listens) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  return error;
+}
+
+}  // namespace
+
+void bind_one(tcp::acceptor& acceptor, const asio::ip::address& address, const PortRange& ports, bool listens,
+              const std::string& what) {
+  error_code error;
+  for (const bool shares : {false, true}) {
+    if (!shares && ports.first == ports.last) continue;  // one that was named may be a reserved one
+    for (int port = ports.first; port <= ports.last; ++port) {
+      error = bind_to(acceptor, {address, static_cast<unsigned short>(port)}, listens, shares);
+      if (!error) return;
+    }
+  }
+  throw CommError(concat(what, address.to_string(), " ", describe(ports), ": ", errno_text(error.value())));
+}
+
+Listener::Listener(const std::string& name, ListenerOptions options, Serve serve)
+    : options_(std::move(options)), serve_(std::move(serve)) {
+  const int asked = options_.endpoint.port();
+  bind_one(acceptor_, options_.endpoint.address(),
+           asked == 0 ? port_range() : PortRange{asked, asked + options_.more_ports}, true,
+           name + " cannot listen on ");
+  port_ = acceptor_.local_endpoint().port();
+  require<CommError>(has_spare(), name, " has no file descriptor left for its callers: ", last_errno);
+  thread_ = start_thread(concat("the thread on which ", name, " listens"), [this] { accept_all(); });
+}
+
+Listener::~Listener() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    for (Session& session : sessions_)
+      if (!session.ended) session.connection.end();
+  }
+  changed_.notify_all();
+  ::shutdown(acceptor_.native_handle(), SHUT_RDWR);  // wakes accept()
+  thread_.join();
+  for (Session& session : sessions_) session.thread.join();
+}
+
+bool Listener::has_spare() {
+  if (!spare_.open()) spare_ = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return spare_.open();
+}
+
+void Listener::accept_all() {
+  for (;;) {
+    tcp::socket socket(io_);
+    error_code error;
+    acceptor_.accept(socket, error);
+    try {
+      if (!error) add(std::move(socket));
+    } catch (const CommError&) {  // the caller has gone
+    } catch (const std::bad_alloc&) {
+      error = asio::error::no_memory;
+    }
+    const bool gave_up = error == asio::error::no_descriptors && spare_.open();
+    if (gave_up) spare_.close();
+    std::unique_lock lock(mutex_);
+    if (error && !gave_up) changed_.wait_for(lock, kAcceptPause, [this] { return stopping_; });
+    if (stopping_) return;
+  }
+}
+
+void Listener::add(tcp::socket socket) {
+  std::unique_lock lock(mutex_);
+  if (stopping_) return;
+  make_room(lock);
+  join_ended();
+  Session& session = sessions_.emplace_back(std::move(socket), count_++);
+  std::string_view shortage = has_spare() ? "" : kNoFile;
+  std::string cause;
+  try {
+    if (shortage.empty()) session.thread = start_thread("a caller's thread", [this, &session] { run(session); });
+  } catch (const Error& error) {
+    shortage = kNoThread;
+    cause = error.what();
+  }
+  if (shortage.empty()) return;
+  Connection connection = std::move(session.connection);
+  sessions_.pop_back();
+  lock.unlock();
+  if (shortage == kNoThread && options_.no_thread) options_.no_thread(cause);
+  refuse(connection, shortage);
+}
+
+void Listener::join_ended() {
+  sessions_.remove_if([](Session& session) {
+    if (session.over) session.thread.join();
+    return session.over;
+  });
+}
+
+// The oldest unauthenticated caller has had the most time: a rank authenticates in two round trips. The next one is not
+// accepted before its thread has ended, so a flood of connections makes no flood of threads.
+void Listener::make_room(std::unique_lock<std::mutex>& lock) {
+  const auto unauthenticated = [](const Session& session) { return !session.proven && !session.ended; };
+  if (std::count_if(sessions_.begin(), sessions_.end(), unauthenticated) <
+      static_cast<std::ptrdiff_t>(kMaxUnauthenticated + options_.callers))
+    return;
+  Session& oldest = *std::find_if(sessions_.begin(), sessions_.end(), unauthenticated);
+  oldest.ended = true;
+  oldest.connection.end();
+  changed_.wait(lock, [&] { return oldest.over; });
+}
+
+void Listener::run(Session& session) {
+  try {
+    serve_authenticated(session);
+  } catch (const CommError&) {  // its caller finds the connection closed
+  } catch (const std::bad_alloc&) {
+  }
+  const std::lock_guard lock(mutex_);
+  session.ended = session.over = true;
+  session.connection.close();
+  changed_.notify_all();
+}
+
+void Listener::serve_authenticated(Session& session) {
+  const auto proven = [&] {
+    const std::lock_guard lock(mutex_);
+    require<LostConnection>(!session.ended, "connection closed");
+    session.proven = true;
+  };
+  Caller caller{session.connection,
+                authenticate_caller(session.connection, options_.credentials, options_.also_at, proven,
+                                    Clock::now() + options_.handshake_timeout),
+                session.number, [&] {
+                  const std::lock_guard lock(mutex_);
+                  session.ended = true;
+                  return session.connection.release();
+                }};
+  serve_(caller);
 }
 
 }  // namespace duet::ddp

@@ -1,4 +1,4 @@
-// This host's network: addresses of its interfaces, and this process's connections.
+// This host's network: addresses of its interfaces, this process's connections, and the ports on which it may listen.
 #pragma once
 
 #include <set>
@@ -36,5 +36,24 @@ std::set<int> tcp_connections();
 /// Lets the kernels of both hosts exchange heartbeats over a connection without traffic, and ends it when nothing that
 /// was sent over it is acknowledged for `limit`.
 void keep_alive(int connection, Milliseconds limit);
+
+/// Holds "FIRST-LAST": each port that duet takes and no option names is one of these. Gloo, MPI and NCCL take
+/// ports of their own, so backends gloo and mpi are refused with it, and nccl where ranks are on several hosts.
+inline constexpr const char* kPortRangeVariable = "DUET_PORT_RANGE";
+
+struct PortRange {
+  int first = 0, last = 0;  // 0 for both: any free port
+  const char* source = "";  // the variable that asks for it; empty: none does
+  bool limits() const { return *source != '\0'; }
+};
+
+/// Reads "30000-30010". Throws UsageError that begins with `what`, the name of an option or a variable.
+PortRange parse_port_range(const std::string& text, const std::string& what);
+
+/// What DUET_PORT_RANGE says; any free port without it. Throws UsageError.
+PortRange port_range();
+
+/// "port 29500", "any of the ports 30000-30010 (DUET_PORT_RANGE)".
+std::string describe(const PortRange& ports);
 
 }  // namespace duet::ddp

@@ -11,13 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/store/asio.h"
-#include "ddp/store/authenticate.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
-#include "ddp/store/store_channel.h"
-#include "ddp/store/tcp_store_server.h"
+#include "ddp/store/tcp_store_wire.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

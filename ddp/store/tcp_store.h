@@ -38,7 +38,7 @@ struct TcpStoreOptions {
 
 /// Rank 0 listens on exactly the address that `host` means, so on loopback for a loopback name. Server and clients
 /// prove to each other that they have the secret, and that there is no relay (see Note [Handshake] of
-/// ddp/store/authenticate.h). What follows is not encrypted, but an end that receives what the other has not sent, or
+/// ddp/store/connection.h). What follows is not encrypted, but an end that receives what the other has not sent, or
 /// not in this place, ends the connection. Clients are dropped that do not speak the protocol: wrong magic or proof,
 /// not through with it in time, the oldest of more than `ranks` and 64 of them, frames over the limits. Throws
 /// CommError: the port is taken (with port and errno), no peer answers within the timeout, or one without the secret

@@ -1,8 +1,12 @@
 #include "ddp/store/tcp_store_wire.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <span>
 
+#include "ddp/store/secret.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -73,6 +77,78 @@ std::uint32_t decode_length(std::string_view four_bytes) {
   std::uint32_t length = std::numeric_limits<std::uint32_t>::max();
   take(four_bytes, length);
   return length;
+}
+
+namespace {
+
+std::string hmac(std::string_view key, std::string_view text) {
+  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(key)), std::as_bytes(std::span(text)));
+  return {digest.begin(), digest.end()};
+}
+
+}  // namespace
+
+std::string frame_seal(const std::string& session_key, std::string_view sender, std::uint64_t number,
+                       std::string_view body) {
+  return hmac(hmac(session_key, concat(sender, ' ', number)), body);
+}
+
+void StoreChannel::send(const StoreFrame& frame, Clock::time_point deadline) {
+  std::string bytes = encode(frame);
+  const std::string_view body = std::string_view(bytes).substr(sizeof(std::uint32_t));
+  bytes += frame_seal(key_, server_ ? "server" : "client", sent_++, body);
+  connection_.write(bytes, deadline);
+}
+
+StoreFrame StoreChannel::receive(Clock::time_point deadline) {
+  const std::uint32_t length = decode_length(connection_.read(sizeof(std::uint32_t), deadline));
+  require<CommError>(length <= kMaxFrameBytes, "a frame of ", length, " bytes came, expected at most ", kMaxFrameBytes);
+  const std::string body = connection_.read(length, deadline);
+  const std::string seal = connection_.read(kSealBytes, deadline);
+  require<CommError>(equal_secrets(seal, frame_seal(key_, server_ ? "client" : "server", received_++, body)),
+                     "a frame was changed on the way");
+  StoreFrame frame;
+  require<CommError>(decode(body, frame), "a malformed frame came");
+  return frame;
+}
+
+namespace {
+
+constexpr Milliseconds kLongestWait = std::chrono::hours(24);
+
+StoreFrame failure(StoreStatus status, const Error& error) {
+  return {static_cast<std::uint8_t>(status), 0, {error.what()}};
+}
+
+}  // namespace
+
+TcpStoreServer::TcpStoreServer(ListenerOptions options)
+    : listener_("the store", std::move(options), [this](Listener::Caller& client) { serve(client); }) {}
+
+TcpStoreServer::~TcpStoreServer() { table_.fail("the store has ended"); }
+
+void TcpStoreServer::serve(Listener::Caller& client) {
+  StoreChannel channel(client.connection, client.identity.session_key, true);
+  for (;;) {
+    StoreFrame reply = answer(channel.receive(kNoDeadline));
+    try {
+      channel.send(reply, kNoDeadline);
+    } catch (const UsageError& error) {  // it is too large for one frame
+      channel.send(failure(StoreStatus::usage_error, error), kNoDeadline);
+    }
+  }
+}
+
+StoreFrame TcpStoreServer::answer(StoreFrame request) {
+  const Milliseconds timeout(std::clamp<std::int64_t>(request.timeout_ms, 0, kLongestWait.count()));
+  try {
+    return {static_cast<std::uint8_t>(StoreStatus::ok), 0,
+            table_.request(static_cast<StoreOp>(request.code), std::move(request.strings), timeout)};
+  } catch (const UsageError& error) {
+    return failure(StoreStatus::usage_error, error);
+  } catch (const Error& error) {
+    return failure(StoreStatus::comm_error, error);
+  }
 }
 
 }  // namespace duet::ddp

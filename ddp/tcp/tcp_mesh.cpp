@@ -10,10 +10,7 @@
 #include <vector>
 
 #include "ddp/group/work.h"
-#include "ddp/store/asio.h"
-#include "ddp/store/authenticate.h"
 #include "ddp/store/connection.h"
-#include "ddp/store/listener.h"
 #include "ddp/store/network.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/input.h"
 

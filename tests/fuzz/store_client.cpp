@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/tcp_store.h"
 #include "tests/fuzz/frames.h"
 #include "tests/fuzz/loopback.h"

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/tcp_store.h"
-#include "ddp/store/tcp_store_server.h"
+#include "ddp/store/tcp_store_wire.h"
 #include "tests/fuzz/frames.h"
 #include "tests/fuzz/loopback.h"
 

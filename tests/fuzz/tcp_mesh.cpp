@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "lib/base/descriptor.h"

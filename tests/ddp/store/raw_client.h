@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "ddp/store/asio.h"
-#include "ddp/store/authenticate.h"
-#include "ddp/store/store_channel.h"
+#include "ddp/store/connection.h"
+#include "ddp/store/tcp_store_wire.h"
 
 namespace duet_test {
 

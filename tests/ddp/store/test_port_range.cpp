@@ -9,7 +9,7 @@
 #include "ddp/gloo/load.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/rank_threads.h"
-#include "ddp/store/port_range.h"
+#include "ddp/store/network.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"

@@ -14,9 +14,8 @@
 #include <vector>
 
 #include "ddp/launch/rank_environment.h"
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/store.h"
-#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/store/tcp_store_wire.h"
 #include "ddp/tcp/tcp_transport.h"

@@ -5,10 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/store/asio.h"
-#include "ddp/store/authenticate.h"
 #include "ddp/store/connection.h"
-#include "ddp/store/listener.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "lib/error.h"

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "ddp/launch/rank_environment.h"
-#include "ddp/store/asio.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
-#include "ddp/store/store_channel.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/store/tcp_store_wire.h"
 #include "lib/error.h"
 #include "tests/ddp/store/raw_client.h"
 #include "tests/support/catch2.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "ddp/store/asio.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/tcp_store.h"

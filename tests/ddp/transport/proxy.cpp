@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "ddp/store/asio.h"
+#include "ddp/store/connection.h"
 
 namespace duet_test {
 namespace asio = boost::asio;

@@ -16,8 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/store/asio.h"
-#include "ddp/store/authenticate.h"
+#include "ddp/store/connection.h"
 #include "ddp/store/store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/engine.h"
