@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ddp/gradient_synchroniser.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
-#include "ddp/same_model.h"
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "ddp/gradient_synchroniser.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "ddp/rank_weights.h"
-#include "ddp/same_model.h"
 #include "lib/autograd/node.h"
 #include "lib/base/lasting.h"
 #include "lib/base/wrapper_times.h"

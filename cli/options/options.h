@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cli/system/machine.h"
-#include "ddp/group/gather_text.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"

@@ -17,7 +17,7 @@
 #include "cli/options/command_line.h"
 #include "cli/system/display.h"
 #include "cli/system/machine.h"
-#include "ddp/group/gather_text.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
 #include "lib/error.h"

@@ -23,7 +23,7 @@
 #include "cli/train/checkpointer.h"
 #include "cli/train/setup.h"
 #include "cli/train/trainer.h"
-#include "ddp/group/gather_text.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
 #include "ddp/launch/job_guard.h"

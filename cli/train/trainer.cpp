@@ -24,7 +24,7 @@
 #include "cli/system/signals.h"
 #include "cli/train/checkpointer.h"
 #include "cli/train/training_loop.h"
-#include "ddp/group/gather_text.h"
+#include "ddp/group/compare_ranks.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"

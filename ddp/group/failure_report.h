@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/work.h"
+#include "ddp/store/store.h"
 
 namespace duet::ddp {
 

@@ -6,25 +6,42 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <span>
+#include <system_error>
 #include <tuple>
-#include <utility>
 
-#include "ddp/group/rank_file.h"
-#include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
 #include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
+namespace {
+
+constexpr const char* kPrefix = "duet-rank-";
+
+}  // namespace
+
+RankFile make_rank_file(const std::string& kind) {
+  RankFile file;
+  file.memory = Descriptor(::memfd_create((kPrefix + kind).c_str(), MFD_CLOEXEC));
+  std::error_code failed;
+  // Not getpid(): the numbers of /proc are those of its own PID namespace, which may be an outer one.
+  const auto self = std::filesystem::read_symlink("/proc/self", failed);
+  if (file.memory.open() && !failed) file.path = concat("/proc/", self.string(), "/fd/", file.memory.get());
+  return file;
+}
+
+bool may_be_rank_file(const std::string& path) {
+  std::error_code failed;
+  return !path.starts_with("/proc/") ||
+         std::filesystem::read_symlink(path, failed).string().starts_with(concat("/memfd:", kPrefix));
+}
+
 namespace {
 
 constexpr std::uint64_t kRecorderMagic = 0x3330'6372'7465'7564;  // "duetrc03"

@@ -1,5 +1,6 @@
 // Flight recorder: a rank's step and phase, and its last 128 collectives with their times. Under `duet
 // launch` it lies in memory that the launcher keeps, so it outlives a rank that is killed.
+// Files in memory that a launcher keeps for its ranks, which reach them by a path of /proc; gone with the launcher.
 #pragma once
 
 #include <array>
@@ -12,6 +13,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "lib/base/descriptor.h"
 
 namespace duet::ddp {
 
@@ -113,5 +116,15 @@ std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name);
 
 /// The record of this process as a rank; made when first asked for.
 const std::shared_ptr<FlightRecorder>& flight_recorder();
+
+struct RankFile {
+  Descriptor memory{};
+  std::string path{};  // empty where memory, descriptors or /proc are missing
+};
+RankFile make_rank_file(const std::string& kind);
+
+/// False for a path of /proc that leads to anything else than such a file: a rank in another PID namespace than its
+/// launcher may see another process under its number.
+bool may_be_rank_file(const std::string& path);
 
 }  // namespace duet::ddp

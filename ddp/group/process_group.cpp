@@ -2,15 +2,106 @@
 
 #include <array>
 #include <chrono>
-#include <cstddef>
-#include <exception>
-#include <functional>
-#include <utility>
+#include <locale>
+#include <sstream>
 
+#include "ddp/group/compare_ranks.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 
 namespace duet::ddp {
+
+bool GroupFailure::empty() const {
+  const std::lock_guard lock(mutex_);
+  return text_.empty();
+}
+
+void GroupFailure::check() const {
+  const std::lock_guard lock(mutex_);
+  require<CommError>(text_.empty(), text_);
+}
+
+std::string GroupFailure::add(const std::string& operation, int rank, const std::exception& error) {
+  const std::lock_guard lock(mutex_);
+  if (!text_.empty()) return text_;
+  std::string own = concat(operation, " failed on rank ", rank, ": ", error.what());
+  text_ = "the process group has failed: " + own;
+  return own;
+}
+
+void GroupFailure::close() {
+  const std::lock_guard lock(mutex_);
+  if (text_.empty()) text_ = "the process group is closed";
+}
+
+void WorkState::begin(std::string_view name, std::function<bool(Clock::time_point)> finisher) {
+  const std::lock_guard lock(mutex_);
+  name_.assign(name);
+  done_ = false;
+  failure_ = nullptr;
+  finisher_ = std::move(finisher);
+  mark_ = {};
+}
+
+void WorkState::end(std::exception_ptr failure) {
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  failure_ = std::move(failure);
+  mark_.ended(failure_ != nullptr);
+  ended_.notify_all();
+}
+
+bool WorkState::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void WorkState::set_mark(CallMark mark) {
+  const std::lock_guard lock(mutex_);
+  mark_ = std::move(mark);
+  if (done_) mark_.ended(failure_ != nullptr);
+}
+
+void WorkState::wait(Clock::time_point deadline, Milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (!done_ && finisher_) {
+    auto finisher = std::exchange(finisher_, nullptr);
+    lock.unlock();
+    bool ended = true;
+    try {
+      ended = finisher(deadline);
+      if (ended) end();
+    } catch (...) {
+      end(std::current_exception());
+    }
+    lock.lock();
+    if (!ended && !done_) finisher_ = std::move(finisher);
+  }
+  // Not wait_until(max): some implementations overflow on it.
+  const bool forever = deadline == Clock::time_point::max();
+  if (forever) ended_.wait(lock, [this] { return done_; });
+  const bool ended = forever || ended_.wait_until(lock, deadline, [this] { return done_; });
+  require<CommError>(ended, name_, " has not ended within ", timeout.count(), " ms");
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Work::wait() {
+  if (state_) state_->wait(Clock::time_point::max(), Milliseconds(0));
+}
+
+void Work::wait(Milliseconds timeout) {
+  if (state_) state_->wait(Clock::now() + timeout, timeout);
+}
+
+void Work::set_mark(CallMark mark) { state_ ? state_->set_mark(std::move(mark)) : mark.ended(false); }
+
+std::shared_ptr<WorkState> WorkPool::take() {
+  for (const auto& state : states_) {
+    if (state.use_count() == 1 && state->done()) return state;
+  }
+  states_.push_back(std::make_shared<WorkState>());
+  return states_.back();
+}
+
 namespace {
 
 void check_buffer(const Call& call, const Buffer& buffer, const char* which) {
@@ -182,6 +273,78 @@ Work ProcessGroup::send(const Buffer& buffer, int to, int tag) {
 Work ProcessGroup::recv(const Buffer& buffer, int from, int tag) {
   require<UsageError>(from != rank_, "recv: rank ", from, " is this rank itself");
   return checked({.op = Collective::recv, .in = buffer, .root = from, .tag = tag});
+}
+
+namespace {
+
+// Groups within a group, and the barrier that names the missing ranks: both rendezvous in the store.
+
+struct Place {
+  int color = 0, key = 0, rank = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
+  require_store("split");
+  const std::vector<std::string> texts = all_gather_texts(*this, concat(color, " ", key));
+  std::vector<Place> members;
+  for (int rank = 0; rank < size_; ++rank) {
+    Place place{.rank = rank};
+    std::istringstream numbers(texts[static_cast<std::size_t>(rank)]);
+    numbers.imbue(std::locale::classic());  // in another one a blank may be within a number
+    numbers >> place.color >> place.key;
+    if (place.color == color) members.push_back(place);
+  }
+  const int number = splits_++;
+  if (color < 0) return nullptr;
+  std::stable_sort(members.begin(), members.end(), [](const Place& a, const Place& b) { return a.key < b.key; });
+  Subset subset;
+  for (const Place& place : members) {
+    if (place.rank == rank_) subset.rank = subset.size();
+    subset.ranks.push_back(place.rank);
+  }
+  subset.name = concat("duet/split/", number, "/", color, "/");
+  subset.store = std::make_shared<PrefixStore>(store_, subset.name, subset.size());
+  auto group = connect_subset(subset);
+  group->set_store(subset.store);
+  if (recorder_) group->set_flight_recorder(recorder_, subgroup_number(recorded_as_, subset.name));
+  return group;
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks) {
+  const std::vector<std::string> lists = all_gather_texts(*this, rank_names(ranks));
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string& list = lists[static_cast<std::size_t>(rank)];
+    require<UsageError>(list == lists[0], "new_group: rank 0 names ", lists[0], ", rank ", rank, " names ", list);
+  }
+  for (const int rank : ranks)
+    require<UsageError>(rank >= 0 && rank < size_ && std::count(ranks.begin(), ranks.end(), rank) == 1,
+                        "new_group: ", rank_names(ranks), " are not different ranks of the group's ", size_);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  return split(own == ranks.end() ? -1 : 0, static_cast<int>(own - ranks.begin()));
+}
+
+void ProcessGroup::monitored_barrier(Milliseconds timeout) {
+  require_store("monitored_barrier");
+  const auto keys_of = [this](int number) { return rank_keys(concat("duet/monitored_barrier/", number), size_); };
+  const int number = monitored_barriers_++;
+  const std::vector<std::string> keys = keys_of(number);
+  store_->set(keys[static_cast<std::size_t>(rank_)], "");
+  try {
+    store_->wait(keys, timeout);
+    // All ranks have left the barrier before: no rank waits for its keys any more.
+    store_->delete_key(keys_of(number - 1)[static_cast<std::size_t>(rank_)]);
+  } catch (const CommError&) {
+    const std::vector<int> missing = ranks_without_key(*store_, keys);
+    if (missing.empty()) throw;
+    throw CommError(concat("[Rank ", rank_, "]: ", rank_names(missing), " failed to pass monitored_barrier in ",
+                           timeout.count(), " ms"));
+  }
+}
+
+void ProcessGroup::require_store(const char* what) const {
+  require<UsageError>(store_ != nullptr, what, ": this group has no store, see set_store()");
 }
 
 }  // namespace duet::ddp

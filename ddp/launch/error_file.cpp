@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "ddp/group/rank_file.h"
+#include "ddp/group/flight_recorder.h"
 #include "lib/base/size_signal.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"

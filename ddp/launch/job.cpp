@@ -16,7 +16,6 @@
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/rank_file.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/store/store.h"
 #include "lib/base/size_signal.h"

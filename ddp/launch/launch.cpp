@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 
-#include "ddp/group/work.h"
 #include "ddp/launch/job.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/rank_environment.h"
@@ -20,6 +19,7 @@
 #include "ddp/launch/rank_process.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"

@@ -15,12 +15,12 @@
 #include <tuple>
 
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/work.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_guard.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
+#include "ddp/store/store.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/group/failure_report.h"
-#include "ddp/group/work.h"
+#include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job.h"
 #include "ddp/launch/job_guard.h"

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "ddp/group/call_header.h"
-#include "ddp/group/work.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/store.h"
 #include "lib/base/function_ref.h"

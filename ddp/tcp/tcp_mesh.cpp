@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/group/work.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/store.h"

@@ -17,7 +17,6 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/group/process_group.h"
-#include "ddp/group/work.h"
 #include "ddp/transport/engine.h"
 #include "ddp/transport/lost_rank.h"
 #include "ddp/transport/message_collectives.h"

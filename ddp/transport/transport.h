@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "ddp/group/work.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "ddp/group/work.h"
 #include "lib/error.h"
 #include "torch/c10d/call_queue.h"
 #include "torch/c10d/errors.h"

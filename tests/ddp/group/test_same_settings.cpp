@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/group/gather_text.h"
+#include "ddp/group/compare_ranks.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/group/compare_ranks.h"
 #include "ddp/group/flight_recorder.h"
-#include "ddp/group/gather_text.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
-#include "ddp/group/work.h"
 #include "ddp/init.h"
 #include "ddp/launch/launch.h"
 #include "ddp/mpi/load.h"
