@@ -24,7 +24,7 @@
 #include "ddp/gloo/load.h"
 #include "ddp/store/network.h"
 #include "ddp/store/store.h"
-#include "ddp/transport/lost_rank.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

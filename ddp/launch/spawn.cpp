@@ -17,7 +17,7 @@
 #include "ddp/launch/job_guard.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_resolver.h"
-#include "ddp/transport/lost_rank.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/environment.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

@@ -37,7 +37,7 @@
 #include "ddp/mpi/load.h"
 #include "ddp/mpi/world.h"
 #include "ddp/store/store.h"
-#include "ddp/transport/lost_rank.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/transport/lost_rank.h"
 #include "ddp/transport/message_receiver.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/text.h"

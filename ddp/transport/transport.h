@@ -3,12 +3,26 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/group/process_group.h"
+#include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
+
+/// The connection to another rank has ended. Thrown by a group of all ranks; that of some of them, which count from 0
+/// of their own, throws its base.
+class LostRank : public CommError {
+ public:
+  LostRank(const std::string& text, int rank, const ErrorOrigin& origin = {}) : CommError(text, origin), rank_(rank) {}
+  /// The other one.
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
 
 /// Connects this rank with every other. Both sides of a message name the same tag and the same number of bytes, and at
 /// most one message of a tag is under way between two ranks. Thread-safe.

@@ -1,4 +1,6 @@
 // A process group over an engine: the queue of collectives, who carries them out, and messages between two ranks.
+#include "ddp/transport/engine.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -17,9 +19,6 @@
 
 #include "ddp/group/call_header.h"
 #include "ddp/group/process_group.h"
-#include "ddp/transport/engine.h"
-#include "ddp/transport/lost_rank.h"
-#include "ddp/transport/message_collectives.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/start_thread.h"
@@ -295,10 +294,6 @@ class EngineGroup final : public ProcessGroup {
 
 std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Engine> engine, const GroupOptions& options) {
   return std::make_unique<EngineGroup>(std::move(engine), options);
-}
-
-std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<Transport> transport, const GroupOptions& options) {
-  return make_group(std::make_unique<MessageCollectives>(std::move(transport)), options);
 }
 
 }  // namespace duet::ddp
