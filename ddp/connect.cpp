@@ -4,14 +4,11 @@
 #include <iterator>
 #include <utility>
 
-#include "ddp/gloo/load.h"
-#include "ddp/mpi/load.h"
-#include "ddp/nccl/load.h"
-#include "ddp/shm/multi_host_transport.h"
 #include "ddp/shm/shm_collectives.h"
 #include "ddp/shm/shm_transport.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/engine.h"
+#include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
 #include "lib/error.h"
 

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "ddp/nccl/load.h"
+#include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

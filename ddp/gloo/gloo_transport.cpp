@@ -21,9 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/store/network.h"
 #include "ddp/store/store.h"
+#include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
@@ -298,7 +298,7 @@ class GlooTransport final : public Transport {
 
 }  // namespace duet::ddp
 
-// The module's only name; load.cpp spells it.
+// The module's only name; ddp/transport/modules.cpp spells it.
 extern "C" __attribute__((visibility("default"))) duet::ddp::Transport* duet_gloo_connect(
     duet::ddp::Store& store, int rank, int size, const duet::ddp::GlooOptions& options);
 duet::ddp::Transport* duet_gloo_connect(duet::ddp::Store& store, int rank, int size,

@@ -2,11 +2,10 @@
 //
 // Note [Messages over MPI]: MPI matches messages by tags of which 15 bits are sure to be there, duet by 64 bits. So
 // each message begins with a packet, which holds the 64; MPI's tag of packets is one. A short message is all in its
-// packet
-// ("eager", as MPI libraries call it). Of a long one the packet is a request to send; the receiver answers it, once it
-// expects the message, by a packet that is clear to send and names an MPI tag for the bytes. Only then does MPI get the
-// memory of both sides, between which it moves the bytes without copies of duet's. MPI cannot cancel a send: by this
-// order a wait can end at its deadline all the same, as what nobody takes has not begun.
+// packet ("eager", as MPI libraries call it). Of a long one the packet is a request to send; the receiver answers it,
+// once it expects the message, by a packet that is clear to send and names an MPI tag for the bytes. Only then does MPI
+// get the memory of both sides, between which it moves the bytes without copies of duet's. MPI cannot cancel a send: by
+// this order a wait can end at its deadline all the same, as what nobody takes has not begun.
 //
 // Note [Waiting for MPI]: MPI has nothing to sleep on, so waiting is polling. A waiting thread yields its core between
 // polls for kSpin, about the time that ranks of one step are apart, and from then on sleeps for a sixteenth of what it
@@ -25,19 +24,21 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "ddp/mpi/load.h"
-#include "ddp/mpi/world.h"
 #include "ddp/store/store.h"
+#include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
+#include "lib/base/environment.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
@@ -56,6 +57,74 @@ constexpr Milliseconds kAttendEvery{5};
 constexpr Milliseconds kSettleTime{3000};  // what both sides have begun ends in far less
 const char* const kClosed = "this rank has closed its connections";
 const char* const kPeerClosed = "connection closed by peer";
+
+constexpr const char* kRankVariables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+constexpr const char* kSizeVariables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+
+/// Throws CommError with MPI's own text unless the call has succeeded.
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw CommError(concat(call, ": ", text.data()));
+}
+
+/// MPI as this process has it.
+struct MpiWorld {
+  MPI_Comm ranks = MPI_COMM_NULL;  // of MPI_COMM_WORLD, for duet's messages alone; errors are returned
+  int rank = 0, size = 1;
+  bool own = false;  // duet has initialised MPI
+};
+
+MpiWorld start_mpi() {
+  MpiWorld world;
+  int flag = 0, level = MPI_THREAD_SINGLE;
+  check_mpi(MPI_Finalized(&flag), "MPI_Finalized");
+  require<UsageError>(flag == 0, "backend mpi: this process has finalised MPI, which it can do only once");
+  check_mpi(MPI_Initialized(&flag), "MPI_Initialized");
+  world.own = flag == 0;
+  if (world.own) check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+  check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+  require<UsageError>(level == MPI_THREAD_MULTIPLE, "backend mpi: MPI was initialised for threads of level ", level,
+                      ", expected MPI_THREAD_MULTIPLE, ", MPI_THREAD_MULTIPLE);
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world.ranks), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(world.ranks, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(world.ranks, &world.rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(world.ranks, &world.size), "MPI_Comm_size");
+  return world;
+}
+
+/// The first call initialises MPI unless that is done, and waits for all ranks.
+const MpiWorld& mpi_world() {
+  static const MpiWorld world = start_mpi();
+  return world;
+}
+
+/// Throws UsageError unless an MPI launcher has started this process: else it would be the only one of a world of its
+/// own.
+void require_mpi_launcher() {
+  const bool told = std::any_of(std::begin(kRankVariables), std::end(kRankVariables),
+                                [](const char* name) { return environment_variable(name).has_value(); });
+  require<UsageError>(
+      told,
+      "backend mpi: no MPI launcher has started this process: environment variable PMIX_RANK, PMI_RANK "
+      "or OMPI_COMM_WORLD_RANK expected, but not set; start the ranks by mpirun, or by srun --mpi=pmix");
+}
+
+/// Those of the variables that are set must have this value.
+void require_number(std::span<const char* const> variables, int expected, const char* what) {
+  for (const char* const name : variables)
+    if (const auto text = environment_variable(name))
+      require<UsageError>(*text == std::to_string(expected), "backend mpi: environment variable ", name, " is ", *text,
+                          ", expected ", expected, ", ", what, " of duet's job");
+}
+
+/// Throws UsageError where the launcher's variables have other numbers.
+void require_mpi_place(int rank, int size) {
+  require_number(kRankVariables, rank, "the rank of this process");
+  require_number(kSizeVariables, size, "the number of ranks");
+}
 
 /// See Note [Waiting for MPI]. While bytes move, it is the polls that move them.
 void rest(Clock::duration waited, bool moves) {
@@ -522,7 +591,7 @@ class MpiTransport final : public Transport {
 }  // namespace
 }  // namespace duet::ddp
 
-// The module's only name; load.cpp spells it.
+// The module's only name; ddp/transport/modules.cpp spells it.
 extern "C" __attribute__((visibility("default"))) duet::ddp::Transport* duet_mpi_connect(
     duet::ddp::Store& store, int rank, int size, const duet::ddp::MpiOptions& options);
 duet::ddp::Transport* duet_mpi_connect(duet::ddp::Store& store, int rank, int size,

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "ddp/group/call_header.h"
-#include "ddp/nccl/load.h"
 #include "ddp/nccl/rendezvous.h"
+#include "ddp/transport/modules.h"
 #include "lib/backend/step_graph.h"
 #include "lib/base/function_ref.h"
 #include "lib/error.h"

@@ -11,7 +11,7 @@
 
 #include "ddp/nccl/check.h"
 #include "ddp/nccl/communicator.h"
-#include "ddp/nccl/load.h"
+#include "ddp/transport/modules.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp::nccl {

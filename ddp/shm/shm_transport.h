@@ -1,4 +1,4 @@
-// Messages between ranks of one host, over rings in memory that they share.
+// Messages between ranks of one host, over rings in memory that they share; of several hosts, over memory within each.
 #pragma once
 
 #include <atomic>
@@ -67,5 +67,11 @@ class ShmTransport final : public Transport {
   std::string closed_;  // why nothing is moved any more
   std::atomic<int> waiting_{0};
 };
+
+/// Connects the ranks of this host, which call this with the same store; `network` connects all. `hosts` has a number
+/// for every rank, equal for those on one host. Where a host has no memory to share, its ranks use the network too.
+std::unique_ptr<Transport> make_multi_host_transport(std::unique_ptr<Transport> network,
+                                                     const std::shared_ptr<Store>& store, std::vector<int> hosts,
+                                                     Milliseconds connect_timeout);
 
 }  // namespace duet::ddp

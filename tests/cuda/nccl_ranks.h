@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/nccl/load.h"
+#include "ddp/transport/modules.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"
 #include "tests/cuda/gpu.h"

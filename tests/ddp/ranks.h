@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "ddp/connect.h"
-#include "ddp/gloo/load.h"
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
 #include "ddp/transport/engine.h"
+#include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
 
 namespace duet_test {

@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/init.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/store/file_store.h"
 #include "ddp/store/store.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/ddp/ranks.h"

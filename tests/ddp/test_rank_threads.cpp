@@ -9,9 +9,9 @@
 #include <set>
 #include <string>
 
-#include "ddp/gloo/load.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/network.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"

@@ -23,12 +23,12 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/gloo/load.h"
 #include "ddp/init.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/engine.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/nn/simple_cnn.h"

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/rank_threads.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 #include "tests/torch/networks.h"

@@ -5,8 +5,8 @@
 #include <exception>
 #include <string>
 
-#include "ddp/gloo/load.h"
 #include "ddp/rank_threads.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/support/sanitizers.h"
 

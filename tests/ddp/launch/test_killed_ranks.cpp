@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "ddp/gloo/load.h"
 #include "ddp/launch/launch.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "tests/support/catch2.h"

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <string>
 
-#include "ddp/gloo/load.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"

@@ -6,11 +6,11 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/rank_threads.h"
 #include "ddp/store/network.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"

@@ -17,11 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/tcp_store.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "tests/ddp/launch/launches.h"

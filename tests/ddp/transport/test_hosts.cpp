@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/gloo/load.h"
 #include "ddp/group/call_header.h"
-#include "ddp/shm/multi_host_transport.h"
+#include "ddp/shm/shm_transport.h"
 #include "ddp/transport/engine.h"
+#include "ddp/transport/modules.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/random.h"

@@ -1,4 +1,4 @@
-// Process groups over NCCL, which is a module that is loaded when first needed.
+// Messages over Gloo and over MPI, and process groups over NCCL: modules that are loaded when first needed.
 #pragma once
 
 #include <memory>
@@ -6,8 +6,38 @@
 
 #include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
+#include "ddp/transport/transport.h"
 
 namespace duet::ddp {
+
+struct GlooOptions {
+  std::string address = "127.0.0.1";  // of this rank, where the others reach it
+  Milliseconds connect_timeout{30'000};
+  Milliseconds timeout = kGroupTimeout;  // after which a connection without an answer has ended
+};
+
+/// Connects this rank with the others, which call this with the same store. Throws CommError when a rank does not come,
+/// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
+/// Other libraries of the program may export a Gloo of their own, as PyTorch's wheels do, but not under a sanitizer.
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
+
+/// Empty if Gloo can be used, else why not.
+std::string why_no_gloo();
+
+struct MpiOptions {
+  Milliseconds connect_timeout{30'000};
+  bool whole_job = true;  // the ranks are those of MPI_COMM_WORLD, with its numbers
+};
+
+/// Connects this rank with the others, which call this with the same store; the first call in a process is one of all
+/// ranks of MPI_COMM_WORLD. MPI is initialised unless the program has done so, with MPI_THREAD_MULTIPLE, and then also
+/// finalised when the process exits with 0 and no message has failed. Throws UsageError where no MPI launcher has
+/// started the process or where MPI counts other ranks, CommError when a rank does not come, DeviceError when the
+/// module is not there.
+std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const MpiOptions& options = {});
+
+/// Empty if the module can be used, else why not.
+std::string why_no_mpi();
 
 struct NcclOptions {
   Device device = {DeviceKind::cuda, 0};  // this rank's
