@@ -17,7 +17,7 @@
 #include "ddp/group/flight_recorder.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init_method.h"
-#include "ddp/launch/job_guard.h"
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/shm/shared_segment.h"
 #include "ddp/store/file_store.h"

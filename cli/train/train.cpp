@@ -26,7 +26,7 @@
 #include "ddp/group/compare_ranks.h"
 #include "ddp/group/process_group.h"
 #include "ddp/init.h"
-#include "ddp/launch/job_guard.h"
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
 #include "ddp/launch/rank_output.h"
 #include "ddp/rank_threads.h"

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <exception>
 #include <fstream>
@@ -10,10 +12,16 @@
 #include <span>
 #include <string>
 
+#include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"
+#include "ddp/launch/job_processes.h"
+#include "ddp/launch/rank_resolver.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/size_signal.h"
+#include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
+#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
@@ -81,6 +89,50 @@ std::optional<RankError> read_error_file(const std::string& path) {
   if (by_signal.is_boolean()) error.by_signal = by_signal;
   if (when.is_number_integer()) error.monotonic_ns = when;
   return error;
+}
+
+namespace {
+
+/// Where this rank was, by its own record.
+std::string own_report(int rank) noexcept {
+  try {
+    return failure_report({{rank, flight_recorder()->snapshot()}}, rank, monotonic_ns());
+  } catch (const std::exception&) {  // out of memory, say
+    return {};
+  }
+}
+
+}  // namespace
+
+std::string unprinted_report() noexcept {
+  return launched_rank() == 0 && std::getenv(kJobVariable) == nullptr ? own_report(0) : std::string();
+}
+
+void leave_error(const RankError& error) noexcept {
+  const char* const path = std::getenv(kErrorFileVariable);
+  if (path == nullptr || *path == '\0') return;
+  const int rank = launched_rank().value_or(-1);
+  RankError whole = error;
+  whole.report = own_report(rank);
+  write_error_file(path, rank, whole);
+}
+
+void leave_error(const std::exception& error) noexcept {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  const auto* const lost = dynamic_cast<const LostRank*>(&error);
+  leave_error(RankError{.message = error.what(),
+                        .consequence = dynamic_cast<const CommError*>(&error) != nullptr,
+                        .lost_rank = lost ? lost->rank() : -1,
+                        .monotonic_ns = own ? own->when() : monotonic_ns()});
+}
+
+int report_failure(const std::exception& error, const char* program) noexcept {
+  const auto rank = launched_rank();
+  const std::string prefix = rank ? concat("rank ", *rank, ": ") : "";
+  std::fprintf(stderr, "%s%s%s\n", program, prefix.c_str(), printable(error.what()).c_str());
+  if (const std::string report = unprinted_report(); !report.empty()) std::fprintf(stderr, "%s\n", report.c_str());
+  leave_error(error);
+  return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
 }
 
 }  // namespace duet::ddp

@@ -1,8 +1,9 @@
-// The file to which a rank writes its error, in the form of torchrun's error files: the launcher's and torchrun's
-// reports then name the cause, whichever launcher started the rank.
+// What a rank does with its error, and the file to which it writes it, in the form of torchrun's error files: the
+// launcher's and torchrun's reports then name the cause, whichever launcher started the rank.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 
@@ -25,5 +26,18 @@ struct RankError {
 bool write_error_file(const std::string& path, int rank, const RankError& error) noexcept;
 /// Nothing if there is no such file, or none that can be read.
 std::optional<RankError> read_error_file(const std::string& path);
+
+/// Writes an error, with where this rank was, to the launcher's error file, where there is one.
+void leave_error(const RankError& error) noexcept;
+void leave_error(const std::exception& error) noexcept;
+
+/// Where this rank was, in lines as LaunchResult::report: on rank 0 of a job that another launcher than duet's
+/// started, else empty.
+std::string unprinted_report() noexcept;
+
+/// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
+/// file, by which it distinguishes a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
+/// `program`: what the line begins with.
+int report_failure(const std::exception& error, const char* program = "") noexcept;
 
 }  // namespace duet::ddp

@@ -6,28 +6,373 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <optional>
 #include <span>
+#include <system_error>
 
-#include "ddp/launch/job.h"
-#include "ddp/launch/job_guard.h"
+#include "ddp/group/failure_report.h"
+#include "ddp/group/flight_recorder.h"
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/rank_environment.h"
 #include "ddp/launch/rank_output.h"
-#include "ddp/launch/rank_process.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"
-#include "ddp/store/store.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
+#include "lib/base/size_signal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {
+
+/// Of a launch that this signal ended.
+LaunchResult interrupted_by(int signal) {
+  return {.exit_code = 128 + signal,
+          .signal = signal,
+          .message = concat("ended by ", signal_text(signal),
+                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
+}
+
+/// What remarks call the ranks of other launchers; empty if there are none.
+std::string ranks_elsewhere(const LaunchOptions& options) {
+  std::vector<int> others;
+  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
+    if (rank / options.ranks != options.node_rank) others.push_back(rank);
+  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
+}
+
+/// Queues a remark of the launcher.
+void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
+  output.post_remark(text.size(), [&options, text] {
+    if (options.on_remark)
+      options.on_remark(text);
+    else
+      write_all(STDERR_FILENO, text + "\n");
+  });
+}
+
+/// Writes one at once, where there is no thread for it.
+void remark(const LaunchOptions& options, const std::string& text) {
+  if (options.on_remark)
+    options.on_remark(text);
+  else
+    write_if_read(STDERR_FILENO, text + "\n");
+}
+
+constexpr Milliseconds kPoll{50};   // where the kernel cannot report that a process has ended
+constexpr Milliseconds kLook{250};  // the kernel does not report a stopped process
+constexpr Milliseconds kStopReported{1000};
+// A rank's error may be the consequence of another's, which may still be unwinding: wait for its report.
+constexpr Milliseconds kSettle{100}, kSettleConsequence{500};
+constexpr Milliseconds kCauseLimit{10'000};  // of a rank whose record shows an exception unwinding
+
+RankFile make_error_file(const std::string& path) {
+  if (path.empty()) return make_rank_file("error");
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  return {{}, path};
+}
+
+/// The job goes on without one where memory is short.
+RankFile make_record_file() {
+  RankFile file = make_rank_file("record");
+  if (file.path.empty() || reserve(file.memory, 0, FlightRecorder::bytes()) != 0) return {};
+  return file;
+}
+
+struct JobRank {
+  int rank;
+  RankFile error_file, record_file;
+  RankProcess process;
+  // Of a failure:
+  bool failed = false;
+  bool consequence = false;  // its own report says that it lost a peer
+  bool by_signal = false;    // its own report says which signal it received
+  int lost_rank = -1;        // whose connection to it has ended, by its own report
+  Clock::time_point when{}, seen{};
+  std::string text{};
+
+  std::optional<Clock::time_point> stopped{};  // since when
+  bool stop_reported = false;
+
+  FlightRecord record() const { return FlightRecorder::read(record_file.path); }
+};
+
+/// One attempt of a launch: its ranks from their start to their end.
+class Job {
+ public:
+  /// Starts the ranks. `variables` are what they share; `cores` has an entry for each local rank, or none; `folder` is
+  /// empty if there are no files. Throws UsageError when the program cannot be run.
+  Job(const LaunchOptions& options, const SignalPipe& signals, LaunchOutput& output, JobGuard& guard,
+      RankVariables variables, const std::vector<std::vector<int>>& cores, const std::string& folder)
+      : options_(options),
+        signals_(signals),
+        written_(output),
+        guard_(guard),
+        output_(std::make_shared<RankOutput>(options, output.lines, folder, variables.attempt,
+                                             options.node_rank * options.ranks)),
+        waits_(options.remark_after, ranks_elsewhere(options)) {
+    ranks_.reserve(static_cast<std::size_t>(options.ranks));
+    for (int local = 0; local < options.ranks; ++local) {
+      variables.local_rank = local;
+      const int rank = options.node_rank * options.ranks + local;
+      RankFile error_file = make_error_file(output_->error_file(rank)), record_file = make_record_file();
+      variables.error_file = error_file.path;
+      variables.record_file = record_file.path;
+      RankProcess process(concat("the process of rank ", rank, " of ", options.nodes * options.ranks), options.command,
+                          rank_environment(options, variables),
+                          cores.empty() ? std::vector<int>{} : cores[static_cast<std::size_t>(local)]);
+      ranks_.push_back({rank, std::move(error_file), std::move(record_file), std::move(process)});
+    }
+  }
+
+  /// Returns when all have ended.
+  LaunchResult run() {
+    while (any_alive()) {
+      wait_for_events();
+      read_lines(false);
+      pass_on_signals();
+      look_for_stopped();
+      look_for_waits();
+      look_at_guard();
+      end_overdue();
+    }
+    read_lines(true);
+    return result();
+  }
+
+ private:
+  bool any_alive() {
+    bool any = false;
+    for (JobRank& rank : ranks_) any = !rank.process.look() || any;
+    look_for_failures();
+    return any;
+  }
+
+  void wait_for_events() {
+    std::vector<pollfd> events = {{signals_.descriptor(), POLLIN, 0}};
+    bool blind = false;
+    const bool reads = written_.lines.has_room();
+    if (!reads) events.push_back({written_.lines.descriptor(), POLLIN, 0});
+    for (JobRank& one : ranks_) {
+      RankProcess& rank = one.process;
+      if (reads && rank.output().open()) events.push_back({rank.output().descriptor(), POLLIN, 0});
+      if (reads && rank.errors().open()) events.push_back({rank.errors().descriptor(), POLLIN, 0});
+      if (rank.ended()) continue;
+      if (rank.end_descriptor() >= 0)
+        events.push_back({rank.end_descriptor(), POLLIN, 0});
+      else
+        blind = true;
+    }
+    // poll() rounds down to 0 what is left below 1 ms.
+    Milliseconds limit = blind ? kPoll : kLook;
+    if (kill_at_ || terminate_at_) {
+      const auto next = terminate_at_ ? *terminate_at_ : *kill_at_;
+      limit = std::min(limit, std::max(std::chrono::ceil<Milliseconds>(next - Clock::now()), Milliseconds(0)));
+    }
+    ::poll(events.data(), events.size(), static_cast<int>(limit.count()));
+    written_.lines.acknowledge();
+  }
+
+  /// Only as long as the output thread has room, or all there is.
+  void read_lines(bool all) {
+    const auto read = [&](LineReader& source, int rank, bool is_stderr) {
+      if (all || written_.lines.has_room())
+        source.read([&](std::string_view line) { output_->print(rank, is_stderr, line); });
+    };
+    for (JobRank& rank : ranks_) {
+      read(rank.process.output(), rank.rank, false);
+      read(rank.process.errors(), rank.rank, true);
+    }
+  }
+
+  void send_all(int signal) const {
+    for (const JobRank& rank : ranks_) rank.process.send(signal);
+  }
+
+  void pass_on_signals() {
+    while (const int signal = signals_.next()) {
+      if (signal == SIGPIPE && (interrupted_ != 0 || terminate_at_ || sigterm_at_)) continue;  // the job ends anyway
+      if (interrupted_ != 0 && kill_at_) kill_at_ = Clock::now();  // a second signal kills at once
+      interrupted_ = interrupted_ != 0 ? interrupted_ : signal;
+      send_all(signal == SIGINT ? SIGINT : SIGTERM);
+      if (!kill_at_) kill_at_ = Clock::now() + std::max(options_.grace, options_.interrupt_grace);
+    }
+  }
+
+  void look_for_failures() {
+    for (JobRank& rank : ranks_) {
+      if (rank.failed || !rank.process.ended() || rank.process.exit_code() == 0) continue;
+      rank.failed = true;
+      rank.when = rank.seen = Clock::now();
+      if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
+        rank.consequence = error->consequence;
+        rank.by_signal = error->by_signal;
+        rank.lost_rank = error->lost_rank;
+        rank.text = error->message;
+        std::replace(rank.text.begin(), rank.text.end(), '\n', ' ');
+        rank.text = printable(rank.text);
+        if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
+        if (rank.by_signal && sigterm_at_ && rank.when >= *sigterm_at_) rank.text.clear();  // the launcher's own
+      }
+      if (sigterm_at_ || interrupted_ != 0) continue;
+      const Milliseconds settle = rank.consequence ? kSettleConsequence : kSettle;
+      const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
+      terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
+      if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
+    }
+  }
+
+  void look_for_stopped() {
+    for (JobRank& rank : ranks_) {
+      if (!rank.process.stopped()) {
+        if (rank.stop_reported && !rank.process.ended() && !sigterm_at_) remark(concat("rank ", rank.rank, " goes on"));
+        rank.stopped.reset();
+        rank.stop_reported = false;
+        continue;
+      }
+      const auto now = Clock::now();
+      if (!rank.stopped) rank.stopped = now;
+      if (!rank.stop_reported && now - *rank.stopped >= kStopReported) {
+        rank.stop_reported = true;
+        remark(concat("rank ", rank.rank, " has been stopped by a signal for ", kStopReported.count(),
+                      " ms; the job ends if that lasts ", options_.stop_limit.count(), " ms"));
+      }
+      if (now - *rank.stopped < options_.stop_limit || sigterm_at_ || terminate_at_ || overdue_ != nullptr) continue;
+      overdue_ = &rank;
+      terminate_at_ = now;
+    }
+  }
+
+  void look_for_waits() {
+    const auto now = Clock::now();
+    if (now < next_look_ || sigterm_at_ || terminate_at_ || interrupted_ != 0) return;
+    next_look_ = now + kLook;
+    if (const std::string text = waits_.look(records(), to_ns(now)); !text.empty()) remark(text);
+  }
+
+  void look_at_guard() {
+    try {
+      if (const std::string end = guard_.replace_if_ended(); !end.empty())
+        remark(concat("the job's guard process ", end, "; another one was started"));
+    } catch (const CommError& error) {
+      remark(concat("the job's guard process has ended, and there is no other: ", error.what()));
+    }
+  }
+
+  /// Whether all reported failures are consequences, and a running rank has dropped its group by an exception.
+  bool cause_is_on_its_way() const {
+    bool leaving = false;
+    for (const JobRank& rank : ranks_) {
+      if (rank.failed && !rank.consequence) return false;
+      leaving = leaving || (!rank.process.ended() && rank.record().leaving);
+    }
+    return leaving;
+  }
+
+  void end_overdue() {
+    const auto now = Clock::now();
+    if (terminate_at_ && *terminate_at_ <= now && overdue_ == nullptr && cause_until_ && now < *cause_until_ &&
+        cause_is_on_its_way())
+      terminate_at_ = now + kPoll;
+    if (terminate_at_ && *terminate_at_ <= now) {
+      terminate_at_.reset();
+      sigterm_at_ = now;
+      send_all(SIGTERM);
+      if (!kill_at_) kill_at_ = now + options_.grace;
+    }
+    if (kill_at_ && *kill_at_ <= now) {
+      send_all(SIGKILL);
+      kill_at_ = now + options_.grace;
+    }
+  }
+
+  void remark(const std::string& text) const { ddp::remark(options_, written_, text); }
+
+  /// Whether the rank ended after the launcher's SIGTERM. One that had reported a failure by then was still
+  /// unwinding.
+  bool ended_by_sigterm(const JobRank& rank) const { return sigterm_at_ && rank.seen >= *sigterm_at_; }
+
+  /// The signal that killed the rank, unless the launcher made it end.
+  int killed_by(const JobRank& rank) const { return ended_by_sigterm(rank) ? 0 : rank.process.signal(); }
+
+  /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
+  int culprit_score(const JobRank& rank) const {
+    if (overdue_ == &rank) return 4;
+    if (!rank.failed || (ended_by_sigterm(rank) && rank.text.empty())) return -1;
+    if (killed_by(rank) != 0) return 3;
+    return rank.consequence ? 1 : 2;
+  }
+
+  /// The rank of another host that ranks of this one lost first, if no cause lies here; -1: there is none.
+  int lost_elsewhere(const JobRank& first) const {
+    const JobRank* found = nullptr;
+    for (const JobRank& one : ranks_) {
+      const bool other = one.failed && one.lost_rank >= 0 && one.lost_rank / options_.ranks != options_.node_rank;
+      if (other && (found == nullptr || one.when < found->when)) found = &one;
+    }
+    return culprit_score(first) == 1 && found != nullptr ? found->lost_rank : -1;
+  }
+
+  std::string message_of(const JobRank& rank) const {
+    const std::string name = concat("rank ", rank.rank);
+    if (overdue_ == &rank)
+      return concat(name, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
+    const std::string cause = rank.text.empty() ? "" : ": " + rank.text;
+    if (killed_by(rank) != 0) return concat(name, " was killed by ", signal_text(killed_by(rank)), cause);
+    if (rank.by_signal) return concat(name, " ", rank.text);
+    if (rank.process.signal() != 0) return concat(name, " failed: ", rank.text);
+    return concat(name, " ended with exit code ", rank.process.exit_code(), cause);
+  }
+
+  std::vector<RankRecord> records() const {
+    std::vector<RankRecord> ranks;
+    for (const JobRank& rank : ranks_) ranks.push_back({rank.rank, rank.record()});
+    return ranks;
+  }
+
+  LaunchResult result() const {
+    if (interrupted_ != 0) return interrupted_by(interrupted_);
+    const JobRank* first = nullptr;
+    for (const JobRank& rank : ranks_) {
+      const int score = culprit_score(rank);
+      if (score < 0) continue;
+      const int best = first == nullptr ? -1 : culprit_score(*first);
+      if (score > best || (score == best && rank.when < first->when)) first = &rank;
+    }
+    if (first == nullptr) return {};
+    const int other = lost_elsewhere(*first);
+    const std::string lost = other < 0 ? "" : concat("lost rank ", other, " on another host, see its launcher: ");
+    return {.exit_code = 1,
+            .failed_rank = other < 0 ? first->rank : other,
+            .signal = killed_by(*first),
+            .message = lost + message_of(*first),
+            .report = failure_report(records(), first->rank, to_ns(sigterm_at_.value_or(Clock::now())))};
+  }
+
+  const LaunchOptions& options_;
+  const SignalPipe& signals_;
+  LaunchOutput& written_;
+  JobGuard& guard_;
+  std::shared_ptr<RankOutput> output_;
+  std::vector<JobRank> ranks_;
+  WaitWatch waits_;
+  Clock::time_point next_look_{};     // at the records
+  const JobRank* overdue_ = nullptr;  // stopped for longer than the limit
+  int interrupted_ = 0;
+  std::optional<Clock::time_point> terminate_at_, cause_until_, sigterm_at_, kill_at_;
+};
 
 constexpr int kMaxRanks = 1024;
 // How long a failed or interrupted job waits for a reader of its output that takes nothing, and when it says why.
@@ -145,36 +490,6 @@ void drain(const LaunchOptions& options, LaunchOutput& output, const SignalPipe&
 
 }  // namespace
 
-LaunchResult interrupted_by(int signal) {
-  return {.exit_code = 128 + signal,
-          .signal = signal,
-          .message = concat("ended by ", signal_text(signal),
-                            signal == SIGPIPE ? ": nothing reads the output of the ranks any more" : "")};
-}
-
-std::string ranks_elsewhere(const LaunchOptions& options) {
-  std::vector<int> others;
-  for (int rank = 0; rank < options.nodes * options.ranks; ++rank)
-    if (rank / options.ranks != options.node_rank) others.push_back(rank);
-  return others.empty() ? "" : concat("other hosts (", rank_names(others), ")");
-}
-
-void remark(const LaunchOptions& options, LaunchOutput& output, const std::string& text) {
-  output.post_remark(text.size(), [&options, text] {
-    if (options.on_remark)
-      options.on_remark(text);
-    else
-      write_all(STDERR_FILENO, text + "\n");
-  });
-}
-
-void remark(const LaunchOptions& options, const std::string& text) {
-  if (options.on_remark)
-    options.on_remark(text);
-  else
-    write_if_read(STDERR_FILENO, text + "\n");
-}
-
 LaunchResult launch(const LaunchOptions& options) {
   check(options);
   const PortRange ports = ports_of(options);
@@ -194,7 +509,7 @@ LaunchResult launch(const LaunchOptions& options) {
   if (!weakness.empty()) remark(options, output, weakness);
   common.secret = secret_of(options, given);
   for (;; ++common.attempt) {
-    LaunchResult result = run_job(options, signals, output, guard, common, cores, folder);
+    LaunchResult result = Job(options, signals, output, guard, common, cores, folder).run();
     end_processes_of(job);
     result.restarts = common.attempt;
     if (result.failed_rank < 0 || common.attempt == options.max_restarts) {
@@ -205,6 +520,49 @@ LaunchResult launch(const LaunchOptions& options) {
            concat(result.message, "; restart ", common.attempt + 1, " of ", options.max_restarts,
                   result.report.empty() ? "" : "\n", result.report));
   }
+}
+
+namespace {
+
+constexpr const char* kCall = "DUET_SPAWN_CALL";  // which call of spawn() in the program this process is to run
+
+/// This program's arguments as it was started.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> command;
+  for (std::string argument; std::getline(file, argument, '\0');) command.push_back(argument);
+  require<UsageError>(!command.empty(), "cannot read /proc/self/cmdline");
+  command[0] = std::filesystem::read_symlink("/proc/self/exe").string();
+  return command;
+}
+
+int run_rank(const std::function<void(int)>& body) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // lines get out even if the rank dies
+  try {
+    body(resolve_rank().place.rank);
+    return 0;
+  } catch (const std::exception& error) {
+    return report_failure(error);
+  }
+}
+
+std::atomic<int> calls{0};
+
+}  // namespace
+
+int spawn(const std::function<void(int)>& body, int ranks, LaunchOptions options) {
+  const int call = calls++;
+  if (is_launched_rank()) {
+    const auto wanted = environment_variable(kCall);  // without it another launcher made this rank
+    return !wanted || *wanted == std::to_string(call) ? run_rank(body) : 0;
+  }
+  options.ranks = ranks;
+  options.command = own_command();
+  options.environment.emplace_back(kCall, std::to_string(call));
+  const LaunchResult result = launch(options);
+  for (const std::string& text : {result.message, result.report})
+    if (!text.empty()) remark(options, text);
+  return result.exit_code;
 }
 
 }  // namespace duet::ddp

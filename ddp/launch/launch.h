@@ -1,20 +1,18 @@
 // Starts the ranks of a job as processes of this machine, and ends them together.
 #pragma once
 
-#include <exception>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "ddp/launch/error_file.h"
+#include "ddp/launch/rank_resolver.h"
 #include "ddp/store/store.h"
 
 namespace duet::ddp {
-
-struct RankError;
 
 /// Output streams of ranks, as bits: 1 is stdout, 2 is stderr.
 struct RankStreams {
@@ -106,24 +104,5 @@ LaunchResult launch(const LaunchOptions& options);
 /// spawn(...)`, or asks is_launched_rank() before it goes on. Within a launcher's job this process is one rank already
 /// and calls `body` itself.
 int spawn(const std::function<void(int rank)>& body, int ranks, LaunchOptions options = {});
-
-/// True in a process that a launcher (this one, torchrun, MPI, Slurm, ...) started as a rank: see
-/// ddp/launch/rank_resolver.h. Throws UsageError for variables that make no sense.
-bool is_launched_rank();
-/// Its rank; nothing in other processes, or where the variables make no sense.
-std::optional<int> launched_rank() noexcept;
-
-/// Writes an error, with where this rank was, to the launcher's error file, where there is one.
-void leave_error(const RankError& error) noexcept;
-void leave_error(const std::exception& error) noexcept;
-
-/// Where this rank was, in lines as LaunchResult::report: on rank 0 of a job that another launcher than duet's
-/// started, else empty.
-std::string unprinted_report() noexcept;
-
-/// What main() does with an exception: one line on stderr, with the rank where there is one, and the launcher's error
-/// file, by which it distinguishes a cause from its consequences. Returns the exit code: 2 for UsageError, else 1.
-/// `program`: what the line begins with.
-int report_failure(const std::exception& error, const char* program = "") noexcept;
 
 }  // namespace duet::ddp

@@ -16,7 +16,7 @@
 
 #include "ddp/group/flight_recorder.h"
 #include "ddp/launch/error_file.h"
-#include "ddp/launch/job_guard.h"
+#include "ddp/launch/job_processes.h"
 #include "ddp/store/connection.h"
 #include "ddp/store/network.h"
 #include "ddp/store/secret.h"

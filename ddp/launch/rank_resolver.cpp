@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <locale>
 #include <sstream>
@@ -199,6 +200,17 @@ std::string describe(const LaunchedRank& rank) {
   if (rank.launcher.empty()) return "the only rank: no launcher's variables are set";
   return concat("rank ", place.rank, " of ", place.world_size, ", local rank ", place.local_rank, " of ",
                 place.local_world_size, " on node ", place.node_rank, ", by ", rank.launcher, " (", rank.evidence, ")");
+}
+
+bool is_launched_rank() { return !resolve_rank().launcher.empty(); }
+
+std::optional<int> launched_rank() noexcept {
+  try {
+    const LaunchedRank launched = resolve_rank();
+    if (!launched.launcher.empty()) return launched.place.rank;
+  } catch (const std::exception&) {  // the variables are the failure
+  }
+  return {};
 }
 
 void forget_rank() {

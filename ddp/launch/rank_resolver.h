@@ -36,6 +36,12 @@ LaunchedRank resolve_rank(const Variables& variables = environment_variable);
 /// "rank 1 of 4, local rank 1 of 2 on node 0, by Open MPI (OMPI_COMM_WORLD_RANK=1 ...)".
 std::string describe(const LaunchedRank& rank);
 
+/// True in a process that a launcher (this one, torchrun, MPI, Slurm, ...) started as a rank. Throws UsageError for
+/// variables that make no sense.
+bool is_launched_rank();
+/// Its rank; nothing in other processes, or where the variables make no sense.
+std::optional<int> launched_rank() noexcept;
+
 /// Removes all these variables, for a child that is to be no rank.
 void forget_rank();
 

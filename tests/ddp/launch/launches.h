@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/launch/job_processes.h"
 #include "ddp/launch/launch.h"
-#include "ddp/launch/rank_process.h"
 #include "lib/monotonic.h"
 
 namespace duet_test {

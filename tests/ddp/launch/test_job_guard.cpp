@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "ddp/launch/job_guard.h"
+#include "ddp/launch/job_processes.h"
 #include "lib/error.h"
 #include "tests/ddp/launch/launches.h"
 #include "tests/support/catch2.h"
