@@ -66,5 +66,4 @@
 #include "ddp/store/file_store.h"
 #include "ddp/store/tcp_store.h"
 #include "ddp/transport/modules.h"
-#include "ddp/tutorial/average_gradients.h"
-#include "ddp/tutorial/ring.h"
+#include "ddp/tutorial.h"

@@ -26,7 +26,7 @@
 #include "ddp/launch/launch.h"
 #include "ddp/rank_threads.h"
 #include "ddp/transport/modules.h"
-#include "ddp/tutorial/ring.h"
+#include "ddp/tutorial.h"
 #include "lib/backend/backend.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"

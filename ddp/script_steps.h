@@ -7,6 +7,8 @@
 #include <string>
 
 #include "ddp/group/process_group.h"
+#include "lib/base/module_loader.h"
+#include "lib/error.h"
 #include "lib/shape.h"
 
 namespace duet::ddp {
@@ -46,6 +48,11 @@ class ScriptSteps {
 
 /// By the module libduet_torch. The group must outlive the steps. Throws DataError that says why there is no such
 /// module, or that names a file which is not TorchScript; UsageError for fewer images than all ranks' rows.
-std::unique_ptr<ScriptSteps> make_script_steps(const ScriptStepsOptions& options, ProcessGroup& group);
+inline std::unique_ptr<ScriptSteps> make_script_steps(const ScriptStepsOptions& options, ProcessGroup& group) {
+  using Make = ScriptSteps* (*)(const ScriptStepsOptions* options, ProcessGroup* group);
+  static const LoadedModule module = load_torch_module("duet_torch_steps");
+  require<DataError>(module.symbol != nullptr, "no steps of LibTorch: ", module.error);
+  return std::unique_ptr<ScriptSteps>(reinterpret_cast<Make>(module.symbol)(&options, &group));
+}
 
 }  // namespace duet::ddp

@@ -9,7 +9,7 @@
 
 #include <duet/ddp/init.h>
 #include <duet/ddp/launch/launch.h>
-#include <duet/ddp/tutorial/ring.h>
+#include <duet/ddp/tutorial.h>
 #include <duet/lib/random.h>
 
 #include "in_order.h"

@@ -6,7 +6,7 @@
 
 #include <duet/ddp/init.h>
 #include <duet/ddp/launch/launch.h>
-#include <duet/ddp/tutorial/average_gradients.h>
+#include <duet/ddp/tutorial.h>
 #include <duet/lib/nn/layers.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/sgd.h>

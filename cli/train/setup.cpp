@@ -12,7 +12,7 @@
 #include "cli/system/display.h"
 #include "cli/train/training_loop.h"
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/tutorial/average_gradients.h"
+#include "ddp/tutorial.h"
 #include "dp/data_parallel.h"
 #include "lib/backend/backend.h"
 #include "lib/base/sha256.h"

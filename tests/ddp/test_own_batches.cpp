@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/tutorial/average_gradients.h"
+#include "ddp/tutorial.h"
 #include "dp/data_parallel.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/distributed_data_parallel.h"
-#include "ddp/tutorial/average_gradients.h"
+#include "ddp/tutorial.h"
 #include "dp/data_parallel.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/adam.h"

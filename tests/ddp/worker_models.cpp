@@ -8,7 +8,7 @@
 
 #include "ddp/distributed_data_parallel.h"
 #include "ddp/init.h"
-#include "ddp/tutorial/average_gradients.h"
+#include "ddp/tutorial.h"
 #include "lib/error.h"
 #include "lib/nn/layers.h"
 #include "lib/nn/simple_cnn.h"

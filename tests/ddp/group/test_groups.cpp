@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/group/reduce_kernels.h"
-#include "ddp/tutorial/ring.h"
+#include "ddp/tutorial.h"
 #include "lib/error.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
