@@ -29,34 +29,22 @@ Group connect_shm(const ConnectOptions& options, const Member& self) {
 }
 
 Group connect_tcp(const ConnectOptions& options, const Member& self) {
-  auto transport = make_tcp_transport(*self.store, self.rank, self.size,
-                                      {.address = options.address, .connect_timeout = options.connect_timeout});
+  auto transport = make_tcp_transport(*self.store, self.rank, self.size, options);
   if (!options.hosts.empty())
     transport = make_multi_host_transport(std::move(transport), self.store, options.hosts, options.connect_timeout);
   return make_group(std::move(transport), options.group);
 }
 
 Group connect_gloo(const ConnectOptions& options, const Member& self) {
-  return make_group(
-      make_gloo_transport(
-          *self.store, self.rank, self.size,
-          {.address = options.address, .connect_timeout = options.connect_timeout, .timeout = options.group.timeout}),
-      options.group);
+  return make_group(make_gloo_transport(*self.store, self.rank, self.size, options), options.group);
 }
 
 Group connect_mpi(const ConnectOptions& options, const Member& self) {
-  return make_group(
-      make_mpi_transport(*self.store, self.rank, self.size,
-                         {.connect_timeout = options.connect_timeout, .whole_job = options.group.whole_job}),
-      options.group);
+  return make_group(make_mpi_transport(*self.store, self.rank, self.size, options), options.group);
 }
 
 Group connect_nccl(const ConnectOptions& options, const Member& self) {
-  return make_nccl_group(self.store, self.rank, self.size,
-                         {.device = options.device,
-                          .connect_timeout = options.connect_timeout,
-                          .group = options.group,
-                          .interface = options.interface});
+  return make_nccl_group(self.store, self.rank, self.size, options);
 }
 
 Group connect_memory(const ConnectOptions& options, const Member& self) {

@@ -107,7 +107,7 @@ class Lifeline {
 
 class GlooTransport final : public Transport {
  public:
-  GlooTransport(ddp::Store& store, int rank, int size, const GlooOptions& options)
+  GlooTransport(ddp::Store& store, int rank, int size, const ConnectOptions& options)
       : options_(options), context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
     require_loopback(options.address);
     ignore_broken_pipes();
@@ -120,7 +120,7 @@ class GlooTransport final : public Transport {
       context_->connectFullMesh(adapter, device);
       // Gloo has no option for it, and does not give its sockets away.
       for (const int connection : tcp_connections())
-        if (!others.contains(connection)) keep_alive(connection, options.timeout);
+        if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
       meet(store, "gloo/connected");
@@ -159,7 +159,7 @@ class GlooTransport final : public Transport {
       throw LostRank(concat("rank ", message.peer, message.sends ? " took nothing: " : " sent nothing: ", plain(error)),
                      message.peer);
     }
-    require<CommError>(ended, "this rank has closed its connections");
+    require<CommError>(ended, kClosed);
     const std::lock_guard lock(mutex_);
     message.busy = false;
   }
@@ -253,7 +253,7 @@ class GlooTransport final : public Transport {
 
   Request start(bool sends, int peer, std::uint64_t tag, void* data, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
-    require<CommError>(!closed_, "this rank has closed its connections");
+    require<CommError>(!closed_, kClosed);
     const Request request = take(data, bytes);
     Message& message = messages_[static_cast<std::size_t>(request)];
     message.sends = sends;
@@ -283,7 +283,7 @@ class GlooTransport final : public Transport {
     return static_cast<Request>(reusable);
   }
 
-  const GlooOptions options_;
+  const ConnectOptions options_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   std::mutex mutex_;
   std::deque<Message> messages_;
@@ -300,8 +300,8 @@ class GlooTransport final : public Transport {
 
 // The module's only name; ddp/transport/modules.cpp spells it.
 extern "C" __attribute__((visibility("default"))) duet::ddp::Transport* duet_gloo_connect(
-    duet::ddp::Store& store, int rank, int size, const duet::ddp::GlooOptions& options);
+    duet::ddp::Store& store, int rank, int size, const duet::ddp::ConnectOptions& options);
 duet::ddp::Transport* duet_gloo_connect(duet::ddp::Store& store, int rank, int size,
-                                        const duet::ddp::GlooOptions& options) {
+                                        const duet::ddp::ConnectOptions& options) {
   return new duet::ddp::GlooTransport(store, rank, size, options);
 }

@@ -55,7 +55,6 @@ constexpr std::size_t kEagerBytes = 3960;  // a packet of 4,000 bytes is one pie
 constexpr microseconds kSpin{100}, kShortNap{20}, kBusyNap{50}, kLongNap{1000};
 constexpr Milliseconds kAttendEvery{5};
 constexpr Milliseconds kSettleTime{3000};  // what both sides have begun ends in far less
-const char* const kClosed = "this rank has closed its connections";
 const char* const kPeerClosed = "connection closed by peer";
 
 constexpr const char* kRankVariables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
@@ -529,13 +528,13 @@ MpiMessages& messages() {
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(Store& store, int rank, int size, const MpiOptions& options) : options_(options) {
+  MpiTransport(Store& store, int rank, int size, const ConnectOptions& options) : options_(options) {
     require_mpi_launcher();
-    if (options.whole_job) require_mpi_place(rank, size);
+    if (options.group.whole_job) require_mpi_place(rank, size);
     const MpiWorld& world = mpi_world();
-    require<UsageError>(!options.whole_job || (world.rank == rank && world.size == size), "backend mpi: this is rank ",
-                        world.rank, " of ", world.size, " in MPI_COMM_WORLD, expected rank ", rank, " of ", size,
-                        " of duet's job");
+    require<UsageError>(!options.group.whole_job || (world.rank == rank && world.size == size),
+                        "backend mpi: this is rank ", world.rank, " of ", world.size,
+                        " in MPI_COMM_WORLD, expected rank ", rank, " of ", size, " of duet's job");
     channel_.rank = rank;
     if (rank == 0) store.set("mpi/channel", std::to_string(messages().new_id()));
     for (const std::string& text : meet(store, "mpi/rank", size, std::to_string(world.rank)))
@@ -566,7 +565,8 @@ class MpiTransport final : public Transport {
   void close() override { messages().close(channel_); }
 
   std::unique_ptr<Transport> connect_subset(const Subset& subset) const override {
-    const MpiOptions options{.connect_timeout = options_.connect_timeout, .whole_job = false};
+    ConnectOptions options = options_;
+    options.group.whole_job = false;
     return std::make_unique<MpiTransport>(*subset.store, subset.rank, subset.size(), options);
   }
 
@@ -584,7 +584,7 @@ class MpiTransport final : public Transport {
     messages().remove(channel_);
   }
 
-  const MpiOptions options_;
+  const ConnectOptions options_;
   Channel channel_;
 };
 
@@ -593,8 +593,8 @@ class MpiTransport final : public Transport {
 
 // The module's only name; ddp/transport/modules.cpp spells it.
 extern "C" __attribute__((visibility("default"))) duet::ddp::Transport* duet_mpi_connect(
-    duet::ddp::Store& store, int rank, int size, const duet::ddp::MpiOptions& options);
+    duet::ddp::Store& store, int rank, int size, const duet::ddp::ConnectOptions& options);
 duet::ddp::Transport* duet_mpi_connect(duet::ddp::Store& store, int rank, int size,
-                                       const duet::ddp::MpiOptions& options) {
+                                       const duet::ddp::ConnectOptions& options) {
   return new duet::ddp::MpiTransport(store, rank, size, options);
 }

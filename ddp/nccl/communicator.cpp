@@ -110,7 +110,7 @@ Operation::~Operation() {
     if (event != nullptr) cudaEventDestroy(event);
 }
 
-Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
+Communicator::Communicator(std::shared_ptr<Store> store, int rank, int size, const ConnectOptions& options)
     : options_(options),
       gpu_(options.device.index),
       recorder_(*backend(options.device.kind).recorder(options.device)),

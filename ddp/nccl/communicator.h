@@ -55,7 +55,7 @@ class Communicator {
   using Calls = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
   /// Returns when all ranks are connected.
-  Communicator(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options);
+  Communicator(std::shared_ptr<Store> store, int rank, int size, const ConnectOptions& options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -123,7 +123,7 @@ class Communicator {
   void drain(Lock& lock);
   void release();
 
-  NcclOptions options_;
+  ConnectOptions options_;
   int gpu_;
   cudaStream_t compute_ = nullptr, stream_ = nullptr;
   cudaEvent_t ready_ = nullptr;

@@ -168,7 +168,7 @@ void flush(Communicator& core, Messages& messages, int rank, int size) {
 
 class NcclGroup final : public ProcessGroup {
  public:
-  NcclGroup(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options)
+  NcclGroup(std::shared_ptr<Store> store, int rank, int size, const ConnectOptions& options)
       : ProcessGroup(rank, size),
         options_(options),
         core_(std::make_shared<Communicator>(store, rank, size, options)),
@@ -240,7 +240,7 @@ class NcclGroup final : public ProcessGroup {
     return Work(std::move(state));
   }
 
-  const NcclOptions options_;
+  const ConnectOptions options_;
   std::shared_ptr<Communicator> core_;
   Tensor one_;  // for barriers
   std::shared_ptr<Messages> messages_;
@@ -249,10 +249,10 @@ class NcclGroup final : public ProcessGroup {
 }  // namespace
 }  // namespace duet::ddp::nccl
 
-// The module's only name; kNcclConnectName spells it.
+// The module's only name; ddp/transport/modules.cpp spells it.
 extern "C" __attribute__((visibility("default"))) duet::ddp::ProcessGroup* duet_nccl_connect(
-    std::shared_ptr<duet::ddp::Store> store, int rank, int size, const duet::ddp::NcclOptions& options);
+    std::shared_ptr<duet::ddp::Store> store, int rank, int size, const duet::ddp::ConnectOptions& options);
 duet::ddp::ProcessGroup* duet_nccl_connect(std::shared_ptr<duet::ddp::Store> store, int rank, int size,
-                                           const duet::ddp::NcclOptions& options) {
+                                           const duet::ddp::ConnectOptions& options) {
   return new duet::ddp::nccl::NcclGroup(std::move(store), rank, size, options);
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "ddp/store/store.h"
+#include "ddp/transport/transport.h"
 #include "lib/base/futex.h"
 #include "lib/base/thread_pool.h"
 #include "lib/error.h"
@@ -191,7 +192,7 @@ void ControlBlock::await(FunctionRef<bool()> ready, FunctionRef<void()> check, C
 }
 
 void ControlBlock::check_alive(int peer) {
-  require<CommError>(!closed(rank_), "this rank has closed its connections");
+  require<CommError>(!closed(rank_), kClosed);
   require<CommError>(!closed(peer), "rank ", name_of(peer), " has closed the connection");
   const pid_t process = cell(peer).process.load();
   if (process == 0 || process == ::getpid()) return;  // it has not come yet, or is a thread of this process

@@ -9,11 +9,6 @@
 #include "lib/error.h"
 
 namespace duet::ddp {
-namespace {
-
-const char* const kClosed = "this rank has closed its connections";
-
-}  // namespace
 
 std::unique_ptr<ShmTransport> ShmTransport::connect(Store& store, int rank, int size, Milliseconds timeout,
                                                     std::vector<int> names) {

@@ -191,11 +191,10 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 1 << 20;  // of one system call, during which the mutex is held
 constexpr int kPieces = 16;                   // to or from one peer, before the others have their turn
-const char* const kClosed = "this rank has closed its connections";
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(Store& store, int rank, int size, const TcpTransportOptions& options)
+  TcpTransport(Store& store, int rank, int size, const ConnectOptions& options)
       : options_(options), rank_(rank), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     require<CommError>(wake_.open(), "no descriptor for the connections of rank ", rank, ": ", last_errno);
     for (Descriptor& socket : connect_tcp_mesh(store, rank, size, options.address, options.connect_timeout))
@@ -392,7 +391,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  const TcpTransportOptions options_;
+  const ConnectOptions options_;
   const int rank_;
   const Descriptor wake_;
   std::mutex mutex_;
@@ -405,7 +404,7 @@ class TcpTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_tcp_transport(Store& store, int rank, int size, const TcpTransportOptions& options) {
+std::unique_ptr<Transport> make_tcp_transport(Store& store, int rank, int size, const ConnectOptions& options) {
   return std::make_unique<TcpTransport>(store, rank, size, options);
 }
 

@@ -113,7 +113,7 @@ class MemoryTransport final : public Transport {
 
   bool is_closed(int rank) const { return hub_->closed[static_cast<std::size_t>(rank)]; }
   void check_open(int peer) const {
-    require<CommError>(!is_closed(rank_), "this rank has closed its connections");
+    require<CommError>(!is_closed(rank_), kClosed);
     require<CommError>(!is_closed(peer), "rank ", peer, " has closed the connection");
   }
   Request take(const Receive& receive) {

@@ -11,8 +11,21 @@
 namespace duet::ddp {
 namespace {
 
-/// The module's function; the caller owns the transport.
-using GlooConnect = Transport* (*)(Store& store, int rank, int size, const GlooOptions& options);
+/// What the modules of transports export; the caller owns the transport.
+using TransportConnect = Transport* (*)(Store& store, int rank, int size, const ConnectOptions& options);
+/// What that of NCCL exports; the caller owns the group.
+using NcclConnect = ProcessGroup* (*)(std::shared_ptr<Store> store, int rank, int size, const ConnectOptions& options);
+
+/// `ports` are those that the backend takes, which no range limits.
+std::unique_ptr<Transport> connect_by(const LoadedModule& module, const char* backend, const char* ports, Store& store,
+                                      int rank, int size, const ConnectOptions& options) {
+  require<DeviceError>(module.symbol != nullptr, "backend ", backend, " cannot be used: ", module.error);
+  const PortRange range = port_range();
+  require<UsageError>(!range.limits(), "backend ", backend, " takes ", ports, ", not ", describe(range),
+                      "; expected backend tcp");
+  return std::unique_ptr<Transport>(reinterpret_cast<TransportConnect>(module.symbol)(store, rank, size, options));
+}
+
 /// Of the functions of libgloo that the module calls: rendezvous::Context(int, int, int), tcp::CreateDevice(attr) and
 /// Context::createUnboundBuffer(void*, size_t).
 constexpr const char* kGlooImports[] = {"_ZN4gloo10rendezvous7ContextC1Eiii",
@@ -34,19 +47,12 @@ const LoadedModule& gloo_module() {
 
 std::string why_no_gloo() { return gloo_module().error; }
 
-std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options) {
-  require<DeviceError>(gloo_module().symbol != nullptr, "backend gloo cannot be used: ", gloo_module().error);
-  const PortRange ports = port_range();
-  require<UsageError>(!ports.limits(), "backend gloo takes a port of its own for each pair of ranks, not ",
-                      describe(ports), "; expected backend tcp");
-  const auto connect = reinterpret_cast<GlooConnect>(gloo_module().symbol);
-  return std::unique_ptr<Transport>(connect(store, rank, size, options));
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const ConnectOptions& options) {
+  return connect_by(gloo_module(), "gloo", "a port of its own for each pair of ranks", store, rank, size, options);
 }
 
 namespace {
 
-/// The module's function; the caller owns the transport.
-using MpiConnect = Transport* (*)(Store& store, int rank, int size, const MpiOptions& options);
 constexpr const char* kMpiImports[] = {"MPI_Init_thread", "MPI_Isend", "MPI_Irecv"};
 
 /// Loaded once and never unloaded: MPI calls its code as the process ends.
@@ -64,13 +70,8 @@ const LoadedModule& mpi_module() {
 
 std::string why_no_mpi() { return mpi_module().error; }
 
-std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const MpiOptions& options) {
-  require<DeviceError>(mpi_module().symbol != nullptr, "backend mpi cannot be used: ", mpi_module().error);
-  const PortRange ports = port_range();
-  require<UsageError>(!ports.limits(), "backend mpi takes the ports of MPI's own settings, not ", describe(ports),
-                      "; expected backend tcp");
-  const auto connect = reinterpret_cast<MpiConnect>(mpi_module().symbol);
-  return std::unique_ptr<Transport>(connect(store, rank, size, options));
+std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const ConnectOptions& options) {
+  return connect_by(mpi_module(), "mpi", "the ports of MPI's own settings", store, rank, size, options);
 }
 
 namespace {
@@ -84,7 +85,7 @@ LoadedModule load_nccl() {
   return load_module({.title = "the NCCL module",
                       .file = "libduet_nccl.so",
                       .build_folder = "ddp/nccl",
-                      .symbol = kNcclConnectName,
+                      .symbol = "duet_nccl_connect",
                       .path_variable = kNcclPath});
 }
 
@@ -110,7 +111,7 @@ void set_environment(const std::string& interface) {
 std::string why_no_nccl() { return nccl_module().error; }
 
 std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
-                                              const NcclOptions& options) {
+                                              const ConnectOptions& options) {
   require<DeviceError>(nccl_module().symbol != nullptr, "backend nccl cannot be used: ", nccl_module().error);
   require<UsageError>(options.device.kind == DeviceKind::cuda, "backend nccl is for CUDA devices, got ",
                       options.device);

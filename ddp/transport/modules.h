@@ -10,43 +10,24 @@
 
 namespace duet::ddp {
 
-struct GlooOptions {
-  std::string address = "127.0.0.1";  // of this rank, where the others reach it
-  Milliseconds connect_timeout{30'000};
-  Milliseconds timeout = kGroupTimeout;  // after which a connection without an answer has ended
-};
-
-/// Connects this rank with the others, which call this with the same store. Throws CommError when a rank does not come,
-/// DeviceError when the module is not there. The process ignores SIGPIPE from then on, unless it has a handler for it.
-/// Other libraries of the program may export a Gloo of their own, as PyTorch's wheels do, but not under a sanitizer.
-std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const GlooOptions& options = {});
+/// Connects this rank with the others, which call this with the same store; a connection that has had no answer for
+/// `group.timeout` has ended. Throws CommError when a rank does not come, DeviceError when the module is not there. The
+/// process ignores SIGPIPE from then on, unless it has a handler for it. Other libraries of the program may export a
+/// Gloo of their own, as PyTorch's wheels do, but not under a sanitizer.
+std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size, const ConnectOptions& options = {});
 
 /// Empty if Gloo can be used, else why not.
 std::string why_no_gloo();
-
-struct MpiOptions {
-  Milliseconds connect_timeout{30'000};
-  bool whole_job = true;  // the ranks are those of MPI_COMM_WORLD, with its numbers
-};
 
 /// Connects this rank with the others, which call this with the same store; the first call in a process is one of all
 /// ranks of MPI_COMM_WORLD. MPI is initialised unless the program has done so, with MPI_THREAD_MULTIPLE, and then also
 /// finalised when the process exits with 0 and no message has failed. Throws UsageError where no MPI launcher has
 /// started the process or where MPI counts other ranks, CommError when a rank does not come, DeviceError when the
 /// module is not there.
-std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const MpiOptions& options = {});
+std::unique_ptr<Transport> make_mpi_transport(Store& store, int rank, int size, const ConnectOptions& options = {});
 
 /// Empty if the module can be used, else why not.
 std::string why_no_mpi();
-
-struct NcclOptions {
-  Device device = {DeviceKind::cuda, 0};  // this rank's
-  Milliseconds connect_timeout{30'000};
-  GroupOptions group{};
-  /// Network interface of NCCL's sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
-  /// choice of this process's first group, as NCCL reads it only once.
-  std::string interface {};
-};
 
 /// Connects this rank with the others, which call this with the same store. In addition to ProcessGroup:
 /// - Buffers lie on the device of the options, else UsageError; those in the host's memory are copied there and back.
@@ -64,11 +45,7 @@ struct NcclOptions {
 /// Throws CommError that names the missing ranks, DeviceError when the module is not there, when the libraries
 /// do not fit, and when ranks share a GPU and NCCL does not allow it.
 std::unique_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Store> store, int rank, int size,
-                                              const NcclOptions& options);
-
-/// What the module exports under kNcclConnectName. The caller owns the group.
-using NcclConnect = ProcessGroup* (*)(std::shared_ptr<Store> store, int rank, int size, const NcclOptions& options);
-inline constexpr const char* kNcclConnectName = "duet_nccl_connect";
+                                              const ConnectOptions& options);
 
 /// Empty if NCCL can be used, else why not. Touches no GPU.
 std::string why_no_nccl();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/group/process_group.h"
+#include "lib/device.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 
@@ -23,6 +24,24 @@ class LostRank : public CommError {
  private:
   int rank_;
 };
+
+/// How ranks are connected; each backend reads what it needs.
+struct ConnectOptions {
+  std::string backend{};  // of connect(); not "auto"
+  Milliseconds connect_timeout{30'000};
+  GroupOptions group{};               // mpi: `whole_job`: the ranks are those of MPI_COMM_WORLD, with its numbers
+  std::string address = "127.0.0.1";  // tcp, gloo: of this rank, where the others reach it
+  /// tcp: a number for every rank, equal for those on one host, which then exchange over memory what stays there;
+  /// empty: all goes over the network.
+  std::vector<int> hosts{};
+  Device device = {DeviceKind::cuda, 0};  // nccl: this rank's
+  /// nccl: network interface of its sockets; empty: NCCL chooses. NCCL_SOCKET_IFNAME takes precedence, and so does the
+  /// choice of this process's first group, as NCCL reads it only once.
+  std::string interface {};
+};
+
+/// Why a transport takes no more messages.
+inline constexpr const char* kClosed = "this rank has closed its connections";
 
 /// Connects this rank with every other. Both sides of a message name the same tag and the same number of bytes, and at
 /// most one message of a tag is under way between two ranks. Thread-safe.

@@ -29,10 +29,10 @@ namespace duet_test {
 
 inline duet::Device gpu_of(int rank) { return {duet::DeviceKind::cuda, rank}; }
 
-inline duet::ddp::NcclOptions nccl_options(duet::Device device) {
-  return {.device = device,
-          .connect_timeout = std::chrono::seconds(60),
-          .group = {.timeout = std::chrono::seconds(60), .leave_timeout = std::chrono::seconds(20)}};
+inline duet::ddp::ConnectOptions nccl_options(duet::Device device) {
+  return {.connect_timeout = std::chrono::seconds(60),
+          .group = {.timeout = std::chrono::seconds(60), .leave_timeout = std::chrono::seconds(20)},
+          .device = device};
 }
 
 /// Retries what fails by an error, until a test waits for a hang.
@@ -41,13 +41,13 @@ inline void repeat_until_it_fails(const std::function<void()>& body) {
   while (duet::Clock::now() < end) body();
 }
 
-using RankOptions = std::function<duet::ddp::NcclOptions(int rank)>;
+using RankOptions = std::function<duet::ddp::ConnectOptions(int rank)>;
 
 /// nccl_options() with other timeouts of the group.
 inline RankOptions with_timeout(std::chrono::milliseconds timeout,
                                 std::chrono::milliseconds leave_timeout = std::chrono::seconds(20)) {
   return [=](int rank) {
-    duet::ddp::NcclOptions options = nccl_options(gpu_of(rank));
+    duet::ddp::ConnectOptions options = nccl_options(gpu_of(rank));
     options.group.timeout = timeout;
     options.group.leave_timeout = leave_timeout;
     return options;

@@ -15,7 +15,7 @@ TEST_CASE("nccl: a rank that never connects is named", "[once]") {
   DUET_NEEDS_NCCL(2);
   std::latch here(2);
   const auto options = [&here](int rank) {
-    ddp::NcclOptions short_timeout = nccl_options(gpu_of(rank));
+    ddp::ConnectOptions short_timeout = nccl_options(gpu_of(rank));
     short_timeout.connect_timeout = milliseconds(2000);  // for the third; the others have as long
     here.arrive_and_wait();
     return short_timeout;

@@ -69,7 +69,7 @@ TEST_CASE("simulated: an initialisation that does not return in time is left to 
   Held held("ncclCommInitRankConfig");
   std::latch here(2);
   const auto options = [&](int rank) {
-    ddp::NcclOptions impatient = nccl_options(gpu_of(rank));
+    ddp::ConnectOptions impatient = nccl_options(gpu_of(rank));
     impatient.connect_timeout = milliseconds(5000);
     here.arrive_and_wait();
     return impatient;
@@ -113,7 +113,7 @@ TEST_CASE("simulated: a group leaves NCCL that does not end in time") {
   const auto failures = try_nccl_ranks(
       2, [](ProcessGroup& group) { group.barrier().wait(); },
       [](int rank) {
-        ddp::NcclOptions options = nccl_options(gpu_of(rank));
+        ddp::ConnectOptions options = nccl_options(gpu_of(rank));
         options.group.leave_timeout = milliseconds(200);
         return options;
       });

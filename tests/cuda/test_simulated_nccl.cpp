@@ -100,7 +100,7 @@ TEST_CASE("simulated: NCCL uses duet's interface, loopback on one host, unless i
     const auto failures = try_nccl_ranks(
         2, [](ProcessGroup& group) { group.barrier().wait(); },
         [&](int rank) {
-          ddp::NcclOptions options = nccl_options(gpu_of(rank));
+          ddp::ConnectOptions options = nccl_options(gpu_of(rank));
           if (*name != '\0') options.interface = name + 1;
           return options;
         });

@@ -106,11 +106,11 @@ void run_proxied(const Arguments& arguments) {
   ProxiedStore proxied(*store, address, parse_trouble(arguments, 2));
   {
     const GroupOptions options{.timeout = Milliseconds(std::stoi(arguments.at(6))), .leave_timeout = 5s};
-    const auto group = make_group(make_gloo_transport(proxied, self.rank, self.world_size,
-                                                      {.address = address,
-                                                       .connect_timeout = Milliseconds(std::stoi(arguments.at(7))),
-                                                       .timeout = options.timeout}),
-                                  options);
+    const auto group = make_group(
+        make_gloo_transport(
+            proxied, self.rank, self.world_size,
+            {.connect_timeout = Milliseconds(std::stoi(arguments.at(7))), .group = options, .address = address}),
+        options);
     group->set_store(store);
     if (arguments.at(1) == "train") {
       nn::SimpleCNN model(kSeed);
