@@ -74,48 +74,25 @@ struct Ranks {
   }
 };
 
-ncclResult_t gather(const Call& call, const Ranks& ranks) {
-  const Buffer& one = call.in;
+/// The collectives of which NCCL has none of its own; they move pieces between ranks, and reduce nothing.
+ncclResult_t move_pieces(const Call& call, const Ranks& ranks) {
+  const bool gathers = call.op == Collective::gather, scatters = call.op == Collective::scatter;
+  const bool on_root = call.root == ranks.own;
+  Buffer one = common_buffer(call);
+  if (call.op == Collective::all_to_all) one.count /= ranks.size;
   const ncclDataType_t type = type_of(one.dtype);
-  if (call.root != ranks.own)
-    return ncclSend(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
+  const auto from = [&](int rank) { return gathers ? call.in.data : Ranks::piece(call.in, one, rank); };
+  const auto to = [&](int rank) { return scatters ? call.out.data : Ranks::piece(call.out, one, rank); };
   GroupCall all;
   for (int rank = 0; rank < ranks.size; ++rank) {
     if (rank == ranks.own) continue;
-    all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+    if (scatters ? on_root : !gathers || rank == call.root)
+      all.add(ncclSend(from(rank), elements(one), type, rank, ranks.communicator, ranks.stream));
+    if (gathers ? on_root : !scatters || rank == call.root)
+      all.add(ncclRecv(to(rank), elements(one), type, rank, ranks.communicator, ranks.stream));
   }
   const ncclResult_t result = all.end();
-  ranks.copy_own(one.data, Ranks::piece(call.out, one, ranks.own), one.bytes());
-  return result;
-}
-
-ncclResult_t scatter(const Call& call, const Ranks& ranks) {
-  const Buffer& one = call.out;
-  const ncclDataType_t type = type_of(one.dtype);
-  if (call.root != ranks.own)
-    return ncclRecv(one.data, elements(one), type, call.root, ranks.communicator, ranks.stream);
-  GroupCall all;
-  for (int rank = 0; rank < ranks.size; ++rank) {
-    if (rank == ranks.own) continue;
-    all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
-  }
-  const ncclResult_t result = all.end();
-  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), one.data, one.bytes());
-  return result;
-}
-
-ncclResult_t all_to_all(const Call& call, const Ranks& ranks) {
-  Buffer one = call.in;
-  one.count /= ranks.size;
-  const ncclDataType_t type = type_of(one.dtype);
-  GroupCall all;
-  for (int rank = 0; rank < ranks.size; ++rank) {
-    if (rank == ranks.own) continue;
-    all.add(ncclSend(Ranks::piece(call.in, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
-    all.add(ncclRecv(Ranks::piece(call.out, one, rank), elements(one), type, rank, ranks.communicator, ranks.stream));
-  }
-  const ncclResult_t result = all.end();
-  ranks.copy_own(Ranks::piece(call.in, one, ranks.own), Ranks::piece(call.out, one, ranks.own), one.bytes());
+  if (on_root || (!gathers && !scatters)) ranks.copy_own(from(ranks.own), to(ranks.own), one.bytes());
   return result;
 }
 
@@ -133,9 +110,9 @@ ncclResult_t submit(const Call& call, const Ranks& ranks) {
     case Collective::all_gather: return ncclAllGather(in.data, call.out.data, elements(in), type, comm, ranks.stream);
     case Collective::reduce_scatter:
       return ncclReduceScatter(in.data, call.out.data, elements(call.out), type, op, comm, ranks.stream);
-    case Collective::all_to_all: return all_to_all(call, ranks);
-    case Collective::gather: return gather(call, ranks);
-    case Collective::scatter: return scatter(call, ranks);
+    case Collective::all_to_all:
+    case Collective::gather:
+    case Collective::scatter: return move_pieces(call, ranks);
     case Collective::send: return ncclSend(in.data, elements(in), type, call.root, comm, ranks.stream);
     case Collective::recv: return ncclRecv(in.data, elements(in), type, call.root, comm, ranks.stream);
   }
