@@ -83,9 +83,6 @@ std::byte* end_of(const ReducerSlot& slot) {
   return begin_of(slot) + static_cast<std::size_t>(slot.count) * size_of(slot.dtype);
 }
 
-/// The buffer as a tensor, for the device's own kernels.
-Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
-
 void set_to_zero(const Buffer& buffer) {
   const Tensor tensor = tensor_of(buffer);
   copy(zeros(tensor.shape(), tensor.dtype(), tensor.device()), tensor);

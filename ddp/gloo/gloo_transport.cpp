@@ -115,7 +115,7 @@ class GlooTransport final : public Transport {
     const std::set<int> others = tcp_connections();
     try {
       auto device = make_device(rank, options.address);
-      meet(store, "gloo/device");  // no rank connects with one that has none
+      meet(store, "gloo/device", rank, size, options.connect_timeout);  // no rank connects with one that has none
       context_->setTimeout(std::max(options.connect_timeout / kConnectFactor, kNoTime));
       context_->connectFullMesh(adapter, device);
       // Gloo has no option for it, and does not give its sockets away.
@@ -123,7 +123,9 @@ class GlooTransport final : public Transport {
         if (!others.contains(connection)) keep_alive(connection, options.group.timeout);
       for (int peer = 0; peer < size; ++peer)
         lifelines_.push_back(peer == rank ? nullptr : std::make_unique<Lifeline>(*context_, peer));
-      meet(store, "gloo/connected");
+      // A peer may not have accepted this rank's connections yet, and if they ended before it has, an exception in a
+      // thread of Gloo would end its process.
+      meet(store, "gloo/connected", rank, size, options.connect_timeout);
     } catch (const gloo::Exception& error) {  // the base of IoException and of failed checks
       throw CommError(concat("rank ", rank, " could not connect with the other ", size - 1, " over Gloo at ",
                              options.address, ": ", plain(error)));
@@ -185,14 +187,6 @@ class GlooTransport final : public Transport {
   }
 
  private:
-  /// Returns when all ranks have come. When connected: a peer may not have accepted this rank's connections yet, and if
-  /// they ended before it has, an exception in a thread of Gloo would end its process.
-  void meet(ddp::Store& store, const char* prefix) const {
-    const std::vector<std::string> keys = rank_keys(prefix, size());
-    store.set(keys[static_cast<std::size_t>(rank())], "");
-    store.wait(keys, options_.connect_timeout);
-  }
-
   struct Message {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
     bool sends = false;

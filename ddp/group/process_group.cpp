@@ -225,8 +225,6 @@ CallMark ProcessGroup::noted(const Call& call) {
 
 namespace {
 
-Tensor tensor_of(const Buffer& buffer) { return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device); }
-
 /// Whether a collective leaves its result in `in`.
 bool in_place(const Call& call, bool on_root) {
   switch (call.op) {

@@ -132,6 +132,11 @@ struct Buffer {
   std::size_t bytes() const { return static_cast<std::size_t>(count) * size_of(dtype); }
 };
 
+/// The buffer as a tensor, for the device's own kernels.
+inline Tensor tensor_of(const Buffer& buffer) {
+  return borrow(buffer.data, {buffer.count}, buffer.dtype, buffer.device);
+}
+
 enum class Collective : std::uint8_t {
   broadcast,
   all_reduce,
@@ -318,8 +323,7 @@ class SoloGroup final : public ProcessGroup {
  protected:
   Work start(const Call& call) override {
     if (call.out.count > 0 && call.in.data != call.out.data && call.in.count > 0)
-      copy(borrow(call.in.data, {call.in.count}, call.in.dtype, call.in.device),
-           borrow(call.out.data, {call.out.count}, call.out.dtype, call.out.device));
+      copy(tensor_of(call.in), tensor_of(call.out));
     return {};
   }
   std::unique_ptr<ProcessGroup> connect_subset(const Subset&) const override { return std::make_unique<SoloGroup>(); }

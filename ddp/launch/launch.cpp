@@ -16,7 +16,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <span>
 #include <system_error>
 
 #include "ddp/group/failure_report.h"
@@ -97,11 +96,8 @@ struct JobRank {
   RankProcess process;
   // Of a failure:
   bool failed = false;
-  bool consequence = false;  // its own report says that it lost a peer
-  bool by_signal = false;    // its own report says which signal it received
-  int lost_rank = -1;        // whose connection to it has ended, by its own report
+  RankError error{};  // its own report; the message in one line, empty where there is none
   Clock::time_point when{}, seen{};
-  std::string text{};
 
   std::optional<Clock::time_point> stopped{};  // since when
   bool stop_reported = false;
@@ -217,17 +213,15 @@ class Job {
       rank.failed = true;
       rank.when = rank.seen = Clock::now();
       if (const auto error = rank.error_file.path.empty() ? std::nullopt : read_error_file(rank.error_file.path)) {
-        rank.consequence = error->consequence;
-        rank.by_signal = error->by_signal;
-        rank.lost_rank = error->lost_rank;
-        rank.text = error->message;
-        std::replace(rank.text.begin(), rank.text.end(), '\n', ' ');
-        rank.text = printable(rank.text);
+        rank.error = *error;
+        std::string& text = rank.error.message;
+        std::replace(text.begin(), text.end(), '\n', ' ');
+        text = printable(text);
         if (error->monotonic_ns > 0) rank.when = Clock::time_point(std::chrono::nanoseconds(error->monotonic_ns));
-        if (rank.by_signal && sigterm_at_ && rank.when >= *sigterm_at_) rank.text.clear();  // the launcher's own
+        if (error->by_signal && sigterm_at_ && rank.when >= *sigterm_at_) text.clear();  // the launcher's own
       }
       if (sigterm_at_ || interrupted_ != 0) continue;
-      const Milliseconds settle = rank.consequence ? kSettleConsequence : kSettle;
+      const Milliseconds settle = rank.error.consequence ? kSettleConsequence : kSettle;
       const auto terminate = Clock::now() + (rank.process.signal() != 0 ? Milliseconds(0) : settle);
       terminate_at_ = std::min(terminate_at_.value_or(terminate), terminate);
       if (!cause_until_) cause_until_ = Clock::now() + kCauseLimit;
@@ -275,7 +269,7 @@ class Job {
   bool cause_is_on_its_way() const {
     bool leaving = false;
     for (const JobRank& rank : ranks_) {
-      if (rank.failed && !rank.consequence) return false;
+      if (rank.failed && !rank.error.consequence) return false;
       leaving = leaving || (!rank.process.ended() && rank.record().leaving);
     }
     return leaving;
@@ -310,29 +304,30 @@ class Job {
   /// How sure it is that this rank failed by itself; -1 if it did not fail or was made to end.
   int culprit_score(const JobRank& rank) const {
     if (overdue_ == &rank) return 4;
-    if (!rank.failed || (ended_by_sigterm(rank) && rank.text.empty())) return -1;
+    if (!rank.failed || (ended_by_sigterm(rank) && rank.error.message.empty())) return -1;
     if (killed_by(rank) != 0) return 3;
-    return rank.consequence ? 1 : 2;
+    return rank.error.consequence ? 1 : 2;
   }
 
   /// The rank of another host that ranks of this one lost first, if no cause lies here; -1: there is none.
   int lost_elsewhere(const JobRank& first) const {
     const JobRank* found = nullptr;
     for (const JobRank& one : ranks_) {
-      const bool other = one.failed && one.lost_rank >= 0 && one.lost_rank / options_.ranks != options_.node_rank;
+      const bool other =
+          one.failed && one.error.lost_rank >= 0 && one.error.lost_rank / options_.ranks != options_.node_rank;
       if (other && (found == nullptr || one.when < found->when)) found = &one;
     }
-    return culprit_score(first) == 1 && found != nullptr ? found->lost_rank : -1;
+    return culprit_score(first) == 1 && found != nullptr ? found->error.lost_rank : -1;
   }
 
   std::string message_of(const JobRank& rank) const {
     const std::string name = concat("rank ", rank.rank);
     if (overdue_ == &rank)
       return concat(name, " was stopped by a signal for more than ", options_.stop_limit.count(), " ms");
-    const std::string cause = rank.text.empty() ? "" : ": " + rank.text;
+    const std::string cause = rank.error.message.empty() ? "" : ": " + rank.error.message;
     if (killed_by(rank) != 0) return concat(name, " was killed by ", signal_text(killed_by(rank)), cause);
-    if (rank.by_signal) return concat(name, " ", rank.text);
-    if (rank.process.signal() != 0) return concat(name, " failed: ", rank.text);
+    if (rank.error.by_signal) return concat(name, " ", rank.error.message);
+    if (rank.process.signal() != 0) return concat(name, " failed: ", rank.error.message);
     return concat(name, " ended with exit code ", rank.process.exit_code(), cause);
   }
 
@@ -446,9 +441,7 @@ std::string secret_of(const LaunchOptions& options, const std::string& given) {
   };
   if (std::any_of(options.environment.begin(), options.environment.end(), names_secret)) return {};
   if (!given.empty()) return environment_variable(kSecretFileVariable) ? "" : given;
-  if (options.nodes > 1) return {};
-  const std::string bytes = random_bytes(32);
-  return to_hex(std::as_bytes(std::span(bytes)));
+  return options.nodes > 1 ? std::string() : random_hex(kSecretBytes);
 }
 
 /// Waits until the ranks' output is written: after a success as long as it takes, else while its reader takes

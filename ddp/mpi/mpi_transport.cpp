@@ -537,13 +537,14 @@ class MpiTransport final : public Transport {
                         " in MPI_COMM_WORLD, expected rank ", rank, " of ", size, " of duet's job");
     channel_.rank = rank;
     if (rank == 0) store.set("mpi/channel", std::to_string(messages().new_id()));
-    for (const std::string& text : meet(store, "mpi/rank", size, std::to_string(world.rank)))
+    meet(store, "mpi/rank", rank, size, options.connect_timeout, std::to_string(world.rank));
+    for (const std::string& text : store.multi_get(rank_keys("mpi/rank", size)))
       channel_.ranks.push_back(parse_number<int>(text).value_or(-1));
     channel_.ended.resize(channel_.ranks.size());
     channel_.id = parse_number<std::uint64_t>(store.get("mpi/channel")).value_or(0);
     messages().open(channel_);
     try {
-      meet(store, "mpi/open", size, "");  // what came before would be taken for an old channel's
+      meet(store, "mpi/open", rank, size, options.connect_timeout);  // else what came first would be an old channel's
     } catch (...) {
       leave();
       throw;
@@ -571,14 +572,6 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  /// What each rank says, when all have come.
-  std::vector<std::string> meet(Store& store, const char* prefix, int size, const std::string& text) const {
-    const std::vector<std::string> keys = rank_keys(prefix, size);
-    store.set(keys[static_cast<std::size_t>(rank())], text);
-    store.wait(keys, options_.connect_timeout);
-    return store.multi_get(keys);
-  }
-
   void leave() {
     messages().close(channel_);
     messages().remove(channel_);

@@ -110,10 +110,8 @@ SharedSegment::SharedSegment(Store& store, const std::string& key, int rank, int
     failure = error.what();
     if (rank == 0) store.set(key + "/path", "");
   }
-  store.set(concat(key, "/", rank), failure);
-  const std::vector<std::string> keys = rank_keys(key, size);
-  store.wait(keys, timeout);
-  const std::vector<std::string> failures = store.multi_get(keys);
+  meet(store, key, rank, size, timeout, failure);
+  const std::vector<std::string> failures = store.multi_get(rank_keys(key, size));
   if (store.add(key + "/read", 1) == size) store.delete_prefix(key + "/");
   for (int peer = 0; peer < size; ++peer) {
     const std::string& text = failures[static_cast<std::size_t>(peer)];

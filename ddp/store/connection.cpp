@@ -179,8 +179,7 @@ std::string handshake_proof(const std::string& secret, std::string_view purpose,
   // All parts but the first have a fixed length, so no two sets of them spell the same text.
   std::string text(purpose);
   for (const std::string_view part : {hello, listener_number}) text += part;
-  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
-  return {digest.begin(), digest.end()};
+  return hmac(secret, text);
 }
 
 std::string authenticate(Connection& connection, const Credentials& credentials, std::uint32_t rank,

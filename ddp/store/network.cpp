@@ -29,9 +29,6 @@ namespace {
 
 struct Free {
   void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
-};
-
-struct FreeAddresses {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
 
@@ -56,7 +53,7 @@ bool is_up(const ifaddrs& one) { return one.ifa_addr != nullptr && (one.ifa_flag
 constexpr Milliseconds kNamePause{200};  // what all ranks ask a server of names for
 const char* const kAnyService = "9";     // nothing is sent there
 
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+using Addresses = std::unique_ptr<addrinfo, Free>;
 
 Addresses find_host(const std::string& host, Milliseconds timeout) {
   addrinfo kind{};

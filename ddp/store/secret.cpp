@@ -74,11 +74,6 @@ std::string read_secret(const std::string& path, const char* source) {
   return text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
 }
 
-std::string random_hex(std::size_t bytes) {
-  const std::string raw = random_bytes(bytes);
-  return to_hex(std::as_bytes(std::span(raw)));
-}
-
 /// Writes a new secret to `path`, unless another process has done so before: the file is never there half written.
 void make_secret(const std::string& path) {
   const std::string draft = concat(path, ".", random_hex(8)), text = random_hex(kSecretBytes);
@@ -92,10 +87,6 @@ void make_secret(const std::string& path) {
   ::unlink(draft.c_str());
   require<CommError>(made, "cannot make the secret of this user's ranks, ", path, ": ", failure);
 }
-
-}  // namespace
-
-namespace {
 
 std::mutex hidden_mutex;
 std::string hidden;  // DUET_SECRET, once it is not in the environment any more
@@ -211,8 +202,18 @@ std::string random_bytes(std::size_t count) {
   return bytes;
 }
 
+std::string random_hex(std::size_t count) {
+  const std::string bytes = random_bytes(count);
+  return to_hex(std::as_bytes(std::span(bytes)));
+}
+
+std::string hmac(std::string_view key, std::string_view text) {
+  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(key)), std::as_bytes(std::span(text)));
+  return {digest.begin(), digest.end()};
+}
+
 std::string proof_of(std::string_view secret, std::string_view text) {
-  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(secret)), std::as_bytes(std::span(text)));
+  const std::string digest = hmac(secret, text);
   return to_hex(std::as_bytes(std::span(digest)));
 }
 

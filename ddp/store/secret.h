@@ -38,7 +38,13 @@ std::string user_secret();
 /// So many cryptographically random bytes. Throws CommError.
 std::string random_bytes(std::size_t count);
 
-/// HMAC-SHA256 of the text under the secret, in 64 hexadecimal digits.
+/// The same in two hexadecimal digits each.
+std::string random_hex(std::size_t count);
+
+/// HMAC-SHA256 of the text under the key, in 32 bytes.
+std::string hmac(std::string_view key, std::string_view text);
+
+/// The same in 64 hexadecimal digits.
 std::string proof_of(std::string_view secret, std::string_view text);
 
 /// Compares in constant time.

@@ -303,6 +303,12 @@ std::vector<std::string> rank_keys(const std::string& prefix, int size) {
   return keys;
 }
 
+void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout, const std::string& text) {
+  const std::vector<std::string> keys = rank_keys(prefix, size);
+  store.set(keys[static_cast<std::size_t>(rank)], text);
+  store.wait(keys, timeout);
+}
+
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys) {
   std::vector<int> ranks;
   try {

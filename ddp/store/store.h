@@ -183,6 +183,9 @@ class MemoryStore final : public Store {
 std::string rank_names(const std::vector<int>& ranks);
 /// The ranks' keys in a store: "PREFIX/0", "PREFIX/1", ...
 std::vector<std::string> rank_keys(const std::string& prefix, int size);
+/// Sets this rank's key, and waits until all ranks have set theirs. Throws CommError that names the keys of the others.
+void meet(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
+          const std::string& text = {});
 /// The ranks whose key of rank_keys() is not set; none if the store is lost.
 std::vector<int> ranks_without_key(Store& store, const std::vector<std::string>& keys);
 

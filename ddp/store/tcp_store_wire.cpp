@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <span>
 
 #include "ddp/store/secret.h"
-#include "lib/base/sha256.h"
 #include "lib/error.h"
 
 namespace duet::ddp {
@@ -78,15 +76,6 @@ std::uint32_t decode_length(std::string_view four_bytes) {
   take(four_bytes, length);
   return length;
 }
-
-namespace {
-
-std::string hmac(std::string_view key, std::string_view text) {
-  const Sha256::Digest digest = hmac_sha256(std::as_bytes(std::span(key)), std::as_bytes(std::span(text)));
-  return {digest.begin(), digest.end()};
-}
-
-}  // namespace
 
 std::string frame_seal(const std::string& session_key, std::string_view sender, std::uint64_t number,
                        std::string_view body) {

@@ -69,28 +69,25 @@ class Mesh {
                    .handshake_timeout = timeout,
                    .no_thread = [this](const std::string& cause) { end(cause); }},
                   [this](Listener::Caller& caller) { keep(caller); }) {
-    store.set(keys("tcp/address")[static_cast<std::size_t>(rank)], concat(listener_.port(), ' ', address));
+    store.set(concat("tcp/address/", rank), concat(listener_.port(), ' ', address));
   }
 
   std::vector<Descriptor> connect() {
-    const std::vector<std::string> addresses = keys("tcp/address"), connected = keys("tcp/connected");
+    const int size = static_cast<int>(newest_.size());
+    const std::vector<std::string> addresses = rank_keys("tcp/address", size);
     store_.wait(addresses, timeout_);
     std::vector<tcp::endpoint> lower;
     const std::vector<std::string> places = store_.multi_get(addresses);
     for (int peer = 0; peer < rank_; ++peer) lower.push_back(place_of(peer, places[static_cast<std::size_t>(peer)]));
     while (!call_missing(lower) && Clock::now() < deadline_) std::this_thread::sleep_for(kRetryPause);
     require_all();
-    store_.set(connected[static_cast<std::size_t>(rank_)], "");
-    store_.wait(connected, timeout_);  // until then a higher rank may call again, as its first call may have failed
+    // Until then a higher rank may call again, as its first call may have failed.
+    meet(store_, "tcp/connected", rank_, size, timeout_);
     const std::lock_guard lock(mutex_);
     return std::exchange(sockets_, {});
   }
 
  private:
-  std::vector<std::string> keys(const std::string& prefix) const {
-    return rank_keys(prefix, static_cast<int>(newest_.size()));
-  }
-
   static tcp::endpoint place_of(int peer, const std::string& place) {
     const std::size_t blank = std::min(place.find(' '), place.size());  // "PORT ADDRESS"
     const auto port = parse_number<std::uint16_t>(std::string_view(place).substr(0, blank));

@@ -46,8 +46,7 @@ std::shared_ptr<Hub> meet_in_hub(Store& store, int rank, int size, Milliseconds 
       hub = hubs.contains(found) ? hubs[found].lock() : nullptr;
   }
   require<CommError>(hub != nullptr, "rank ", rank, " is not in the process of the other ranks");
-  store.set(rank_keys("memory/ready", size)[static_cast<std::size_t>(rank)], "");
-  store.wait(rank_keys("memory/ready", size), timeout);
+  meet(store, "memory/ready", rank, size, timeout);
   return hub;
 }
 
