@@ -9,7 +9,6 @@
 #include "ddp/tcp/tcp_transport.h"
 #include "ddp/transport/engine.h"
 #include "ddp/transport/modules.h"
-#include "ddp/transport/transport.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

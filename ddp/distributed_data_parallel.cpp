@@ -2,13 +2,9 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "ddp/gradient_synchroniser.h"
 #include "ddp/group/compare_ranks.h"

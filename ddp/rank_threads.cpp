@@ -5,13 +5,10 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "ddp/connect.h"
-#include "ddp/group/process_group.h"
 #include "ddp/store/store.h"
 #include "lib/base/start_thread.h"
 #include "lib/error.h"

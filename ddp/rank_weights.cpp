@@ -1,11 +1,7 @@
 #include "ddp/rank_weights.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include "ddp/store/store.h"
 #include "lib/autograd/node.h"

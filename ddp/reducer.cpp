@@ -1,11 +1,8 @@
 #include "ddp/reducer.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "lib/backend/backend.h"

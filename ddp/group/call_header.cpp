@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "ddp/store/store.h"
 #include "lib/error.h"

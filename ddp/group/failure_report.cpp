@@ -1,13 +1,8 @@
 #include "ddp/group/failure_report.h"
 
 #include <algorithm>
-#include <chrono>
-#include <optional>
-#include <utility>
 
 #include "ddp/group/call_header.h"
-#include "ddp/group/flight_recorder.h"
-#include "ddp/store/store.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -1,6 +1,5 @@
 // Flight recorder: a rank's step and phase, and its last 128 collectives with their times. Under `duet
 // launch` it lies in memory that the launcher keeps, so it outlives a rank that is killed.
-// Files in memory that a launcher keeps for its ranks, which reach them by a path of /proc; gone with the launcher.
 #pragma once
 
 #include <array>
@@ -117,6 +116,7 @@ std::uint32_t subgroup_number(std::uint32_t whole, const std::string& name);
 /// The record of this process as a rank; made when first asked for.
 const std::shared_ptr<FlightRecorder>& flight_recorder();
 
+/// A file in memory that a launcher keeps for a rank, which reaches it by a path of /proc; gone with the launcher.
 struct RankFile {
   Descriptor memory{};
   std::string path{};  // empty where memory, descriptors or /proc are missing

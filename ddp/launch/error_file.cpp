@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string>
 
 #include "ddp/group/failure_report.h"
 #include "ddp/group/flight_recorder.h"

@@ -18,7 +18,6 @@
 #include "ddp/launch/error_file.h"
 #include "ddp/launch/job_processes.h"
 #include "ddp/store/connection.h"
-#include "ddp/store/network.h"
 #include "ddp/store/secret.h"
 #include "ddp/store/store.h"
 #include "lib/base/text.h"

@@ -3,11 +3,9 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <vector>
 
 #include "ddp/nccl/check.h"
 #include "ddp/shm/shared_segment.h"
-#include "ddp/store/store.h"
 #include "lib/base/environment.h"
 
 namespace duet::ddp::nccl {

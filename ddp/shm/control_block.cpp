@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
-#include <string>
 #include <utility>
 
-#include "ddp/store/store.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/futex.h"
 #include "lib/base/thread_pool.h"

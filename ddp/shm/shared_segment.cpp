@@ -7,13 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "ddp/store/secret.h"
-#include "ddp/store/store.h"
-#include "lib/base/descriptor.h"
 #include "lib/base/size_signal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 
 #include "ddp/group/reduce_kernels.h"
 #include "lib/error.h"

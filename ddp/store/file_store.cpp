@@ -8,19 +8,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <istream>
-#include <mutex>
 #include <random>
 #include <sstream>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "lib/base/size_signal.h"
 #include "lib/base/text.h"

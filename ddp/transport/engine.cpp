@@ -5,11 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,13 +15,10 @@
 #include <vector>
 
 #include "ddp/group/call_header.h"
-#include "ddp/group/process_group.h"
-#include "ddp/transport/transport.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/start_thread.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
-#include "lib/monotonic.h"
 
 namespace duet::ddp {
 namespace {

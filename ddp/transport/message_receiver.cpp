@@ -1,6 +1,5 @@
 #include "ddp/transport/message_receiver.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
