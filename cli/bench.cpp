@@ -28,7 +28,7 @@
 #include "ddp/transport/modules.h"
 #include "ddp/tutorial.h"
 #include "lib/backend/backend.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "measure/json_fields.h"

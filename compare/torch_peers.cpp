@@ -12,7 +12,7 @@
 #include "cli/system/files.h"
 #include "cli/system/signals.h"
 #include "cli/train/setup.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "measure/json_fields.h"

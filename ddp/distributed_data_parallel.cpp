@@ -14,7 +14,7 @@
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
-#include "lib/base/scoped_value.h"
+#include "lib/base/lasting.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

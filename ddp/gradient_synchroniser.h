@@ -11,7 +11,7 @@
 #include "ddp/rank_weights.h"
 #include "ddp/reducer.h"
 #include "lib/base/function_ref.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {

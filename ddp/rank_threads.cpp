@@ -10,7 +10,7 @@
 
 #include "ddp/connect.h"
 #include "ddp/store/store.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -5,7 +5,7 @@
 
 #include "ddp/store/store.h"
 #include "lib/autograd/node.h"
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/pool.h"
 

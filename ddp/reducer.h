@@ -10,7 +10,7 @@
 
 #include "ddp/comm_hook.h"
 #include "ddp/group/process_group.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/device.h"
 #include "lib/monotonic.h"
 #include "lib/tensor.h"

@@ -10,7 +10,7 @@
 
 #include "dp/replicate.h"
 #include "dp/scatter_gather.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 
 namespace duet::dp {
 

@@ -13,8 +13,8 @@
 
 #include "lib/backend/backend.h"
 #include "lib/base/function_ref.h"
-#include "lib/base/thread_pool.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/threads.h"
+#include "lib/base/trace.h"
 #include "lib/nn/module.h"
 #include "lib/pool.h"
 

@@ -13,7 +13,7 @@
 #include <duet/ddp/group/process_group.h>
 #include <duet/dp/data_parallel.h>
 #include <duet/lib/backend/backend.h>
-#include <duet/lib/base/thread_pool.h>
+#include <duet/lib/base/threads.h>
 #include <duet/lib/data/dataset.h>
 #include <duet/lib/data/images/drawn_images.h>
 #include <duet/lib/data/images/image_folder.h>

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/random.h"
 #include "samplers/batch.h"

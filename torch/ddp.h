@@ -14,7 +14,7 @@
 
 #include "ddp/group/process_group.h"
 #include "lib/base/lasting.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "torch/block_steps.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/device.h"
 
 namespace duet::torch {

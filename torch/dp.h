@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "torch/device_order.h"

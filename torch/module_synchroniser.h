@@ -20,7 +20,7 @@
 #include "ddp/rank_weights.h"
 #include "lib/autograd/node.h"
 #include "lib/base/lasting.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "torch/backward_hooks.h"

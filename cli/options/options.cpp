@@ -18,7 +18,7 @@
 #include "cli/system/machine.h"
 #include "ddp/connect.h"
 #include "lib/backend/backend.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"

@@ -12,7 +12,7 @@
 
 #include "ddp/transport/modules.h"
 #include "lib/backend/backend.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 

@@ -16,7 +16,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lib/base/closed_output.h"
+#include "lib/base/descriptor.h"
 
 namespace duet::cli {
 namespace {

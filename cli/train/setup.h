@@ -12,7 +12,7 @@
 #include "ddp/group/process_group.h"
 #include "lib/autograd/variable.h"
 #include "lib/backend/step_graph.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/data/dataset.h"
 #include "lib/data/loader.h"
 #include "lib/device.h"

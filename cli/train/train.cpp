@@ -34,7 +34,7 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/timed_parts.h"
 #include "lib/base/text.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 
 namespace duet::cli {

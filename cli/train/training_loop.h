@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/train/setup.h"
-#include "lib/base/wrapper_times.h"
+#include "lib/base/trace.h"
 #include "lib/data/dataset.h"
 #include "lib/device.h"
 #include "lib/monotonic.h"

@@ -25,7 +25,7 @@
 #include "ddp/store/store.h"
 #include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

@@ -14,7 +14,7 @@
 #include "ddp/launch/job_processes.h"
 #include "ddp/launch/rank_resolver.h"
 #include "ddp/transport/transport.h"
-#include "lib/base/size_signal.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"

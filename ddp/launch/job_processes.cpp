@@ -14,11 +14,10 @@
 #include <cstring>
 #include <ctime>
 
-#include "lib/base/closed_output.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
-#include "lib/base/start_thread.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -27,7 +27,6 @@
 #include "ddp/store/secret.h"
 #include "lib/base/descriptor.h"
 #include "lib/base/environment.h"
-#include "lib/base/size_signal.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"

@@ -12,10 +12,9 @@
 #include <chrono>
 #include <utility>
 
-#include "lib/base/size_signal.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
 #include "lib/monotonic.h"

@@ -39,7 +39,7 @@
 #include "ddp/transport/modules.h"
 #include "ddp/transport/transport.h"
 #include "lib/base/environment.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/parse_number.h"

@@ -7,7 +7,7 @@
 
 #include "ddp/nccl/check.h"
 #include "lib/backend/backend.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 
 namespace duet::ddp::nccl {
 namespace {

@@ -11,8 +11,7 @@
 #include <utility>
 
 #include "ddp/transport/transport.h"
-#include "lib/base/futex.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/store/secret.h"
-#include "lib/base/size_signal.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
 #include "lib/error.h"
 

@@ -12,7 +12,7 @@
 #include "ddp/shm/shm_transport.h"
 #include "ddp/store/store.h"
 #include "ddp/transport/engine.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/monotonic.h"
 
 namespace duet::ddp {

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 
 namespace duet::ddp {

@@ -13,8 +13,8 @@
 
 #include "ddp/store/secret.h"
 #include "lib/base/sha256.h"
-#include "lib/base/start_thread.h"
 #include "lib/base/text.h"
+#include "lib/base/threads.h"
 
 namespace duet::ddp {
 namespace asio = boost::asio;

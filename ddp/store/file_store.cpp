@@ -18,9 +18,8 @@
 #include <thread>
 #include <utility>
 
-#include "lib/base/size_signal.h"
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

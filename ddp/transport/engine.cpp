@@ -16,7 +16,7 @@
 
 #include "ddp/group/call_header.h"
 #include "lib/base/fault_point.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 
 namespace duet {

@@ -1,9 +1,14 @@
-// File descriptors: with an owner, and 0, 1 and 2.
+// File descriptors: with an owner, 0, 1 and 2, and calls that signals interrupt or end.
 #pragma once
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
+#include <ctime>
 #include <utility>
 
 namespace duet {
@@ -40,6 +45,53 @@ class Descriptor {
 
 namespace ddp {
 using duet::Descriptor;
+}
+
+/// Whether the standard output is a pipe or socket that nothing reads any more. A SIGPIPE alone does not say so: writes
+/// to other closed connections send it, too. For signal handlers; may change errno.
+inline bool output_is_closed() {
+  pollfd output{.fd = STDOUT_FILENO, .events = 0, .revents = 0};
+  return ::poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+/// Makes a system call again for as long as it ends with -1 and EINTR, and gives its result. Not for close(): on Linux
+/// the descriptor is closed then, too.
+template <class Call>
+auto uninterrupted(Call call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) result = call();
+  return result;
+}
+
+/// While one lives, a call of this thread that would make a file too large fails with EFBIG, and SIGXFSZ does not end
+/// the process. The signal's disposition, which is the program's, stays as it is.
+class HeldSizeSignal {
+ public:
+  HeldSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~HeldSizeSignal() {
+    const timespec none{};
+    while (::sigtimedwait(&signal_, nullptr, &none) > 0) {  // what has come is told by the error
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  HeldSizeSignal(const HeldSizeSignal&) = delete;
+  HeldSizeSignal& operator=(const HeldSizeSignal&) = delete;
+
+ private:
+  sigset_t signal_{}, before_{};
+};
+
+/// Reserves `bytes` of a file from `offset` on. Returns 0, or an error's number.
+inline int reserve(const Descriptor& file, std::size_t offset, std::size_t bytes) {
+  const HeldSizeSignal held;
+  int failure = EINTR;
+  while (failure == EINTR)
+    failure = ::posix_fallocate(file.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  return failure;
 }
 
 }  // namespace duet

@@ -1,7 +1,8 @@
-// A state that lasts while any hold on it lives.
+// States of a while: one that lasts while any hold on it lives, and another value within a scope.
 #pragma once
 
 #include <memory>
+#include <utility>
 
 namespace duet {
 
@@ -19,6 +20,20 @@ class Lasting {
 
  private:
   std::weak_ptr<const void> held_;
+};
+
+/// Sets the variable, which must outlive it, and puts the value from before back when it goes.
+template <class T>
+class ScopedValue {
+ public:
+  ScopedValue(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
+  ~ScopedValue() { variable_ = std::move(before_); }
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
+
+ private:
+  T& variable_;
+  T before_;
 };
 
 }  // namespace duet

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "lib/backend/backend.h"
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/random.h"
 
 namespace duet::data {

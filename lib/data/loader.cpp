@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/hash.h"
-#include "lib/base/start_thread.h"
+#include "lib/base/sha256.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/pool.h"
 

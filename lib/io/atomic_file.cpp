@@ -12,10 +12,9 @@
 #include <string_view>
 #include <utility>
 
+#include "lib/base/descriptor.h"
 #include "lib/base/fault_point.h"
-#include "lib/base/size_signal.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
 #include "lib/io/folder_lock.h"

@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "lib/base/descriptor.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
 

@@ -30,7 +30,7 @@
 #include "lib/autograd/variable.h"
 #include "lib/base/function_ref.h"
 #include "lib/base/lasting.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/nn/flat_buffers.h"
 #include "lib/pool.h"
 #include "lib/tensor.h"

@@ -7,7 +7,7 @@
 #include "cli/options/options.h"
 #include "cli/system/machine.h"
 #include "lib/backend/backend.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "tests/compare/made_up.h"
 #include "tests/support/catch2.h"

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 

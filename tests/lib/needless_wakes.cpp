@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/start_thread.h"
+#include "lib/base/threads.h"
 #include "tests/support/catch2.h"
 #include "tests/support/few_threads.h"
 #include "tests/support/scratch.h"

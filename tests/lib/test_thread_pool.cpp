@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/error.h"
 #include "lib/pool.h"
 #include "tests/support/catch2.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dp/data_parallel.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/device.h"
 #include "lib/nn/chain.h"
 #include "lib/nn/layers.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lib/backend/cpu/conv_plan.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 #include "lib/tensor.h"
 
 namespace duet::cpu {

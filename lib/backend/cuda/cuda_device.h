@@ -10,7 +10,7 @@
 #include "lib/backend/backend.h"
 #include "lib/backend/cuda/check.h"
 #include "lib/backend/cuda/kernels/kernels.h"
-#include "lib/base/thread_pool.h"
+#include "lib/base/threads.h"
 
 namespace duet::cuda {
 

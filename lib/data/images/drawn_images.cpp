@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/error.h"
 #include "lib/parse_number.h"
 #include "lib/random.h"

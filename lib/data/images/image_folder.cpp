@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lib/base/hash.h"
+#include "lib/base/sha256.h"
 #include "lib/base/text.h"
 #include "lib/data/images/image_file.h"
 #include "lib/data/images/resizer.h"

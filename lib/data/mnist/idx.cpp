@@ -13,7 +13,6 @@
 
 #include "lib/base/descriptor.h"
 #include "lib/base/text.h"
-#include "lib/base/uninterrupted.h"
 #include "lib/error.h"
 
 namespace duet::data {

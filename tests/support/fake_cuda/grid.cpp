@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/futex.h"
+#include "lib/base/threads.h"
 #include "tests/support/fake_cuda/sim.h"
 
 constinit thread_local uint3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0};

@@ -1,11 +1,18 @@
-// A fixed set of long-lived threads that share out numbered tasks, always in the same way.
+// Threads: starting them, with an error that says which limit it was; a pool that shares out numbered tasks, always in
+// the same way; and waiting for a number in memory.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/base/function_ref.h"
@@ -65,5 +72,35 @@ bool take_cores(int first, int count);
 int usable_cores();
 /// Number of them that take_cores() left.
 int own_cores();
+
+/// "cannot start WHAT: Resource temporarily unavailable (errno 11): ...". `error` is the errno of fork() or of a
+/// thread's start; after EAGAIN which_thread_limit() follows it.
+std::string cannot_start(std::string_view what, int error);
+
+/// Throws Error with cannot_start().
+[[noreturn]] void throw_no_thread(const std::string& what, const std::system_error& error);
+
+/// Starts a thread that calls `body`. Throws Error.
+template <class Body>
+std::thread start_thread(const std::string& what, Body&& body) {
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& error) {
+    throw_no_thread(what, error);
+  }
+}
+
+/// The limit by which this process can start no more threads and processes, in words; as it is now.
+std::string which_thread_limit();
+
+// Waiting for a number in memory, which several processes may map. std::atomic::wait() works within one process only,
+// and first yields the core: next to a busy program each yield costs a time slice (libstdc++, bits/atomic_wait.h).
+
+/// Parks the calling thread until futex_wake(value), at most for `limit`; returns at once if the value is no longer
+/// `old`. May return spuriously.
+void futex_wait(const std::atomic<std::uint32_t>& value, std::uint32_t old,
+                std::optional<std::chrono::nanoseconds> limit = {});
+/// Wakes the threads, of all processes, that wait for `value`, or `most` of them.
+void futex_wake(const std::atomic<std::uint32_t>& value, int most = INT32_MAX);
 
 }  // namespace duet
