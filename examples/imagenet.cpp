@@ -26,7 +26,7 @@
 #include <duet/lib/data/loader.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/checkpoint.h>
-#include <duet/lib/io/folder_lock.h>
+#include <duet/lib/io/folder.h>
 #include <duet/lib/monotonic.h>
 #include <duet/lib/ops/losses.h>
 #include <duet/lib/optim/lr_scheduler.h>

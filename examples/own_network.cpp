@@ -22,7 +22,7 @@
 #include <duet/lib/data/loader.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/checkpoint.h>
-#include <duet/lib/io/folder_lock.h>
+#include <duet/lib/io/folder.h>
 #include <duet/lib/nn/chain.h>
 #include <duet/lib/nn/layers.h>
 #include <duet/lib/ops/losses.h>

@@ -22,7 +22,6 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/io/folder.h"
-#include "lib/io/folder_lock.h"
 
 namespace duet::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "cli/train/setup.h"
 #include "lib/io/checkpoint.h"
-#include "lib/io/folder_lock.h"
+#include "lib/io/folder.h"
 
 namespace duet::cli {
 

@@ -17,7 +17,6 @@
 #include "lib/base/text.h"
 #include "lib/error.h"
 #include "lib/io/folder.h"
-#include "lib/io/folder_lock.h"
 
 namespace duet {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/io/folder_lock.h"
+#include "lib/io/folder.h"
 #include "lib/io/safetensors.h"
 
 namespace duet {

@@ -1,13 +1,22 @@
 #include "lib/io/folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <ctime>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 
 #include "lib/base/text.h"
 #include "lib/error.h"
+#include "lib/monotonic.h"
 
 namespace duet {
 
@@ -41,6 +50,78 @@ std::vector<std::string> list_folder(const std::string& path) {
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
+}
+
+namespace {
+
+constexpr const char* kName = ".duet.lock";
+// A process that was killed has its lock until its memory is freed.
+constexpr std::chrono::milliseconds kPatience{1000}, kPause{20};
+
+/// "process 123 on node7, run duet-1-a, since 2026-11-25 02:10:33 UTC".
+std::string own_name(const std::string& run) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::array<char, 32> since{};
+  std::strftime(since.data(), since.size(), "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return concat("process ", ::getpid(), " on ", host.data(), run.empty() ? "" : ", run ", run, ", since ",
+                since.data());
+}
+
+/// What the holder has written; it may be about to.
+std::string holder_of(const Descriptor& file) {
+  std::array<char, 512> text{};
+  const ssize_t got = ::pread(file.get(), text.data(), text.size(), 0);
+  return got > 0 ? printable({text.data(), static_cast<std::size_t>(got)}) : "another process";
+}
+
+}  // namespace
+
+bool lock_file(const Descriptor& file, int how) {
+  return uninterrupted([&] { return ::flock(file.get(), how); }) == 0;
+}
+
+bool is_named(const Descriptor& file, const std::string& path) {
+  struct stat own {
+  }, named{};
+  if (::fstat(file.get(), &own) != 0 || ::lstat(path.c_str(), &named) != 0) return false;
+  errno = 0;
+  return S_ISREG(own.st_mode) && own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
+FolderLock::FolderLock(const std::string& folder, const std::string& run)
+    : path_((std::filesystem::path(folder) / kName).string()) {
+  for (const auto deadline = Clock::now() + kPatience; !take(); std::this_thread::sleep_for(kPause))
+    require<DataError>(Clock::now() < deadline, "folder ", folder, " is written by ", holder_of(file_),
+                       ": wait for its end or use another folder");
+  const std::string name = own_name(run);
+  // The lock holds without the name, too.
+  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), name.data(), name.size(), 0) < 0) return;
+}
+
+FolderLock::~FolderLock() {
+  if (file_.open()) ::unlink(path_.c_str());
+}
+
+bool FolderLock::take() {
+  file_ =
+      Descriptor(uninterrupted([&] { return ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644); }));
+  const bool other_user = !file_.open() && errno == EACCES;
+  require<DataError>(file_.open(), "cannot open ", path_, ": ", last_errno,
+                     other_user ? "; a run of another user has the folder, or was killed: then remove the file" : "");
+  if (!lock_file(file_, LOCK_EX | LOCK_NB)) {
+    if (errno == EWOULDBLOCK || errno == ESTALE) return false;
+    const bool no_locks = errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
+    require<DataError>(no_locks, "cannot lock ", path_, ": ", last_errno);
+    warning_ = concat(path_, " cannot be locked, so that nothing keeps another run out of the folder: ", last_errno);
+    return true;
+  }
+  const bool named = is_named(file_, path_);
+  require<DataError>(named || errno == 0 || errno == ENOENT, "cannot read ", path_, ": ", last_errno);
+  return named;
 }
 
 }  // namespace duet

@@ -10,7 +10,7 @@
 
 #include "lib/error.h"
 #include "lib/io/checkpoint.h"
-#include "lib/io/folder_lock.h"
+#include "lib/io/folder.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/io/folder_lock.h"
+#include "lib/io/folder.h"
 #include "tests/end_to_end/program.h"
 #include "tests/support/catch2.h"
 
