@@ -9,7 +9,6 @@
 #include "lib/io/checkpoint.h"
 #include "lib/io/safetensors.h"
 #include "lib/random.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 
 // Gradients, operators, networks, optimizers; whole steps as CUDA graphs.

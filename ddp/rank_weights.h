@@ -11,7 +11,7 @@
 #include "lib/autograd/variable.h"
 #include "lib/backend/backend.h"
 #include "lib/nn/value.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::ddp {
 

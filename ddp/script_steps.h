@@ -9,7 +9,7 @@
 #include "ddp/group/process_group.h"
 #include "lib/base/module_loader.h"
 #include "lib/error.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 
 namespace duet::ddp {
 

@@ -14,7 +14,7 @@
 #include "lib/base/trace.h"
 #include "lib/error.h"
 #include "lib/monotonic.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::dp {
 namespace {

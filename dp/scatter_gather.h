@@ -7,7 +7,7 @@
 
 #include "lib/nn/value.h"
 #include "lib/pool.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::dp {
 

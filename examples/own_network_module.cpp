@@ -8,7 +8,7 @@
 #include <duet/lib/nn/chain.h>
 #include <duet/lib/nn/layers.h>
 #include <duet/lib/nn/network_module.h>
-#include <duet/lib/shape.h>
+#include <duet/lib/tensor.h>
 
 using namespace duet;
 

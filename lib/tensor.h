@@ -1,10 +1,13 @@
-// Tensors: a shared block of memory on one device, a shape, an element type and a layout; tensors with names.
+// Tensors: a shared block of memory on one device, a shape, an element type and a layout; tensors with names; and the
+// stamp of a batch: which rows of which global batch a tensor holds.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <memory>
 #include <span>
@@ -15,10 +18,71 @@
 #include "lib/device.h"
 #include "lib/error.h"
 #include "lib/half.h"
-#include "lib/rows.h"
-#include "lib/shape.h"
 
 namespace duet {
+
+/// Sizes of a tensor, outermost first: (N, C, H, W). A rank of 0 is a scalar with one element.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 6;
+
+  Shape() = default;
+  /// Throws ShapeError past kMaxRank sizes or for a negative size.
+  Shape(std::initializer_list<std::int64_t> sizes);
+
+  int rank() const { return rank_; }
+  /// Size of dimension `d`; negative `d` counts from the end. Throws ShapeError out of range.
+  std::int64_t operator[](int d) const;
+  /// A copy with dimension `d` replaced.
+  Shape with(int d, std::int64_t size) const;
+  void append(std::int64_t size);
+  /// Product of all sizes.
+  std::int64_t count() const;
+  /// Product of the sizes after the first `d`.
+  std::int64_t count_from(int d) const;
+  const std::int64_t* begin() const { return sizes_.data(); }
+  const std::int64_t* end() const { return sizes_.data() + rank_; }
+
+  bool operator==(const Shape& other) const;
+  /// "[4, 1, 28, 28]".
+  std::string str() const;
+
+ private:
+  std::array<std::int64_t, kMaxRank> sizes_{};
+  int rank_ = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape);
+
+/// Number of blocks into which every global batch is divided for sums over samples.
+inline constexpr int kBlocks = 8;
+
+/// Rows [first, first + n) of the global batch number `step`, which has `global` rows in all, where n is the tensor's
+/// own first dimension. The loader stamps each batch, scatter and row slices narrow the stamp, operators pass it on:
+/// so that dropout uses the rows' numbers and sums over samples their blocks, on any device.
+struct Rows {
+  std::int64_t step = 0;
+  std::int64_t first = 0;
+  std::int64_t global = 0;  // 0: not stamped; the tensor is its own global batch
+  int shards = 1;           // ranks among which a sampler divided the global batch
+  /// Hash of the order of samples from which the batch was cut, and of the data set, for comparison between ranks; 0:
+  /// unknown. Where shards is 1, one rank's part of an order, which no other rank has. Equality leaves it out.
+  std::uint64_t order = 0;
+  /// Differs from that of every other batch that loaders of this process have delivered; 0: of no loader. It is no part
+  /// of where the rows lie: equality leaves it out.
+  std::uint64_t delivery = 0;
+
+  bool stamped() const { return global > 0; }
+  bool operator==(const Rows& other) const {
+    return step == other.step && first == other.first && global == other.global && shards == other.shards;
+  }
+};
+
+/// Block i of a batch of `global` rows is [block_begin(i, global), block_begin(i + 1, global)).
+/// The same rule with `parts` in place of kBlocks gives each of `parts` devices its rows.
+inline std::int64_t block_begin(std::int64_t i, std::int64_t global, std::int64_t parts = kBlocks) {
+  return i * global / parts;
+}
 
 /// f16 and bf16 are sent, reduced over ranks and stored; operators refuse them (ShapeError).
 enum class DType { f32, f64, i32, i64, u8, f16, bf16 };

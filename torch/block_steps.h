@@ -19,7 +19,6 @@
 #include "lib/error.h"
 #include "lib/monotonic.h"
 #include "lib/random.h"
-#include "lib/rows.h"
 #include "lib/tensor.h"
 #include "torch/device_order.h"
 #include "torch/flat_gradients.h"

@@ -15,7 +15,6 @@
 #include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/random.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 #include "torch/tensors.h"
 #include "torch/wrapped_module.h"

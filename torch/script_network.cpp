@@ -12,7 +12,6 @@
 #include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/nn/network_module.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 #include "torch/device_order.h"
 #include "torch/module_adapter.h"

@@ -16,7 +16,6 @@
 #include "lib/backend/blocks.h"
 #include "lib/device.h"
 #include "lib/error.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 #include "torch/device_order.h"
 #include "torch/device_threads.h"

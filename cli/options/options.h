@@ -13,7 +13,6 @@
 #include "ddp/launch/launch.h"
 #include "lib/backend/backend.h"
 #include "lib/device.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 
 namespace duet::cli {

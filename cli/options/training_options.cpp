@@ -23,7 +23,7 @@
 #include "lib/error.h"
 #include "lib/nn/networks.h"
 #include "lib/parse_number.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 
 namespace duet::cli {
 namespace {

@@ -19,7 +19,6 @@
 #include "lib/nn/module.h"
 #include "lib/optim/optimizer.h"
 #include "lib/random.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 
 namespace duet::cli {

@@ -1,5 +1,5 @@
 // Gloo's point-to-point messages over TCP as a Transport. The collectives are duet's own: Gloo's ring adds in an order
-// that is not the tree of lib/rows.h.
+// that is not the tree of lib/tensor.h.
 
 #include <gloo/common/error.h>
 #include <gloo/rendezvous/context.h>

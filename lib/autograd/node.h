@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lib/pool.h"
-#include "lib/rows.h"
 #include "lib/tensor.h"
 
 namespace duet {

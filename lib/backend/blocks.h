@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/rows.h"
 #include "lib/tensor.h"
 
 namespace duet {

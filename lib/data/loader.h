@@ -16,7 +16,7 @@
 
 namespace duet::data {
 
-/// Both tensors carry the stamp {step counted over all epochs, first row, global rows} (lib/rows.h).
+/// Both tensors carry the stamp {step counted over all epochs, first row, global rows} (lib/tensor.h).
 struct Batch {
   Tensor images;  // f32 (n, sample shape...)
   Tensor labels;  // i64 (n); undefined if the data set has none

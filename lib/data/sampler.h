@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::data {
 

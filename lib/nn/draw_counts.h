@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lib/random.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::nn {
 

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "lib/random.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 
 namespace duet::nn::init {
 

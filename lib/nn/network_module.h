@@ -7,7 +7,7 @@
 #include <string>
 
 #include "lib/nn/module.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 
 namespace duet::nn {
 

@@ -1,6 +1,6 @@
 // Losses: means over the rows of the batch.
 //
-// The rows of a stamped shard (lib/rows.h) are part of a larger global batch. Then the value is the mean over the
+// The rows of a stamped shard (lib/tensor.h) are part of a larger global batch. Then the value is the mean over the
 // shard's own rows, for display, while the gradient is the shard's share of the gradient of the global mean: it
 // is divided by the global number of rows. So gradients of shards are added up, and their sum has the bits of the
 // whole batch. The losses throw UsageError for more rows than the stamp's batch has.
@@ -10,7 +10,7 @@
 #include <span>
 
 #include "lib/autograd/variable.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 
 namespace duet::ops {
 

@@ -8,7 +8,7 @@
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 #include "lib/nn/network_module.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 #include "tests/support/catch2.h"
 
 using namespace duet::cli;

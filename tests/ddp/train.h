@@ -11,7 +11,7 @@
 #include "lib/nn/module.h"
 #include "lib/ops/losses.h"
 #include "lib/optim/sgd.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 #include "tests/support/batch.h"
 
 namespace duet_test {

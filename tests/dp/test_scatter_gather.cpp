@@ -10,7 +10,7 @@
 #include "dp/scatter_gather.h"
 #include "lib/backend/backend.h"
 #include "lib/ops/ops.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 #include "tests/support/catch2.h"
 
 using namespace duet;

@@ -1,4 +1,3 @@
-#include "lib/shape.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
 

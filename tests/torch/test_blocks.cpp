@@ -10,7 +10,7 @@
 
 #include "ddp/rank_threads.h"
 #include "lib/error.h"
-#include "lib/rows.h"
+#include "lib/tensor.h"
 #include "tests/ddp/ranks.h"
 #include "tests/support/catch2.h"
 #include "tests/torch/networks.h"

@@ -12,7 +12,6 @@
 #include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/nn/network_module.h"
-#include "lib/shape.h"
 #include "lib/tensor.h"
 #include "tests/support/catch2.h"
 #include "tests/support/scratch.h"

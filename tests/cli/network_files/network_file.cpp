@@ -6,7 +6,7 @@
 #include "lib/error.h"
 #include "lib/nn/network_module.h"
 #include "lib/nn/simple_cnn.h"
-#include "lib/shape.h"
+#include "lib/tensor.h"
 
 using namespace duet;
 
