@@ -19,7 +19,6 @@
 #include <duet/lib/data/images/image_folder.h>
 #include <duet/lib/data/images/view.h>
 #include <duet/lib/data/loader.h>
-#include <duet/lib/data/sampler.h>
 #include <duet/lib/device.h>
 #include <duet/lib/error.h>
 #include <duet/lib/io/safetensors.h>

@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "lib/data/sampler.h"
+#include "lib/data/loader.h"
 
 namespace duet::samplers {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "lib/data/sampler.h"
+#include "lib/data/loader.h"
 
 namespace duet::samplers {
 

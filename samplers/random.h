@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "lib/data/sampler.h"
+#include "lib/data/loader.h"
 #include "lib/random.h"
 
 namespace duet::samplers {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "lib/data/normalise.h"
+#include "lib/data/dataset.h"
 #include "lib/error.h"
 #include "tests/support/catch2.h"
 

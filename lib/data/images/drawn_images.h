@@ -9,7 +9,6 @@
 #include "lib/data/dataset.h"
 #include "lib/data/images/image_file.h"
 #include "lib/data/images/image_folder.h"
-#include "lib/data/normalise.h"
 
 namespace duet::data {
 

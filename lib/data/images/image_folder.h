@@ -16,7 +16,6 @@
 
 #include "lib/data/dataset.h"
 #include "lib/data/images/view.h"
-#include "lib/data/normalise.h"
 
 namespace duet::data {
 

@@ -1,4 +1,4 @@
-// In place of jpeg.cpp and png.cpp where duet is built without their libraries.
+// In place of codecs.cpp where duet is built without their libraries.
 #include <cstdint>
 #include <memory>
 #include <span>

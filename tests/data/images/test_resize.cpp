@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "lib/data/images/image_file.h"
-#include "lib/data/images/resample.h"
 #include "lib/data/images/resizer.h"
 #include "lib/data/images/view.h"
 #include "lib/error.h"
