@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/backend/arithmetic/adam.h"
+#include "lib/backend/arithmetic.h"
 #include "tests/ptx/cases.h"
 #include "tests/support/catch2.h"
 #include "tests/support/ptx/cudart.h"

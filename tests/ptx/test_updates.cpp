@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lib/backend/arithmetic/adam.h"
+#include "lib/backend/arithmetic.h"
 #include "tests/ptx/cases.h"
 #include "tests/support/catch2.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "lib/backend/arithmetic/adam_factors.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 #include "lib/base/function_ref.h"

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <span>
 
-#include "lib/backend/arithmetic/adam_factors.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/cuda_backend.h"
 #include "lib/backend/cuda/cuda_recorder.h"
 #include "lib/backend/cuda/memory.h"

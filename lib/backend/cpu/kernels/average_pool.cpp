@@ -1,7 +1,6 @@
-#include "lib/backend/arithmetic/average_pool.h"
-
 #include <cstdint>
 
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

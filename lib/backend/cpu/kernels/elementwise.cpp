@@ -1,8 +1,6 @@
 #include <cstdint>
 
-#include "lib/backend/arithmetic/adam.h"
-#include "lib/backend/arithmetic/pool.h"
-#include "lib/backend/arithmetic/sgd.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cpu/kernels/tables.h"
 #include "lib/backend/cpu/kernels/vec.h"
 

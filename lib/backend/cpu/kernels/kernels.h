@@ -1,14 +1,13 @@
 // The inner loops of the CPU backend: one source, compiled once per instruction set, chosen when the program starts.
 //
 // They work on raw pointers, not tensors. Of headers with inline functions their sources include only
-// lib/backend/arithmetic: of another function the linker would keep one copy, perhaps with instructions that this
+// lib/backend/arithmetic.h: of another function the linker would keep one copy, perhaps with instructions that this
 // machine lacks.
 #pragma once
 
 #include <cstdint>
 
-#include "lib/backend/arithmetic/adam.h"
-#include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/average_pool.h"
 
 namespace duet::cpu {

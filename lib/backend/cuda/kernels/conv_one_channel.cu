@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/pool_window.h"
 #include "lib/backend/cuda/kernels/precision.h"

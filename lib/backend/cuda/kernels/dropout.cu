@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lib/backend/arithmetic/dropout.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"

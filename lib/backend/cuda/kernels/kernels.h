@@ -8,8 +8,7 @@
 
 #include <cstdint>
 
-#include "lib/backend/arithmetic/adam.h"
-#include "lib/backend/arithmetic/dropout.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/average_pool.h"
 
 namespace duet::cuda::kernels {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "lib/backend/arithmetic/softmax.h"
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"

@@ -1,7 +1,7 @@
 // For kernels only: the maximum of a pooling window.
 #pragma once
 
-#include "lib/backend/arithmetic/pool.h"
+#include "lib/backend/arithmetic.h"
 
 namespace duet::cuda::kernels {
 
