@@ -9,7 +9,6 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/node.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/timed_parts.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/error.h"

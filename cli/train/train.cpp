@@ -32,7 +32,6 @@
 #include "ddp/rank_threads.h"
 #include "ddp/store/network.h"
 #include "lib/backend/backend.h"
-#include "lib/backend/timed_parts.h"
 #include "lib/base/text.h"
 #include "lib/base/threads.h"
 #include "lib/error.h"

@@ -8,7 +8,6 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
-#include "lib/backend/timed_parts.h"
 #include "lib/base/fault_point.h"
 #include "lib/base/trace.h"
 #include "lib/data/loader.h"

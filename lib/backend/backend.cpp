@@ -1,5 +1,7 @@
 #include "lib/backend/backend.h"
 
+#include <atomic>
+
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/step_graph.h"
 #include "lib/base/module_loader.h"
@@ -33,6 +35,8 @@ const CudaModule& cuda_module() {
   return *result;
 }
 
+std::atomic<bool> parts_are_timed{false};
+
 }  // namespace
 
 const char* name(Precision precision) {
@@ -58,6 +62,13 @@ Backend& backend(DeviceKind kind) {
   // Never destroyed: tensors in static storage may outlive any order of destructors.
   static auto* const cpu = new cpu::CpuBackend();
   return *cpu;
+}
+
+void TimedParts::turn_on() { parts_are_timed.store(true, std::memory_order_relaxed); }
+
+void TimedParts::end_part(std::span<const Device> devices) {
+  if (!parts_are_timed.load(std::memory_order_relaxed)) return;
+  for (const Device device : devices) backend(device.kind).synchronize(device);
 }
 
 Tensor in_layout(const Tensor& x, Layout layout) {

@@ -317,6 +317,15 @@ class Backend {
 Backend& backend(DeviceKind kind);
 inline Backend& backend(const Tensor& tensor) { return backend(tensor.device().kind); }
 
+/// Once turned on, loops and wrappers wait for their devices at the end of each part of a step, so that the host's
+/// clock has what the part takes. For processes that time parts: whole steps take longer. Thread-safe.
+class TimedParts {
+ public:
+  static void turn_on();
+  /// Waits for everything asked of these devices, if it is on.
+  static void end_part(std::span<const Device> devices);
+};
+
 /// x (N, C, H, W) in this layout of its backend; x itself if it has it.
 Tensor in_layout(const Tensor& x, Layout layout);
 
