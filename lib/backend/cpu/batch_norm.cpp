@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "lib/backend/cpu/conv_support.h"
+#include "lib/backend/cpu/cpu_backend.h"
+#include "lib/backend/cpu/cpu_device.h"
 
 namespace duet::cpu {
 namespace {

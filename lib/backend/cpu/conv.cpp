@@ -1,11 +1,11 @@
-// Convolutions by oneDNN, block by block.
+// Convolutions, block by block: by oneDNN, or by own kernels; alone, and fused with what follows them.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
-#include "lib/backend/cpu/conv_support.h"
 #include "lib/backend/cpu/leaf_gradients.h"
 
 namespace duet::cpu {
@@ -55,6 +55,70 @@ bool tiles_are_faster(ConvPass pass, const Tensor& y, const Window2d& window) {
 PlanImages images_of(const Kernels& kernels, const ConvPlan& plan, Scratch& scratch, const Tensor& x,
                      std::int64_t rows) {
   return {kernels, plan, scratch, rows, x.size(1), x.size(2) * x.size(3), x.layout()};
+}
+
+/// Weights in the plan's preferred format, reordered once per call, worker and plan.
+class Weights {
+ public:
+  Weights(const Kernels& kernels, const Tensor& plain) : kernels_(&kernels), plain_(&plain) {}
+  const float* get(const ConvPlan& plan, Worker& worker) {
+    float* const ready = worker.weights.floats(plan.weight_floats() + 16);
+    if (plan_ == &plan) return ready;
+    const float* const w = plain_->data<float>();
+    if (plan.block > 0) {  // oneDNN 2.6 takes ten times as long
+      kernels_->block_weights(w, ready, plain_->size(0), plain_->size(1), plain_->shape().count_from(2), plan.block,
+                              plan.outputs_last);
+    } else {
+      plan.reorder->run(worker.plans.stream(), {w, ready});
+    }
+    plan_ = &plan;
+    return ready;
+  }
+
+ private:
+  const Kernels* kernels_;
+  const Tensor* plain_;
+  const ConvPlan* plan_ = nullptr;
+};
+
+/// Shapes of one call of a fused convolution, the same forward and backward.
+struct Fused {
+  Fused(const Tensor& x, const Tensor& w, const Tensor& y, const ConvPoolRelu& op, Layout conv_layout)
+      : layout(conv_layout),
+        block(block_of(conv_layout)),
+        transpose(y.layout() != conv_layout),
+        channels(w.size(0)),
+        height(op.conv.out_h(x.size(2))),
+        width(op.conv.out_w(x.size(3))),
+        pool{height,
+             width,
+             op.pool.out_h(height),
+             op.pool.out_w(width),
+             op.pool.kernel_h,
+             op.pool.kernel_w,
+             op.pool.stride_h,
+             op.pool.stride_w,
+             0,
+             0},
+        pixels(pool.out_height * pool.out_width),
+        row_count(channels * pixels) {}
+
+  Layout layout;  // of the convolution's output
+  int block;
+  bool transpose;  // y has another layout than the convolution's output
+  std::int64_t channels, height, width;
+  PoolGeometry pool;
+  std::int64_t pixels;     // of a pooled image
+  std::int64_t row_count;  // elements of a row of y
+};
+
+/// Whether the kernels for a 3x3 convolution with a 2x2 pool (PooledConv) take this one.
+bool has_pooled_kernels(const Fused& f, const Tensor& x, const ConvPoolRelu& op) {
+  const Window2d conv = {3, 3, 1, 1, 1, 1}, pool = {2, 2, 2, 2, 0, 0};
+  constexpr std::int64_t kLargestOffset = std::int64_t{1} << 31;
+  const std::int64_t padded = x.size(0) * x.size(1) * (f.height + 2) * (f.width + 2);
+  return op.conv == conv && op.pool == pool && f.block > 1 && (x.layout() == f.layout || x.layout() == Layout::plain) &&
+         f.height % 2 == 0 && f.width % 2 == 0 && padded < kLargestOffset;
 }
 
 }  // namespace
@@ -189,6 +253,228 @@ void CpuBackend::tiled_weights(const Tensor& x, const Tensor& dy, const Tensor& 
     kernels_.tiled_backward_weights(g, images, gradients, leaves, part * kTwo, dw.data<float>(),
                                     device.worker(id).formatted.bytes(kernels_.tiled_weights_scratch_bytes(g, leaves)));
   });
+}
+
+// The fused operator dropout(relu(max_pool2d(conv2d(x)))), block by block: a block's convolution stays in the cache
+// until it is pooled.
+
+void CpuBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                        const Tensor& index, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
+  if (has_pooled_kernels(f, x, op)) return pooled_forward(x, w, b, y, index, op);
+  const Rows stamp = x.stamp_or_self();
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
+    Worker& worker = device.worker(id);
+    ConvPlan& plan = worker.plans.plan(
+        key_of(ConvPass::forward, x.shape(), x.layout(), w.shape(), f.layout, op.conv, end - begin, true));
+    float* const image = worker.image.floats((end - begin) * f.channels * f.height * f.width);
+    const float* const ready = weights[static_cast<std::size_t>(id)].get(plan, worker);
+    plan.convolve->run(worker.plans.stream(), {rows_of(x, begin), ready, image, b.data<float>()});
+    float* const pooled = worker.row.floats(f.pixels * f.block);
+    std::uint8_t* const places = worker.index.bytes(f.pixels * f.block);
+    for (std::int64_t row = begin; row < end; ++row) {
+      float* const out = rows_of(y, row);
+      std::uint8_t* const out_index = index.data<std::uint8_t>() + row * f.row_count;
+      for (std::int64_t c = 0; c < f.channels; c += f.block) {
+        const float* const from = image + ((row - begin) * f.channels + c) * f.height * f.width;
+        float* const to = out + c * f.pixels;
+        if (!f.transpose) {
+          kernels_.max_pool(from, to, out_index + c * f.pixels, f.pool, f.block);
+        } else {
+          kernels_.max_pool(from, pooled, places, f.pool, f.block);
+          kernels_.unblock(pooled, to, f.pixels, f.block);
+          kernels_.unblock_bytes(places, out_index + c * f.pixels, f.pixels, f.block);
+        }
+      }
+      kernels_.relu_index(out, out_index, f.row_count);
+      if (op.dropout.p > 0) drop_row(op.dropout, stamp.first + row, y, out, out_index, worker);
+    }
+  });
+}
+
+void CpuBackend::drop_row(const DropoutKey& key, std::int64_t row, const Tensor& y, float* out, std::uint8_t* out_index,
+                          Worker& worker) {
+  const std::int64_t count = y.shape().count_from(1), pixels = y.shape().count_from(2);
+  const int block = block_of(y.layout());
+  std::uint8_t* mask = worker.mask.bytes(2 * count);
+  kernels_.dropout_mask(mask, count, key.seed, key.step, static_cast<std::uint64_t>(row), key.layer, key.threshold());
+  if (block > 1) {
+    for (std::int64_t i = 0; i < count; i += block * pixels)
+      kernels_.block_bytes(mask + i, mask + count + i, pixels, block);
+    mask += count;
+  }
+  kernels_.drop_index(out, out_index, mask, key.scale(), count);
+}
+
+void CpuBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                         const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
+  const Fused f(x, w, dy, op, conv2d_layout(x.shape(), w.shape()));
+  if (has_pooled_kernels(f, x, op)) {
+    if (x.layout() == f.layout) return nonzero_backward(dy, index, x, w, dx, dw, db, op);
+    if (!dx.defined() && dy.layout() == f.layout) return plain_pooled_backward(dy, index, x, dw, db, op);
+  }
+  CpuDevice& device = this->device(x);
+  const bool scaled = op.dropout.p > 0;
+  const Blocks blocks = blocks_of(x);
+  ConvWeightGradient gradients(device, kernels_, blocks, x, f.layout, op.conv, dw, db);
+  PooledVector<Weights> weights(static_cast<std::size_t>(device.pool().workers()), Weights(kernels_, w));
+  gradients.run([&](Blocks::Range rows, int id) -> const float* {
+    const auto [begin, end] = rows;
+    Worker& worker = device.worker(id);
+    float* const gradient = worker.gradient.floats((end - begin) * f.channels * f.height * f.width);
+    float* const pooled = worker.row.floats(f.pixels * f.block);
+    std::uint8_t* const places = worker.index.bytes(f.pixels * f.block);
+    for (std::int64_t row = begin; row < end; ++row) {
+      for (std::int64_t c = 0; c < f.channels; c += f.block) {
+        const float* from = rows_of(dy, row) + c * f.pixels;
+        const std::uint8_t* from_index = index.data<std::uint8_t>() + row * f.row_count + c * f.pixels;
+        if (f.transpose) {
+          kernels_.block(from, pooled, f.pixels, f.block);
+          kernels_.block_bytes(from_index, places, f.pixels, f.block);
+          from = pooled;
+          from_index = places;
+        } else if (scaled) {
+          std::memcpy(pooled, from, static_cast<std::size_t>(f.pixels * f.block) * sizeof(float));
+          from = pooled;
+        }
+        if (scaled) kernels_.scale(pooled, op.dropout.scale(), f.pixels * f.block);
+        kernels_.max_pool_backward(from, from_index, gradient + ((row - begin) * f.channels + c) * f.height * f.width,
+                                   f.pool, f.block);
+      }
+    }
+    if (!dx.defined()) return gradient;
+    ConvPlan& data_plan = worker.plans.plan(
+        key_of(ConvPass::backward_data, x.shape(), dx.layout(), w.shape(), f.layout, op.conv, end - begin, false));
+    const float* const ready = weights[static_cast<std::size_t>(id)].get(data_plan, worker);
+    data_plan.convolve->run(worker.plans.stream(), {gradient, ready, rows_of(dx, begin)});
+    return gradient;
+  });
+}
+
+// A 3x3 convolution, bias, 2x2 max-pool, relu and dropout by own kernels: forward by Winograd's algorithm, or directly
+// from plain images of few channels; backward over nonzero gradients only. Images are padded row by row, in the cache.
+
+namespace {
+
+/// Plain (K, C, 9) to (C / block, K, 9, block).
+void block_inputs(const float* plain, float* w, std::int64_t outs, std::int64_t ins, int block) {
+  for (std::int64_t c = 0; c < ins; ++c)
+    for (std::int64_t k = 0; k < outs; ++k)
+      for (std::int64_t t = 0; t < 9; ++t)
+        w[((c / block * outs + k) * 9 + t) * block + c % block] = plain[(k * ins + c) * 9 + t];
+}
+
+/// (K, 9, C) to plain (K, C, 9).
+void taps_last(const float* w, float* plain, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t c = 0; c < ins; ++c)
+      for (std::int64_t t = 0; t < 9; ++t) plain[(k * ins + c) * 9 + t] = w[(k * 9 + t) * ins + c];
+}
+
+/// Plain (K, C, 9) to (C, 9, K), and back.
+void outputs_last(const float* plain, float* w, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t i = 0; i < ins * 9; ++i) w[i * outs + k] = plain[k * ins * 9 + i];
+}
+
+void outputs_first(const float* w, float* plain, std::int64_t outs, std::int64_t ins) {
+  for (std::int64_t k = 0; k < outs; ++k)
+    for (std::int64_t i = 0; i < ins * 9; ++i) plain[k * ins * 9 + i] = w[i * outs + k];
+}
+
+PooledConv geometry(const Fused& f, const Tensor& x, const Tensor& y, const ConvPoolRelu& op) {
+  return {.height = f.height,
+          .width = f.width,
+          .in_channels = x.size(1),
+          .out_channels = f.channels,
+          .blocked_output = y.layout() != Layout::plain,
+          .scale = op.dropout.scale()};
+}
+
+}  // namespace
+
+void CpuBackend::pooled_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y, const Tensor& index,
+                                const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, w, y, op, conv2d_layout(x.shape(), w.shape()));
+  const PooledConv g = geometry(f, x, y, op);
+  const bool plain = x.layout() == Layout::plain;
+  const int block = block_of(x.layout());
+  const std::int64_t planes = g.in_channels / block, padded = g.in_channels * (f.height + 2) * (f.width + 2);
+  const std::int64_t first = x.stamp_or_self().first;
+  const Tensor filters = empty({plain ? 9 * f.channels * g.in_channels : kernels_.winograd_weight_floats(g)});
+  if (plain) {
+    outputs_last(w.data<float>(), filters.data<float>(), f.channels, g.in_channels);
+  } else {
+    kernels_.winograd_weights(g, w.data<float>(), filters.data<float>());
+  }
+  for_each_block(x, [&](std::int64_t begin, std::int64_t end, int id) {
+    Worker& worker = device.worker(id);
+    float* const image = worker.image.floats(padded);
+    float* const scratch = worker.gradient.floats(kernels_.winograd_scratch_floats(g));
+    float* const pooled = worker.row.floats(f.row_count);
+    std::uint8_t* const places = worker.index.bytes(f.row_count);
+    for (std::int64_t row = begin; row < end; ++row) {
+      float* const out = rows_of(y, row);
+      std::uint8_t* const out_index = index.data<std::uint8_t>() + row * f.row_count;
+      float* const to = f.transpose ? pooled : out;
+      std::uint8_t* const to_index = f.transpose ? places : out_index;
+      kernels_.pad(rows_of(x, row), image, planes, f.height, f.width, block);
+      if (plain) {
+        kernels_.plain_pooled_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index);
+      } else {
+        const float* const next = rows_of(x, row + 1 < end ? row + 1 : row);
+        kernels_.winograd_forward(g, filters.data<float>(), b.data<float>(), image, to, to_index, next, scratch);
+      }
+      for (std::int64_t i = 0; f.transpose && i < f.row_count; i += f.pixels * f.block) {
+        kernels_.unblock(pooled + i, out + i, f.pixels, f.block);
+        kernels_.unblock_bytes(places + i, out_index + i, f.pixels, f.block);
+      }
+      if (op.dropout.p > 0) drop_row(op.dropout, first + row, y, out, out_index, worker);
+    }
+  });
+}
+
+void CpuBackend::nonzero_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                  const Tensor& dx, const Tensor& dw, const Tensor& db, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, w, dy, op, x.layout());
+  const PooledConv g = geometry(f, x, dy, op);
+  const Blocks blocks = blocks_of(x);
+  LeafGradients gradients(device, kernels_, blocks, dw.count(), f.channels);
+  const Tensor taps = empty({f.channels, 9, g.in_channels});
+  if (dx.defined()) block_inputs(w.data<float>(), taps.data<float>(), f.channels, g.in_channels, f.block);
+  gradients.run([&](Blocks::Range rows, int id, float* weights, float* bias) {
+    const std::int64_t begin = rows.begin;
+    kernels_.nonzero_backward(g, rows_of(x, begin), rows_of(dy, begin),
+                              index.data<std::uint8_t>() + begin * f.row_count, rows.rows(), taps.data<float>(),
+                              dx.defined() ? rows_of(dx, begin) : nullptr, weights, bias,
+                              device.worker(id).gradient.bytes(kernels_.nonzero_scratch_bytes(g)));
+  });
+  if (db.defined()) std::copy_n(gradients.bias(), f.channels, db.data<float>());
+  taps_last(gradients.weights(), dw.data<float>(), f.channels, g.in_channels);
+}
+
+void CpuBackend::plain_pooled_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& dw,
+                                       const Tensor& db, const ConvPoolRelu& op) {
+  CpuDevice& device = this->device(x);
+  const Fused f(x, dw, dy, op, dy.layout());
+  const PooledConv g = geometry(f, x, dy, op);
+  const Blocks blocks = blocks_of(x);
+  LeafGradients gradients(device, kernels_, blocks, dw.count(), f.channels);
+  gradients.run([&](Blocks::Range rows, int id, float* weights, float* bias) {
+    const std::int64_t begin = rows.begin, planes = rows.rows() * g.in_channels;
+    Worker& worker = device.worker(id);
+    float* const images = worker.image.floats(planes * (f.height + 2) * (f.width + 2));
+    kernels_.pad(rows_of(x, begin), images, planes, f.height, f.width, 1);
+    kernels_.plain_pooled_backward_weights(g, images, rows_of(dy, begin),
+                                           index.data<std::uint8_t>() + begin * f.row_count, rows.rows(), weights, bias,
+                                           worker.gradient.floats(kernels_.plain_pooled_scratch_floats(g)));
+  });
+  if (db.defined()) std::copy_n(gradients.bias(), f.channels, db.data<float>());
+  outputs_first(gradients.weights(), dw.data<float>(), f.channels, g.in_channels);
 }
 
 }  // namespace duet::cpu

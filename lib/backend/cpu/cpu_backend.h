@@ -183,6 +183,12 @@ class CpuBackend final : public Backend {
   std::atomic<bool> has_rounded_{false};
 };
 
+inline int block_of(Layout layout) { return layout == Layout::blocked16 ? 16 : layout == Layout::blocked8 ? 8 : 1; }
+
+inline float* rows_of(const Tensor& tensor, std::int64_t begin) {
+  return tensor.data<float>() + begin * tensor.shape().count_from(1);
+}
+
 /// A batch's blocks as the kernels take them.
 inline Leaves leaves_of(const Blocks& blocks) {
   return {blocks.ranges.data(), blocks.leaf_count, blocks.additions.data(), blocks.addition_count, blocks.add_zero};

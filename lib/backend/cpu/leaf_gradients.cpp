@@ -1,11 +1,6 @@
 #include "lib/backend/cpu/leaf_gradients.h"
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-
-#include "lib/backend/cpu/conv_support.h"
 
 namespace duet::cpu {
 namespace {

@@ -7,12 +7,49 @@
 
 #include "lib/backend/blocks.h"
 #include "lib/backend/cpu/conv_plan.h"
+#include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/base/function_ref.h"
 #include "lib/tensor.h"
 
 namespace duet::cpu {
+
+inline ConvKey key_of(ConvPass pass, const Shape& x, Layout x_layout, const Shape& w, Layout y_layout,
+                      const Window2d& window, std::int64_t rows, bool bias, bool bf16 = false) {
+  return {pass, rows, x[1], x[2], x[3], w[0], window, x_layout, y_layout, x[1] / w[1], bias, bf16};
+}
+
+/// Rows of images in a layout of this backend, and what a bf16 plan reads or writes in their place.
+struct PlanImages {
+  const Kernels& kernels;
+  const ConvPlan& plan;
+  Scratch& scratch;
+  std::int64_t rows, channels, pixels;
+  Layout layout;
+
+  const void* read(const float* images) const {
+    if (!plan.bf16) return images;
+    auto* const rounded = reinterpret_cast<std::uint16_t*>(scratch.floats(rows * channels * pixels / 2 + 1));
+    for (std::int64_t i = 0; i < rows * channels * pixels; i += channels * pixels)
+      kernels.to_bf16_pixels(images + i, rounded + i, channels, pixels, block_of(layout));
+    return rounded;
+  }
+  /// Where the plan writes; store() brings it to the images.
+  float* place(float* images) const { return plan.bf16 ? scratch.floats(rows * channels * pixels) : images; }
+  void store(const float* written, float* images) const {
+    for (std::int64_t i = 0; plan.bf16 && i < rows * channels * pixels; i += channels * pixels)
+      kernels.from_pixels(written + i, images + i, channels, pixels, block_of(layout));
+  }
+};
+
+/// Whether the weight gradient is left to own loops: oneDNN 2.6 has no vector code for one input channel and outputs in
+/// blocks of 8, and takes a hundred times as long.
+inline bool reads_plain_image(const Tensor& x, Layout y_layout) {
+  return x.layout() == Layout::plain && y_layout == Layout::blocked8;
+}
+
+// The gradients of a convolution's weights and bias: of each block of a batch, then their sum by the tree.
 
 /// Sums the blocks' gradients as blocks finish: in memory lie only as many as the tree is deep, for each worker, not
 /// one for each block. The additions are those of the tree, so that neither order nor workers change a bit.

@@ -1,7 +1,7 @@
 // Max and average pooling.
 #include <cstdint>
 
-#include "lib/backend/cpu/conv_support.h"
+#include "lib/backend/cpu/cpu_backend.h"
 
 namespace duet::cpu {
 namespace {
