@@ -141,7 +141,7 @@ TEST_CASE("dropout applies its mask in both directions") {
 }
 
 TEST_CASE("a dropout decision is that of plain Philox, and depends on row, element and key only") {
-  // The documented rule, by the scalar generator: see kernels/dropout.cpp.
+  // The documented rule, by the scalar generator: see kernels/elementwise.cpp.
   const auto keep = [](std::uint64_t seed, std::uint64_t step, std::uint32_t layer, std::uint64_t row, std::int64_t e,
                        float p) {
     const auto chunk = static_cast<std::uint32_t>(e / 128), lane = static_cast<std::uint32_t>(e % 16);

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/backend/cpu/kernels/isa.h"
 #include "lib/backend/cpu/kernels/kernels.h"
-#include "lib/backend/cpu/kernels/vec.h"
 
 namespace duet::cpu::DUET_ISA {
 

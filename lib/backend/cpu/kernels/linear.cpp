@@ -1,7 +1,6 @@
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/tables.h"
-#include "lib/backend/cpu/kernels/vec.h"
+#include "lib/backend/cpu/kernels/isa.h"
 
 namespace duet::cpu::DUET_ISA {
 namespace {

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lib/backend/cpu/kernels/tables.h"
-#include "lib/backend/cpu/kernels/vec.h"
+#include "lib/backend/cpu/kernels/isa.h"
 
 namespace duet::cpu::DUET_ISA {
 namespace {

@@ -2,8 +2,7 @@
 // that is zero changes no sum unless its other factor is not finite; columns with such a factor take the dense loops.
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/tables.h"
-#include "lib/backend/cpu/kernels/vec.h"
+#include "lib/backend/cpu/kernels/isa.h"
 
 namespace duet::cpu::DUET_ISA {
 namespace {

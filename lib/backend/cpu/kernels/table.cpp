@@ -1,7 +1,23 @@
-#include "lib/backend/cpu/kernels/tables.h"
-#include "lib/backend/cpu/kernels/vec.h"
+// The table of this instruction set, and what the machine can do at most with it.
+#include <cstdint>
+
+#include "lib/backend/cpu/kernels/isa.h"
 
 namespace duet::cpu::DUET_ISA {
+
+std::int64_t fma_peak(std::int64_t rounds, float* numbers) {
+  // Two units with a latency of four or five cycles keep ten chains busy; with their operands they fit 16 registers.
+  constexpr int kChains = 12;
+  const Vec factor = broadcast(numbers[0]), term = broadcast(numbers[1]);
+  Vec chains[kChains];  // of different numbers: the compiler would compute equal ones once
+  for (int i = 0; i < kChains; ++i) chains[i] = broadcast(numbers[2] + static_cast<float>(i));
+  for (std::int64_t round = 0; round < rounds; ++round)
+    for (int i = 0; i < kChains; ++i) chains[i] = fma(chains[i], factor, term);
+  Vec total = {};
+  for (int i = 0; i < kChains; ++i) total = total + chains[i];
+  numbers[2] = total[0];
+  return rounds * kChains * kWidth * 2;
+}
 
 constinit const Kernels table = {
     .name = kName,

@@ -5,7 +5,7 @@
 // Values that are not finite spread over their tile: the transforms only add and subtract, so they never become finite.
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/tables.h"
+#include "lib/backend/cpu/kernels/isa.h"
 #include "lib/backend/cpu/kernels/winograd_tile.h"
 
 namespace duet::cpu::DUET_ISA {

@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/pool_window.h"
-#include "lib/backend/cpu/kernels/vec.h"
+#include "lib/backend/cpu/kernels/isa.h"
 
 namespace duet::cpu::DUET_ISA {
 
