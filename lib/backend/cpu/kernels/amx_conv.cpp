@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lib/backend/cpu/kernels/amx.h"
 #include "lib/backend/cpu/kernels/amx_tile.h"
 
 namespace duet::cpu::DUET_ISA {
@@ -138,9 +137,10 @@ void convolve_block(const Pass& pass, std::int64_t block, float* to) {
   }
 }
 
-}  // namespace
-
-void find_sources(const BlockedConv& g, bool backward, std::int32_t* sources) {
+/// sources (pixel, tap): the pixel of the input from which an output's pixel reads through a tap, or with `backward`
+/// the pixel of the output that reads the input's one; -1 where there is none. Not part of the
+/// loops that follow it, which need the registers.
+[[gnu::noinline]] void find_sources(const BlockedConv& g, bool backward, std::int32_t* sources) {
   const std::int64_t taps = taps_of(g), count = (backward ? pixels_in(g) : pixels_out(g)) * taps;
   for (std::int64_t i = 0; i < count; ++i) sources[i] = -1;
   for (std::int64_t out = 0; out < pixels_out(g); ++out)
@@ -152,6 +152,8 @@ void find_sources(const BlockedConv& g, bool backward, std::int32_t* sources) {
       sources[(backward ? in : out) * taps + tap] = static_cast<std::int32_t>(backward ? out : in);
     }
 }
+
+}  // namespace
 
 std::int64_t tiled_conv_scratch_bytes(const BlockedConv& g, bool backward, std::int64_t rows) {
   return 4 * Pass(g, backward, rows).words();

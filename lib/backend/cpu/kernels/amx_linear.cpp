@@ -1,7 +1,6 @@
 // Forward of a linear layer by AMX: y^T = w x^T, so that the weights, of which there are most, need not be transposed.
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/amx.h"
 #include "lib/backend/cpu/kernels/amx_tile.h"
 
 namespace duet::cpu::DUET_ISA {

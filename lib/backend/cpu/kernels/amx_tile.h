@@ -14,6 +14,8 @@
 
 namespace duet::cpu::DUET_ISA {
 
+DUET_AMX_KERNELS(DUET_DECLARE_KERNEL)
+
 constexpr int kParts = 3;                   // bf16 numbers that sum to a float
 constexpr int kTileRows = 16;               // at most
 constexpr int kTileWords = 16;              // of a row: floats, or pairs of bf16 numbers

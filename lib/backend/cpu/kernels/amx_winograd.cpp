@@ -1,7 +1,6 @@
 // winograd.cpp with its products by AMX. A tile of the processor, called matrix here, holds rows of pixel tiles.
 #include <cstdint>
 
-#include "lib/backend/cpu/kernels/amx.h"
 #include "lib/backend/cpu/kernels/amx_tile.h"
 #include "lib/backend/cpu/kernels/winograd_tile.h"
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/average_pool.h"
@@ -168,22 +169,6 @@ struct Kernels {
   void (*small_backward_weights)(const BlockedConv& g, const float* x, const float* dy, const Leaves& leaves,
                                  std::int64_t out_block, float* dw, float* scratch);
 
-  // Convolutions by tiles that multiply bf16 numbers, to which floats are rounded, and add in float; null where the
-  // processor has none. Channels in and out are multiples of 32, images are blocked by 16.
-  /// Images to = the convolution of images `from` with plain weights w, or with `backward` the gradient of its images
-  /// from that of its result. A row does not depend on the others.
-  std::int64_t (*tiled_conv_scratch_bytes)(const BlockedConv& g, bool backward, std::int64_t rows);
-  void (*tiled_conv)(const BlockedConv& g, bool backward, const float* from, const float* w, std::int64_t rows,
-                     float* to, void* scratch);
-  /// The images of one leaf as tiled_backward_weights reads them, and how many words they take.
-  std::int64_t (*paired_words)(std::int64_t channels, std::int64_t pixels, std::int64_t rows);
-  void (*pair_images)(const float* x, std::int64_t channels, std::int64_t pixels, std::int64_t rows, std::uint32_t* to);
-  std::int64_t (*tiled_weights_scratch_bytes)(const BlockedConv& g, const Leaves& leaves);
-  /// Inputs [begin, begin + 32) of dw (out_channels, in_channels, kernel_h, kernel_w) = sums over rows as `leaves`
-  /// says; x and dy: the leaves one after the other.
-  void (*tiled_backward_weights)(const BlockedConv& g, const std::uint32_t* x, const std::uint32_t* dy,
-                                 const Leaves& leaves, std::int64_t begin, float* dw, void* scratch);
-
   // dropout: n decisions of one row, 1 = keep; kept when a 16-bit number is at least `threshold`
   void (*dropout_mask)(std::uint8_t* mask, std::int64_t n, std::uint64_t seed, std::uint64_t step, std::uint64_t row,
                        std::uint32_t layer, std::uint32_t threshold);
@@ -209,7 +194,62 @@ struct Kernels {
   /// Multiplies and adds in registers only, `rounds` times a few chains of numbers[0] * x + numbers[1]; the result goes
   /// to numbers[2]. Returns the number of floating-point operations: over its time, the peak of one core.
   std::int64_t (*fma_peak)(std::int64_t rounds, float* numbers);
+
+  // Convolutions by tiles that multiply bf16 numbers, to which floats are rounded, and add in float; null where the
+  // processor has none. Channels in and out are multiples of 32, images are blocked by 16.
+  /// Images to = the convolution of images `from` with plain weights w, or with `backward` the gradient of its images
+  /// from that of its result. A row does not depend on the others.
+  std::int64_t (*tiled_conv_scratch_bytes)(const BlockedConv& g, bool backward, std::int64_t rows);
+  void (*tiled_conv)(const BlockedConv& g, bool backward, const float* from, const float* w, std::int64_t rows,
+                     float* to, void* scratch);
+  /// The images of one leaf as tiled_backward_weights reads them, and how many words they take.
+  std::int64_t (*paired_words)(std::int64_t channels, std::int64_t pixels, std::int64_t rows);
+  void (*pair_images)(const float* x, std::int64_t channels, std::int64_t pixels, std::int64_t rows, std::uint32_t* to);
+  std::int64_t (*tiled_weights_scratch_bytes)(const BlockedConv& g, const Leaves& leaves);
+  /// Inputs [begin, begin + 32) of dw (out_channels, in_channels, kernel_h, kernel_w) = sums over rows as `leaves`
+  /// says; x and dy: the leaves one after the other.
+  void (*tiled_backward_weights)(const BlockedConv& g, const std::uint32_t* x, const std::uint32_t* dy,
+                                 const Leaves& leaves, std::int64_t begin, float* dw, void* scratch);
 };
+
+// What declares and fills in the tables: a new kernel is a member of Kernels and a name in this list.
+// clang-format off
+
+/// X of each kernel that every instruction set has, in the order of Kernels.
+#define DUET_KERNELS(X)                                                                                              \
+  X(relu) X(relu_backward) X(add) X(mul) X(scale) X(mask_scale) X(relu_dropout_backward) X(sum_parts) X(sgd) X(adam) \
+  X(norm_sums) X(norm_forward) X(norm_backward_sums) X(norm_backward) X(max_pool) X(max_pool_backward) X(avg_pool)   \
+  X(avg_pool_backward) X(relu_index) X(drop_index) X(unblock) X(unblock_bytes) X(block) X(block_bytes)               \
+  X(block_weights) X(to_bf16_pixels) X(from_pixels) X(pad) X(crop) X(winograd_weight_floats)                         \
+  X(winograd_scratch_floats) X(winograd_weights) X(winograd_forward) X(plain_pooled_forward)                         \
+  X(plain_pooled_scratch_floats) X(plain_pooled_backward_weights) X(nonzero_scratch_bytes) X(nonzero_backward)       \
+  X(plain_backward_weights) X(small_weights_scratch_floats) X(small_backward_weights) X(dropout_mask)                \
+  X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout) X(linear_scratch_bytes) X(linear_backward_data)   \
+  X(linear_backward_weights) X(sum_rows) X(fma_peak)
+
+/// X of those that only sets with tiles have, which follow in Kernels.
+#define DUET_TILED_KERNELS(X)                                                                     \
+  X(tiled_conv_scratch_bytes) X(tiled_conv) X(paired_words) X(pair_images)                        \
+  X(tiled_weights_scratch_bytes) X(tiled_backward_weights)
+
+/// X of each kernel that AMX has of its own.
+#define DUET_AMX_KERNELS(X)                                                                       \
+  X(winograd_weight_floats) X(winograd_scratch_floats) X(winograd_weights) X(winograd_forward)    \
+  X(linear_forward_scratch_bytes) X(linear) X(linear_relu_dropout) DUET_TILED_KERNELS(X)
+// clang-format on
+
+/// Declares a kernel in the namespace of an instruction set.
+#define DUET_DECLARE_KERNEL(name) std::remove_pointer_t<decltype(Kernels::name)> name;
+
+namespace generic {
+extern const Kernels table;
+}
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
 
 /// The best set for this machine, or the one that DUET_ISA names (amx, avx512, avx2, generic). Throws UsageError when
 /// the machine lacks the named one, or its operating system refuses it.

@@ -1,23 +1,58 @@
 // Chooses the kernels for this machine.
+#if defined(DUET_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <array>
 #include <string>
 #include <string_view>
 
-#include "lib/backend/cpu/kernels/amx.h"
+#include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/base/environment.h"
 #include "lib/error.h"
 
 namespace duet::cpu {
-namespace generic {
-extern const Kernels table;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const Kernels table;
+#if defined(DUET_AMX)
+namespace amx {
+DUET_AMX_KERNELS(DUET_DECLARE_KERNEL)
 }
 #endif
 
 namespace {
+
+#if defined(DUET_AMX)
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+  // Tiles are too large for the stacks that old programs make for signals, so a process must ask for them, once. Header
+  // files of Linux before 5.16 lack the number.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+/// The instruction set AMX: AVX-512's kernels, and where it gains, products of matrices by the processor's tiles. Null
+/// where the processor or the compiler lacks AMX, or the kernel does not let this process use it; asks the kernel once.
+/// The processor must have AVX-512.
+[[maybe_unused]] const Kernels* amx_kernels() {
+#if defined(DUET_AMX)
+  static const bool usable = has_amx();
+  static const Kernels table = [] {
+    Kernels kernels = avx512::table;
+    kernels.name = "AMX";
+#define DUET_REPLACE(kernel) kernels.kernel = amx::kernel;
+    DUET_AMX_KERNELS(DUET_REPLACE)
+#undef DUET_REPLACE
+    return kernels;
+  }();
+  return usable ? &table : nullptr;
+#else
+  return nullptr;
+#endif
+}
 
 struct Candidate {
   std::string_view name;
