@@ -1,6 +1,5 @@
 // Batch norm.
 #include "lib/backend/cuda/cuda_backend.h"
-#include "lib/backend/cuda/sizes.h"
 
 namespace duet::cuda {
 namespace {

@@ -1,5 +1,7 @@
-// The hook of the build without a memory checker: see block_watch.h.
-#include "lib/backend/cuda/block_watch.h"
+// The hook of the build without a memory checker: see memory.h.
+#include "lib/backend/cuda/memory.h"
+
+#include <cstddef>
 
 namespace duet::cuda {
 

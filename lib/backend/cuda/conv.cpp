@@ -1,11 +1,17 @@
 // Convolutions by cuDNN.
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
-#include "lib/backend/cuda/conv_support.h"
-#include "lib/backend/cuda/sizes.h"
+#include "lib/backend/cuda/conv_plan.h"
+#include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {
 namespace {
+
+/// cuDNN's fastest kernels load four floats at a time.
+constexpr std::size_t kConvAlignment = 16;
 
 bool is_aligned(const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.raw()) % kConvAlignment == 0; }
 
@@ -14,28 +20,46 @@ void copy_on_device(CudaDevice& device, const Tensor& from, const Tensor& to) {
         current_operator());
 }
 
-}  // namespace
-
-ConvOperand::ConvOperand(CudaDevice& device, const Tensor& tensor) : data_(tensor.data<float>()) {
-  const bool rounds = device.precision() == Precision::bf16;
-  if (!rounds && is_aligned(tensor)) return;
-  copy_ = empty(tensor.shape(), DType::f32, tensor.device());
-  if (rounds) {
-    kernels::round_to_bfloat16(data_, copy_.data<float>(), tensor.count(), device.stream());
-  } else {
-    copy_on_device(device, tensor, copy_);
+/// An argument as the device's convolutions take it: rounded, where the precision requires it, and at an aligned
+/// address: parameters are views at any place of a flat buffer. Anything else is the tensor itself.
+class ConvOperand {
+ public:
+  ConvOperand(CudaDevice& device, const Tensor& tensor) : data_(tensor.data<float>()) {
+    const bool rounds = device.precision() == Precision::bf16;
+    if (!rounds && is_aligned(tensor)) return;
+    copy_ = empty(tensor.shape(), DType::f32, tensor.device());
+    if (rounds) {
+      kernels::round_to_bfloat16(data_, copy_.data<float>(), tensor.count(), device.stream());
+    } else {
+      copy_on_device(device, tensor, copy_);
+    }
+    data_ = copy_.data<float>();
   }
-  data_ = copy_.data<float>();
-}
+  const float* data() const { return data_; }
 
-ConvResult::ConvResult(const Tensor& tensor) : tensor_(tensor) {
-  if (!is_aligned(tensor)) copy_ = empty(tensor.shape(), DType::f32, tensor.device());
-}
+ private:
+  Tensor copy_;
+  const float* data_;
+};
 
-void ConvResult::finish(CudaDevice& device) const {
-  if (copy_.defined()) copy_on_device(device, copy_, tensor_);
-}
+/// The place of a result: the tensor itself, or aligned memory that finish() copies to it.
+class ConvResult {
+ public:
+  explicit ConvResult(const Tensor& tensor) : tensor_(tensor) {
+    if (!is_aligned(tensor)) copy_ = empty(tensor.shape(), DType::f32, tensor.device());
+  }
+  float* data() const { return (copy_.defined() ? copy_ : tensor_).data<float>(); }
+  void finish(CudaDevice& device) const {
+    if (copy_.defined()) copy_on_device(device, copy_, tensor_);
+  }
 
+ private:
+  const Tensor& tensor_;
+  Tensor copy_;
+};
+
+/// One pass of the convolution of x (N, C, H, W) with w (K, C / groups, R, S). N > 0. For a, b and the result see
+/// ConvPlan::run.
 void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w, const Window2d& window,
               const ConvOperand& a, const ConvOperand& b, const Tensor& result) {
   ConvPlan& plan = device.conv_plans().plan(device.cudnn(), {pass, x[0], x[1], x[2], x[3], w[0], x[1] / w[1], window,
@@ -45,9 +69,12 @@ void convolve(CudaDevice& device, ConvPass pass, const Shape& x, const Shape& w,
   place.finish(device);
 }
 
+/// Fills a tensor with zeros.
 void clear(CudaDevice& device, const Tensor& tensor) {
   check(cudaMemsetAsync(tensor.raw(), 0, tensor.bytes(), device.stream()), current_operator());
 }
+
+}  // namespace
 
 Layout CudaBackend::conv2d_layout(const Shape&, const Shape&) const { return Layout::plain; }
 
@@ -82,6 +109,104 @@ void CudaBackend::conv2d_backward_weights(const Tensor& x, const Tensor& dy, con
   if (db.defined())
     kernels::channel_bias_gradient(dy.data<float>(), nullptr, 1.0f, db.data<float>(), dy.size(0),
                                    to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
+}
+
+// The fused operator dropout(relu(max_pool2d(conv2d(x)))): cuDNN's convolution, and one own kernel for all the rest; or
+// own kernels only, for images of one channel.
+
+namespace {
+
+/// The convolution's output.
+Shape image_shape(const Tensor& x, const Tensor& w, const ConvPoolRelu& op) {
+  return {x.size(0), w.size(0), op.conv.out_h(x.size(2)), op.conv.out_w(x.size(3))};
+}
+
+kernels::TiledPool tiles(const Shape& image, const ConvPoolRelu& op) {
+  // The kernels count the elements of a row in ints, in whole chunks of dropout's.
+  to_int(image.count_from(1) + arithmetic::kDropoutLanes * arithmetic::kDropoutNumbers, "a row of the convolution");
+  return {.rows = image[0],
+          .channels = static_cast<int>(image[1]),
+          .height = static_cast<int>(image[2]),
+          .width = static_cast<int>(image[3]),
+          .out_height = static_cast<int>(op.pool.out_h(image[2])),
+          .out_width = static_cast<int>(op.pool.out_w(image[3])),
+          .kernel_h = static_cast<int>(op.pool.kernel_h),
+          .kernel_w = static_cast<int>(op.pool.kernel_w)};
+}
+
+/// The operator's sizes, if own kernels compute it: their arithmetic is that of floats, whatever the precision.
+std::optional<kernels::OneChannelConv> one_channel(const CudaDevice& device, const Tensor& x, const Tensor& w,
+                                                   const Tensor& y, const ConvPoolRelu& op) {
+  const Window2d conv = {3, 3, 1, 1, op.conv.pad_h, op.conv.pad_w}, pool = {2, 2, 2, 2, 0, 0};
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max(), kMostChannels = 4096;
+  const bool suits = x.size(1) == 1 && op.conv == conv && op.pool == pool && op.dropout.p == 0;
+  if (!suits || w.size(0) > kMostChannels || x.count() > kMost || y.count() > kMost) return {};
+  return kernels::OneChannelConv{.rows = static_cast<int>(x.size(0)),
+                                 .channels = static_cast<int>(w.size(0)),
+                                 .height = static_cast<int>(x.size(2)),
+                                 .width = static_cast<int>(x.size(3)),
+                                 .pad_h = static_cast<int>(op.conv.pad_h),
+                                 .pad_w = static_cast<int>(op.conv.pad_w),
+                                 .out_height = static_cast<int>(y.size(2)),
+                                 .out_width = static_cast<int>(y.size(3)),
+                                 .rounds = device.precision() == Precision::bf16};
+}
+
+}  // namespace
+
+void CudaBackend::conv_pool_relu_forward(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& y,
+                                         const Tensor& index, const ConvPoolRelu& op) {
+  same_device("conv_pool_relu_forward", {{"x", x}, {"w", w}, {"b", b}, {"y", y}, {"index", index}});
+  CudaDevice& device = on(x);
+  if (y.count() == 0) return;
+  if (const auto shape = one_channel(device, x, w, y, op))
+    return kernels::conv_one_channel_forward(x.data<float>(), w.data<float>(), b.data<float>(), y.data<float>(),
+                                             index.data<std::uint8_t>(), *shape, device.stream());
+  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
+  convolve(device, ConvPass::forward, x.shape(), w.shape(), op.conv, {device, x}, {device, w}, image);
+  std::optional<kernels::StepDraw> draw;
+  if (op.dropout.p > 0) draw = device.draw(op.dropout, x.stamp_or_self());
+  kernels::bias_pool_relu_forward(image.data<float>(), b.data<float>(), y.data<float>(), index.data<std::uint8_t>(),
+                                  tiles(image.shape(), op), draw ? &*draw : nullptr, op.dropout.scale(),
+                                  device.stream());
+}
+
+void CudaBackend::conv_pool_relu_backward(const Tensor& dy, const Tensor& index, const Tensor& x, const Tensor& w,
+                                          const Tensor& dx, const Tensor& dw, const Tensor& db,
+                                          const ConvPoolRelu& op) {
+  same_device("conv_pool_relu_backward",
+              {{"dy", dy}, {"index", index}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}, {"db", db}});
+  CudaDevice& device = on(x);
+  const float scale = op.dropout.scale();
+  const auto* const places = index.data<std::uint8_t>();
+  if (const auto shape = one_channel(device, x, w, dy, op); shape && !dx.defined()) {
+    const Tensor partials = empty({kernels::conv_one_channel_partials(*shape)}, DType::f32, x.device());
+    return kernels::conv_one_channel_backward(dy.data<float>(), places, x.data<float>(), partials.data<float>(),
+                                              dw.data<float>(), db.defined() ? db.data<float>() : nullptr, *shape,
+                                              device.stream());
+  }
+  const auto bias = [&] {
+    if (db.defined())
+      kernels::channel_bias_gradient(dy.data<float>(), places, scale, db.data<float>(), dy.size(0),
+                                     to_int(dy.size(1), "channels"), dy.size(2) * dy.size(3), device.stream());
+  };
+  if (x.size(0) == 0) {
+    clear(device, dw);
+    return bias();
+  }
+  const Tensor image = empty(image_shape(x, w, op), DType::f32, x.device());
+  kernels::bias_pool_relu_backward(dy.data<float>(), places, scale, image.data<float>(), tiles(image.shape(), op),
+                                   device.stream());
+  const ConvOperand gradient(device, image);
+  const auto weights = [&] {
+    convolve(device, ConvPass::backward_weights, x.shape(), w.shape(), op.conv, {device, x}, gradient, dw);
+  };
+  const auto rest = [&] {
+    if (dx.defined())
+      convolve(device, ConvPass::backward_data, x.shape(), w.shape(), op.conv, gradient, {device, w}, dx);
+    bias();
+  };
+  device.beside(weights, rest);
 }
 
 }  // namespace duet::cuda

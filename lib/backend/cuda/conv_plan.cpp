@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/backend/cuda/sizes.h"
+#include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {
 namespace {

@@ -215,4 +215,27 @@ void CudaBackend::to_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y);
 
 void CudaBackend::from_plain(const Tensor& x, const Tensor& y) { duet::copy(x, y); }
 
+DeviceUse CudaBackend::use(Device device) {
+  const DeviceMemory& memory = on(device).memory();
+  const DeviceMemory::Use held = memory.use();
+  DeviceUse use{
+      .total = 0, .free = 0, .held = held.held, .used = held.used, .peak = held.peak, .moved = memory.moved()};
+  check(cudaMemGetInfo(&use.free, &use.total), "cudaMemGetInfo");
+  return use;
+}
+
+bool CudaBackend::copies_directly(Device from, Device to) {
+  if (from.index == to.index) return true;
+  int possible = 0;
+  check(cudaDeviceCanAccessPeer(&possible, to.index, from.index), "cudaDeviceCanAccessPeer");
+  return possible != 0;
+}
+
 }  // namespace duet::cuda
+
+// The module's one door: see lib/backend/backend.h.
+extern "C" __attribute__((visibility("default"))) duet::Backend* duet_cuda_backend() {
+  // Never destroyed: the driver may be gone before statics are.
+  static auto* const backend = new duet::cuda::CudaBackend();
+  return backend;
+}

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +27,12 @@ struct Operand {
 };
 /// Throws DeviceError "linear_forward: x is on cuda:0, w on cuda:1" unless all defined operands lie on one device.
 void same_device(const char* op, std::initializer_list<Operand> operands);
+/// Throws ShapeError when `size` is past what an int holds.
+inline int to_int(std::int64_t size, const char* what) {
+  require<ShapeError>(size <= std::numeric_limits<int>::max(), "cuda: ", current_operator(), ": ", what, " is ", size,
+                      ", expected at most ", std::numeric_limits<int>::max());
+  return static_cast<int>(size);
+}
 inline float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.data<float>() : nullptr; }
 
 /// The variable NVIDIA_TF32_OVERRIDE takes precedence over the settings of NVIDIA's libraries. Throws DeviceError where

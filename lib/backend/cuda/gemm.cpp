@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "lib/backend/cuda/cuda_backend.h"
-#include "lib/backend/cuda/sizes.h"
 
 namespace duet::cuda {
 namespace {

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "lib/backend/cuda/block_watch.h"
 #include "lib/backend/cuda/cuda_backend.h"
 
 namespace duet::cuda {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -84,5 +85,10 @@ class DeviceMemory final : public Allocator {
   std::vector<std::unique_ptr<Stage>> stages_;
   std::uint64_t stage_count_ = 0;
 };
+
+/// A hook for memory checkers, which do not see the users of a cudaMalloc block behind this cache. Called when the
+/// cache hands out the first `bytes` bytes of a block, and with 0 when the block is released; users follow each other
+/// in the order of `stream`. block_watch.cpp does nothing; a build may link another file in its place.
+void block_changes_hands(void* block, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace duet::cuda

@@ -2,7 +2,6 @@
 #include <cstdint>
 
 #include "lib/backend/cuda/cuda_backend.h"
-#include "lib/backend/cuda/sizes.h"
 
 namespace duet::cuda {
 namespace {

@@ -1,8 +1,7 @@
 // The simulated devices watch the module's memory; linked in place of lib/backend/cuda/block_watch.cpp.
-#include "lib/backend/cuda/block_watch.h"
-
 #include <cstddef>
 
+#include "lib/backend/cuda/memory.h"
 #include "tests/support/fake_cuda/simulator.h"
 
 namespace duet::cuda {

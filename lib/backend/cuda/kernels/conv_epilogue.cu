@@ -6,7 +6,6 @@
 
 #include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
-#include "lib/backend/cuda/kernels/pool_window.h"
 #include "lib/backend/cuda/kernels/reduce.h"
 #include "lib/backend/cuda/launch.h"
 

@@ -23,6 +23,34 @@ void fill(float* x, float value, std::int64_t n, cudaStream_t stream);
 /// y = x * (mask ? factor : 0)
 void mask_scale(const float* x, const std::uint8_t* mask, float factor, float* y, std::int64_t n, cudaStream_t stream);
 
+// --- elementwise.cu: batches of images ---
+
+/// Rows of row_bytes > 0 bytes, with a label each or null.
+struct LabelledRows {
+  const std::uint8_t* bytes;
+  std::int64_t row_bytes;
+  const std::int64_t* labels;
+};
+/// y[i] = row indices[i], every byte as (byte / 255 - mean) / deviation; picked[i] = its label, unless picked is null.
+void gather_images(const LabelledRows& rows, const std::int64_t* indices, std::int64_t n, float mean, float deviation,
+                   float* y, std::int64_t* picked, cudaStream_t stream);
+
+// --- elementwise.cu: counters ---
+void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);
+void advance(std::uint64_t* counter, std::uint64_t steps, cudaStream_t stream);
+
+// --- elementwise.cu: dropout ---
+
+/// A draw whose step is known when the kernel runs: that of `draw`, plus *counter unless that is null.
+struct StepDraw {
+  arithmetic::DropoutDraw draw;
+  const std::uint64_t* counter;
+};
+
+/// mask (rows, columns): 1 to keep, 0 to drop.
+void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
+                  cudaStream_t stream);
+
 // --- update.cu: n elements ---
 struct SGDFactors {
   float lr, momentum, dampening, weight_decay;
@@ -39,7 +67,7 @@ inline constexpr int kSquarePartials = 256;
 /// The sum of the kSquarePartials doubles is that of the squares of x.
 void sum_of_squares(const float* x, std::int64_t n, double* partials, cudaStream_t stream);
 
-// --- sum_devices.cu: n elements ---
+// --- update.cu: n elements, sums over devices ---
 inline constexpr int kMaxParts = 64;
 struct Parts {
   const float* at[kMaxParts];
@@ -52,18 +80,6 @@ void sum_parts(const Parts& parts, int count, bool accumulate, float* y, std::in
 /// Each of `count` sums = the sum of `count` parts as above. The current device can access all of them, wherever they
 /// lie; sums.at[i] may be parts.at[i].
 void all_reduce(const Parts& parts, const Sums& sums, int count, std::int64_t n, cudaStream_t stream);
-
-// --- gather.cu ---
-
-/// Rows of row_bytes > 0 bytes, with a label each or null.
-struct LabelledRows {
-  const std::uint8_t* bytes;
-  std::int64_t row_bytes;
-  const std::int64_t* labels;
-};
-/// y[i] = row indices[i], every byte as (byte / 255 - mean) / deviation; picked[i] = its label, unless picked is null.
-void gather_images(const LabelledRows& rows, const std::int64_t* indices, std::int64_t n, float mean, float deviation,
-                   float* y, std::int64_t* picked, cudaStream_t stream);
 
 // --- pool.cu ---
 
@@ -80,26 +96,10 @@ void max_pool_forward(const float* x, float* y, std::uint8_t* index, const PoolS
 void max_pool_backward(const float* dy, const std::uint8_t* index, float* dx, const PoolShape& shape,
                        cudaStream_t stream);
 
-// --- average_pool.cu: over `images` images ---
+// --- pool.cu: averages, over `images` images ---
 void avg_pool_forward(const float* x, float* y, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
 /// Every element of dx is written.
 void avg_pool_backward(const float* dy, float* dx, const AveragePool& pool, std::int64_t images, cudaStream_t stream);
-
-// --- counter.cu ---
-void set_counter(std::uint64_t* counter, std::uint64_t value, cudaStream_t stream);
-void advance(std::uint64_t* counter, std::uint64_t steps, cudaStream_t stream);
-
-// --- dropout.cu ---
-
-/// A draw whose step is known when the kernel runs: that of `draw`, plus *counter unless that is null.
-struct StepDraw {
-  arithmetic::DropoutDraw draw;
-  const std::uint64_t* counter;
-};
-
-/// mask (rows, columns): 1 to keep, 0 to drop.
-void dropout_mask(std::uint8_t* mask, std::int64_t rows, std::int64_t columns, const StepDraw& draw,
-                  cudaStream_t stream);
 
 // --- conv_epilogue.cu: bias, pooling, relu and dropout of a convolution ---
 
@@ -141,7 +141,7 @@ std::int64_t conv_one_channel_partials(const OneChannelConv& shape);
 void conv_one_channel_backward(const float* dy, const std::uint8_t* index, const float* x, float* partials, float* dw,
                                float* db, const OneChannelConv& shape, cudaStream_t stream);
 
-// --- small_linear.cu: x (rows, in), w (out, in), y (rows, out) ---
+// --- linear.cu: x (rows, in), w (out, in), y (rows, out) ---
 
 /// Up to kMostOutputs outputs; `rounds`: the products' operands to bfloat16.
 inline constexpr int kMostOutputs = 32;
@@ -157,7 +157,7 @@ void small_linear_forward(const float* x, const float* w, const float* bias, flo
 void small_linear_backward(const float* dy, const float* x, const float* w, float* dx, float* dw, float* db,
                            const SmallLinear& shape, cudaStream_t stream);
 
-// --- linear_epilogue.cu ---
+// --- linear.cu: what stands around cuBLAS ---
 
 /// y (rows, columns) += bias.
 void add_row_bias(float* y, const float* bias, std::int64_t rows, int columns, cudaStream_t stream);
@@ -217,7 +217,7 @@ void mse_backward(const float* dloss, const float* x, const float* target, float
 void count_in_top(const float* x, const std::int64_t* labels, std::int64_t k, std::int64_t* found, std::int64_t rows,
                   int classes, cudaStream_t stream);
 
-// --- softmax.cu: x, y (rows, classes), labels i64 (rows) ---
+// --- loss.cu: softmax, x, y (rows, classes), labels i64 (rows) ---
 void softmax_forward(const float* x, float* y, std::int64_t rows, int classes, cudaStream_t stream);
 void softmax_backward(const float* y, const float* dy, float* dx, std::int64_t rows, int classes, cudaStream_t stream);
 /// Partial sums that add_sum needs, in floats.

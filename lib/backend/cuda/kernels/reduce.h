@@ -1,11 +1,14 @@
-// For kernels only: sums over a warp and over a block, always in the same order, and sizes of grids.
+// For kernels only: sums over a warp and over a block, always in the same order, sizes of grids, and what several
+// kernels do with a number.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/backend/arithmetic.h"
 #include "lib/backend/cuda/kernels/kernels.h"
 #include "lib/backend/cuda/launch.h"
 
@@ -101,6 +104,20 @@ __device__ inline T block_sum_for_all(T value) {
   // Also keeps the next call from overwriting what the first warp still adds up, and the next but one the total.
   __syncthreads();
   return total;
+}
+
+/// Takes a value of a pooling window, at place `here`, if it is the new best.
+__device__ inline void look_at(float value, int here, float& best, int& place) {
+  if (!arithmetic::pool_wins(value, best)) return;
+  best = value;
+  place = here;
+}
+
+/// An operand of a product as the precision takes it: the value, or the nearest bfloat16.
+template <bool kRounds>
+__device__ inline float operand(float value) {
+  if constexpr (kRounds) return __bfloat162float(__float2bfloat16(value));
+  return value;
 }
 
 }  // namespace duet::cuda::kernels
