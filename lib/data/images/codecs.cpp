@@ -1,6 +1,4 @@
 // JPEG by libjpeg-turbo, and PNG by libpng.
-#include "lib/data/images/codecs.h"
-
 // clang-format off
 #include <stdio.h>  // jpeglib.h needs it, and does not include it
 #include <jpeglib.h>
@@ -12,12 +10,17 @@
 #include <algorithm>
 #include <csetjmp>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "lib/data/images/image_file.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -59,10 +62,11 @@ void prepare(Failure& failure) {
   failure.manager.emit_message = note;
 }
 
-/// Runs an action that calls libjpeg and owns nothing: a jump out of it destroys nothing. Returns whether it ended.
-template <class Action>
-bool completes(Failure& failure, const Action& action) {
-  if (setjmp(failure.jump) != 0) return false;
+/// Runs an action that calls libjpeg or libpng, which jump to `target`, and owns nothing: a jump out of it destroys
+/// nothing. Returns whether it ended.
+template <class Target, class Action>
+bool completes(Target& target, const Action& action) {
+  if (setjmp(target.jump) != 0) return false;
   action();
   return true;
 }
@@ -160,7 +164,7 @@ class JpegFile : public ImageFile {
 
 }  // namespace
 
-std::unique_ptr<ImageFile> open_jpeg(Bytes content, std::string name, std::int64_t most_pixels) {
+std::unique_ptr<ImageFile> ImageFile::open_jpeg(Bytes content, std::string name, std::int64_t most_pixels) {
   return std::make_unique<JpegFile>(content, std::move(name), most_pixels);
 }
 
@@ -234,14 +238,6 @@ void take(png_structp png, png_bytep out, std::size_t bytes) {
   stream->left = stream->left.subspan(bytes);
 }
 
-/// Runs an action that calls libpng and owns nothing: a jump out of it destroys nothing. Returns whether it ended.
-template <class Action>
-bool completes(Stream& stream, const Action& action) {
-  if (setjmp(stream.jump) != 0) return false;
-  action();
-  return true;
-}
-
 class PngFile : public ImageFile {
  public:
   PngFile(Bytes content, std::string name, std::int64_t most_pixels) : ImageFile(std::move(name)) {
@@ -312,7 +308,7 @@ class PngFile : public ImageFile {
 
 }  // namespace
 
-std::unique_ptr<ImageFile> open_png(Bytes content, std::string name, std::int64_t most_pixels) {
+std::unique_ptr<ImageFile> ImageFile::open_png(Bytes content, std::string name, std::int64_t most_pixels) {
   return std::make_unique<PngFile>(content, std::move(name), most_pixels);
 }
 

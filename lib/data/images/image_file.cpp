@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "lib/base/text.h"
-#include "lib/data/images/codecs.h"
 #include "lib/error.h"
 #include "lib/io/atomic_file.h"
 

@@ -76,6 +76,13 @@ class ImageFile {
 
   std::string name_;
   std::int64_t width_ = 0, height_ = 0;
+
+ private:
+  /// open() for one format: codecs.cpp, or no_codecs.cpp where duet is built without their libraries.
+  static std::unique_ptr<ImageFile> open_jpeg(std::span<const std::uint8_t> content, std::string name,
+                                              std::int64_t most_pixels);
+  static std::unique_ptr<ImageFile> open_png(std::span<const std::uint8_t> content, std::string name,
+                                             std::int64_t most_pixels);
 };
 
 /// Whether a file that begins with these bytes is one that ImageFile::open() reads, damage apart.

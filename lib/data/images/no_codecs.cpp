@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/data/images/codecs.h"
+#include "lib/data/images/image_file.h"
 #include "lib/error.h"
 
 namespace duet::data {
@@ -19,8 +19,12 @@ namespace {
 
 bool has_image_codecs() { return false; }
 
-std::unique_ptr<ImageFile> open_jpeg(std::span<const std::uint8_t>, std::string name, std::int64_t) { refuse(name); }
-std::unique_ptr<ImageFile> open_png(std::span<const std::uint8_t>, std::string name, std::int64_t) { refuse(name); }
+std::unique_ptr<ImageFile> ImageFile::open_jpeg(std::span<const std::uint8_t>, std::string name, std::int64_t) {
+  refuse(name);
+}
+std::unique_ptr<ImageFile> ImageFile::open_png(std::span<const std::uint8_t>, std::string name, std::int64_t) {
+  refuse(name);
+}
 
 std::vector<std::uint8_t> encode_jpeg(const Pixels&, int) { refuse("a JPEG"); }
 
