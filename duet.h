@@ -16,7 +16,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
-#include "lib/backend/blocks.h"
+#include "lib/backend/backend.h"
 #include "lib/backend/step_graph.h"
 #include "lib/nn/alexnet.h"
 #include "lib/nn/chain.h"

@@ -15,7 +15,7 @@
 #include "lib/autograd/grad_mode.h"
 #include "lib/autograd/saved_tensor.h"
 #include "lib/autograd/variable.h"
-#include "lib/backend/blocks.h"
+#include "lib/backend/backend.h"
 #include "lib/error.h"
 #include "lib/nn/module.h"
 #include "lib/ops/ops.h"

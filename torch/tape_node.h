@@ -13,7 +13,7 @@
 
 #include "lib/autograd/node.h"
 #include "lib/autograd/saved_tensor.h"
-#include "lib/backend/blocks.h"
+#include "lib/backend/backend.h"
 #include "lib/device.h"
 #include "lib/error.h"
 #include "lib/tensor.h"

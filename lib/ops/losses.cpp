@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "lib/backend/blocks.h"
+#include "lib/backend/backend.h"
 #include "lib/ops/ops.h"
 #include "lib/ops/record.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
-#include "lib/backend/blocks.h"
 #include "lib/random.h"
 #include "tests/support/catch2.h"
 

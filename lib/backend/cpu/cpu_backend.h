@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
-#include "lib/backend/blocks.h"
 #include "lib/backend/cpu/kernels/kernels.h"
 #include "lib/base/function_ref.h"
 

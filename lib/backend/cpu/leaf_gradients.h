@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/backend/blocks.h"
+#include "lib/backend/backend.h"
 #include "lib/backend/cpu/conv_plan.h"
 #include "lib/backend/cpu/cpu_backend.h"
 #include "lib/backend/cpu/cpu_device.h"
