@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/backend/cuda/check.h"
+#include "lib/backend/cuda/launch.h"
 #include "tests/support/catch2.h"
 #include "tests/support/ptx/cudart.h"
 #include "tests/support/ptx/interpreter.h"

@@ -48,7 +48,7 @@ MAX_FILES = 30
 MAX_FUNCTION = 60  # lines
 # Parts of the tree -> most files and lines of all together. A commit that raises one says why.
 BUDGETS = {
-    ("lib",): (188, 24_110),
+    ("lib",): (187, 24_090),
     ("samplers",): (6, 360),
     ("dp",): (7, 1_200),
     ("ddp",): (84, 13_943),

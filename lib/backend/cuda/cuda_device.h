@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lib/backend/backend.h"
-#include "lib/backend/cuda/check.h"
 #include "lib/backend/cuda/kernels/kernels.h"
+#include "lib/backend/cuda/launch.h"
 #include "lib/base/threads.h"
 
 namespace duet::cuda {

@@ -1,14 +1,30 @@
-// The one way to start an own kernel. No <<< >>>, so that a C++ compiler can compile the sources with device code.
+// The one way to start an own kernel, and the check of every call of CUDA's libraries. No <<< >>>, so that a C++
+// compiler can compile the sources with device code.
 #pragma once
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <cudnn.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
-#include "lib/backend/cuda/check.h"
+// No lib/error.h here: kernels include this file, and nvcc 13.0 fails on its inherited constructors.
 
 namespace duet::cuda {
+
+/// Throws DeviceError "cuda: conv2d_forward: out of memory (cudaErrorMemoryAllocation)" unless the call succeeded.
+/// `what` names the operator or the call. Errors of kernels surface in a later call; the message then also names the
+/// last operator that this thread enqueued.
+void check(cudaError_t status, const char* what);
+void check(cudnnStatus_t status, const char* what);
+void check(cublasStatus_t status, const char* what);
+
+/// Name of the calling thread's current operator, for messages.
+const char* current_operator();
+void set_current_operator(const char* name);
 
 /// Enqueues a grid of blocks of threads on `stream`, of the thread's current device. A grid without blocks: no launch.
 template <class... Parameters, class... Arguments>

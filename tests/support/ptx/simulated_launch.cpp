@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "lib/backend/cuda/check.h"
+#include "lib/backend/cuda/launch.h"
 #include "tests/support/fake_cuda/sim.h"
 #include "tests/support/ptx/interpreter.h"
 #include "tests/support/ptx/memory.h"

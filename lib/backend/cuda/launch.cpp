@@ -1,4 +1,4 @@
-#include "lib/backend/cuda/check.h"
+#include "lib/backend/cuda/launch.h"
 
 #include <string>
 
